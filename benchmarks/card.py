@@ -35,7 +35,7 @@ from training_data import training_flops_a_row
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.results import StageRun
-from gaudi_bert.common.launch import free_port, torch_environment
+from gaudi_bert.common.launch import find_free_port, torch_environment
 from gaudi_bert.config.sections import PackingSettings, TrainingSettings
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
@@ -271,7 +271,7 @@ def two_processes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Packs a second of one process, and of two that train together, each on its card."""
     rates = {}
     for size in (1, 2):
-        port = free_port()
+        port = find_free_port()
         command = [sys.executable, __file__, "--process", *sys.argv[1:]]
         shared = [torch_environment(rank, size, per_host=size, address="127.0.0.1", port=port) for rank in range(size)]
         running = [subprocess.Popen(command, env={**os.environ, **own}, stdout=subprocess.PIPE, text=True) for own in shared]

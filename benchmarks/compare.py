@@ -25,7 +25,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packing.algorithms import pack_histogram, resolve_depth
 from gaudi_bert.packing.heuristics import _shuffled_lengths
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.reporting.estimate import _histogram_of_source, parse_depth, shipped_histograms
+from gaudi_bert.reporting.estimate import _read_histogram, bundled_histograms, parse_depth
 
 OURS = ("optimal", "nnls", "lpfhp")
 SEED = 12345
@@ -52,7 +52,7 @@ class Comparison:
 
 def compare(source: str, depth: str) -> Comparison:
     """Pack the same lengths with everybody's packer; each packs a few lengths first, so that no time is a compiler's."""
-    histogram = _histogram_of_source(source, Reporter(quiet=True))
+    histogram = _read_histogram(source, Reporter(quiet=True))
     lengths = _shuffled_lengths(histogram.counts, SEED)
     listed = ListedLengths(lengths, lengths, histogram, resolve_depth(parse_depth(depth), histogram.max_sequence_length))
     lengths = np.repeat(np.arange(1, 17, dtype=np.int32), np.arange(1, 17))
@@ -99,7 +99,7 @@ def print_table(results: list[Comparison]) -> None:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--histograms", nargs="+", default=list(shipped_histograms()))
+    parser.add_argument("--histograms", nargs="+", default=list(bundled_histograms()))
     parser.add_argument("--depth", default="max")
     arguments = parser.parse_args()
     show_processor()

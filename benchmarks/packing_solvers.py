@@ -22,7 +22,7 @@ from gaudi_bert.packing.algorithms import pack_histogram, resolve_depth, run_alg
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.nnls import nnlshp_residual_weights
 from gaudi_bert.packing.nnls_solver import solve_nnls
-from gaudi_bert.reporting.estimate import _histogram_of_source
+from gaudi_bert.reporting.estimate import _read_histogram
 
 REPEATS = 3
 LONG = 8192
@@ -30,7 +30,7 @@ LONG = 8192
 
 def load(name: str) -> Histogram:
     """One of the published histograms."""
-    return _histogram_of_source(name, Reporter(quiet=True))
+    return _read_histogram(name, Reporter(quiet=True))
 
 
 def print_speed() -> None:

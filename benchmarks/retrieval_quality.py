@@ -29,9 +29,9 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.bundled import find_pipeline_file
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.config.shipped import pipeline_path
 from gaudi_bert.runs.finetune import finetune
 from gaudi_bert.runs.rows import FineTuneInput
 from gaudi_bert.training.run_plan import learning_rate_at
@@ -87,7 +87,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     show_processor()
-    rows, settings = options.work / "rows", load_pipeline(pipeline_path(Path("retrieval-demo")))
+    rows, settings = options.work / "rows", load_pipeline(find_pipeline_file(Path("retrieval-demo")))
     training, held_out = pairs_of(rows / "train.jsonl"), pairs_of(rows / "evaluation.jsonl")
     figures: dict[str, list[float]] = {"ours": [], "sentence-transformers": []}
     with tempfile.TemporaryDirectory() as folder:

@@ -175,7 +175,7 @@ def test_no_function_swallows_everything_or_asserts_on_input() -> None:
 
 
 # What a process has one of, and a path or a thread must find: which folders are mounted, and who writes on the terminal.
-GLOBAL_STATE = {"common/files.py: _MOUNTED"}
+GLOBAL_STATE = {"common/files.py: _MIRRORS"}
 
 
 def global_state(path: Path, tree: ast.Module) -> Iterator[str]:

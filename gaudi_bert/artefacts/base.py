@@ -21,7 +21,7 @@ from typing_extensions import Self
 from gaudi_bert.common.errors import InputError, short_repr, shorten
 from gaudi_bert.common.files import read_file, write_json, write_text
 from gaudi_bert.common.progress import format_count
-from gaudi_bert.config.values import matching, plain_message
+from gaudi_bert.config.values import format_problem, require_pattern
 
 LARGEST_COUNT = 2**62
 """The maximum of every count. The sum of two counts fits into an int64."""
@@ -31,7 +31,7 @@ Positive = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
 Length = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Crc32c = Annotated[int, Field(ge=0, lt=2**32)]
-Sha256 = Annotated[str, matching("[0-9a-f]{64}", "64 digits from 0 to f")]
+Sha256 = Annotated[str, require_pattern("[0-9a-f]{64}", "64 digits from 0 to f")]
 
 
 class Artefact(BaseModel):
@@ -151,7 +151,7 @@ def _first_problem(error: ValidationError) -> str:
     key = shorten(".".join(str(part) for part in problem["loc"]))
     if problem["type"] == "json_invalid":
         return f"not a JSON file ({shorten(problem['msg'].removeprefix('Invalid JSON: '))})"
-    message = plain_message(problem)
+    message = format_problem(problem)
     if key == "format_version" and problem["type"] != "missing":
         return f"format_version {short_repr(problem['input'])}, this version reads {message.removeprefix('must be ')}"
     if problem["type"] == "value_error":

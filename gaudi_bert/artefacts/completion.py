@@ -22,7 +22,7 @@ from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, release, remove, shown_path
 from gaudi_bert.artefacts.owned_files import OWNED, is_owned, list_files_below
 from gaudi_bert.common.errors import InputError, shorten
-from gaudi_bert.common.files import check_file_name, exclusive_lock, explain_os_errors, json_digest, read_json, write_json
+from gaudi_bert.common.files import check_file_name, exclusive_lock, explain_os_errors, hash_json, read_json, write_json
 from gaudi_bert.common.progress import Reporter
 
 
@@ -60,7 +60,7 @@ class Signature:
     @property
     def sha256(self) -> str:
         """The SHA-256 of the signature."""
-        return json_digest(self.as_json())
+        return hash_json(self.as_json())
 
 
 def read_signature(path: Path) -> Signature:

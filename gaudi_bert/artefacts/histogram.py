@@ -26,7 +26,7 @@ from gaudi_bert.artefacts.base import (
 )
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shorten
-from gaudi_bert.common.files import json_digest
+from gaudi_bert.common.files import hash_json
 from gaudi_bert.common.progress import format_bytes, format_count
 
 
@@ -147,7 +147,7 @@ class HistogramFile(Artefact):
     @property
     def sha256(self) -> str:
         """The SHA-256 of the content, by which a plan refers to its histogram."""
-        return json_digest(self.as_json())
+        return hash_json(self.as_json())
 
     @model_validator(mode="after")
     def _agrees(self) -> HistogramFile:

@@ -60,7 +60,7 @@ class _Mirrored(Mirror):
         """Return whether no part of the path below the folder begins with a dot."""
         return not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
 
-    def completed(self, path: Path) -> None:
+    def upload_completed(self, path: Path) -> None:
         """Upload a file that was completed, unless it is hidden."""
         if self.is_visible(path):
             self.put(path)

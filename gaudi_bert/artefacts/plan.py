@@ -19,7 +19,7 @@ from typing_extensions import Self
 from gaudi_bert.artefacts.base import Artefact, Count, InputFile, Length, Positive, Sha256, Share, VocabularyInfo
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackingMetrics, describe_algorithm, describe_packing
-from gaudi_bert.common.files import json_digest
+from gaudi_bert.common.files import hash_json
 from gaudi_bert.common.progress import format_count
 
 _LARGEST_SHARD_MULTIPLE = 4096
@@ -214,7 +214,7 @@ class Plan(Artefact):
     @property
     def sha256(self) -> str:
         """The SHA-256 of the plan's content."""
-        return json_digest(self.as_json())
+        return hash_json(self.as_json())
 
     @cached_property
     def strategy_counts(self) -> dict[tuple[int, ...], int]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, format_count
+from gaudi_bert.config.options import check_combination
 
 if TYPE_CHECKING:  # importing these modules is slow, and `run` and `--help` do not need them
     from gaudi_bert.artefacts.packed import PackedMetadata, PackedSums
@@ -53,8 +54,7 @@ class StageRun:
     finish: bool = False
 
     def __post_init__(self) -> None:
-        if self.part is not None and self.finish:
-            raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
+        check_combination({"--shard": self.part, "--finish": self.finish})
 
     @property
     def does_all(self) -> bool:

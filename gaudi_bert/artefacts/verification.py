@@ -11,9 +11,9 @@ from gaudi_bert.artefacts.base import VERIFICATION_NAME, Count, Figures, Sha256,
 from gaudi_bert.artefacts.packed import PackedMetadata
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import format_count
-from gaudi_bert.config.values import matching
+from gaudi_bert.config.values import require_pattern
 
-_Fingerprint = Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
+_Fingerprint = Annotated[str, require_pattern("[0-9a-f]{16}", "16 digits from 0 to f")]
 
 
 class Verification(Figures):

@@ -60,9 +60,9 @@ class WorkFolder:
         records: The folder of existing training examples, or None if `prepare` creates them.
         evaluation_records: The folder of existing evaluation examples, or None if there is none.
         has_evaluation: Whether the pipeline has an evaluation split.
-        pretrains: Whether the pipeline pretrains a model.
-        finetunes: Whether the pipeline fine-tunes a model.
-        predicts: Whether the pipeline predicts with a model.
+        has_pretraining: Whether the pipeline pretrains a model.
+        has_finetuning: Whether the pipeline fine-tunes a model.
+        has_prediction: Whether the pipeline predicts with a model.
         store: The settings of the object store, or None for the defaults.
     """
 
@@ -70,9 +70,9 @@ class WorkFolder:
     records: Path | None
     evaluation_records: Path | None
     has_evaluation: bool
-    pretrains: bool = True
-    finetunes: bool = False
-    predicts: bool = False
+    has_pretraining: bool = True
+    has_finetuning: bool = False
+    has_prediction: bool = False
     store: StoreSettings | None = None
 
     @classmethod
@@ -95,9 +95,9 @@ class WorkFolder:
             records=records,
             evaluation_records=evaluation_records,
             has_evaluation=prepares_evaluation or evaluation_records is not None,
-            pretrains=settings.pretrains,
-            finetunes=settings.finetunes,
-            predicts=settings.predicts,
+            has_pretraining=settings.has_pretraining,
+            has_finetuning=settings.has_finetuning,
+            has_prediction=settings.has_prediction,
             store=settings.store,
         )
 

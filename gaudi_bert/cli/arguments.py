@@ -1,6 +1,7 @@
 """Arguments and options that several commands share, and their conversion into settings.
 
-Most options of a command are keys of a settings section: `takes` derives their help, choices and defaults from the section.
+Most options of a command are keys of a settings section: `add_settings_options` derives their help, choices and defaults
+from the section.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import parse_part
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.shipped import pipeline_path
+from gaudi_bert.config.bundled import find_pipeline_file
+from gaudi_bert.config.options import TypedValue
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
     from pydantic.fields import FieldInfo
@@ -43,13 +45,13 @@ Pipeline = Annotated[
     Path,
     typer.Argument(
         help="A pipeline file such as wiki.yaml, or demo, which comes with the package.",
-        callback=pipeline_path,
+        callback=find_pipeline_file,
         show_default=False,
     ),
 ]
 
 
-def _for_programs(requested: bool) -> bool:
+def _silence_compiler_messages(requested: bool) -> bool:
     """Suppress the line about compiling, so that programs read JSON only."""
     if requested:
         os.environ["GAUDI_BERT_QUIET"] = "1"
@@ -57,7 +59,8 @@ def _for_programs(requested: bool) -> bool:
 
 
 Json = Annotated[
-    bool, typer.Option("--json", help="Print the result as one JSON object, for programs.", callback=_for_programs)
+    bool,
+    typer.Option("--json", help="Print the result as one JSON object, for programs.", callback=_silence_compiler_messages),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Also print the algorithm and the masked slots.")]
 Overwrite = Annotated[
@@ -92,7 +95,7 @@ SetPacking = Annotated[
 Work = Annotated[Path, typer.Option(help="The folder that contains the work folders of all pipelines.")]
 
 
-def one_source(words: Sequence[str]) -> str:
+def join_expanded_pattern(words: Sequence[str]) -> str:
     """Return RECORDS as one word: what the user typed, or the pattern that the shell expanded into several files.
 
     Raises:
@@ -101,8 +104,8 @@ def one_source(words: Sequence[str]) -> str:
     if len(words) == 1:
         return words[0]
     # Guess the pattern from the common beginning and end of the words, and check that it matches just these files.
-    start = _common_beginning(words)
-    end = _common_beginning([word[len(start) :][::-1] for word in words])[::-1]
+    start = _common_prefix(words)
+    end = _common_prefix([word[len(start) :][::-1] for word in words])[::-1]
     pattern = f"{glob.escape(start)}*{glob.escape(end)}"
     is_one = not pattern.endswith(".json") and sorted(glob.glob(pattern)) == sorted(words)
     if not is_one or not any(map(os.path.isfile, words)):
@@ -111,12 +114,12 @@ def one_source(words: Sequence[str]) -> str:
     return pattern
 
 
-def _common_beginning(texts: Sequence[str]) -> str:
+def _common_prefix(texts: Sequence[str]) -> str:
     first, last = min(texts), max(texts)
     return first[: sum(1 for _ in takewhile(lambda letters: letters[0] == letters[1], zip(first, last, strict=False)))]
 
 
-def stage_run(
+def make_stage_run(
     shard: str | None = None, finish: bool = False, *, workers: int | None = None, overwrite: bool = False
 ) -> StageRun:
     """Return the options of a stage's run. `shard` is `K/N`, `auto` or `auto/N`, or None for all of the work."""
@@ -124,63 +127,62 @@ def stage_run(
     return StageRun(Reporter(), overwrite, workers, part=part, finish=finish)
 
 
-def pipeline_settings(
-    pipeline: Path | None, overrides: list[str] | None, options: Mapping[str, tuple[str, object]] | None = None
+def load_pipeline_settings(
+    pipeline: Path | None, overrides: list[str] | None, options: Options | None = None
 ) -> PipelineSettings:
     """Load the settings of a pipeline file, and apply the options of the command and `--set`.
 
     Args:
         pipeline: a file, the name of a bundled pipeline, or None for the defaults.
         overrides: the values of `--set`.
-        options: the options of the command, by the key that they set.
+        options: the options that the user typed, by the key that they set.
     """
     from gaudi_bert.config.pipeline import load_pipeline
 
-    return load_pipeline(None if pipeline is None else pipeline_path(pipeline), overrides or (), options)
+    return load_pipeline(None if pipeline is None else find_pipeline_file(pipeline), overrides or (), options)
 
 
-def packing_settings(overrides: list[str] | None, options: Options | None = None) -> PackingSettings:
+def load_packing_settings(overrides: list[str] | None, options: Options | None = None) -> PackingSettings:
     """Return the section `packing` with the options of the command and then `--set packing.key=value` applied.
 
     Raises:
         InputError: `--set` names a key of another section.
     """
-    typed = {f"packing.{name}": each for name, each in (options or {}).items()}
-    settings = pipeline_settings(None, overrides, typed).packing
     for override in overrides or ():
         if override.partition(".")[0].strip() != "packing":
             raise InputError(f"--set {override}: this command only has the keys of `packing`, such as packing.depth=4")
-    return settings
+    typed = {f"packing.{name}": value for name, value in (options or {}).items()}
+    return load_pipeline_settings(None, overrides, typed).packing
 
 
 # --- options that are derived from settings
 
-# For each key that an option sets: the option, and its value, which is None if the user did not type the option.
-Options = Mapping[str, tuple[str, object]]
+Options = Mapping[str, TypedValue]
+"""The options that the user typed, by the key that they set."""
 PIPELINE = "gaudi_bert.config.pipeline:PipelineSettings"
-# The options of every command that reads files of rows, and the key of each option.
+# The keys of `task` that describe files of rows. Every command that reads such files has options of these names.
+ROW_FILE_KEYS = ("columns", "no_header", "format", "delimiter", "encoding", "on_bad_row")
+# The options of every command that runs a model on files of rows, and the key of each option.
 ROWS = {
     "text_column": "task.text",
     "text_pair_column": "task.text_pair",
-    **{
-        name: f"task.{name}"
-        for name in ("columns", "no_header", "format", "delimiter", "encoding", "on_bad_row", "too_long")
-    },
+    **{name: f"task.{name}" for name in (*ROW_FILE_KEYS, "too_long")},
 }
 
 
-def takes(section: str, *names: str, **keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def add_settings_options(section: str, *names: str, **keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that gives a command an option for each of some keys of a settings section.
 
     The help, the choices and the default of an option are those of the key. The command receives all of them as one
-    argument, `options`, which maps each key to the option and its value. The section is imported when the command is used,
-    because loading settings takes as long as everything else, and `gaudi-bert --help` does not need them.
+    argument, `options`, which maps the key of each option that the user typed to its value. The section is imported when
+    the command is used, because loading settings takes as long as everything else, and `gaudi-bert --help` does not need
+    them.
 
     Example:
         ```python
         @takes("gaudi_bert.config.sections:PackingSettings", "algorithm", "depth")
         def plan(out: Path, options: Options) -> None:  # --algorithm and --depth
-            settings = values_of(options)  # {"depth": "4"} after `--depth 4`
+            settings = section_from_options(PackingSettings, options)
         ```
 
     Args:
@@ -191,53 +193,54 @@ def takes(section: str, *names: str, **keys: str) -> Callable[[Callable[..., Non
 
     def with_options(command: Callable[..., None]) -> Callable[..., None]:
         own = [each for each in signature(command, eval_str=True).parameters.values() if each.name != "options"]
-        command.complete = partial(_complete, command, own, section, names, keys)  # type: ignore[attr-defined]
+        command.complete = partial(_add_options, command, own, section, names, keys)  # type: ignore[attr-defined]
         command.__signature__ = Signature(own)  # type: ignore[attr-defined]
         return command
 
     return with_options
 
 
-def _complete(
+def _add_options(
     command: Callable[..., None], own: Sequence[Parameter], section: str, names: Sequence[str], keys: Mapping[str, str]
 ) -> Callable[..., None]:
     """Return `command` with all of its options. Those derived from settings come after the required ones."""
-    from gaudi_bert.config.values import field_at, plain_types
+    from gaudi_bert.config.values import find_field, types_without_metadata
 
     module, _, name = section.partition(":")
     settings = getattr(import_module(module), name)
     expected = {name: name for name in names or (() if keys else settings.model_fields)} | dict(keys)
-    known = {option: field_at(settings, key.split(".")) for option, key in expected.items()}
-    fields = {option: field for option, field in known.items() if field is not None}
+    fields: dict[str, Any] = {option: find_field(settings, key.split(".")) for option, key in expected.items()}
+    if None in fields.values():
+        raise KeyError(f"{section} has no keys for {[option for option, field in fields.items() if field is None]}")
 
     @wraps(command)
     def call(**values: Any) -> None:
         options = {}
         for option, key in expected.items():
             value = values.pop(option)
-            if value and tuple[str, ...] in plain_types(fields[option].annotation):
-                value = tuple(name.strip() for name in value.split(","))
-            options[key] = (f"--{option.replace('_', '-')}", value)
+            flag = f"--{option.replace('_', '-')}"
+            if value == "":
+                raise InputError(f"{flag}: must not be empty; pass a value, or leave the option out")
+            if value is not None:
+                text = f"{flag} {value}"
+                if tuple[str, ...] in types_without_metadata(fields[option].annotation):
+                    value = tuple(name.strip() for name in value.split(","))
+                options[key] = TypedValue(text, value)
         command(options=options, **values)
 
     needed = [each for each in own if each.default is Parameter.empty]
     others = [each for each in own if each.default is not Parameter.empty]
-    listed = [*needed, *(_option(option, field) for option, field in fields.items()), *others]
+    listed = [*needed, *(_make_option(option, field) for option, field in fields.items()), *others]
     call.__signature__ = Signature(listed)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in listed}
     return call
 
 
-def values_of(options: Options) -> dict[str, Any]:
-    """Return the values that the user typed, by key."""
-    return {key: value for key, (_, value) in options.items() if value is not None}
-
-
-def _option(name: str, field: FieldInfo) -> Parameter:
+def _make_option(name: str, field: FieldInfo) -> Parameter:
     """Make the option of a key, with the choices, description and default of the key. It is None if it is not typed."""
-    from gaudi_bert.config.values import plain_types
+    from gaudi_bert.config.values import types_without_metadata
 
-    option, kinds = f"--{name.replace('_', '-')}", plain_types(field.annotation) - {type(None)}
+    option, kinds = f"--{name.replace('_', '-')}", types_without_metadata(field.annotation) - {type(None)}
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     text = field.description or name.replace("_", " ")
     if not text.split()[0].endswith(":"):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gaudi_bert.artefacts.results import ByRowLength, PackResult, PlainResult
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.options import TypedValue, check_combination
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
-    from gaudi_bert.artefacts.results import StageRun
     from gaudi_bert.config.sections import TableSettings
 
 
@@ -43,7 +41,7 @@ def estimate(
     """Show what packing would achieve with each algorithm at each depth, without writing anything."""
     from gaudi_bert.reporting import estimate
 
-    data = arguments.one_source(source)
+    data = arguments.join_expanded_pattern(source)
     result = estimate.estimate(
         data,
         depths=depths.split(","),
@@ -56,7 +54,7 @@ def estimate(
     output.print_result(result, json, result.lines(details=details))
 
 
-@arguments.takes(
+@arguments.add_settings_options(
     "gaudi_bert.config.sections:PrepareSettings",
     *("vocab", "train_vocab", "max_sequence_length", "max_predictions"),
     *("duplicates", "whole_word_masking", "evaluation_fraction", "seed"),
@@ -81,20 +79,18 @@ def prepare(
     from gaudi_bert.config.sections import PrepareSettings
     from gaudi_bert.corpus import prepare
 
-    typed = arguments.values_of(options)
-    if {"vocab", "train_vocab"} <= typed.keys():
-        raise InputError("--vocab and --train-vocab exclude each other; pass only one of them")
-    settings = section_from_options(PrepareSettings, text=text, **typed)
-    run = arguments.stage_run(shard, workers=workers, overwrite=overwrite)
+    check_combination({"--vocab": options.get("vocab"), "--train-vocab": options.get("train_vocab")})
+    settings = section_from_options(PrepareSettings, options, text=text)
+    run = arguments.make_stage_run(shard, workers=workers, overwrite=overwrite)
     result = prepare.prepare(settings, out, run, pipeline_folder=Path())
-    following = output.words_of("pack", out / "train", "--out", "packed/", "--verify")
+    following = output.quote_command("pack", out / "train", "--out", "packed/", "--verify")
     output.print_result(result, json, next_command=following if shard is None else None)
 
 
-@arguments.takes(
+@arguments.add_settings_options(
     "gaudi_bert.config.sections:TokenizeSettings",
-    *("too_long", "special_tokens", "text_column", "text_pair_column", "columns", "no_header"),
-    *("format", "delimiter", "encoding", "on_bad_row"),
+    *("too_long", "special_tokens", "text_column", "text_pair_column"),
+    **{name: f"files.{name}" for name in arguments.ROW_FILE_KEYS},
 )
 def tokenize(
     text: Annotated[
@@ -118,10 +114,9 @@ def tokenize(
     from gaudi_bert.config.sections import TokenizeSettings
     from gaudi_bert.tables.tokenize import tokenize_texts
 
-    typed = arguments.values_of(options)
-    settings = section_from_options(TokenizeSettings, max_sequence_length=max_sequence_length, **typed)
-    result = tokenize_texts(text, tokenizer, out, settings, arguments.stage_run(shard, overwrite=overwrite))
-    following = output.words_of("pack", out, "--out", "packed/") if shard is None else None
+    settings = section_from_options(TokenizeSettings, options, max_sequence_length=max_sequence_length)
+    result = tokenize_texts(text, tokenizer, out, settings, arguments.make_stage_run(shard, overwrite=overwrite))
+    following = output.quote_command("pack", out, "--out", "packed/") if shard is None else None
     output.print_result(result, json, next_command=following)
 
 
@@ -137,18 +132,20 @@ def histogram(
     """Count how many sequences there are of each length, file by file."""
     from gaudi_bert.tfrecords import histogram
 
-    run = arguments.stage_run(shard, workers=workers, overwrite=overwrite)
+    run = arguments.make_stage_run(shard, workers=workers, overwrite=overwrite)
     result = histogram.histogram(
-        arguments.one_source(records),
+        arguments.join_expanded_pattern(records),
         out,
         run,
         on_bad_file=on_bad_file,  # type: ignore[arg-type]
     )
-    following = output.words_of("plan", out, "--out", out.with_name("plan.json"))
+    following = output.quote_command("plan", out, "--out", out.with_name("plan.json"))
     output.print_result(result, json, next_command=following if shard is None else None)
 
 
-@arguments.takes("gaudi_bert.config.sections:PackingSettings", "algorithm", "depth", "leftovers", "masked_slots", "seed")
+@arguments.add_settings_options(
+    "gaudi_bert.config.sections:PackingSettings", "algorithm", "depth", "leftovers", "masked_slots", "seed"
+)
 def plan(
     histograms: Annotated[list[Path], typer.Argument(help="One or more histogram.json files.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The plan.json to write.", show_default=False)],
@@ -162,12 +159,12 @@ def plan(
     """Decide which lengths share a row, and prove how close the packing is to optimal."""
     from gaudi_bert.packs import plan
 
-    run = arguments.stage_run(workers=workers, overwrite=overwrite)
-    settings = arguments.packing_settings(set_, options)
+    run = arguments.make_stage_run(workers=workers, overwrite=overwrite)
+    settings = arguments.load_packing_settings(set_, options)
     # The pattern `histograms/*.json` also matches the settings files next to the histograms.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     planned = plan.plan(counted, out, settings, run)
-    following = f"write RECORDS {output.words_of('--plan', out, '--out', 'packed/')}"
+    following = f"write RECORDS {output.quote_command('--plan', out, '--out', 'packed/')}"
     output.print_result(planned, json, planned.lines(verbose=verbose), following)
 
 
@@ -193,41 +190,40 @@ def write(
     """Write packed TFRecords according to a plan."""
     from gaudi_bert.tfrecords import write
 
-    run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
-    shards, source = _shard_settings(set_, plan), arguments.one_source(records)
+    run = arguments.make_stage_run(shard, finish, workers=workers, overwrite=overwrite)
+    shards, source = _parse_shard_overrides(set_, plan), arguments.join_expanded_pattern(records)
     written = write.write(source, plan, out, run, shards=shards)
-    following = output.words_of("verify", source, out) if shard is None else None
+    following = output.quote_command("verify", source, out) if shard is None else None
     output.print_result(written, json, written.lines(out=out, verbose=verbose), following)
 
 
-_OF_SHARDS = ("shard_multiple", "shard_bytes")
+_KEYS_OF_SHARDS = ("shard_multiple", "shard_bytes")
 """Settings that `write` may change although the plan contains them, because no pack depends on them."""
 
 
-def _shard_settings(overrides: list[str] | None, plan: Path) -> dict[str, int]:
+def _parse_shard_overrides(overrides: list[str] | None, plan: Path) -> dict[str, int]:
     """Return the settings of shards that `write --set` changes.
 
     Raises:
         InputError: `--set` names a key that the plan has already decided.
     """
-    settings = arguments.packing_settings(overrides)
+    settings = arguments.load_packing_settings(overrides)
     for override in overrides or ():
         key = override.partition("=")[0].strip()
-        if key.removeprefix("packing.") not in _OF_SHARDS:
+        if key.removeprefix("packing.") not in _KEYS_OF_SHARDS:
             raise InputError(
                 f"--set {override}: {plan.name} already contains `{key}`; pass it to `gaudi-bert plan`; `write` can only "
-                "change " + " or ".join(f"packing.{name}" for name in _OF_SHARDS)
+                "change " + " or ".join(f"packing.{name}" for name in _KEYS_OF_SHARDS)
             )
     return settings.model_dump(include=settings.model_fields_set)
 
 
-# Keys that both tables and records have.
-_OF_BOTH = ("algorithm", "depth", "seed")
+_KEYS_OF_RECORDS_AND_TABLES = ("algorithm", "depth", "seed")
 
 
-@arguments.takes(
+@arguments.add_settings_options(
     "gaudi_bert.config.sections:TableSettings",
-    *_OF_BOTH,
+    *_KEYS_OF_RECORDS_AND_TABLES,
     *("max_sequence_length", "row_lengths", "too_long", "input_column", "columns", "group_bytes"),
 )
 def pack(
@@ -249,90 +245,75 @@ def pack(
     """Pack TFRecords (with their plan in `OUT-plan/`), or pack a table with `input_ids` into Parquet."""
     from gaudi_bert.tables.sources import is_table
 
-    source = arguments.one_source(records)
+    source = arguments.join_expanded_pattern(records)
     if is_table(source):
+        from gaudi_bert.tables.pack import pack_table
+
         if on_bad_file != "stop":
             raise InputError(
                 "--on-bad-file: files of a table cannot be left out; name only the good files, for example by a pattern"
             )
-        if shard is not None and (finish or verify):
-            raise InputError("--shard excludes --finish and --verify; run all shards first, then --finish once")
-        run = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
-        result = _pack_table(source, out, options, set_ or [], run, verify)
-        train = f"{output.words_of('train', '--data', out, '--out', 'run/')} --model MODEL"
+        check_combination({"--shard": shard, "--verify": verify})
+        run = arguments.make_stage_run(shard, finish, workers=workers, overwrite=overwrite)
+        result = pack_table(source, out, _make_table_settings(source, options, set_), run, verify=verify)
+        train = f"{output.quote_command('train', '--data', out, '--out', 'run/')} --model MODEL"
         output.print_result(result, json, result.lines(out=out, verbose=verbose), None if shard is not None else train)
         return
-    of_tables = {option: value for name, (option, value) in options.items() if name not in _OF_BOTH}
-    for option, value in {**of_tables, "--shard": shard, "--finish": finish}.items():
-        if value:
-            raise InputError(
-                f"{option} is for tables, but {source} does not have the ending of a table (.parquet, .arrow, "
-                ".jsonl, .jsonl.gz, a datasets folder); leave it out, or use `histogram`, `plan` and `write`"
-            )
+    for_tables = [typed.text for name, typed in options.items() if name not in _KEYS_OF_RECORDS_AND_TABLES]
+    for option in [*for_tables, *["--shard"] * (shard is not None), *["--finish"] * finish]:
+        raise InputError(
+            f"{option}: applies only to tables, but {source} does not have the ending of a table (.parquet, .arrow, .jsonl, "
+            ".jsonl.gz, a datasets folder); leave the option out, or use `histogram`, `plan` and `write`"
+        )
     from gaudi_bert.tfrecords.write import pack as pack_records
 
-    settings = arguments.packing_settings(set_, {name: options[name] for name in _OF_BOTH})
+    settings = arguments.load_packing_settings(set_, options)
     packed = pack_records(
         source,
         out,
         settings,
-        arguments.stage_run(workers=workers, overwrite=overwrite),
+        arguments.make_stage_run(workers=workers, overwrite=overwrite),
         on_bad_file=on_bad_file,  # type: ignore[arg-type]
         verify=verify,
     )
-    output.print_result(packed, json, packed.lines(out, verbose), output.words_of("train", "--data", out, "--out", "run/"))
+    output.print_result(
+        packed, json, packed.lines(out, verbose), output.quote_command("train", "--data", out, "--out", "run/")
+    )
 
 
-def _pack_table(
-    source: str,
-    out: Path,
-    typed: arguments.Options,
-    overrides: list[str],
-    run: StageRun,
-    verify: bool,
-) -> PackResult | PlainResult | ByRowLength[PackResult | PlainResult]:
+def _make_table_settings(source: str, options: arguments.Options, overrides: list[str] | None) -> TableSettings:
+    """Return the settings for packing a table, from the options and then `--set packing.key=value`.
+
+    The number of slots in a pack defaults to the longest of `--row-lengths`, or to the length that `tokenize` has recorded.
+
+    Raises:
+        InputError: A value is wrong, `--set` names a key that tables do not have, or the number of slots is unknown.
+    """
     from gaudi_bert.artefacts.examples import TokenisedTexts
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import TableSettings
-    from gaudi_bert.tables.pack import pack_table
 
-    options = arguments.values_of(typed)
-    if "max_sequence_length" not in options:
-        # Use the longest of the row lengths that the user typed. This also validates them.
-        given = section_from_options(TableSettings, max_sequence_length=1, row_lengths=options.get("row_lengths"))
-        texts = TokenisedTexts.read_if_present(Path(source))  # `tokenize` has recorded how long rows may be
-        known = None if texts is None else texts.max_sequence_length
-        options["max_sequence_length"] = max(given.given_lengths, default=known)
-    if options["max_sequence_length"] is None:
+    packing = arguments.load_packing_settings(overrides)
+    changed = packing.model_dump(mode="json", include=packing.model_fields_set)
+    typed = {name: TypedValue(f"--set packing.{name}={value}", value) for name, value in changed.items()}
+    for name in sorted(set(changed) - set(TableSettings.model_fields)):
+        raise InputError(f"{typed[name].text}: applies only to TFRecords, but {source} is a table; leave it out")
+    settings = section_from_options(TableSettings, {**options, **typed}, max_sequence_length=1)
+    longest = max(settings.explicit_row_lengths, default=None)
+    if "max_sequence_length" in options:
+        if longest is not None and settings.max_sequence_length != longest:
+            raise InputError(
+                f"--max-sequence-length {settings.max_sequence_length}: must equal the longest of --row-lengths, {longest}; "
+                "leave it out"
+            )
+        return settings
+    texts = TokenisedTexts.read_if_present(Path(source))
+    length = longest if texts is None else longest or texts.max_sequence_length
+    if length is None:
         raise InputError(
             f"{source}: for a table, pass the number of slots in a pack, for example --max-sequence-length 2048"
         )
-    settings = _table_settings(source, options, overrides)
-    if settings.row_lengths is not None and settings.max_sequence_length != settings.most_tokens:
-        raise InputError(
-            f"--max-sequence-length {settings.max_sequence_length}: must equal the longest of --row-lengths, "
-            f"{settings.most_tokens}; leave it out"
-        )
-    return pack_table(source, out, settings, run, verify=verify)
-
-
-def _table_settings(source: str, options: Mapping[str, object], overrides: list[str]) -> TableSettings:
-    """Return the settings of a table: the options, then the keys of `--set packing.key=value`.
-
-    Raises:
-        InputError: `--set` names a key that tables do not have.
-    """
-    from gaudi_bert.config.pipeline import section_from_mapping, section_from_options
-    from gaudi_bert.config.sections import TableSettings
-
-    settings = section_from_options(TableSettings, **options)
-    packing = arguments.packing_settings(overrides)
-    changed = packing.model_dump(mode="json", include=packing.model_fields_set)
-    for name in sorted(set(changed) - set(TableSettings.model_fields)):
-        raise InputError(f"--set packing.{name}={changed[name]}: is for TFRecords, but {source} is a table; leave it out")
-    typed = {name: f"--set packing.{name}={value}" for name, value in changed.items()}
-    values = settings.model_dump(mode="json", include=settings.model_fields_set)
-    return section_from_mapping(TableSettings, {**values, **changed}, "the options", typed)
+    return settings.model_copy(update={"max_sequence_length": length})
 
 
 def verify(
@@ -348,8 +329,8 @@ def verify(
     """Prove that every sequence is in the packed folder exactly once."""
     from gaudi_bert.tables.sources import is_table
 
-    run = arguments.stage_run(shard, finish, workers=workers)
-    source = arguments.one_source(records)
+    run = arguments.make_stage_run(shard, finish, workers=workers)
+    source = arguments.join_expanded_pattern(records)
     if is_table(source):
         from gaudi_bert.tables.verify import verify_table
 
@@ -358,7 +339,7 @@ def verify(
     from gaudi_bert.tfrecords import verify
 
     result = verify.verify(source, packed, run)
-    following = output.words_of("train", "--data", packed, "--out", "run/") if shard is None else None
+    following = output.quote_command("train", "--data", packed, "--out", "run/") if shard is None else None
     output.print_result(result, json, next_command=following)
 
 

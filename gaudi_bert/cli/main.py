@@ -28,12 +28,12 @@ from gaudi_bert.common.errors import (
     GaudiBertError,
     InputError,
     StoppedError,
-    has_tensorflow,
     install_command,
     library_title,
     shorten,
+    supports_tensorflow,
 )
-from gaudi_bert.common.files import BAD_PATH
+from gaudi_bert.common.files import WRONG_PATH_ERRORS
 from gaudi_bert.common.launch import handle_signals
 
 # The commands by purpose, in the order of `--help`.
@@ -85,7 +85,7 @@ class _Commands(output.Commands):
                 cause = cause.__context__
             if cause is None:
                 raise
-            raise StoppedError("stopped" if ctx.invoked_subcommand in _KEEP_NOTHING else _STOPPED) from error
+            raise StoppedError("stopped" if ctx.invoked_subcommand in _COMMANDS_WITHOUT_RESUME else _STOPPED) from error
 
 
 app = typer.Typer(
@@ -111,11 +111,13 @@ def _print_version(requested: bool) -> None:
 
 
 @app.callback()
-def _options(
+def _define_global_options(
     version: bool = typer.Option(
         False, "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
     ),
-    quiet: bool = typer.Option(False, "--quiet", "-q", callback=output.be_quiet, help="Print only results and errors."),
+    quiet: bool = typer.Option(
+        False, "--quiet", "-q", callback=output.silence_output, help="Print only results and errors."
+    ),
 ) -> None:
     """Define the options that come before a subcommand."""
 
@@ -126,57 +128,59 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # time.
     gc.set_threshold(100_000, 20, 20)
     try:
-        _run_to_the_end(lambda: app(args=list(arguments) if arguments is not None else None, standalone_mode=False))
+        _run_and_exit(lambda: app(args=list(arguments) if arguments is not None else None, standalone_mode=False))
     except KeyboardInterrupt:  # a second signal, while the command was ending because of the first
-        _end(StoppedError(_STOPPED))
+        _exit_with_error(StoppedError(_STOPPED))
 
 
 # --- how a command ends: with 0, or with one error line of bounded length and its exit code
 
-_LONGEST_LINE = 480
+_MAX_LINE_CHARACTERS = 480
 _SECONDS_TO_UNWIND = 1.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOPPED = "stopped; run the same command again to resume"
 # Commands that have nothing to resume.
-_KEEP_NOTHING = ("doctor", "estimate", "inspect", "k8s", "settings")
+_COMMANDS_WITHOUT_RESUME = ("doctor", "estimate", "inspect", "k8s", "settings")
 # The error for wrong words on the command line. Its class depends on the version of typer.
 _UsageError: Any = typer.BadParameter.__bases__[0]
 # Libraries that both engines need. If neither engine is installed, the message recommends PyTorch, which runs everywhere.
-_OF_EITHER_ENGINE = ("safetensors", "seqeval", "sklearn")
+_LIBRARIES_OF_BOTH_ENGINES = ("safetensors", "seqeval", "sklearn")
 
 
-def _run_to_the_end(command: Callable[[], int | None]) -> NoReturn:
+def _run_and_exit(command: Callable[[], int | None]) -> NoReturn:
     """Run `command`, then leave the process with its exit code, or with that of the error that ended it."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # file names may hold anything
     try:
-        with _interrupting_signals():
+        with _interrupt_on_signals():
             code = command() or 0
     except GaudiBertError as error:
-        _end(error)
+        _exit_with_error(error)
     except _UsageError as error:
-        _end(_explained(error))
+        _exit_with_error(_usage_error(error))
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS:
             raise
-        _end(_missing_extra(module))
+        _exit_with_error(_missing_library_error(module))
     except OSError as error:
         # An error of the operating system that no stage expected, such as an impossible path or a failing disk.
         if error.filename is None and error.errno == errno.ENOSPC:
-            _end(_output_error(error))
-        kind = InputError if error.errno in BAD_PATH else FailedError
-        _end(kind(f"{error.filename or 'this machine'}: {error.strerror or error}; check the path, or the machine"))
+            _exit_with_error(_full_output_error(error))
+        kind = InputError if error.errno in WRONG_PATH_ERRORS else FailedError
+        _exit_with_error(
+            kind(f"{error.filename or 'this machine'}: {error.strerror or error}; check the path, or the machine")
+        )
     try:
         sys.stdout.flush()
     except OSError as error:
-        _end(_output_error(error))
+        _exit_with_error(_full_output_error(error))
     sys.exit(code)
 
 
 @contextmanager
-def _interrupting_signals() -> Iterator[None]:
+def _interrupt_on_signals() -> Iterator[None]:
     """Let SIGTERM (which Kubernetes and Slurm send) and Ctrl-C interrupt the command.
 
     Stages that can only stop at certain moments install their own handlers. A signal that the caller ignores, as shells do
@@ -196,38 +200,38 @@ def _interrupting_signals() -> Iterator[None]:
         yield
 
 
-def _explained(error: Any) -> InputError:
+def _usage_error(error: Any) -> InputError:
     """Turn a usage error into one line that names the command's help."""
     from pydantic import ValidationError
 
-    from gaudi_bert.config.values import plain_message
+    from gaudi_bert.config.values import format_problem
 
     if isinstance(error.__cause__, ValidationError):
-        error.message = plain_message(error.__cause__.errors()[0])
+        error.message = format_problem(error.__cause__.errors()[0])
     command = error.ctx.command_path if error.ctx is not None else "gaudi-bert"
     message = error.format_message().rstrip(".")
     return InputError(f"{message}{'' if message.endswith('?') else ';'} see: {command} --help")
 
 
-def _output_error(error: OSError) -> InputError:
+def _full_output_error(error: OSError) -> InputError:
     """Return the error for a full standard output, and abandon it, because Python would try to flush it again at exit."""
     sys.stdout = None
     return InputError(f"standard output: {error.strerror}; redirect it to a place with enough room")
 
 
-def _missing_extra(module: str) -> InputError:
+def _missing_library_error(module: str) -> InputError:
     reason = "which is not installed"
-    if module == "tensorflow" and not has_tensorflow():
+    if module == "tensorflow" and not supports_tensorflow():
         reason = f"version 2.15, which has none for Python {'.'.join(map(str, sys.version_info[:2]))}"
     extra = EXTRAS[module]
-    if module in _OF_EITHER_ENGINE and find_spec("tensorflow") is not None:
+    if module in _LIBRARIES_OF_BOTH_ENGINES and find_spec("tensorflow") is not None:
         extra = "tensorflow"
     elif extra == "pytorch" and find_spec("torch") is None:
         module = "torch"  # the missing library comes with torch
     return InputError(f"this command needs {library_title(module)}, {reason}; run: {install_command(extra)}")
 
 
-def _end(error: GaudiBertError) -> NoReturn:
+def _exit_with_error(error: GaudiBertError) -> NoReturn:
     kind = output.error_prefix()
     if isinstance(error, StoppedError):
         kind = ""  # stopping a command is not an error
@@ -235,5 +239,5 @@ def _end(error: GaudiBertError) -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
         # Libraries that were interrupted may fail to delete their objects, which does not matter any more.
         sys.unraisablehook = lambda unraisable: None
-    print(f"{kind}{shorten(str(error), _LONGEST_LINE)}", file=sys.stderr)  # noqa: T201
+    print(f"{kind}{shorten(str(error), _MAX_LINE_CHARACTERS)}", file=sys.stderr)  # noqa: T201
     sys.exit(error.exit_code)

@@ -16,7 +16,7 @@ Packed = Annotated[
 ]
 
 
-@arguments.takes(arguments.PIPELINE, engine="training.engine")
+@arguments.add_settings_options(arguments.PIPELINE, engine="training.engine")
 def train(
     data: Packed,
     out: Annotated[Path, typer.Option(help="The folder to write checkpoints and metrics to.", show_default=False)],
@@ -41,25 +41,25 @@ def train(
     json: arguments.Json = False,
 ) -> None:
     """Train a BERT on packed or unpacked records, or any language model on a packed table."""
-    from gaudi_bert.config.shipped import model_overrides, names_bert
+    from gaudi_bert.config.bundled import is_bert_name, model_size_overrides
     from gaudi_bert.runs import records, tables
     from gaudi_bert.training.run import RunOptions
 
-    is_table = tables.is_packed_table(data, arguments.pipeline_settings(pipeline, set_, options).store)
-    given = model if is_table and model is not None and not names_bert(model) else None
-    sizes = model_overrides(model) if model is not None and given is None else []
-    settings = arguments.pipeline_settings(pipeline, [*sizes, *(set_ or ())], options)
+    is_table = tables.is_packed_table(data, arguments.load_pipeline_settings(pipeline, set_, options).store)
+    given = model if is_table and model is not None and not is_bert_name(model) else None
+    sizes = model_size_overrides(model) if model is not None and given is None else []
+    settings = arguments.load_pipeline_settings(pipeline, [*sizes, *(set_ or ())], options)
     begins: RunOptions = {"reporter": Reporter(), "resume": resume, "overwrite": overwrite, "dry_run": dry_run}
     if is_table:
         result: object = tables.train_on_table(settings, data, given, evaluation_data, out, **begins)
-        following = output.words_of("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
+        following = output.quote_command("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
     else:
         result = records.train(settings, data, evaluation_data, out, **begins)
-        following = output.words_of("export", "--checkpoint", out, "--out", "model/")
+        following = output.quote_command("export", "--checkpoint", out, "--out", "model/")
     output.print_result(result, json, next_command=None if dry_run else following, shared=True)
 
 
-@arguments.takes(arguments.PIPELINE, engine="training.engine")
+@arguments.add_settings_options(arguments.PIPELINE, engine="training.engine")
 def evaluate(
     data: Packed,
     checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or the output folder of `train`.", show_default=False)],
@@ -71,7 +71,7 @@ def evaluate(
     """Evaluate a checkpoint on held-out data."""
     from gaudi_bert.training import evaluate
 
-    engine = arguments.pipeline_settings(None, None, options).training.engine
+    engine = arguments.load_pipeline_settings(None, None, options).training.engine
     result = evaluate.evaluate(
         data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, engine=engine, reporter=Reporter()
     )
@@ -108,7 +108,7 @@ def export(
     from gaudi_bert.tasks import export
 
     result = export.export(checkpoint, out, vocabulary=vocab, reporter=Reporter(), overwrite=overwrite)
-    following = "finetune --task classification --data train.jsonl --out tuned/ " + output.words_of("--model", out)
+    following = "finetune --task classification --data train.jsonl --out tuned/ " + output.quote_command("--model", out)
     output.print_result(result, json, next_command=following)
 
 
@@ -124,7 +124,7 @@ Precision = Annotated[
 Unpacked = Annotated[bool, typer.Option("--unpacked", help="Compute each text in a row of its own, for comparison.")]
 
 
-@arguments.takes(
+@arguments.add_settings_options(
     arguments.PIPELINE,
     task="task.name",
     depth="finetune.depth",
@@ -157,7 +157,7 @@ def finetune(
     from gaudi_bert.runs import finetune
     from gaudi_bert.runs.rows import FineTuneInput
 
-    settings = arguments.pipeline_settings(pipeline, set_, options)
+    settings = arguments.load_pipeline_settings(pipeline, set_, options)
     result = finetune.finetune(
         settings,
         FineTuneInput(data, evaluation, model, vocab),
@@ -167,11 +167,11 @@ def finetune(
         dry_run=dry_run,
     )
     use, file = ("embed", "vectors.npy") if settings.task.name == "embedding" else ("predict", "answers.jsonl")
-    following = output.words_of(use, "--model", out, "--data", "new.jsonl", "--out", file)
+    following = output.quote_command(use, "--model", out, "--data", "new.jsonl", "--out", file)
     output.print_result(result, json, next_command=None if dry_run else following, shared=True)
 
 
-@arguments.takes(arguments.PIPELINE, **arguments.ROWS)
+@arguments.add_settings_options(arguments.PIPELINE, **arguments.ROWS)
 def predict(
     model: Model,
     data: Annotated[
@@ -195,13 +195,13 @@ def predict(
     from gaudi_bert.tasks.answers import PredictOptions
 
     how = PredictOptions(max_sequence_length, precision, not unpacked, group_by)  # type: ignore[arg-type]
-    changes = arguments.pipeline_settings(None, set_, options).task.model_dump(exclude_unset=True)
+    changes = arguments.load_pipeline_settings(None, set_, options).task.model_dump(exclude_unset=True)
     result = predict.predict(model, data, out, how, changes, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
         output.print_result(result, json, result.lines(out))
 
 
-@arguments.takes(arguments.PIPELINE, **arguments.ROWS)
+@arguments.add_settings_options(arguments.PIPELINE, **arguments.ROWS)
 def embed(
     model: Model,
     data: Annotated[str, typer.Option(help="Rows: .jsonl, .csv, .tsv, .parquet, .txt; - reads a pipe.", show_default=False)],
@@ -245,13 +245,13 @@ def embed(
         prompt=prompt,
         prompt_name=prompt_name,
     )
-    settings = arguments.pipeline_settings(None, set_, options).task
+    settings = arguments.load_pipeline_settings(None, set_, options).task
     result = predict.embed(model, data, out, how, settings, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
         output.print_result(result, json, result.lines(out))
 
 
-@arguments.takes("gaudi_bert.serving.settings:ServeSettings")
+@arguments.add_settings_options("gaudi_bert.serving.settings:ServeSettings")
 def serve(model: Model, options: arguments.Options) -> None:
     """Serve embeddings, scores, labels or tags over HTTP, with requests packed into rows."""
     require_libraries(["fastapi", "uvicorn", "uvloop", "httptools", "prometheus_client"], "serve")
@@ -259,4 +259,4 @@ def serve(model: Model, options: arguments.Options) -> None:
     from gaudi_bert.serving import server
     from gaudi_bert.serving.settings import ServeSettings
 
-    server.serve(model, section_from_options(ServeSettings, **arguments.values_of(options)))
+    server.serve(model, section_from_options(ServeSettings, options))

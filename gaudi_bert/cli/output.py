@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import is_first_process
-from gaudi_bert.common.progress import RESULT_ALONE
+from gaudi_bert.common.progress import ONLY_RESULT_VARIABLE
 
 # An example of each command, which its help ends with. Tests parse every example.
 EXAMPLES = {
@@ -56,20 +56,20 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 _BOLD, _CYAN, _RED, _PLAIN = "\033[1m", "\033[36m", "\033[31m", "\033[0m"
 
 
-def _has_colours(stream: Any) -> bool:
+def _supports_colours(stream: Any) -> bool:
     """Return whether a stream is a terminal on which colours are wanted (https://no-color.org)."""
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def error_prefix() -> str:
     """Return the beginning of an error line, coloured on a terminal."""
-    return f"{_RED}error:{_PLAIN} " if _has_colours(sys.stderr) else "error: "
+    return f"{_RED}error:{_PLAIN} " if _supports_colours(sys.stderr) else "error: "
 
 
-def be_quiet(requested: bool = True) -> None:
+def silence_output(requested: bool = True) -> None:
     """Silence everything but results and errors, in this process and in the processes that it starts."""
     if requested:
-        os.environ.update(dict.fromkeys((RESULT_ALONE, "GAUDI_BERT_QUIET"), "1"))
+        os.environ.update(dict.fromkeys((ONLY_RESULT_VARIABLE, "GAUDI_BERT_QUIET"), "1"))
 
 
 class Command(TyperCommand):
@@ -84,7 +84,7 @@ class Command(TyperCommand):
             elif parameter.name == "out":
                 parameter.opts.append("-o")
             elif choices is not None:  # there is no public way to set it
-                parameter._custom_shell_complete = partial(_beginning_so, choices[1].split("|"))  # noqa: SLF001
+                parameter._custom_shell_complete = partial(_complete_choice, choices[1].split("|"))  # noqa: SLF001
         if self.name in EXAMPLES:
             self.epilog = f"Example:  {EXAMPLES[self.name]}"
 
@@ -100,18 +100,18 @@ class Command(TyperCommand):
         plain = re.sub(
             r"^(  [A-Z][A-Z_]+(?:\.\.\.)? )(<[^>]+>)", lambda match: match[1] + " " * len(match[2]), plain, flags=re.M
         )
-        return _coloured(plain)
+        return _add_colours(plain)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. `-q` may be anywhere among the options."""
         options = list(takewhile(lambda word: word != "--", args))
         loud = [word for word in options if word not in ("-q", "--quiet")]
-        be_quiet(len(loud) < len(options))
+        silence_output(len(loud) < len(options))
         rest: list[str] = super().parse_args(ctx, loud + args[len(options) :])
         return rest
 
 
-def _beginning_so(choices: Sequence[str], ctx: Any, parameter: Any, incomplete: str) -> list[str]:
+def _complete_choice(choices: Sequence[str], ctx: Any, parameter: Any, incomplete: str) -> list[str]:
     return [choice for choice in choices if choice.startswith(incomplete)]
 
 
@@ -120,7 +120,7 @@ class Commands(TyperGroup):
 
     def get_help(self, ctx: Any) -> str:
         """Return the help as text."""
-        return _coloured(super().get_help(ctx))
+        return _add_colours(super().get_help(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command with all of its options, including those that are derived from settings when it is used."""
@@ -158,9 +158,9 @@ class Commands(TyperGroup):
                 formatter.write_dl(rows)
 
 
-def _coloured(text: str) -> str:
+def _add_colours(text: str) -> str:
     """Return help text with bold headings and coloured commands and options, if it goes to a terminal."""
-    if not _has_colours(sys.stdout):
+    if not _supports_colours(sys.stdout):
         return text
     text = re.sub(r"^(\w.*:)$", rf"{_BOLD}\1{_PLAIN}", text, flags=re.MULTILINE)
     return re.sub(
@@ -196,10 +196,10 @@ def print_result(
         return
     for line in result.lines() if lines is None else lines:
         typer.echo(line)
-    if next_command is not None and not os.environ.get(RESULT_ALONE):
+    if next_command is not None and not os.environ.get(ONLY_RESULT_VARIABLE):
         typer.echo(f"Next: gaudi-bert {next_command}")
 
 
-def words_of(*words: object) -> str:
+def quote_command(*words: object) -> str:
     """Join the words of a command, quoted where a shell needs it."""
     return " ".join(shlex.quote(str(word)) for word in words)

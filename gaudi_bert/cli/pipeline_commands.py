@@ -17,7 +17,8 @@ from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import format_location
 from gaudi_bert.common.launch import find_launch, is_first_process
-from gaudi_bert.common.progress import RESULT_ALONE, Reporter, format_seconds
+from gaudi_bert.common.progress import ONLY_RESULT_VARIABLE, Reporter, format_seconds
+from gaudi_bert.config.options import check_combination
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
     from gaudi_bert.artefacts.work_folder import WorkFolder
@@ -47,16 +48,10 @@ def _run_docker(
 def _run_kubernetes(run: RunRequest, stages: Sequence[str]) -> dict[str, str]:
     from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 
-    if run.how.overwrite:
-        raise InputError(
-            "--overwrite: is not possible on a cluster, where pods would remove each other's files; "
-            "run `gaudi-bert k8s delete PIPELINE --data` first, or give the pipeline another name"
-        )
-    if run.how.part is not None or run.how.finish or run.how.workers is not None:
-        raise InputError(
-            "--shard, --finish and --workers: on a cluster, set resources.data_workers and resources.data_processes instead"
-        )
-    return run_on_kubernetes(run.settings, stages, run.how.reporter)
+    how = run.how
+    passed = {"--overwrite": how.overwrite, "--shard": how.part, "--finish": how.finish, "--workers": how.workers}
+    check_combination({"--on kubernetes": True, **passed})
+    return run_on_kubernetes(run.settings, stages, how.reporter)
 
 
 _RUNNERS = ("local", "docker", "kubernetes")
@@ -92,13 +87,13 @@ def run(
 
     if on not in _RUNNERS:
         raise InputError(f"--on {on}: must be one of {', '.join(_RUNNERS)}")
-    settings = arguments.pipeline_settings(pipeline, set_)
+    settings = arguments.load_pipeline_settings(pipeline, set_)
     requested = stages_of(settings) if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
     names = select_stages(settings, requested)
-    how = arguments.stage_run(shard, finish, workers=workers, overwrite=overwrite)
-    _check_launch(on, names, how.part)
+    how = arguments.make_stage_run(shard, finish, workers=workers, overwrite=overwrite)
+    _check_stages_allow_launcher(on, names, how.part)
     if dry_run:
-        _show_dry_run(settings, names, WorkFolder.of(settings, work, pipeline.parent), pipeline, on, verbose, json)
+        _print_dry_run(settings, names, WorkFolder.of(settings, work, pipeline.parent), pipeline, on, verbose, json)
     elif render is not None:
         from gaudi_bert.runners.kubernetes.manifests import write_rendered
 
@@ -107,10 +102,12 @@ def run(
         output.print_result({"folder": str(render), "parts": parts}, json, lines)
     else:
         how = replace(how, reporter=Reporter(quiet=how.part is None and not is_first_process()))
-        _run(RunRequest(settings, work, pipeline.parent, how), names, on, pipeline, set_ or (), json)
+        _run_and_print(RunRequest(settings, work, pipeline.parent, how), names, on, pipeline, set_ or (), json)
 
 
-def _run(run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, overrides: Sequence[str], json: bool) -> None:
+def _run_and_print(
+    run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, overrides: Sequence[str], json: bool
+) -> None:
     from gaudi_bert.runners.local import run_stages
 
     if on == "docker":
@@ -132,7 +129,7 @@ def _run(run: RunRequest, stages: Sequence[str], on: str, pipeline: Path, overri
         output.print_result(results, json, lines, shared=run.how.part is None)
 
 
-def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
+def _check_stages_allow_launcher(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
     """Reject stages that every process of a launcher would run by itself. With --shard, each process does its own part."""
     launch = find_launch()
     if launch is None or launch.size == 1 or shard is not None:
@@ -148,7 +145,7 @@ def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None)
         )
 
 
-def _show_dry_run(
+def _print_dry_run(
     settings: PipelineSettings, stages: Sequence[str], folder: WorkFolder, pipeline: Path, on: str, verbose: bool, json: bool
 ) -> None:
     import yaml
@@ -172,7 +169,7 @@ def _show_dry_run(
         lines += [each.format(**preview) for preview in previews]
     elif on == "docker":
         lines += [f"images: {', '.join(dict.fromkeys(preview['image'] for preview in previews))}"]
-    changed = ", ".join(_flat(settings.model_dump(mode="json", exclude_defaults=True)))
+    changed = ", ".join(_iterate_setting_lines(settings.model_dump(mode="json", exclude_defaults=True)))
     lines += [f"settings that are not the defaults: {changed or 'none'}"]
     if verbose:
         text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
@@ -183,11 +180,11 @@ def _show_dry_run(
     output.print_result({**planned, "outlook": previews, "settings": values}, json, lines, shared=True)
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _iterate_setting_lines(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield each setting as `section.key = value`."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _iterate_setting_lines(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name} = {value}"
 
@@ -211,11 +208,14 @@ def settings(
     """Print every key of a pipeline file with its allowed values, default and meaning."""
     from json import dumps
 
-    from gaudi_bert.config.pipeline import settings_page, settings_schema
+    from gaudi_bert.config.pipeline import format_settings_page, pipeline_json_schema
 
-    if json and section is not None:
-        raise InputError(f"{section}: --json prints the schema of all sections, not of one; leave the section out")
-    for line in [dumps(settings_schema(), indent=1)] if json else settings_page(section, markdown=not sys.stdout.isatty()):
+    check_combination({"SECTION": section, "--json": json})
+    for line in (
+        [dumps(pipeline_json_schema(), indent=1)]
+        if json
+        else format_settings_page(section, markdown=not sys.stdout.isatty())
+    ):
         typer.echo(line)
 
 
@@ -224,16 +224,16 @@ def init(
 ) -> None:
     """Write a pipeline file with the keys that most pipelines set. `init retrieval` writes one for embedding models."""
     from gaudi_bert.common.files import write_text
+    from gaudi_bert.config.bundled import new_pipeline_text
     from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
-    from gaudi_bert.config.shipped import new_pipeline
 
     section_from_mapping(PipelineSettings, {"name": name}, "the command line", {"name": name})
     path = Path(f"{name}.yaml")
     if path.exists():
         raise InputError(f"{path}: already exists; choose another name, or remove the file")
-    write_text(path, new_pipeline(name))
+    write_text(path, new_pipeline_text(name))
     typer.echo(f"Wrote {path}; its first lines say what to change")
-    if not os.environ.get(RESULT_ALONE):
+    if not os.environ.get(ONLY_RESULT_VARIABLE):
         typer.echo(f"Next: gaudi-bert run {path} --dry-run")
 
 
@@ -253,17 +253,17 @@ def wait(
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.runners.local import wait_for_inputs
 
-    settings = arguments.pipeline_settings(pipeline, None)
+    settings = arguments.load_pipeline_settings(pipeline, None)
     folder = WorkFolder.of(settings, work, pipeline.parent)
     seconds = wait_for_inputs(folder, for_, timeout, Reporter())
     waited = {"stage": for_, "waited_seconds": round(seconds, 1)}
     output.print_result(waited, json, [f"all inputs of {for_} exist ({format_seconds(seconds)})"])
 
 
-def _settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[PipelineSettings, Cluster]:
+def _load_settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[PipelineSettings, Cluster]:
     from gaudi_bert.runners.kubernetes.client import Cluster
 
-    settings = arguments.pipeline_settings(pipeline, overrides)
+    settings = arguments.load_pipeline_settings(pipeline, overrides)
     return settings, Cluster(settings.kubernetes.namespace, say=Reporter().say)
 
 
@@ -272,7 +272,7 @@ def status(pipeline: arguments.Pipeline, set_: arguments.Set = None, json: argum
     """Show the state of each step, and the reason if it failed or waits."""
     from gaudi_bert.runners.kubernetes import manage
 
-    steps = manage.status(*_settings_and_cluster(pipeline, set_))
+    steps = manage.status(*_load_settings_and_cluster(pipeline, set_))
     output.print_result(steps, json, manage.status_lines(steps))
 
 
@@ -285,7 +285,7 @@ def logs(
     """Print the logs of a pipeline's pods."""
     from gaudi_bert.runners.kubernetes import manage
 
-    settings, cluster = _settings_and_cluster(pipeline, set_)
+    settings, cluster = _load_settings_and_cluster(pipeline, set_)
     manage.show_logs(settings, step, cluster, typer.echo)
 
 
@@ -299,7 +299,7 @@ def delete(
     """Remove all Jobs of a pipeline. Its work folder stays, unless you pass --data."""
     from gaudi_bert.runners.kubernetes import manage
 
-    removed = manage.delete(*_settings_and_cluster(pipeline, set_), data=data)
+    removed = manage.delete(*_load_settings_and_cluster(pipeline, set_), data=data)
     output.print_result({"removed": removed}, json, removed or ["there was nothing to remove"])
 
 
@@ -315,7 +315,7 @@ def _open(
     """Copy the report and the TensorBoard files of a run from the cluster, and open the report in a browser."""
     from gaudi_bert.runners.kubernetes.open_results import open_results
 
-    settings, cluster = _settings_and_cluster(pipeline, set_)
+    settings, cluster = _load_settings_and_cluster(pipeline, set_)
     opened = open_results(settings, cluster, out or Path("opened") / settings.name, Reporter())
     curves = [f"curves: tensorboard --logdir {opened['tensorboard']}"] if opened["tensorboard"] else []
     output.print_result(opened, json, [f"page: {opened['report']}", *curves])
@@ -337,7 +337,7 @@ def doctor(
     """Check whether this machine, a cluster or a store is ready, and say what to fix."""
     from gaudi_bert.runners.doctor import examine_cluster, examine_host, examine_store
 
-    settings = arguments.pipeline_settings(pipeline, set_)
+    settings = arguments.load_pipeline_settings(pipeline, set_)
     facts: dict[str, Any] = {}
     if store is not None:
         results = [examine_store(store, settings)]

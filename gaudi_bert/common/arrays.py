@@ -87,7 +87,7 @@ def _argsort_words(words: NDArray[np.uint64], dtype: type[np.signedinteger[Any]]
     return order
 
 
-def mix_words(words: NDArray[np.uint64], counts: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix_words_with_counts(words: NDArray[np.uint64], counts: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return a pseudorandom word for each pair of a word and a count, uint64, by the mixing function of splitmix64.
 
     The result depends only on the pair (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).

@@ -56,7 +56,7 @@ def open_parquet(path: Path, **options: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def explain_value_errors(path: Path) -> Iterator[None]:
+def explain_unpackable_values(path: Path) -> Iterator[None]:
     """Turn errors about values that pyarrow can read but not write into an InputError of one line; `path` is the table."""
     try:
         yield

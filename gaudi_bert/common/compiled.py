@@ -90,8 +90,8 @@ def _compile(function: Function, **options: Any) -> Function:
     """Compile a function with our options, cache and handling of constants."""
     compiled = njit(**_OPTIONS, **options)(function)
     if not numba.config.DISABLE_JIT:
-        if _kernels_folder() is not None:
-            compiled._cache = _KernelCache(function)  # noqa: SLF001 - numba has no other way to choose a cache
+        if _find_cache_folder() is not None:
+            compiled._cache = _SharedKernelCache(function)  # noqa: SLF001 - numba has no other way to choose a cache
         compiled.get_call_template = functools.partial(_resolve_call_template, compiled.get_call_template)
     result: Function = compiled
     return result
@@ -115,7 +115,7 @@ def inlined_kernel(function: Function) -> Function:
 
 
 @functools.cache
-def _hash_and_imports(file: Path) -> tuple[bytes, frozenset[Path]]:
+def _read_source_file(file: Path) -> tuple[bytes, frozenset[Path]]:
     """Return the SHA-256 of a source file and the files of this package that it imports.
 
     An imported folder counts as all of its files.
@@ -128,25 +128,25 @@ def _hash_and_imports(file: Path) -> tuple[bytes, frozenset[Path]]:
 
 
 @functools.cache
-def _source_digest(file: Path) -> str:
+def _hash_with_imports(file: Path) -> str:
     """Return the SHA-256 of everything that the machine code of the kernels in `file` depends on.
 
     A digest of the whole package would be simpler, but every edit would then recompile all kernels, which takes minutes.
     """
     files, waiting = {file}, [file]
     while waiting:
-        new = _hash_and_imports(waiting.pop())[1] - files
+        new = _read_source_file(waiting.pop())[1] - files
         files |= new
         waiting += new
     digest = hashlib.sha256(_VERSIONS.encode())
     for path in sorted(files):  # machine code contains the name of its module
         name = path.relative_to(_PACKAGE).as_posix() if path.is_relative_to(_PACKAGE) else path.name
-        digest.update(name.encode() + b"\0" + _hash_and_imports(path)[0])
+        digest.update(name.encode() + b"\0" + _read_source_file(path)[0])
     return digest.hexdigest()
 
 
 @functools.cache
-def _kernels_folder() -> Path | None:
+def _find_cache_folder() -> Path | None:
     """Return the folder for machine code, or None, with a warning, if there is none that only this user can write to."""
     folders, refusals = [], []
     if numba.config.CACHE_DIR:
@@ -169,7 +169,7 @@ def _kernels_folder() -> Path | None:
         if is_ours and stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return folder
         refusals.append(f"{folder} (other users can write to it)")
-    _say_not_saved(", ".join(refusals))
+    _warn_not_saved(", ".join(refusals))
     return None
 
 
@@ -177,9 +177,9 @@ class _Locator:
     """Tells numba where the machine code of a kernel is. The method names are numba's."""
 
     def __init__(self, function: Callable[..., Any], file: str) -> None:
-        self._line, self._digest = function.__code__.co_firstlineno, _source_digest(Path(file).resolve())
+        self._line, self._digest = function.__code__.co_firstlineno, _hash_with_imports(Path(file).resolve())
         self._py_file = file  # numba names it in a warning
-        self._folder = Path(_kernels_folder() or "", f"{Path(file).stem}-{self._digest}")
+        self._folder = Path(_find_cache_folder() or "", f"{Path(file).stem}-{self._digest}")
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], file: str) -> _Locator:
@@ -203,16 +203,16 @@ class _Locator:
         return str(self._line)
 
 
-class _StoredCode(CompileResultCacheImpl):  # type: ignore[misc]
+class _MachineCodeStore(CompileResultCacheImpl):  # type: ignore[misc]
     """Stores machine code in numba's format, in the folder that we choose."""
 
     _locator_classes = (_Locator,)
 
 
-class _KernelCache(FunctionCache):  # type: ignore[misc]
+class _SharedKernelCache(FunctionCache):  # type: ignore[misc]
     """The cache of a kernel, which may be read-only and may be written by several processes at once."""
 
-    _impl_class = _StoredCode
+    _impl_class = _MachineCodeStore
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """Load the machine code for these argument types, or return None after saying that it will be compiled."""
@@ -220,7 +220,7 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         with contextlib.suppress(OSError):
             code = super().load_overload(signature, target)
         if code is None and not os.environ.get(QUIET):
-            _say_once("compiling numeric kernels for this machine, which happens once and takes up to a minute")
+            _warn_once("compiling numeric kernels for this machine, which happens once and takes up to a minute")
         return code
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
@@ -232,19 +232,19 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 super().save_overload(signature, compiled)
         except OSError as error:
-            _say_not_saved(f"{error.filename} ({error.strerror})")
+            _warn_not_saved(f"{error.filename} ({error.strerror})")
 
 
-def _say_not_saved(reason: str) -> None:
+def _warn_not_saved(reason: str) -> None:
     """Warn once that kernels cannot be saved."""
-    _say_once(
+    _warn_once(
         f"cannot save compiled kernels, so every start compiles them again: {reason}; "
         "set NUMBA_CACHE_DIR to a writable folder"
     )
 
 
 @functools.cache
-def _say_once(line: str) -> None:
+def _warn_once(line: str) -> None:
     """Log a warning, unless the same line has been logged before."""
     _LOGGER.warning("gaudi-bert: %s", line)
 

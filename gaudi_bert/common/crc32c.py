@@ -23,7 +23,7 @@ from numba.core import cgutils
 
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
-from gaudi_bert.common.memory import address_of, as_word, intrinsic, load_u8, load_word, word_at
+from gaudi_bert.common.memory import address_of, as_word, load_u8, load_word, make_intrinsic, word_at
 
 _POLYNOMIAL_REVERSED = 0x82F63B78
 _ALL_ONES = 0xFFFFFFFF
@@ -64,9 +64,9 @@ def _emit_carryless_product(_: Any, builder: Any, first: Any, second: Any) -> An
     return builder.extract_element(product, zero)
 
 
-_word_step: Callable[[int, int], int] = intrinsic(types.int64, 2, _emit_word_step)
-_byte_step: Callable[[int, int], int] = intrinsic(types.int64, 2, _emit_byte_step)
-_carryless_product: Callable[[int, int], int] = intrinsic(types.int64, 2, _emit_carryless_product)
+_word_step: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _emit_word_step)
+_byte_step: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _emit_byte_step)
+_carryless_product: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _emit_carryless_product)
 
 
 def _make_byte_tables() -> IntArray:

@@ -142,14 +142,14 @@ def install_command(extra: str) -> str:
     if "pytorch" in extra.split(","):
         # On a machine without a GPU, pip would install PyTorch's GPU build of 3 GB, whereas uv chooses the CPU build.
         return f"{python} -m pip install uv && {python} -m uv pip install --torch-backend auto {package}"
-    if extra == "tensorflow" and not has_tensorflow():
+    if extra == "tensorflow" and not supports_tensorflow():
         return f"python3.11 -m venv env && env/bin/python -m pip install {package}"
     return f"{python} -m pip install {package}"
 
 
-def has_tensorflow(python: tuple[int, int] = sys.version_info[:2]) -> bool:
+def supports_tensorflow(python_version: tuple[int, int] = sys.version_info[:2]) -> bool:
     """Return whether there is a TensorFlow 2.15 for this Python version."""
-    return python in _TENSORFLOW_PYTHONS
+    return python_version in _TENSORFLOW_PYTHONS
 
 
 def _pip_requirement(extra: str) -> str:

@@ -1,12 +1,11 @@
-"""Paths on disk and in object stores, atomic files, and locks.
+"""Paths on disk and in object stores, atomic files, mirrored folders, and locks.
 
 A file is either complete or absent. A process that is killed leaves at most a temporary file, which the next writer of the
 same file removes. Locks end with the process that holds them. Temporary names are random, so that nobody can place a
 symbolic link there in advance.
 
-Every file that outlives a stage gets its name in this module. This is also how object stores are served: `mount_mirror` puts
-a mirror behind a local folder, and the mirror is notified of each completed file in that folder, in the order of completion.
-See `_MOUNTED` for how mirrors work.
+Every file that outlives a stage gets its final name in this module. Object stores rely on this: if a stage writes to a URL,
+this module reports each file that becomes complete, and the file is uploaded. The section "mirrored folders" explains how.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from gaudi_bert.common.errors import FailedError, InputError, short_repr, shorte
 LONGEST_ROW_BYTES = 64 << 20
 """The most bytes of one line, row, sentence or document that a reader holds in memory, even if the file was compressed."""
 
-BAD_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+WRONG_PATH_ERRORS = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """Errors that mean that the path is wrong, not that the machine fails."""
 
 
@@ -64,11 +63,11 @@ def explain_os_errors(path: Path, action: str) -> Iterator[None]:
         reason = error.strerror or str(error)
         remedy = remedies.get(error.errno or 0, "this is the reason given by the operating system")
         is_closed = error.errno == errno.EACCES and action == "read"
-        kind = InputError if error.errno in BAD_PATH or is_closed else FailedError
+        kind = InputError if error.errno in WRONG_PATH_ERRORS or is_closed else FailedError
         raise kind(f"{shorten(str(path), 300)}: cannot {action}: {reason}; {remedy}") from error
 
 
-_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+_SPECIAL_FILE_TYPES = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def check_regular_file(path: Path | str) -> Path:
@@ -82,7 +81,7 @@ def check_regular_file(path: Path | str) -> Path:
         OSError: the file is missing or cannot be read. It is raised unchanged, because the caller knows the remedy.
     """
     try:
-        kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+        kind = _SPECIAL_FILE_TYPES.get(stat.S_IFMT(os.stat(path).st_mode))
     except ValueError as error:  # also if the name cannot be encoded
         raise InputError(f"{short_repr(str(path))}: invalid path: contains a NUL or a lone surrogate; correct it") from error
     if kind is not None:
@@ -242,7 +241,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             with suppress(OSError), open(os.open(abandoned, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as other:
                 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 abandoned.unlink()
-        temporary, handle = _new_temporary(path)
+        temporary, handle = _create_temporary_file(path)
         with handle:
             try:
                 yield handle
@@ -253,10 +252,10 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                 temporary.unlink(missing_ok=True)
                 raise
         flush_folder(path.parent)
-    _notify_mirror(path)
+    _report_completed_file(path)
 
 
-def _new_temporary(path: Path) -> tuple[Path, BinaryIO]:
+def _create_temporary_file(path: Path) -> tuple[Path, BinaryIO]:
     """Create a temporary file that is locked while it is open, which distinguishes it from those of killed processes."""
     while True:
         temporary = hidden_path_beside(path, f"{secrets.token_hex(4)}.tmp")
@@ -271,52 +270,66 @@ def _new_temporary(path: Path) -> tuple[Path, BinaryIO]:
 
 
 def move_finished_file(temporary: Path, path: Path) -> None:
-    """Rename a finished and flushed file to its final name, and notify the mirror."""
+    """Rename a finished and flushed file to its final name, and upload it if the path is mirrored."""
     with explain_os_errors(path, "write"):
         os.replace(temporary, path)
         flush_folder(path.parent)
-    _notify_mirror(path)
+    _report_completed_file(path)
+
+
+# --- mirrored folders: local folders in front of an object store
+#
+# A stage that reads or writes a URL works in a new local folder that mirrors the URL, so that its code only needs paths.
+# `artefacts/mirrored_folder.py` creates the folder, downloads and uploads its files, and removes the folder at the end.
+#
+# - A path is *mirrored* if it is such a folder or lies below one. `_MIRRORS` contains the mirror of each such folder, and
+#   `find_mirror` looks a path up. All other paths are ordinary local paths.
+# - Downloads: the folder is empty at first. A stage has to request files of earlier commands with `fetch` before it opens
+#   them. For a local path, `fetch` does nothing.
+# - Uploads: `atomic_file` and `move_finished_file` report each completed file to the mirror in the thread that wrote the
+#   file. The mirror uploads it before they return, unless it is hidden. A file that grows, such as a log, is uploaded when
+#   the stage calls `publish`.
+# - After a kill, the store contains exactly the files that were uploaded before, and each of them is complete. A stage
+#   writes the file that marks its artefact as finished last, so an unfinished artefact has no such file in the store. The
+#   local folder is useless then, and the next command removes it.
+#
+# `_MIRRORS` is a global variable, because a context variable would be lost in other threads and in generators, and files
+# that they write would not be uploaded. Only `mount_mirror` changes it. Commands in one process use folders of different
+# names, so they do not affect each other.
 
 
 class Mirror(Protocol):
-    """A store behind a mounted folder."""
+    """The connection of a mirrored folder to its store."""
 
-    def completed(self, path: Path) -> None:
-        """Handle a file below the folder that is complete. Called in the thread that wrote the file."""
+    def upload_completed(self, path: Path) -> None:
+        """Upload a file of the folder that has just been completed. The thread that wrote the file calls this method."""
 
 
-# The table of mounts: each folder with a mirror behind it. A stage works in a new local folder. Every file that is completed
-# there, by `atomic_file` or `move_finished_file`, is passed to the mirror in the same thread, and the mirror uploads it
-# unless it is hidden. Files of an earlier run are fetched when a stage requests them. After a kill, the store contains the
-# files that were uploaded before, each of them complete. `artefacts/mirrored_folder.py` is the mirror for object stores.
-#
-# A context variable would be lost in other threads and in generators, and the file with it, so this is a global table. Only
-# `mount_mirror` changes it. Two commands in one process use folders of different names, so they do not affect each other.
-_MOUNTED: dict[Path, Mirror] = {}
+_MIRRORS: dict[Path, Mirror] = {}
 
 
 @contextmanager
 def mount_mirror(folder: Path, mirror: Mirror) -> Iterator[None]:
-    """Put `mirror` behind `folder`, which must be a new folder, for the duration of the block."""
-    _MOUNTED[folder] = mirror
+    """Make a new folder a mirrored folder for the duration of the block."""
+    _MIRRORS[folder] = mirror
     try:
         yield
     finally:
-        del _MOUNTED[folder]
+        del _MIRRORS[folder]
 
 
 def find_mirror(path: Path) -> Mirror | None:
-    """Return the mirror of the mounted folder that is `path` or contains it, or None."""
-    if not _MOUNTED:
+    """Return the mirror of the mirrored folder that is `path` or contains it, or None if `path` is not mirrored."""
+    if not _MIRRORS:
         return None
-    return next((_MOUNTED[folder] for folder in (path, *path.parents) if folder in _MOUNTED), None)
+    return next((_MIRRORS[folder] for folder in (path, *path.parents) if folder in _MIRRORS), None)
 
 
-def _notify_mirror(path: Path) -> None:
-    """Tell the mirror of the folder that the file is complete. Do nothing if there is no mirror."""
+def _report_completed_file(path: Path) -> None:
+    """Report to the mirror that a file is complete. Do nothing if the path is not mirrored."""
     mirror = find_mirror(path)
     if mirror is not None:
-        mirror.completed(path)
+        mirror.upload_completed(path)
 
 
 def flush_folder(folder: Path) -> None:
@@ -348,7 +361,7 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def json_digest(value: Any) -> str:
+def hash_json(value: Any) -> str:
     """Return the SHA-256 of a JSON value, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8")).hexdigest()
 
@@ -402,15 +415,15 @@ def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
             holder = os.pread(descriptor, _LOCK_BYTES, 0).decode("utf-8", "replace").strip() or "another process"
             raise FailedError(f"{what}: {holder} is writing to it; wait until it ends, or stop it") from error
         with explain_os_errors(lock_path, "write"):
-            _name_holder(descriptor, f"process {os.getpid()} on {socket.gethostname()}")
+            _write_lock_holder(descriptor, f"process {os.getpid()} on {socket.gethostname()}")
         try:
             yield
         finally:
-            _name_holder(descriptor, "")  # the lock file of finished work must not name a process or host
+            _write_lock_holder(descriptor, "")  # the lock file of finished work must not name a process or host
     finally:
         os.close(descriptor)
 
 
-def _name_holder(descriptor: int, holder: str) -> None:
+def _write_lock_holder(descriptor: int, holder: str) -> None:
     """Write the name of the holder to the lock file, padded to its fixed size."""
     os.pwrite(descriptor, holder.encode()[: _LOCK_BYTES - 1].ljust(_LOCK_BYTES - 1) + b"\n", 0)

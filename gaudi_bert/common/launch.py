@@ -177,7 +177,7 @@ def find_node(environment: Mapping[str, str] | None = None) -> Node | None:
     return Node(rank, count, processes, variables[NODE_ADDRESS], port)
 
 
-def shares_folders() -> bool:
+def processes_share_folders() -> bool:
     """Return whether all processes of the launch see the same files.
 
     They do if there is only one process, or if they run in pods, which mount the same volume.
@@ -185,7 +185,7 @@ def shares_folders() -> bool:
     return find_launch() is None or NODE_ADDRESS in os.environ
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Return a port of this machine on which nothing listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -211,7 +211,7 @@ def parse_part(text: str, environment: Mapping[str, str] | None = None) -> tuple
     """
     variables = os.environ if environment is None else environment
     if text == "auto":
-        return _slurm_part(variables)
+        return _parse_slurm_part(variables)
     match = re.fullmatch(r"(\d{1,9}|auto)/(\d{1,9})", text, re.ASCII)
     if match is None:
         raise InputError(f"--shard {text}: use K/N with K from 0 to N - 1, for example 0/4, or use auto or auto/N")
@@ -222,7 +222,7 @@ def parse_part(text: str, environment: Mapping[str, str] | None = None) -> tuple
     return number, int(match[2])
 
 
-def _slurm_part(variables: Mapping[str, str]) -> tuple[int, int]:
+def _parse_slurm_part(variables: Mapping[str, str]) -> tuple[int, int]:
     """Return the part of a Slurm array task, whose array must be numbered without gaps."""
     if _SLURM_ID not in variables and _JOB_INDEX in variables:
         raise InputError("--shard auto: an Indexed Job does not tell how many pods it has; use auto/N")

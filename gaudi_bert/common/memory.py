@@ -17,7 +17,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic as numba_intrinsic
+from numba.extending import make_intrinsic as numba_intrinsic
 
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.compiled import inlined_kernel
@@ -37,7 +37,7 @@ def address_of(array: AnyArray) -> int:
     return as_word(array.ctypes.data)
 
 
-def intrinsic(result: Any, words: int, write: Callable[..., Any]) -> Any:
+def make_intrinsic(result: Any, words: int, write: Callable[..., Any]) -> Any:
     """Create a function that kernels can call.
 
     Args:
@@ -60,7 +60,7 @@ def intrinsic(result: Any, words: int, write: Callable[..., Any]) -> Any:
     return numba_intrinsic(definitions[words - 1])
 
 
-def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+def _emit_pointer(builder: Any, address: Any, kind: Any) -> Any:
     """Convert an address to an LLVM pointer."""
     return builder.inttoptr(address, kind.as_pointer())
 
@@ -69,11 +69,11 @@ def _make_load(kind: Any) -> Any:
     """Create a load of one element at an address of any alignment."""
 
     def load(_: Any, builder: Any, address: Any) -> Any:
-        value = builder.load(_pointer(builder, address, kind))
+        value = builder.load(_emit_pointer(builder, address, kind))
         value.align = 1
         return value if kind is _WORD else builder.zext(value, _WORD)
 
-    return intrinsic(types.int64, 1, load)
+    return make_intrinsic(types.int64, 1, load)
 
 
 def _make_store(kind: Any) -> Any:
@@ -81,9 +81,9 @@ def _make_store(kind: Any) -> Any:
 
     def store(_: Any, builder: Any, address: Any, value: Any) -> None:
         narrow = value if kind is _WORD else builder.trunc(value, kind)
-        builder.store(narrow, _pointer(builder, address, kind)).align = 1
+        builder.store(narrow, _emit_pointer(builder, address, kind)).align = 1
 
-    return intrinsic(types.void, 2, store)
+    return make_intrinsic(types.void, 2, store)
 
 
 def _make_indexed_load(kind: Any) -> Any:
@@ -92,11 +92,11 @@ def _make_indexed_load(kind: Any) -> Any:
     """
 
     def load(_: Any, builder: Any, address: Any, number: Any) -> Any:
-        value = builder.load(builder.gep(_pointer(builder, address, kind), [number]))
+        value = builder.load(builder.gep(_emit_pointer(builder, address, kind), [number]))
         value.align = 1
         return value if kind is _WORD else builder.zext(value, _WORD)
 
-    return intrinsic(types.int64, 2, load)
+    return make_intrinsic(types.int64, 2, load)
 
 
 byte_at: Callable[[int, int], int] = _make_indexed_load(_BYTE)
@@ -110,35 +110,37 @@ store_u32: Callable[[int, int], None] = _make_store(_INT)
 store_word: Callable[[int, int], None] = _make_store(_WORD)
 
 
-def _copy_bytes(_: Any, builder: Any, destination: Any, source: Any, count: Any) -> None:
+def _emit_copy(_: Any, builder: Any, destination: Any, source: Any, count: Any) -> None:
     """Emit memcpy. The two ranges must not overlap."""
-    cgutils.raw_memcpy(builder, _pointer(builder, destination, _BYTE), _pointer(builder, source, _BYTE), count, 1)
+    cgutils.raw_memcpy(builder, _emit_pointer(builder, destination, _BYTE), _emit_pointer(builder, source, _BYTE), count, 1)
 
 
-def _fill_bytes(_: Any, builder: Any, destination: Any, value: Any, count: Any) -> None:
+def _emit_fill(_: Any, builder: Any, destination: Any, value: Any, count: Any) -> None:
     """Emit memset."""
-    cgutils.memset(builder, _pointer(builder, destination, _BYTE), count, builder.trunc(value, _BYTE))
+    cgutils.memset(builder, _emit_pointer(builder, destination, _BYTE), count, builder.trunc(value, _BYTE))
 
 
-def _prefetch(_: Any, builder: Any, address: Any) -> None:
+def _emit_prefetch(_: Any, builder: Any, address: Any) -> None:
     """Emit a prefetch of the cache line at an address. Any address is harmless."""
     kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _INT, _INT, _INT])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [_pointer(builder, address, _BYTE), _INT(0), _INT(3), _INT(1)])
+    builder.call(function, [_emit_pointer(builder, address, _BYTE), _INT(0), _INT(3), _INT(1)])
 
 
-def _multiply_mix(_: Any, builder: Any, first: Any, second: Any) -> Any:
+def _emit_multiply_mix(_: Any, builder: Any, first: Any, second: Any) -> Any:
     """Emit the mixing step of wyhash: the exclusive or of both halves of the 128-bit product of two unsigned words."""
     product = builder.mul(builder.zext(first, _DOUBLE_WORD), builder.zext(second, _DOUBLE_WORD))
     high = builder.trunc(builder.lshr(product, _DOUBLE_WORD(64)), _WORD)
     return builder.xor(high, builder.trunc(product, _WORD))
 
 
-copy_bytes: Callable[[int, int, int], None] = intrinsic(types.void, 3, _copy_bytes)
-fill_bytes: Callable[[int, int, int], None] = intrinsic(types.void, 3, _fill_bytes)
-prefetch: Callable[[int], None] = intrinsic(types.void, 1, _prefetch)
-count_bits: Callable[[int], int] = intrinsic(types.int64, 1, lambda _, builder, word: builder.ctpop(word))
-multiply_mix: Callable[[int, int], int] = intrinsic(types.int64, 2, _multiply_mix)
+copy_bytes: Callable[[int, int, int], None] = make_intrinsic(types.void, 3, _emit_copy)
+fill_bytes: Callable[[int, int, int], None] = make_intrinsic(types.void, 3, _emit_fill)
+prefetch: Callable[[int], None] = make_intrinsic(types.void, 1, _emit_prefetch)
+count_bits: Callable[[int], int] = make_intrinsic(types.int64, 1, lambda _, builder, word: builder.ctpop(word))
+multiply_mix: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _emit_multiply_mix)
 # Arithmetic modulo 2**64. With numba's own + and - on int64, LLVM would assume that nothing overflows.
-add_words: Callable[[int, int], int] = intrinsic(types.int64, 2, lambda _, builder, one, other: builder.add(one, other))
-subtract_words: Callable[[int, int], int] = intrinsic(types.int64, 2, lambda _, builder, one, other: builder.sub(one, other))
+add_words: Callable[[int, int], int] = make_intrinsic(types.int64, 2, lambda _, builder, one, other: builder.add(one, other))
+subtract_words: Callable[[int, int], int] = make_intrinsic(
+    types.int64, 2, lambda _, builder, one, other: builder.sub(one, other)
+)

@@ -20,7 +20,7 @@ from typing import TextIO
 
 from gaudi_bert.common.files import explain_os_errors
 
-RESULT_ALONE = "GAUDI_BERT_RESULT_ALONE"
+ONLY_RESULT_VARIABLE = "GAUDI_BERT_RESULT_ALONE"
 """An environment variable that, if set, silences every reporter, also in child processes. The option `--quiet` sets it."""
 LOG_LINE_EVERY_SECONDS = 10.0
 _LONGEST_SILENCE_SECONDS = 60.0
@@ -81,10 +81,10 @@ class Task:
     def __init__(self, name: str, total: float, unit: str) -> None:
         self.name, self.total, self.unit = name, total, unit
         self.done = 0.0
-        self.started = self._counts_since = time.monotonic()
+        self.started = self._speed_since = time.monotonic()
         self._done_before = 0.0
-        self._seen: deque[tuple[float, float]] = deque([(self.started, 0.0)])
-        self._shown: float | None = None
+        self._observations: deque[tuple[float, float]] = deque([(self.started, 0.0)])
+        self._last_shown_seconds: float | None = None
         self._lock = threading.Lock()
 
     def advance(self, amount: float = 1) -> None:
@@ -104,8 +104,8 @@ class Task:
         with self._lock:
             self.total = self.total if total is None else total
             self.done = self._done_before = done
-            self._counts_since, self._shown = time.monotonic(), None
-            self._seen = deque([(self._counts_since, done)])
+            self._speed_since, self._last_shown_seconds = time.monotonic(), None
+            self._observations = deque([(self._speed_since, done)])
 
     def format_line(self, now: float) -> str:
         """Format the progress as one line: percentage, speed and remaining time, or the elapsed time if the speed is
@@ -120,28 +120,30 @@ class Task:
             if speed is None:
                 return so_far
             remaining = (self.total - self.done) / speed
-            self._shown = remaining if self._shown is None else min(remaining, _MOST_GROWTH * self._shown)
-            return f"{self.name}: {share:.0f} %, {format_rate(speed, self.unit)}, {format_seconds(self._shown)} left"
+            if self._last_shown_seconds is not None:
+                remaining = min(remaining, _MOST_GROWTH * self._last_shown_seconds)
+            self._last_shown_seconds = remaining
+            return f"{self.name}: {share:.0f} %, {format_rate(speed, self.unit)}, {format_seconds(remaining)} left"
 
-    def observe(self, now: float) -> None:
+    def record_progress(self, now: float) -> None:
         """Record how much is done at time `now`. Call this often, because `line` needs it."""
         with self._lock:
-            self._seen.append((now, self.done))
-            self._forget_first_half(now)
+            self._observations.append((now, self.done))
+            self._drop_first_half(now)
 
-    def _forget_first_half(self, now: float) -> None:
+    def _drop_first_half(self, now: float) -> None:
         """Remove all observations of the first half of the time, except the last one."""
-        while len(self._seen) > 1 and self._seen[1][0] <= (self._counts_since + now) / 2:
-            self._seen.popleft()
+        while len(self._observations) > 1 and self._observations[1][0] <= (self._speed_since + now) / 2:
+            self._observations.popleft()
 
     def _recent_speed(self, now: float) -> float | None:
         """Return the speed of the last half of the time in units per second, or None if it is not meaningful yet."""
-        self._forget_first_half(now)
-        middle, done = self._seen[0]
-        before = (done - self._done_before) / max(middle - self._counts_since, 1e-9)
+        self._drop_first_half(now)
+        middle, done = self._observations[0]
+        before = (done - self._done_before) / max(middle - self._speed_since, 1e-9)
         lately = (self.done - done) / max(now - middle, 1e-9)
-        is_steady = now - self._counts_since >= _LEAST_SECONDS and 0 < before <= _MOST_SLOWER * lately
-        is_shown = is_steady or self._shown is not None
+        is_steady = now - self._speed_since >= _LEAST_SECONDS and 0 < before <= _MOST_SLOWER * lately
+        is_shown = is_steady or self._last_shown_seconds is not None
         return lately if is_shown and self.total - self.done < _MOST_SECONDS * lately else None
 
 
@@ -155,7 +157,7 @@ class Reporter:
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
         self._stream = stream
-        self.quiet = quiet or bool(os.environ.get(RESULT_ALONE))
+        self.quiet = quiet or bool(os.environ.get(ONLY_RESULT_VARIABLE))
         self.live = not self.quiet and self.stream.isatty()
         self._line_width = 0
         self._lock = threading.Lock()
@@ -171,7 +173,7 @@ class Reporter:
         if self.quiet:
             return
         with self._lock:
-            self._clear()
+            self._erase_temporary_line()
             self._last_line = time.monotonic()
             print(text, file=self.stream, flush=True)
 
@@ -181,7 +183,7 @@ class Reporter:
             self.say(text)
             return
         with self._lock:
-            self._clear()
+            self._erase_temporary_line()
             shown = text[: shutil.get_terminal_size().columns - 1]  # a line that wraps could not be overwritten
             self.stream.write(shown)
             self.stream.flush()
@@ -191,10 +193,10 @@ class Reporter:
         """Remove the current temporary line, before something else prints to the terminal."""
         with self._lock:
             if self._line_width:
-                self._clear()
+                self._erase_temporary_line()
                 self.stream.flush()
 
-    def _clear(self) -> None:
+    def _erase_temporary_line(self) -> None:
         """Overwrite the current temporary line with blanks."""
         if self._line_width:
             self.stream.write("\r" + " " * self._line_width + "\r")
@@ -214,7 +216,7 @@ class Reporter:
         """
         task = Task(name, total, unit)
         ended = threading.Event()
-        watch = threading.Thread(target=self._watch, args=(task, ended), daemon=True)
+        watch = threading.Thread(target=self._print_progress_until, args=(task, ended), daemon=True)
         if not self.quiet:
             watch.start()
         try:
@@ -225,11 +227,11 @@ class Reporter:
                 watch.join()
             self.clear()
 
-    def _watch(self, task: Task, ended: threading.Event) -> None:
+    def _print_progress_until(self, task: Task, ended: threading.Event) -> None:
         """Show the progress of a task: on a terminal all the time, in a log if nothing was printed for a while."""
         while not ended.wait(TERMINAL_LINE_EVERY_SECONDS if self.live else 1.0):
             now = time.monotonic()
-            task.observe(now)
+            task.record_progress(now)
             silence = min(max(LOG_LINE_EVERY_SECONDS, (now - task.started) / 60), _LONGEST_SILENCE_SECONDS)
             if self.live or now - max(self._last_line, task.started) >= silence - 0.5:
                 self.show(task.format_line(now))

@@ -19,7 +19,7 @@ from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 
 # With fewer sequences than this, numpy assigns them, because loading compiled kernels takes half a second.
-_COMPILED_FROM = 50_000
+_MIN_COMPILED_SEQUENCES = 50_000
 
 
 class SampledPacks(NamedTuple):
@@ -70,12 +70,12 @@ def sample_packs(
     starts_by_length = np.concatenate(
         [np.zeros(1, np.int64), np.cumsum(np.bincount(lengths))]
     )  # sequences shorter than 0, 1, ...
-    by_length = _permute_by_length(lengths, starts_by_length, seed, group)
+    by_length = _shuffle_within_lengths(lengths, starts_by_length, seed, group)
     pack_strategies = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
     pack_strategies = pack_strategies[permutation(pack_strategies.size, seed, "packs", group)]
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[pack_strategies])])
     members = np.empty(lengths.size, dtype)
-    if lengths.size < _COMPILED_FROM:
+    if lengths.size < _MIN_COMPILED_SEQUENCES:
         slots = np.repeat(flat_starts[pack_strategies] - starts[:-1], sizes[pack_strategies]) + np.arange(lengths.size)
         members[np.argsort(flat[slots], kind="stable")] = by_length
     else:
@@ -83,10 +83,10 @@ def sample_packs(
     return SampledPacks(members, starts)
 
 
-def _permute_by_length(lengths: AnyArray, starts_by_length: IntArray, seed: int, group: int) -> AnyArray:
+def _shuffle_within_lengths(lengths: AnyArray, starts_by_length: IntArray, seed: int, group: int) -> AnyArray:
     """Return the sequence numbers grouped by length, in random order within each length."""
     number = np.int32 if lengths.size < 1 << 31 else np.int64
-    if lengths.size < _COMPILED_FROM:
+    if lengths.size < _MIN_COMPILED_SEQUENCES:
         order = permutation(lengths.size, seed, "sequences", group, dtype=number)
         return order[np.argsort(lengths[order], kind="stable")]
     order = np.empty(lengths.size, number)

@@ -39,7 +39,7 @@ def usable_cores(cgroups: Path = CGROUPS, own: Path = _OWN_CGROUPS) -> int:
     return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *_iterate_core_limits(cgroups, own)])))
 
 
-def limited_cores() -> int | None:
+def usable_cores_if_limited() -> int | None:
     """Return `usable_cores()` if a limit makes it less than the cores that this process may run on, otherwise None."""
     cores = usable_cores()
     return cores if cores < len(os.sched_getaffinity(0)) else None
@@ -50,16 +50,16 @@ def _iterate_core_limits(cgroups: Path, own: Path) -> Iterator[float]:
     for line in _read_or_empty(own).splitlines():
         _, controllers, name = line.split(":", 2)
         if controllers == "":
-            for folder in _iterate_group_folders(cgroups, name):
+            for folder in _iterate_cgroup_folders(cgroups, name):
                 yield _cores_from_quota(*_read_or_empty(folder / "cpu.max").split())
         elif "cpu" in controllers.split(","):
-            for folder in _iterate_group_folders(cgroups / "cpu", name):
+            for folder in _iterate_cgroup_folders(cgroups / "cpu", name):
                 yield _cores_from_quota(
                     _read_or_empty(folder / "cpu.cfs_quota_us"), _read_or_empty(folder / "cpu.cfs_period_us")
                 )
 
 
-def _iterate_group_folders(root: Path, name: str) -> Iterator[Path]:
+def _iterate_cgroup_folders(root: Path, name: str) -> Iterator[Path]:
     """Yield the folders of a control group and of the groups above it, up to `root`.
 
     In a container some or all of them do not exist, because the container's own group is the root there.

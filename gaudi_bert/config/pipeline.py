@@ -6,6 +6,7 @@ correct one. `--set packing.depth=4` changes one value after the file is read.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import read_text
+from gaudi_bert.config.options import EXCLUSIVE, REQUIRED, TypedValue, combination_error
 from gaudi_bert.config.places import DockerSettings, ImageSettings, KubernetesSettings, ResourceSettings, StoreSettings
 from gaudi_bert.config.sections import (
     FineTuneSettings,
@@ -30,12 +32,12 @@ from gaudi_bert.config.sections import (
 from gaudi_bert.config.values import (
     EngineName,
     Settings,
-    allowed_values,
-    field_at,
-    first_problem,
-    matching,
-    nearest_keys,
-    plain_types,
+    describe_allowed_values,
+    find_field,
+    format_first_problem,
+    require_pattern,
+    suggest_keys,
+    types_without_metadata,
 )
 
 
@@ -44,7 +46,7 @@ class PipelineSettings(Settings):
 
     name: Annotated[
         str,
-        matching(
+        require_pattern(
             r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?",
             "at most 42 characters of a to z, 0 to 9 and -, beginning with a letter and not ending with -",
         ),
@@ -64,75 +66,75 @@ class PipelineSettings(Settings):
     kubernetes: KubernetesSettings = Field(default_factory=KubernetesSettings)
 
     @property
-    def finetunes(self) -> bool:
+    def has_finetuning(self) -> bool:
         """Whether the pipeline has the stage `finetune`."""
         return self.finetune.data is not None
 
     @property
-    def predicts(self) -> bool:
+    def has_prediction(self) -> bool:
         """Whether the pipeline has the stage `predict`."""
         return self.predict.data is not None
 
     @property
-    def pretrains(self) -> bool:
+    def has_pretraining(self) -> bool:
         """Whether the pipeline has the pretraining stages. It has none if it fine-tunes given weights."""
-        return not self.finetunes or self.finetune.init_checkpoint is None
+        return not self.has_finetuning or self.finetune.init_checkpoint is None
 
     @property
-    def container_engine(self) -> EngineName:
+    def training_image_engine(self) -> EngineName:
         """The engine of the training image. `auto` means PyTorch on Gaudi cards, and TensorFlow otherwise."""
         if self.training.engine != "auto":
             return self.training.engine
         return "pytorch" if self.resources.cards else "tensorflow"
 
     @property
-    def training_kind(self) -> Literal["job", "mpijob", "trainjob"]:
+    def training_object_kind(self) -> Literal["job", "mpijob", "trainjob"]:
         """The kind of object that trains on a cluster."""
         if self.kubernetes.training != "auto":
             return self.kubernetes.training
-        return "mpijob" if self.resources.workers > 1 and self.container_engine == "tensorflow" else "job"
+        return "mpijob" if self.resources.workers > 1 and self.training_image_engine == "tensorflow" else "job"
 
     @property
-    def trains_as_mpijob(self) -> bool:
+    def trains_with_mpijob(self) -> bool:
         """Whether an MPIJob trains on a cluster, whose workers are started over ssh."""
-        return self.training_kind == "mpijob"
+        return self.training_object_kind == "mpijob"
 
     @property
-    def trains_on_nodes(self) -> bool:
+    def training_pods_start_ranks(self) -> bool:
         """Whether the training pods start their own ranks, which then connect to each other."""
-        return self.training_kind == "trainjob" or (self.training_kind == "job" and self.resources.workers > 1)
+        return self.training_object_kind == "trainjob" or (self.training_object_kind == "job" and self.resources.workers > 1)
 
     @property
-    def needs_service(self) -> bool:
+    def needs_headless_service(self) -> bool:
         """Whether the training pods need a headless Service to find each other."""
-        return self.pretrains and self.training_kind == "job" and self.trains_on_nodes
+        return self.has_pretraining and self.training_object_kind == "job" and self.training_pods_start_ranks
 
     @property
     def has_network_policy(self) -> bool:
         """Whether a NetworkPolicy closes the training pods to all others. Policies do not apply to pods on the node's
         network.
         """
-        together = self.pretrains and (self.trains_as_mpijob or self.trains_on_nodes)
+        together = self.has_pretraining and (self.trains_with_mpijob or self.training_pods_start_ranks)
         return together and self.kubernetes.network_policy and not self.kubernetes.efa
 
     @model_validator(mode="after")
-    def _task_is_whole(self) -> PipelineSettings:
-        if self.finetunes and self.task.name is None:
-            raise ValueError("finetune.data is set, but task.name is not; set task.name, for example to classification")
-        if self.predicts and not self.finetunes:
-            raise ValueError("predict.data needs a model that this pipeline fine-tunes; set finetune.data and task.name")
+    def _check_combinations_of_keys(self) -> PipelineSettings:
+        keys = {key for pair in (*EXCLUSIVE, *REQUIRED) for key in pair if "." in key}
+        message = combination_error({key: functools.reduce(getattr, key.split("."), self) for key in keys})
+        if message is not None:
+            raise ValueError(message)
         return self
 
     @model_validator(mode="after")
-    def _training_fits_the_cluster(self) -> PipelineSettings:
-        kind = self.training_kind
-        if self.trains_on_nodes and self.container_engine == "tensorflow":
+    def _check_training_on_cluster(self) -> PipelineSettings:
+        kind = self.training_object_kind
+        if self.training_pods_start_ranks and self.training_image_engine == "tensorflow":
             raise ValueError(f"kubernetes.training is `{kind}`, but TensorFlow's workers need an MPIJob; set it to auto")
-        if self.trains_as_mpijob and self.container_engine == "pytorch" and self.images.train is None:
+        if self.trains_with_mpijob and self.training_image_engine == "pytorch" and self.images.train is None:
             raise ValueError(
                 "kubernetes.training is `mpijob`, which needs an sshd that the PyTorch images do not have; set it to auto"
             )
-        if self.kubernetes.efa and not (self.resources.cards and self.trains_as_mpijob):
+        if self.kubernetes.efa and not (self.resources.cards and self.trains_with_mpijob):
             raise ValueError("kubernetes.efa needs an MPIJob of TensorFlow on Gaudi cards; set it to 0")
         return self
 
@@ -143,15 +145,14 @@ Section = TypeVar("Section", bound=Settings)
 
 
 def load_pipeline(
-    path: Path | str | None, overrides: Iterable[str] = (), options: Mapping[str, tuple[str, object]] | None = None
+    path: Path | str | None, overrides: Iterable[str] = (), options: Mapping[str, TypedValue] | None = None
 ) -> PipelineSettings:
     """Read a pipeline file, then apply the options of a command and the `--set` overrides.
 
     Args:
         path: The file. If None, all settings have their defaults.
         overrides: Texts of the form `key.path=value`, whose values are read as YAML.
-        options: The options of a command, by the key that they set: `{"task.name": ("--task", "regression")}`. An option
-            whose value is None was not given.
+        options: The options that the user typed, by the key that they set: `{"task.name": TypedValue(...)}`.
 
     Raises:
         InputError: The file cannot be read, or a key or value is wrong.
@@ -163,21 +164,28 @@ def load_pipeline(
         mapping = {} if mapping is None else mapping
         if not isinstance(mapping, dict):
             raise InputError(f"{path}: a pipeline file must contain `key: value` pairs, not a {type(mapping).__name__}")
-    typed = {}
-    for key, (option, value) in (options or {}).items():
-        if value == "":
-            raise InputError(f"{option}: must not be empty; pass a value, or leave the option out")
-        if value is not None:
-            typed[key] = f"{option} {value}"
-            _set_key(mapping, key, value, typed[key])
-    for override in overrides:
-        key, separator, text = override.partition("=")
-        key = key.strip()
-        if not separator or not key:
-            raise InputError(f"--set {shorten(override)}: must have the form key.path=value, for example packing.depth=4")
-        typed[key] = f"--set {override}"
-        _set_key(mapping, key, _value_of(key, text, typed[key]), typed[key])
-    return section_from_mapping(PipelineSettings, mapping, source, typed)
+    return _section_from_typed_values(
+        PipelineSettings, mapping, source, [*(options or {}).items(), *map(parse_override, overrides)]
+    )
+
+
+def parse_override(override: str) -> tuple[str, TypedValue]:
+    """Parse the value of `--set`, such as "packing.depth=4", and return the key and the value that was typed.
+
+    Raises:
+        InputError: The text does not have the form key.path=value, or the value is not valid YAML.
+    """
+    key, separator, text = override.partition("=")
+    key = key.strip()
+    if not separator or not key:
+        raise InputError(f"--set {shorten(override)}: must have the form key.path=value, for example packing.depth=4")
+    typed = f"--set {override}"
+    value = parse_yaml(text, shorten(typed))
+    field = find_field(PipelineSettings, key.split("."))
+    kinds = types_without_metadata(field.annotation) if field is not None else set()
+    # YAML reads a version such as 9.90 as a number or a date. If the key only accepts text, keep the text.
+    is_number = isinstance(value, int | float | date) and not isinstance(value, bool)
+    return key, TypedValue(typed, text.strip() if is_number and str in kinds and not kinds & {int, float} else value)
 
 
 def section_from_mapping(
@@ -197,53 +205,55 @@ def section_from_mapping(
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        raise InputError(first_problem(error, section, values, source, typed or {})) from error
+        raise InputError(format_first_problem(error, section, values, source, typed or {})) from error
 
 
-def section_from_options(section: type[Section], **options: Any) -> Section:
-    """Make a section from the options of a command: `--max-predictions` sets max_predictions, and None keeps the default.
+def section_from_options(section: type[Section], options: Mapping[str, TypedValue], **values: Any) -> Section:
+    """Make one section from the options of a command. Validating all sections of a pipeline would take 0.1 s.
 
-    Validating all sections would take 0.1 s, so commands that need a single section call this function.
-    """
-    values = {name: value for name, value in options.items() if value is not None}
-    typed = {name: f"--{name.replace('_', '-')} {value}" for name, value in values.items()}
-    return section_from_mapping(section, values, "the options", typed)
-
-
-def _set_key(mapping: dict[str, Any], key: str, value: object, typed: str) -> None:
-    """Set one key of nested mappings, in place.
+    Args:
+        section: The class of the section.
+        options: The options that the user typed, by the key that they set.
+        **values: Values of keys that have no option.
 
     Raises:
-        InputError: A part of the key is a single value, so there are no keys below it. The message begins with `typed`.
+        InputError: A key or value is wrong.
     """
-    *parents, last = key.split(".")
-    for parent in parents:
-        if mapping.get(parent) is None:
-            mapping[parent] = {}
-        mapping = mapping[parent]
-        if not isinstance(mapping, dict):
-            raise InputError(f"{shorten(typed)}: `{shorten(parent)}` is a single value and has no keys below it")
-    mapping[last] = value
+    return _section_from_typed_values(section, values, "the options", options.items())
 
 
-def _value_of(key: str, text: str, typed: str) -> object:
-    value = parse_yaml(text, shorten(typed))
-    field = field_at(PipelineSettings, key.split("."))
-    kinds = plain_types(field.annotation) if field is not None else set()
-    # YAML reads a version such as 9.90 as a number or a date. If the key only accepts text, keep the text.
-    is_number = isinstance(value, int | float | date) and not isinstance(value, bool)
-    return text.strip() if is_number and str in kinds and not kinds & {int, float} else value
+def _section_from_typed_values(
+    section: type[Section], mapping: dict[str, Any], source: str, typed_values: Iterable[tuple[str, TypedValue]]
+) -> Section:
+    """Set keys of a mapping, in place, to what the user typed, and validate the mapping as a section.
+
+    Raises:
+        InputError: A key or value is wrong.
+    """
+    typed = {}
+    for key, (text, value) in typed_values:
+        typed[key] = text
+        *parents, last = key.split(".")
+        keys = mapping
+        for parent in parents:
+            if keys.get(parent) is None:
+                keys[parent] = {}
+            keys = keys[parent]
+            if not isinstance(keys, dict):
+                raise InputError(f"{shorten(text)}: `{shorten(parent)}` is a single value and has no keys below it")
+        keys[last] = value
+    return section_from_mapping(section, mapping, source, typed)
 
 
 # --- the page of all keys: `gaudi-bert settings`, docs/settings.md
 
 
-def settings_schema() -> dict[str, Any]:
+def pipeline_json_schema() -> dict[str, Any]:
     """Return the JSON schema of pipeline files, for editors."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **PipelineSettings.model_json_schema()}
 
 
-def settings_page(only: str | None = None, *, markdown: bool = True) -> list[str]:
+def format_settings_page(only: str | None = None, *, markdown: bool = True) -> list[str]:
     """Write the page of all keys.
 
     Args:
@@ -258,7 +268,7 @@ def settings_page(only: str | None = None, *, markdown: bool = True) -> list[str
     """
     defaults = PipelineSettings()
     sections = {"": defaults, **{name: section for name, section in defaults if isinstance(section, Settings)}}
-    keys = {name: dict(_keys(section, f"{name}." if name else "", markdown)) for name, section in sections.items()}
+    keys = {name: dict(_describe_keys(section, f"{name}." if name else "", markdown)) for name, section in sections.items()}
     lines = []
     if only is None:
         lines += ["# Every key of a pipeline file", ""] * markdown + [*_INTRODUCTION, ""]
@@ -267,7 +277,7 @@ def settings_page(only: str | None = None, *, markdown: bool = True) -> list[str
     else:
         own = {key: line for section in keys.values() for key, line in section.items() if f"{key}.".startswith(f"{only}.")}
         if not own:
-            problem = f"pipeline files have no such section or key; {nearest_keys(only, PipelineSettings)}"
+            problem = f"pipeline files have no such section or key; {suggest_keys(only, PipelineSettings)}"
             raise InputError(f"{shorten(only)}: {problem}")
         keys = {"": own}
     for name, section in keys.items():
@@ -285,29 +295,29 @@ _INTRODUCTION = (
 )
 
 
-def _keys(defaults: Settings, prefix: str, markdown: bool) -> Iterator[tuple[str, str]]:
+def _describe_keys(defaults: Settings, prefix: str, markdown: bool) -> Iterator[tuple[str, str]]:
     """Yield each key of a section with its line on the page, without top-level sections, which have tables of their own."""
     for name, field in type(defaults).model_fields.items():
         default, key, meaning = getattr(defaults, name), f"{prefix}{name}", field.description or ""
         if isinstance(default, Settings):
             if prefix:
-                yield from _keys(default, f"{key}.", markdown)
+                yield from _describe_keys(default, f"{key}.", markdown)
             continue
         shown = "" if default is None else yaml.safe_dump(default, default_flow_style=True).splitlines()[0]
         if markdown:
             escaped = meaning.replace("|", "\\|")
-            yield key, f"| `{key}` | {allowed_values(field)} | {shown and f'`{shown}`'} | {escaped} |"
+            yield key, f"| `{key}` | {describe_allowed_values(field)} | {shown and f'`{shown}`'} | {escaped} |"
         else:
-            limits = allowed_values(field).replace("`", "") + (shown and f"; default {shown}")
+            limits = describe_allowed_values(field).replace("`", "") + (shown and f"; default {shown}")
             yield key, f"{key}: {limits}" + (meaning and f"\n    {meaning}")
 
 
 # --- reading YAML: PyYAML silently accepts a key that appears twice, so it is rejected here
 
-_MOST_CHARACTERS = 1 << 18
+_MAX_CHARACTERS = 1 << 18
 
 
-class _Loader(yaml.SafeLoader):
+class _UniqueKeyLoader(yaml.SafeLoader):
     """A `yaml.SafeLoader` that rejects repeated keys."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -332,10 +342,10 @@ def parse_yaml(text: str, source: str) -> Any:
     Raises:
         InputError: The text is too long, is not valid YAML, or repeats a key. The message begins with `source`.
     """
-    if len(text) > _MOST_CHARACTERS:
-        raise InputError(f"{source}: has {len(text):,} characters, but settings may have at most {_MOST_CHARACTERS:,}")
+    if len(text) > _MAX_CHARACTERS:
+        raise InputError(f"{source}: has {len(text):,} characters, but settings may have at most {_MAX_CHARACTERS:,}")
     try:
-        return _Loader(text).get_single_data()
+        return _UniqueKeyLoader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from gaudi_bert.config.values import Bytes, EnvironmentName, ImageName, KubernetesName, Quantity, Settings, matching
+from gaudi_bert.config.values import Bytes, EnvironmentName, ImageName, KubernetesName, Quantity, Settings, require_pattern
 
 
 class ImageSettings(Settings):
@@ -21,13 +21,17 @@ class ImageSettings(Settings):
     )
     registry: (
         Annotated[
-            str, matching(r"[a-z0-9][A-Za-z0-9.:/_-]*[A-Za-z0-9]", "a registry without https://, e.g. registry.example/team")
+            str,
+            require_pattern(
+                r"[a-z0-9][A-Za-z0-9.:/_-]*[A-Za-z0-9]", "a registry without https://, e.g. registry.example/team"
+            ),
         ]
         | None
     ) = Field(None, description="put before both names, e.g. registry.example/team")
     tag: (
         Annotated[
-            str, matching(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "an image's tag: at most 128 letters, digits and _ . -")
+            str,
+            require_pattern(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "an image's tag: at most 128 letters, digits and _ . -"),
         ]
         | None
     ) = Field(None, description="default: this program's version")
@@ -47,7 +51,7 @@ class PodResources(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _limit_follows_memory(cls, values: Any) -> Any:
+    def _set_default_memory_limit(cls, values: Any) -> Any:
         if isinstance(values, Mapping) and "memory" in values and "memory_limit" not in values:
             return {**values, "memory_limit": values["memory"]}
         return values
@@ -93,7 +97,7 @@ class ResourceSettings(Settings):
     cores_per_process: int | None = Field(
         None, ge=1, description="bind each training process to this many cores; default: unbound"
     )
-    mpi_prefix: Annotated[str, matching(r"/[A-Za-z0-9._/-]+", "an absolute path")] | None = Field(
+    mpi_prefix: Annotated[str, require_pattern(r"/[A-Za-z0-9._/-]+", "an absolute path")] | None = Field(
         None, description="where Open MPI is installed in the training image; default: on its PATH"
     )
     environment: dict[EnvironmentName, str] = Field(
@@ -115,7 +119,7 @@ class Toleration(Settings):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(None, description="default: any")
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Toleration:
+    def _check_operator(self) -> Toleration:
         if self.operator == "Exists" and self.value is not None:
             raise ValueError("operator Exists takes no value; leave one of the two out")
         if self.operator == "Equal" and self.key is None:
@@ -167,7 +171,8 @@ class KubernetesSettings(Settings):
     )
     store: (
         Annotated[
-            str, matching(r"[a-z][a-z0-9+.-]*://[^\s@?#]*[^\s@?#/]", "a URL without a / at its end: s3://bucket/prefix")
+            str,
+            require_pattern(r"[a-z][a-z0-9+.-]*://[^\s@?#]*[^\s@?#/]", "a URL without a / at its end: s3://bucket/prefix"),
         ]
         | None
     ) = Field(
@@ -189,7 +194,7 @@ class KubernetesSettings(Settings):
     network_policy: bool = Field(
         True, description="let only pods that train together reach one another; not for pods on the node's network (efa)"
     )
-    network_interface: Annotated[str, matching(r"[A-Za-z0-9._,/-]+", "an interface such as eth0")] = Field(
+    network_interface: Annotated[str, require_pattern(r"[A-Za-z0-9._,/-]+", "an interface such as eth0")] = Field(
         "eth0", description="the network interface between the workers"
     )
     wait_seconds: int = Field(86_400, ge=1, description="how long a stage waits for its inputs")
@@ -200,28 +205,20 @@ class KubernetesSettings(Settings):
     keep_seconds: int = Field(604_800, ge=60, description="a finished Job is removed after this long")
 
     @property
-    def version_numbers(self) -> tuple[int, int]:
+    def version_tuple(self) -> tuple[int, int]:
         """The version of Kubernetes, for comparisons: (1, 24)."""
         major, minor = self.version.split(".")
         return int(major), int(minor)
-
-    @model_validator(mode="after")
-    def _has_one_work_folder(self) -> KubernetesSettings:
-        if self.store and self.work_claim:
-            raise ValueError("kubernetes.store and kubernetes.work_claim exclude each other; leave one of them out")
-        if self.store_secret and not self.store:
-            raise ValueError("kubernetes.store_secret needs a store; set kubernetes.store, such as to s3://bucket/prefix")
-        return self
 
 
 class DockerSettings(Settings):
     """A pipeline in containers on one machine. Keys for Gaudi apply only to stages with cards."""
 
     cpus: float | None = Field(None, gt=0, description="most cores per container; default: all")
-    runtime: Annotated[str, matching(r"[a-z0-9._-]+", "a runtime that Docker knows: a to z, 0 to 9 and . _ -")] = Field(
-        "habana", description="Gaudi: the container runtime that brings the cards"
+    runtime: Annotated[str, require_pattern(r"[a-z0-9._-]+", "a runtime that Docker knows: a to z, 0 to 9 and . _ -")] = (
+        Field("habana", description="Gaudi: the container runtime that brings the cards")
     )
-    visible_devices: Annotated[str, matching(r"all|[0-9]+(,[0-9]+)*", "all, or numbers such as 0,1")] = Field(
+    visible_devices: Annotated[str, require_pattern(r"all|[0-9]+(,[0-9]+)*", "all, or numbers such as 0,1")] = Field(
         "all", description="Gaudi: HABANA_VISIBLE_DEVICES"
     )
     host_network: bool = Field(False, description="Gaudi: use the host's network, as the vendor's own examples do")
@@ -234,7 +231,7 @@ class StoreSettings(Settings):
     """Access to object stores. Credentials are never here: each store's own variables and files hold them."""
 
     endpoint_url: (
-        Annotated[str, matching(r"https?://[^\s@/?#]+/?", "http:// or https:// and a host, without a path")] | None
+        Annotated[str, require_pattern(r"https?://[^\s@/?#]+/?", "http:// or https:// and a host, without a path")] | None
     ) = Field(None, description="s3: your own server, e.g. https://minio.example:9000; default: AWS_ENDPOINT_URL, or AWS")
     ca_file: str | None = Field(None, description="s3: the certificates to trust, a PEM file; default: AWS_CA_BUNDLE")
     attempts: int = Field(8, ge=1, le=100, description="how often a request is tried before the command fails")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, PrivateAttr, model_validator
 
 from gaudi_bert.config.values import (
-    FREE,
+    CHANGEABLE_ON_RESUME,
     Algorithm,
     Bytes,
     Delimiter,
@@ -82,84 +82,51 @@ class PackingSettings(Settings):
     seed: int = Field(12345, description="seed of every random choice")
 
 
-class TableSettings(Settings):
+class TableSettings(PackingSettings):
     """Packing the rows of a table. These settings come from the command line only, not from a pipeline file.
 
     With `row_lengths`, a packed table is one of several, and has packs of `max_sequence_length`. Each sequence then goes
     into the table with the shortest packs that can hold it.
     """
 
-    max_sequence_length: int = Field(ge=1, le=2**20, description="tables: slots of a pack")
-    row_lengths: RowLengthChoice | None = Field(
-        None, description="tables: up to three pack lengths, or `auto` for the cheapest; each length gets its own folder"
-    )
-    input_column: str = Field("input_ids", description="tables: the column of token ids")
-    algorithm: Algorithm = Field("optimal", description="the packing algorithm")
-    effort: Literal["bounded", "unlimited"] = "bounded"
+    # Packs of tables have no masked positions, and leftovers are always packed by best fit, so these are no keys of tables.
+    leftovers: ClassVar[Literal["best-fit"]] = "best-fit"  # type: ignore[misc]
+    masked_slots: ClassVar[None] = None  # type: ignore[misc]
+
     depth: Depth = Field(
         "max", description="largest number of sequences in a pack, or `max`; default: 3 for records, max for tables"
     )
-    too_long: Literal["error", "truncate", "split", "drop"] = Field(
-        "error", description="tables: what to do with rows that are longer than a pack"
+    group_bytes: Bytes = Field(2**30, ge=2**20, description="Tables: size of the rows held in memory at once, e.g. 256MiB")
+    max_sequence_length: int = Field(ge=1, le=2**20, description="Tables: slots of a pack")
+    row_lengths: RowLengthChoice | None = Field(
+        None, description="Tables: up to three pack lengths, or `auto` for the cheapest; each length gets its own folder"
     )
-    columns: tuple[str, ...] | None = Field(None, description="tables: pack only these columns")
-    group_sequences: int = Field(500_000, ge=1)
-    group_bytes: Bytes = Field(2**30, ge=2**20, description="tables: size of the rows held in memory at once, e.g. 256MiB")
-    shard_multiple: int = Field(32, ge=1, le=4096)
-    shard_bytes: Bytes = Field(128 * 10**6)
-    seed: int = Field(12345, description="seed of every random choice")
+    input_column: str = Field("input_ids", description="Tables: the column of token ids")
+    too_long: Literal["error", "truncate", "split", "drop"] = Field(
+        "error", description="Tables: what to do with rows that are longer than a pack"
+    )
+    columns: tuple[str, ...] | None = Field(None, description="Tables: pack only these columns")
 
     @property
-    def given_lengths(self) -> tuple[int, ...]:
+    def explicit_row_lengths(self) -> tuple[int, ...]:
         """The row lengths that were given, ascending. Empty if there is one length, or if `auto` chooses them."""
         return self.row_lengths if isinstance(self.row_lengths, tuple) else ()
 
     @property
-    def sequence_lengths(self) -> range:
+    def accepted_sequence_lengths(self) -> range:
         """The lengths that sequences of this table can have: longer than the next shorter pack, up to its own packs."""
-        shorter = [length for length in self.given_lengths if length < self.max_sequence_length]
+        shorter = [length for length in self.explicit_row_lengths if length < self.max_sequence_length]
         return range(max(shorter, default=0) + 1, self.max_sequence_length + 1)
 
     @property
-    def most_tokens(self) -> int:
+    def longest_row_length(self) -> int:
         """The length of the longest packs of all tables. Rows with more tokens are too long."""
-        return self.given_lengths[-1] if self.given_lengths else self.max_sequence_length
+        return self.explicit_row_lengths[-1] if self.explicit_row_lengths else self.max_sequence_length
 
 
 RowFormat = Literal["jsonl", "csv", "tsv", "parquet", "conll", "squad", "txt"]
 OnBadRow = Literal["stop", "skip"]
 """What to do if a row cannot be read: stop before anything is computed, or skip the row and count it."""
-
-
-class TokenizeSettings(Settings):
-    """Making rows of token ids from texts. These settings come from the command line only, not from a pipeline file."""
-
-    max_sequence_length: int = Field(ge=1, le=2**20, description="largest number of tokens in a row, with special tokens")
-    too_long: Literal["split", "truncate", "drop", "error"] = Field("split", description="what to do with longer texts")
-    special_tokens: bool = Field(True, description="add the tokenizer's special tokens to each row")
-    text_column: str = Field("text", description="the column (or key of JSON lines) that contains the text")
-    text_pair_column: str | None = Field(None, description="the column that contains the second text of a pair")
-    columns: tuple[str, ...] | None = Field(None, description="names of the columns of a CSV or TSV file without a header")
-    no_header: bool | None = Field(
-        None, description="with `columns`: the first line is a row, even if it looks like a header"
-    )
-    format: RowFormat | None = Field(
-        None, description="file format; default: as the file's ending says, or JSON lines for a pipe"
-    )
-    delimiter: Delimiter | None = Field(None, description="CSV and TSV: the character between cells, such as ';' or tab")
-    encoding: Encoding | None = Field(None, description="encoding of the text, such as cp1252; default: utf-8")
-    on_bad_row: OnBadRow | None = Field(
-        None, description="what to do with a row that cannot be read: stop (default), or skip and count it"
-    )
-    part_bytes: Bytes = Field(64 * 2**20, ge=1)
-
-    @property
-    def reading(self) -> TaskSettings:
-        """How to read the text files. A second text is only read if its column is named."""
-        given = {"text_column": "text", "text_pair_column": "text_pair"}
-        given |= {name: name for name in ("columns", "no_header", "format", "delimiter", "encoding", "on_bad_row")}
-        named = {key: getattr(self, name) for name, key in given.items() if name in self.model_fields_set}
-        return TaskSettings(text_pair=named.get("text", "text")).with_named(named)
 
 
 # --- model and training
@@ -185,7 +152,7 @@ class ModelSettings(Settings):
     attention: Literal["bidirectional", "causal"] = "bidirectional"
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> ModelSettings:
+    def _check_heads_divide_hidden_size(self) -> ModelSettings:
         if self.hidden_size % self.num_attention_heads:
             heads, size = self.num_attention_heads, self.hidden_size
             raise ValueError(f"model.num_attention_heads {heads} does not divide model.hidden_size {size}; change one")
@@ -201,29 +168,29 @@ class LoopSettings(Settings):
 
     section_name: ClassVar[str] = "training"
 
-    engine: Annotated[Engine, FREE] = Field(
+    engine: Annotated[Engine, CHANGEABLE_ON_RESUME] = Field(
         "auto",
         description="auto: TensorFlow if it is installed and the model is a BERT, otherwise PyTorch; "
         "a resumed run keeps its engine",
     )
-    device: Annotated[Literal["auto", "cpu", "cuda", "hpu"], FREE] = Field(
+    device: Annotated[Literal["auto", "cpu", "cuda", "hpu"], CHANGEABLE_ON_RESUME] = Field(
         "auto",
         description="cuda is a GPU, hpu a Gaudi card; auto takes a card or GPU if there is one, and otherwise the CPU",
     )
-    compile: Annotated[bool | None, FREE] = Field(
+    compile: Annotated[bool | None, CHANGEABLE_ON_RESUME] = Field(
         None,
         description="compile the training step (XLA, torch.compile); by default where it pays; a resumed run keeps its "
         "choice",
     )
-    recompute: Annotated[bool, FREE] = Field(
+    recompute: Annotated[bool, CHANGEABLE_ON_RESUME] = Field(
         False,
         description="PyTorch: keep only the input of each layer in memory and compute the layer again in the backward pass, "
         "with the same bits; costs a third more computation",
     )
-    deterministic: Annotated[bool, FREE] = Field(
+    deterministic: Annotated[bool, CHANGEABLE_ON_RESUME] = Field(
         True, description="PyTorch on a GPU: use only deterministic kernels; if false, a resumed run may differ by rounding"
     )
-    gaudi_fused_attention: Annotated[bool, FREE] = Field(
+    gaudi_fused_attention: Annotated[bool, CHANGEABLE_ON_RESUME] = Field(
         False, description="PyTorch, a BERT on a Gaudi card: compute attention with the vendor's kernel FusedSDPA"
     )
     optimizer: Literal["adamw", "lamb"] = "adamw"
@@ -250,18 +217,18 @@ class LoopSettings(Settings):
         1.0, ge=0, description="largest global norm of the gradients, after accumulation; 0 means no clipping"
     )
     precision: Precision = "float32"
-    keep_checkpoints: Annotated[int, FREE] = Field(2, ge=1)
-    log_every_updates: Annotated[int, FREE] = Field(50, ge=1)
-    threads: Annotated[int | None, FREE] = Field(
+    keep_checkpoints: Annotated[int, CHANGEABLE_ON_RESUME] = Field(2, ge=1)
+    log_every_updates: Annotated[int, CHANGEABLE_ON_RESUME] = Field(50, ge=1)
+    threads: Annotated[int | None, CHANGEABLE_ON_RESUME] = Field(
         None, ge=1, description="CPU threads of one operation; default: one per core"
     )
-    fusion_bytes: Annotated[Bytes, FREE] = Field(
+    fusion_bytes: Annotated[Bytes, CHANGEABLE_ON_RESUME] = Field(
         64 * 2**20, description="several workers: gradients are sent in merged buffers of at most this size"
     )
-    meeting_seconds: Annotated[float, FREE] = Field(
+    meeting_seconds: Annotated[float, CHANGEABLE_ON_RESUME] = Field(
         600, ge=1, description="PyTorch, several workers: how long they wait for each other before the run begins"
     )
-    stall_seconds: Annotated[float, FREE] = Field(
+    stall_seconds: Annotated[float, CHANGEABLE_ON_RESUME] = Field(
         300,
         ge=1,
         description="several workers: if a worker shows no sign of work for this long, all workers end (three times as long "
@@ -298,12 +265,12 @@ class TrainingSettings(LoopSettings):
     init_checkpoint: str | None = Field(
         None, description="initial weights: a checkpoint of gaudi-bert, a Hugging Face folder, or a TF1 checkpoint"
     )
-    save_every_updates: Annotated[int, FREE] = Field(500, ge=1)
-    evaluate_every_updates: Annotated[int, FREE] = Field(500, ge=1)
-    evaluate_packs: Annotated[int | None, FREE] = Field(
+    save_every_updates: Annotated[int, CHANGEABLE_ON_RESUME] = Field(500, ge=1)
+    evaluate_every_updates: Annotated[int, CHANGEABLE_ON_RESUME] = Field(500, ge=1)
+    evaluate_packs: Annotated[int | None, CHANGEABLE_ON_RESUME] = Field(
         None, ge=1, description="packs in one evaluation during training; default: all"
     )
-    measure_speedup: Annotated[bool, FREE] = Field(
+    measure_speedup: Annotated[bool, CHANGEABLE_ON_RESUME] = Field(
         False, description="first measure the speed-up over unpacked rows, which needs two more graphs"
     )
     shuffle_packs: int = Field(
@@ -355,7 +322,9 @@ class FineTuneSettings(LoopSettings):
         None, description="the metric that selects the best checkpoint; default: accuracy, f1_micro, pearson, f1 or loss"
     )
     evaluate_every_updates: int | None = Field(None, ge=1, description="default: after each epoch")
-    save_every_updates: Annotated[int | None, FREE] = Field(None, ge=1, description="default: after each epoch")
+    save_every_updates: Annotated[int | None, CHANGEABLE_ON_RESUME] = Field(
+        None, ge=1, description="default: after each epoch"
+    )
 
 
 class MlperfSettings(Settings):
@@ -483,15 +452,43 @@ class TaskSettings(Settings):
     _named: frozenset[str] | None = PrivateAttr(None)
 
     @property
-    def named(self) -> frozenset[str]:
+    def keys_set_by_user(self) -> frozenset[str]:
         """The keys that the user set. They must apply to the rows, whereas a default may be ignored."""
         return frozenset(self.model_fields_set) if self._named is None else self._named
 
-    def with_named(self, values: Mapping[str, Any]) -> TaskSettings:
+    def copy_with_user_settings(self, values: Mapping[str, Any]) -> TaskSettings:
         """Return a copy with `values`, which must be valid. Only the keys of `values` count as set by the user."""
         settings = self.model_copy(update=dict(values))
         settings._named = frozenset(values)  # noqa: SLF001 - its own class
         return settings
+
+
+class TokenizeSettings(Settings):
+    """Making rows of token ids from texts. These settings come from the command line only, not from a pipeline file."""
+
+    max_sequence_length: int = Field(ge=1, le=2**20, description="largest number of tokens in a row, with special tokens")
+    too_long: Literal["split", "truncate", "drop", "error"] = Field("split", description="what to do with longer texts")
+    special_tokens: bool = Field(True, description="add the tokenizer's special tokens to each row")
+    text_column: str = Field("text", description="the column (or key of JSON lines) that contains the text")
+    text_pair_column: str | None = Field(None, description="the column that contains the second text of a pair")
+    files: TaskSettings = Field(
+        default_factory=TaskSettings,
+        description="how to read the files, by the keys of `task` for the format, the columns, the encoding and bad rows",
+    )
+    part_bytes: Bytes = Field(64 * 2**20, ge=1)
+
+    @property
+    def row_reading_settings(self) -> TaskSettings:
+        """The settings for reading the rows of the text files. A second text is only read if its column is named."""
+        columns = {"text_column": "text", "text_pair_column": "text_pair"}
+        named = {key: getattr(self, name) for name, key in columns.items() if name in self.model_fields_set}
+        named |= self.files.model_dump(exclude_unset=True)
+        return TaskSettings(text_pair=named.get("text", "text")).copy_with_user_settings(named)
+
+    def to_json_fields(self) -> dict[str, Any]:
+        """Return the settings that have a value in the form in which artefacts store them, by name, without sections."""
+        own = self.model_dump(mode="json", exclude={"files"}, exclude_none=True)
+        return own | self.files.model_dump(mode="json", exclude_unset=True, exclude_none=True)
 
 
 class PredictSettings(Settings):

@@ -51,7 +51,7 @@ def _parse_bytes(value: object) -> object:
     return int(float(match[1]) * _BYTE_UNITS[match[2]])
 
 
-def _parse_quantity(value: object) -> object:
+def _parse_kubernetes_quantity(value: object) -> object:
     """Return a Kubernetes quantity (`500m`, `2`, `409Gi`) as a string for manifests. Numbers need no quotes."""
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?", text):
@@ -66,12 +66,12 @@ def parse_depth(value: object) -> object:
         ValueError: The value is neither `max` nor an integer from 1 to 1,024.
     """
     number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value
-    if number != "max" and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_DEPTH):
-        raise ValueError(f"must be an integer from 1 to {MOST_DEPTH:,}, or `max` for no limit")
+    if number != "max" and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MAX_DEPTH):
+        raise ValueError(f"must be an integer from 1 to {MAX_DEPTH:,}, or `max` for no limit")
     return number
 
 
-def matching(pattern: str, description: str) -> AfterValidator:
+def require_pattern(pattern: str, description: str) -> AfterValidator:
     """Make a validator that requires a string to match `pattern`. Its message describes what is allowed as `description`."""
 
     def check(value: str) -> str:
@@ -90,7 +90,7 @@ def _parse_delimiter(value: object) -> object:
     return character
 
 
-def _check_encoding(name: str) -> str:
+def _normalize_encoding_name(name: str) -> str:
     try:
         codec = codecs.lookup(name)
         "\n".encode(name)
@@ -100,26 +100,27 @@ def _check_encoding(name: str) -> str:
 
 
 Delimiter = Annotated[str, BeforeValidator(_parse_delimiter)]
-Encoding = Annotated[str, AfterValidator(_check_encoding)]
-Quantity = Annotated[str, BeforeValidator(_parse_quantity), WithJsonSchema({"type": ["string", "number"]})]
+Encoding = Annotated[str, AfterValidator(_normalize_encoding_name)]
+Quantity = Annotated[str, BeforeValidator(_parse_kubernetes_quantity), WithJsonSchema({"type": ["string", "number"]})]
 KubernetesName = Annotated[
     str,
-    matching(
+    require_pattern(
         r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "at most 63 characters of a to z, 0 to 9 and -, without - at either end"
     ),
 ]
 ImageName = Annotated[
-    str, matching(r"[a-z0-9][a-z0-9._/:-]*[a-z0-9]", "an image name without a tag: a to z, 0 to 9 and . _ / : -")
+    str, require_pattern(r"[a-z0-9][a-z0-9._/:-]*[a-z0-9]", "an image name without a tag: a to z, 0 to 9 and . _ / : -")
 ]
 EnvironmentName = Annotated[
-    str, matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable: letters, digits and _, not beginning with a digit")
+    str,
+    require_pattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable: letters, digits and _, not beginning with a digit"),
 ]
 Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(gt=0), WithJsonSchema({"type": ["integer", "string"]})]
-MOST_DEPTH = 1024
-Depth = Annotated[Annotated[int, Field(ge=1, le=MOST_DEPTH)] | Literal["max"], BeforeValidator(parse_depth)]
+MAX_DEPTH = 1024
+Depth = Annotated[Annotated[int, Field(ge=1, le=MAX_DEPTH)] | Literal["max"], BeforeValidator(parse_depth)]
 
 
-_MOST_ROW_LENGTHS = 3
+_MAX_ROW_LENGTHS = 3
 
 
 def _parse_row_lengths(value: object) -> object:
@@ -133,8 +134,8 @@ def _parse_row_lengths(value: object) -> object:
     parts = re.findall(r"[^,\s]+", value) if isinstance(value, str) else value
     listed = parts if isinstance(parts, list | tuple) else ()
     numbers = [int(part) if isinstance(part, int | str) and re.fullmatch(r"\d{1,7}", str(part)) else 0 for part in listed]
-    if not 1 <= len(numbers) <= _MOST_ROW_LENGTHS or numbers != sorted(set(numbers)) or numbers[0] < 8:
-        raise ValueError(f"must be auto, or 1 to {_MOST_ROW_LENGTHS} ascending lengths of at least 8, such as 512,2048,8192")
+    if not 1 <= len(numbers) <= _MAX_ROW_LENGTHS or numbers != sorted(set(numbers)) or numbers[0] < 8:
+        raise ValueError(f"must be auto, or 1 to {_MAX_ROW_LENGTHS} ascending lengths of at least 8, such as 512,2048,8192")
     return tuple(numbers)
 
 
@@ -143,13 +144,13 @@ RowLengthChoice = Annotated[
 ]
 
 
-FREE = "free"
+CHANGEABLE_ON_RESUME = "free"
 """Marks a setting that may change when a run is resumed, because it does not change what the model learns."""
 
 
-def free_settings(section: type[BaseModel]) -> set[str]:
-    """Return the keys of a section that are marked `FREE`."""
-    return {name for name, field in section.model_fields.items() if FREE in field.metadata}
+def keys_changeable_on_resume(section: type[BaseModel]) -> set[str]:
+    """Return the keys of a section that are marked `CHANGEABLE_ON_RESUME`."""
+    return {name for name, field in section.model_fields.items() if CHANGEABLE_ON_RESUME in field.metadata}
 
 
 class Settings(BaseModel):
@@ -162,7 +163,7 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+    def _reject_bool_for_number(cls, value: object, info: ValidationInfo) -> object:
         """Reject true and false where a number is expected, because pydantic would accept them as 1 and 0."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
@@ -172,66 +173,78 @@ class Settings(BaseModel):
 
 # --- what a key may hold
 
-_NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", dict: "key: value pairs", tuple: "list"}
-_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+_TYPE_DESCRIPTIONS = {
+    int: "integer",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    dict: "key: value pairs",
+    tuple: "list",
+}
+_COMPARISON_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _LOWER = ("gt", "ge")
 
 
-def allowed_values(field: FieldInfo) -> str:
+def describe_allowed_values(field: FieldInfo) -> str:
     """Describe the type of a key and its limits, for example `integer, >= 1 and <= 1,024`."""
-    kind = _kind(field.annotation)
+    kind = _describe_type(field.annotation)
     stated = [
-        (name, getattr(limit, name)) for limit in field.metadata for name in _SIGNS if getattr(limit, name, None) is not None
+        (name, getattr(limit, name))
+        for limit in field.metadata
+        for name in _COMPARISON_SIGNS
+        if getattr(limit, name, None) is not None
     ]
     # If the field has a higher lower limit than its type, the limit of the type need not be mentioned.
     lowest = max((value for name, value in stated if name in _LOWER), default=None)
-    limits = [f"{_SIGNS[name]} {value:,}" for name, value in stated if name not in _LOWER or value == lowest]
+    limits = [f"{_COMPARISON_SIGNS[name]} {value:,}" for name, value in stated if name not in _LOWER or value == lowest]
     return f"{kind}, {' and '.join(limits)}" if limits else kind
 
 
-def _kind(annotation: Any) -> str:
+def _describe_type(annotation: Any) -> str:
     """Return the name of a type for people who write YAML, such as `integer`, `text` or `true or false`."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        return _kind(get_args(annotation)[0])
+        return _describe_type(get_args(annotation)[0])
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(annotation))
     if origin in (Union, UnionType):
-        kinds = [_kind(part) for part in get_args(annotation) if part is not type(None)]
+        kinds = [_describe_type(part) for part in get_args(annotation) if part is not type(None)]
         return " or ".join(dict.fromkeys(kinds))
-    return _NAMES.get(origin or annotation, _NAMES[dict])
+    return _TYPE_DESCRIPTIONS.get(origin or annotation, _TYPE_DESCRIPTIONS[dict])
 
 
-def plain_types(annotation: Any) -> set[Any]:
+def types_without_metadata(annotation: Any) -> set[Any]:
     """Return the types that an annotation allows, without metadata: str and None for `Annotated[str, ...] | None`."""
     if get_origin(annotation) is Annotated:
-        return plain_types(get_args(annotation)[0])
+        return types_without_metadata(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return {kind for one in get_args(annotation) for kind in plain_types(one)}
+        return {kind for one in get_args(annotation) for kind in types_without_metadata(one)}
     return {annotation}
 
 
-def field_at(settings: type[Settings], keys: Sequence[str]) -> FieldInfo | None:
+def find_field(settings: type[Settings], keys: Sequence[str]) -> FieldInfo | None:
     """Return the field at a path of keys, or None if there is none."""
-    field, section = None, _section_of(settings)
+    field, section = None, _find_section_class(settings)
     for key in keys:
         field = section.model_fields.get(key) if section is not None else None
-        section = _section_of(field.annotation) if field is not None else None
+        section = _find_section_class(field.annotation) if field is not None else None
     return field
 
 
-def _section_of(annotation: Any) -> type[Settings] | None:
+def _find_section_class(annotation: Any) -> type[Settings] | None:
     """Return the class of the section that a key contains, or None if the key contains a value."""
-    return next((kind for kind in plain_types(annotation) if isinstance(kind, type) and issubclass(kind, Settings)), None)
+    return next(
+        (kind for kind in types_without_metadata(annotation) if isinstance(kind, type) and issubclass(kind, Settings)), None
+    )
 
 
-def full_keys(settings: type[Settings], prefix: str = "") -> Iterator[str]:
+def iterate_full_keys(settings: type[Settings], prefix: str = "") -> Iterator[str]:
     """Yield the full name of every key, such as `packing.depth`, and of every section, such as `packing`."""
     for name, field in settings.model_fields.items():
         yield f"{prefix}{name}"
-        section = _section_of(field.annotation)
+        section = _find_section_class(field.annotation)
         if section is not None:
-            yield from full_keys(section, f"{prefix}{name}.")
+            yield from iterate_full_keys(section, f"{prefix}{name}.")
 
 
 # --- what is wrong with a value
@@ -248,11 +261,11 @@ _WRONG_TYPES = {
     "model": "must contain `key: value` pairs",
     "truth": "cannot be true or false",
 }
-_BY_FIELD = ("int", "float", "greater", "less", "truth")
+_DESCRIBED_BY_FIELD = ("int", "float", "greater", "less", "truth")
 _LIMITS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
 
 
-def plain_message(problem: ErrorDetails) -> str:
+def format_problem(problem: ErrorDetails) -> str:
     """Say what a value must be, for a problem that pydantic reports."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "value_error":  # a message of this package
@@ -264,7 +277,7 @@ def plain_message(problem: ErrorDetails) -> str:
         )
         return f"must be {choices}" + (f"; did you mean {near[0]}?" if near else "")
     if kind in _LIMITS:
-        return f"must be {_SIGNS[_LIMITS[kind]]} {context[_LIMITS[kind]]:,}"
+        return f"must be {_COMPARISON_SIGNS[_LIMITS[kind]]} {context[_LIMITS[kind]]:,}"
     if kind in ("string_too_short", "too_short"):
         return f"must have a length of at least {context['min_length']}"
     message = _WRONG_TYPES.get(kind.partition("_")[0], "cannot be used here")
@@ -272,7 +285,7 @@ def plain_message(problem: ErrorDetails) -> str:
     return f"{message}; put it in quotes" if is_unquoted else message
 
 
-def first_problem(
+def format_first_problem(
     error: ValidationError, settings: type[Settings], values: Any, source: str, typed: Mapping[str, str]
 ) -> str:
     """Describe the first problem with `values` in one line.
@@ -284,18 +297,20 @@ def first_problem(
         source: The name of the file or of what else the values come from, for keys that are not in `typed`.
         typed: For each key that the user typed on the command line, the option with its value.
     """
-    problems = [(_key_of(each, values), each) for each in error.errors()]
+    problems = [(_find_problem_key(each, values), each) for each in error.errors()]
     key, problem = problems[0]
     others = len({other for other, _ in problems}) - 1
     more = f" (and {others} more)" if others else ""
-    typed_key = max((each for each in typed if _is_part(each, key) or _is_part(key, each)), key=len, default=None)
+    typed_key = max((each for each in typed if _contains_key(each, key) or _contains_key(key, each)), key=len, default=None)
     where = shorten(source if typed_key is None else typed[typed_key])
     if problem["type"] in ("extra_forbidden", "invalid_key"):
-        return f"{where}: unknown key `{shorten(key)}`; {nearest_keys(key, settings)}{more}"
-    field, message = field_at(settings, key.split(".")), plain_message(problem)
+        return f"{where}: unknown key `{shorten(key)}`; {suggest_keys(key, settings)}{more}"
+    field, message = find_field(settings, key.split(".")), format_problem(problem)
     is_one_of_several = sum(other == key for other, _ in problems) > 1
-    if field is not None and (is_one_of_several or problem["type"].partition("_")[0] in _BY_FIELD):
-        message = "must be " + re.sub(r"\b(?=number\b|list\b)", "a ", allowed_values(field)).replace("integer", "an integer")
+    if field is not None and (is_one_of_several or problem["type"].partition("_")[0] in _DESCRIBED_BY_FIELD):
+        message = "must be " + re.sub(r"\b(?=number\b|list\b)", "a ", describe_allowed_values(field)).replace(
+            "integer", "an integer"
+        )
     if key in ("", typed_key) or f"{key}." in message:  # the message of a rule about several keys names them already
         return f"{where}: {message}{more}"
     is_rule = problem["type"] == "missing" or (problem["type"] == "value_error" and isinstance(problem["input"], Mapping))
@@ -303,7 +318,7 @@ def first_problem(
     return f"{where}: `{shorten(key)}`{value}: {message}{more}"
 
 
-def _key_of(problem: ErrorDetails, values: Any) -> str:
+def _find_problem_key(problem: ErrorDetails, values: Any) -> str:
     """Return the path of a problem's key, without the name of the type that pydantic appends if it tried several types."""
     path: list[str] = []
     for part in problem["loc"]:
@@ -316,12 +331,12 @@ def _key_of(problem: ErrorDetails, values: Any) -> str:
     return ".".join(path)
 
 
-def _is_part(key: str, of: str) -> bool:
+def _contains_key(key: str, of: str) -> bool:
     """Return whether the key `of` is `key` itself or one of the keys below it."""
     return of == key or of.startswith(f"{key}.")
 
 
-_NAMES_ELSEWHERE = {
+_NAMES_IN_OTHER_PROGRAMS = {
     "updates": "steps max_steps num_steps train_steps num_train_steps total_steps",
     "epochs": "num_epochs num_train_epochs max_epochs",
     "global_batch_sequences": "batch_size global_batch_size train_batch_size per_device_train_batch_size",
@@ -336,16 +351,16 @@ _NAMES_ELSEWHERE = {
 """What other programs call keys of ours."""
 
 
-def nearest_keys(key: str, settings: type[Settings]) -> str:
+def suggest_keys(key: str, settings: type[Settings]) -> str:
     """Return a sentence on where an unknown key may belong.
 
     It suggests the key of this section that other programs call so, or else the keys of this name in any section, or else
     the key of this section with the most similar name. Without a known section, all keys are compared.
     """
-    known = list(full_keys(settings))
+    known = list(iterate_full_keys(settings))
     section, _, name = key[:160].rpartition(".")
     siblings = [each for each in known if section and each.rpartition(".")[0] == section]
-    names = {name, *(own for own, others in _NAMES_ELSEWHERE.items() if name in others.split())}
+    names = {name, *(own for own, others in _NAMES_IN_OTHER_PROGRAMS.items() if name in others.split())}
     named = [each for each in siblings if each.rpartition(".")[2] in names]
     named = named or [each for each in known if each.rpartition(".")[2] in names]
     if named:

@@ -85,7 +85,7 @@ class EstimateResult:
         Args:
             details: Whether to return times, other pack lengths and the comparison with un-padding instead of the overview.
         """
-        return _details(self) if details else _first_look(self)
+        return _format_details(self) if details else _format_overview(self)
 
 
 def estimate(
@@ -121,10 +121,10 @@ def estimate(
     for name in names:
         check_algorithm_name(name, ESTIMATE_ALGORITHMS)
     if picture is not None:
-        packing_pictures.picture_kind(picture)
+        packing_pictures.picture_format(picture)
         require_libraries(["matplotlib"], "a picture")
-    histogram = _histogram_of_source(source, reporter, max_sequence_length, input_column)
-    rows = _compare(histogram, requested, names, reporter)
+    histogram = _read_histogram(source, reporter, max_sequence_length, input_column)
+    rows = _estimate_packings(histogram, requested, names, reporter)
     factor = max((row.packing_factor for row in rows if row.algorithm != "sort"), default=1.0)
     result = EstimateResult(
         source=str(source),
@@ -140,7 +140,7 @@ def estimate(
         return result
     usual = PackingSettings().depth
     depth = usual if usual in requested else requested[-1]
-    return replace(result, pictures=_draw(histogram, result, depth, picture, reporter))
+    return replace(result, pictures=_draw_pictures(histogram, result, depth, picture, reporter))
 
 
 def parse_depth(depth: str | int) -> str | int:
@@ -157,7 +157,7 @@ def parse_depth(depth: str | int) -> str | int:
     return int(text)
 
 
-def _compare(
+def _estimate_packings(
     histogram: Histogram, depths: Sequence[str | int], algorithms: Sequence[str], reporter: Reporter
 ) -> list[Estimate]:
     """Pack the histogram with each algorithm at each depth, and return one row per packing.
@@ -193,7 +193,9 @@ def _compare(
     return [row if row.lower_bound is None else replace(row, lower_bound=bounds[number(row.depth)]) for row in rows]
 
 
-def _draw(histogram: Histogram, result: EstimateResult, depth: str | int, picture: Path, reporter: Reporter) -> list[str]:
+def _draw_pictures(
+    histogram: Histogram, result: EstimateResult, depth: str | int, picture: Path, reporter: Reporter
+) -> list[str]:
     """Write the four pictures and return their names. Pictures of a single packing show the algorithm `nnls` at `depth`."""
     packing = pack_histogram(histogram, "nnls", depth)
     prices = packing.certificate.prices.tolist()
@@ -216,10 +218,10 @@ def _draw(histogram: Histogram, result: EstimateResult, depth: str | int, pictur
 # The histograms that ship with the package are those of the packing paper (Krell et al., 2021): Wikipedia with 128 to 2048
 # tokens, and SQuAD with 384 tokens.
 
-_FOLDER = Path(__file__).resolve().parents[1] / "histograms"
+_HISTOGRAMS_FOLDER = Path(__file__).resolve().parents[1] / "histograms"
 
 
-def _histogram_of_source(
+def _read_histogram(
     source: str | Path, reporter: Reporter, max_sequence_length: int | None = None, input_column: str = TOKENS_COLUMN
 ) -> Histogram:
     """Return the histogram of a source.
@@ -233,12 +235,14 @@ def _histogram_of_source(
     """
     if is_table(source):
         with local_copy(source) as table:
-            return _count(table_lengths(table_files(table), input_column).astype(np.int64), max_sequence_length)
-    shipped, ending = _find_shipped_histogram(source), Path(source).suffix.lower()
+            return _count_checked_lengths(
+                table_lengths(table_files(table), input_column).astype(np.int64), max_sequence_length
+            )
+    shipped, ending = _find_bundled_histogram(source), Path(source).suffix.lower()
     if shipped is None and ending in _READERS:
         with local_copy(source) as path:
             if path.is_file() and (ending != ".json" or read_file(path)[:_LIST_START_BYTES].lstrip().startswith(b"[")):
-                return _count(_read_lengths(path), max_sequence_length)
+                return _count_checked_lengths(_read_lengths(path), max_sequence_length)
     if shipped is not None or ending == ".json":
         with local_copy(shipped or Path(source)) as path:
             histogram = to_histogram(HistogramFile.read_all([path]))
@@ -250,7 +254,7 @@ def _histogram_of_source(
     return histogram if max_sequence_length is None else resize_histogram(histogram, max_sequence_length)
 
 
-def _count(lengths: IntArray, max_sequence_length: int | None) -> Histogram:
+def _count_checked_lengths(lengths: IntArray, max_sequence_length: int | None) -> Histogram:
     """Return the histogram of sequence lengths. The pack length defaults to the longest sequence.
 
     Raises:
@@ -265,13 +269,13 @@ def _count(lengths: IntArray, max_sequence_length: int | None) -> Histogram:
     return count_lengths(lengths, max_sequence_length or longest)
 
 
-def shipped_histograms() -> dict[str, Path]:
+def bundled_histograms() -> dict[str, Path]:
     """Return the histograms that ship with the package: the path of each by its name, sorted by data set and length."""
-    named = [(path.stem.rpartition("-"), path) for path in _FOLDER.glob("*.json")]
+    named = [(path.stem.rpartition("-"), path) for path in _HISTOGRAMS_FOLDER.glob("*.json")]
     return {path.stem: path for _, path in sorted(named, key=lambda item: (item[0][0], int(item[0][2])))}
 
 
-def _find_shipped_histogram(source: str | Path) -> Path | None:
+def _find_bundled_histogram(source: str | Path) -> Path | None:
     """Return the path of the shipped histogram that `source` names, or None if it names none.
 
     An existing path or a glob takes precedence over a shipped histogram.
@@ -279,7 +283,7 @@ def _find_shipped_histogram(source: str | Path) -> Path | None:
     Raises:
         InputError: The source does not exist, but its name resembles that of a shipped histogram.
     """
-    name, shipped = str(source), shipped_histograms()
+    name, shipped = str(source), bundled_histograms()
     if Path(name).exists() or glob.has_magic(name):
         return None
     near = difflib.get_close_matches(name, shipped, n=1, cutoff=0.7)
@@ -321,9 +325,9 @@ def _read_lengths(path: Path) -> IntArray:
     return result
 
 
-def _from_csv(path: Path) -> AnyArray:
+def _read_csv_lengths(path: Path) -> AnyArray:
     """Return the lengths in a CSV or TSV file. The separator and whether there is a header are detected."""
-    text = _text(path)
+    text = _read_utf8(path)
     separator = max(",;\t", key=text.split("\n", 1)[0].count)
     rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if any(map(str.strip, row))]
     are_numbers = rows and all(cell.strip().lstrip("+-").replace(".", "", 1).isdigit() for cell in rows[0])
@@ -337,25 +341,25 @@ def _from_csv(path: Path) -> AnyArray:
         column = names.index(known[0])
     elif rows and len(rows[0]) > 1:
         raise InputError(f"{path}: has {len(rows[0])} columns without names; give that of the lengths alone")
-    return _numbers([row[column].strip() if column < len(row) else "" for row in rows[bool(header) :]])
+    return _parse_integers([row[column].strip() if column < len(row) else "" for row in rows[bool(header) :]])
 
 
-def _text(path: Path) -> str:
+def _read_utf8(path: Path) -> str:
     """Return the text of a UTF-8 file, without a byte order mark."""
     return read_file(path).decode("utf-8-sig")
 
 
-def _numbers(words: list[str]) -> AnyArray:
+def _parse_integers(words: list[str]) -> AnyArray:
     """Convert words to integers without rounding. Raises a `ValueError` that names the first word that is no integer."""
     return np.array([int(word) for word in words], dtype=np.int64 if words else np.float64)
 
 
 _READERS: dict[str, Callable[[Path], AnyArray]] = {
-    ".txt": lambda path: _numbers(_text(path).replace(",", " ").split()),
-    ".json": lambda path: np.asarray(json.loads(_text(path))),
+    ".txt": lambda path: _parse_integers(_read_utf8(path).replace(",", " ").split()),
+    ".json": lambda path: np.asarray(json.loads(_read_utf8(path))),
     ".npy": lambda path: np.load(io.BytesIO(read_file(path)), allow_pickle=False),
-    ".csv": _from_csv,
-    ".tsv": _from_csv,
+    ".csv": _read_csv_lengths,
+    ".tsv": _read_csv_lengths,
 }
 
 
@@ -364,23 +368,23 @@ _READERS: dict[str, Callable[[Path], AnyArray]] = {
 _LABEL_WIDTH = 26
 
 
-def _first_look(result: EstimateResult) -> list[str]:
+def _format_overview(result: EstimateResult) -> list[str]:
     """Return the overview: the efficiency and the distance from the proven bound at each depth, and the best packing."""
     rows = [row for row in result.rows if row.gap is not None]
     depths = sorted({row.depth for row in rows}, key=lambda depth: (depth == "max", depth))
-    lines = [*_headline(result), ""]
+    lines = [*_format_headline(result), ""]
     if rows:
         bounds = [max(row.lower_bound or 0 for row in rows if row.depth == depth) for depth in depths]
         lines += [
             "Share of slots that hold tokens, by the most sequences that a pack may hold:",
-            _cells("", [f"{depth:,}" if depth != "max" else "max" for depth in depths]),
-            *_table(rows, depths, lambda row: f"{100 * row.efficiency:.2f} %"),
+            _format_table_row("", [f"{depth:,}" if depth != "max" else "max" for depth in depths]),
+            *_format_table(rows, depths, lambda row: f"{100 * row.efficiency:.2f} %"),
             "",
             "Packs above the proven minimum:",
-            *_table(rows, depths, lambda row: f"{row.gap:,}"),
-            _cells("proven minimum", [f"{bound:,}" for bound in bounds]),
+            *_format_table(rows, depths, lambda row: f"{row.gap:,}"),
+            _format_table_row("proven minimum", [f"{bound:,}" for bound in bounds]),
             "",
-            _conclusion(result, rows),
+            _format_conclusion(result, rows),
         ]
     lines += [
         f"{row.algorithm}: padded to the longest of a batch, {100 * row.efficiency:.2f} % of the slots hold tokens"
@@ -390,9 +394,9 @@ def _first_look(result: EstimateResult) -> list[str]:
     return lines
 
 
-def _details(result: EstimateResult) -> list[str]:
+def _format_details(result: EstimateResult) -> list[str]:
     """Return the details: every row with its time, other pack lengths, and packing compared with un-padding."""
-    lines = [*_headline(result), "", *_all_rows(result)]
+    lines = [*_format_headline(result), "", *_format_all_packings(result)]
     lines += ["", "packs of another length (LPFHP; slots and attention relative to one sequence per row):"]
     lines += [
         f"  {row.max_sequence_length:>6}: {row.packs:>12,} packs, efficiency {100 * row.efficiency:.2f} %,"
@@ -407,7 +411,7 @@ def _details(result: EstimateResult) -> list[str]:
     return lines
 
 
-def _headline(result: EstimateResult) -> list[str]:
+def _format_headline(result: EstimateResult) -> list[str]:
     """Return two lines about the sequences before packing."""
     share, least = result.tokens / (result.sequences * result.max_sequence_length), result.token_bound
     return [
@@ -416,22 +420,22 @@ def _headline(result: EstimateResult) -> list[str]:
     ]
 
 
-def _cells(label: str, cells: list[str]) -> str:
+def _format_table_row(label: str, cells: list[str]) -> str:
     """Return one line of a table: a label and right-aligned cells."""
     width = max(11, *(len(cell) + 2 for cell in cells))
     return f"  {label:<{_LABEL_WIDTH}}" + "".join(f"{cell:>{width}}" for cell in cells)
 
 
-def _table(rows: list[Estimate], depths: list[int | str], cell: Callable[[Estimate], str]) -> list[str]:
+def _format_table(rows: list[Estimate], depths: list[int | str], cell: Callable[[Estimate], str]) -> list[str]:
     """Return the lines of a table with one line per algorithm and one column per depth."""
     lines = []
     for algorithm in dict.fromkeys(row.algorithm for row in rows):
         own = {row.depth: cell(row) for row in rows if row.algorithm == algorithm}
-        lines.append(_cells(algorithm, [own.get(depth, "") for depth in depths]).rstrip())
+        lines.append(_format_table_row(algorithm, [own.get(depth, "") for depth in depths]).rstrip())
     return lines
 
 
-def _conclusion(result: EstimateResult, rows: list[Estimate]) -> str:
+def _format_conclusion(result: EstimateResult, rows: list[Estimate]) -> str:
     """Return a sentence about the packing with the fewest packs. If several have equally few, take the smallest depth."""
     best = min(rows, key=lambda row: (row.packs, row.depth == "max", row.depth))
     depth = "unlimited depth" if best.depth == "max" else f"depth {best.depth}"
@@ -443,7 +447,7 @@ def _conclusion(result: EstimateResult, rows: list[Estimate]) -> str:
     )
 
 
-def _all_rows(result: EstimateResult) -> list[str]:
+def _format_all_packings(result: EstimateResult) -> list[str]:
     """Return the lines of a table with one line per algorithm and depth."""
     lines = [
         f"{'algorithm':<10} {'depth':>5} {'packs':>13} {'above bound':>12} {'efficiency':>11} {'factor':>7}"

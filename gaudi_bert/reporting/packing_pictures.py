@@ -28,8 +28,8 @@ BLUE, ORANGE, RED, GREY, DARK_GREY = "#3b78c4", "#d9731a", "#d6453d", "#7d889966
 # The colours of text and lines on light and on dark pages. Each has a contrast of at least 4.5:1 to its page.
 INK, INK_ON_DARK = "#465162", "#b3bfd0"
 # The colours of the sequences in a row, which all differ clearly from padding, and the colours of the numbers on them.
-_SHADES = ("#2f6bb8", "#e08a2b", "#7a4fb5", "#2a9d8f", "#c2457a")
-_INKS = ("white", "black", "white", "black", "white")
+_SEQUENCE_COLOURS = ("#2f6bb8", "#e08a2b", "#7a4fb5", "#2a9d8f", "#c2457a")
+_NUMBER_COLOURS = ("white", "black", "white", "black", "white")
 _PAGE_FONT = 17
 _MOST_STRATEGIES, _MOST_BARS, _MOST_DECIMALS = 30, 48, 9
 
@@ -43,7 +43,7 @@ def draw_histogram(counts: Sequence[int], packs: int, lower_bound: int, prices: 
         lower_bound: The proven minimum number of packs, for the title.
         prices: The price of each length from 1 to L in the certificate. They are drawn relative to the highest price.
     """
-    figure, axes = _figure()
+    figure, axes = _create_figure()
     lengths = range(1, len(counts) + 1)
     axes.bar(lengths, counts, width=1.0, color=BLUE, label="sequences")
     axes.set_yscale("symlog", linthresh=max(1, max(counts, default=1) / 1000))
@@ -72,15 +72,15 @@ def draw_strategy_counts(
     """
     shown = sorted(strategy_counts, key=lambda strategy: (-strategy_counts[strategy], strategy))[:most]
     size = 7 if most == _MOST_STRATEGIES else _PAGE_FONT - 2
-    figure, axes = _figure(height=1.2 + 0.023 * size * len(shown))
+    figure, axes = _create_figure(height=1.2 + 0.023 * size * len(shown))
     packs = sum(strategy_counts.values())
     for row, strategy in enumerate(shown):
         start = 0
         for slot, length in enumerate(sorted(strategy, reverse=True)):
-            shade = slot % len(_SHADES)
-            axes.barh(row, length, left=start, color=_SHADES[shade], edgecolor="white", linewidth=0.5)
+            shade = slot % len(_SEQUENCE_COLOURS)
+            axes.barh(row, length, left=start, color=_SEQUENCE_COLOURS[shade], edgecolor="white", linewidth=0.5)
             if length > 0.05 * max_sequence_length:
-                style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size, "color": _INKS[shade]}
+                style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size, "color": _NUMBER_COLOURS[shade]}
                 axes.text(start + length / 2, row, str(length), **style)
             start += length
         axes.barh(row, max_sequence_length - start, left=start, color=GREY)
@@ -95,7 +95,7 @@ def draw_strategy_counts(
     return figure
 
 
-def draw_fills(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Figure:
+def draw_row_fill(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Figure:
     """Draw two histograms of the number of tokens in a row, before and after packing, with the same vertical scale.
 
     If the bar of the full rows is much higher than all others, it is cut at the top, and its value is written above it.
@@ -105,7 +105,7 @@ def draw_fills(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Fi
         after: The same after packing. If it is None, only one histogram is drawn.
     """
     panels = [(before, "before packing", DARK_GREY)] + ([(after, "after packing", BLUE)] if after is not None else [])
-    figure, axes = _figure(height=2.7 * len(panels), rows=len(panels))
+    figure, axes = _create_figure(height=2.7 * len(panels), rows=len(panels))
     slots = len(before)
     width = -(-slots // _MOST_BARS)
     # The last bin ends at L, so that it contains the rows that are full or nearly full.
@@ -120,14 +120,14 @@ def draw_fills(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Fi
         panel.bar(middles, share, widths, color=colour)
         if share[-1] > top:
             lengths = f"{spans[-1][0] + 1} to {slots}" if width > 1 else str(slots)
-            words = f"{percent(share[-1] / 100)} of rows: {lengths} tokens ↑"
+            words = f"{format_percent(share[-1] / 100)} of rows: {lengths} tokens ↑"
             panel.set_title(words, loc="right", fontsize="medium")
         panel.set(xlim=(0, slots), ylim=(0, top), xlabel=f"real tokens in a row {when}", ylabel="% of rows")
         panel.grid(axis="y", alpha=0.3)
     return figure
 
 
-def draw_slots(rows_before: int, rows_after: int, tokens: int, slots: int, lower_bound: int) -> Figure:
+def draw_slot_usage(rows_before: int, rows_after: int, tokens: int, slots: int, lower_bound: int) -> Figure:
     """Draw the slots before and after packing to scale, as bars of tokens and padding, with a line at the proven bound.
 
     Args:
@@ -137,16 +137,16 @@ def draw_slots(rows_before: int, rows_after: int, tokens: int, slots: int, lower
         slots: The number of slots of a row.
         lower_bound: The proven minimum number of packs.
     """
-    figure, axes = _figure(height=3.2)
+    figure, axes = _create_figure(height=3.2)
     for bar, (when, rows) in enumerate((("before", rows_before), ("after", rows_after))):
         axes.barh(bar, tokens, 0.44, color=BLUE, label="real tokens" if bar else None)
         axes.barh(bar, rows * slots - tokens, 0.44, tokens, color=GREY, label="padding" if bar else None)
-        share = percent(tokens / (rows * slots), 2)
+        share = format_percent(tokens / (rows * slots), 2)
         axes.text(0.005 * rows_before * slots, bar - 0.25, f"{when}: {rows:,} rows, {share} real tokens", va="bottom")
     axes.plot([lower_bound * slots] * 2, [0.78, 1.4], color=RED, label=f"proven bound: {lower_bound:,} rows")
     axes.set(xlim=(0, rows_before * slots), ylim=(1.6, -0.6), yticks=[], xlabel="slots")
-    axes.xaxis.set_major_formatter(_short_numbers())
-    _legend_above(axes)
+    axes.xaxis.set_major_formatter(_short_number_formatter())
+    _add_legend_above(axes)
     return figure
 
 
@@ -156,7 +156,7 @@ def draw_efficiency_over_depth(rows: Sequence[Mapping[str, Any]]) -> Figure:
     Args:
         rows: Estimates, of which `algorithm`, `depth` (a number or "max") and `efficiency` (0 to 1) are used.
     """
-    figure, axes = _figure()
+    figure, axes = _create_figure()
     numbers = sorted({row["depth"] for row in rows if row["depth"] != "max"})
     depths = [*numbers, *(["max"] if any(row["depth"] == "max" for row in rows) else [])]
     for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
@@ -181,7 +181,7 @@ def draw_unpadding(rows: Sequence[Mapping[str, Any]]) -> Figure:
         rows: The fields of `UnpaddingEstimate`: un-padding as extrapolated in the paper, ideal un-padding of these data, and
             packing.
     """
-    figure, axes = _figure()
+    figure, axes = _create_figure()
     accelerators = [row["accelerators"] for row in rows]
     for key, colour, marker, label in (
         ("unpadding", ORANGE, "o", "un-padding, as measured on 8 GPUs (paper E)"),
@@ -198,7 +198,7 @@ def draw_unpadding(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def draw_curves(
+def draw_learning_curve(
     training: Sequence[tuple[int, float]],
     held_out: Sequence[tuple[int, float]],
     *,
@@ -216,7 +216,7 @@ def draw_curves(
         is_accuracy: Whether the values are accuracies from 0 to 1, which are labelled as percentages.
         baseline: The name and the value of a horizontal line, which shows what is reached without learning.
     """
-    figure, axes = _figure(height=3.6)
+    figure, axes = _create_figure(height=3.6)
     if is_accuracy:
         from matplotlib.ticker import FuncFormatter
 
@@ -227,7 +227,7 @@ def draw_curves(
         axes.plot(*zip(*held_out, strict=True), color=ORANGE, marker="o", linewidth=1, label="held out")
     if baseline is not None:
         name, height = baseline
-        axes.axhline(height, color=DARK_GREY, linestyle=":", label=f"{name}, {percent(height)}")
+        axes.axhline(height, color=DARK_GREY, linestyle=":", label=f"{name}, {format_percent(height)}")
     values = [value for _, value in [*training, *held_out]] + ([baseline[1]] if baseline is not None else [])
     highest = max([*values, 1e-9])
     lowest = min([*values, highest])
@@ -240,10 +240,10 @@ def draw_curves(
         axes.set_ylim(highest - 1.06 * height, highest + 0.06 * height)
     last = max([seen for seen, _ in [*training, *held_out]], default=1) or 1
     axes.set(xlim=(0, 1.02 * last), xlabel="sequences seen")  # otherwise half of the last dot would be cut off
-    axes.xaxis.set_major_formatter(_short_numbers())
+    axes.xaxis.set_major_formatter(_short_number_formatter())
     axes.grid(axis="y", alpha=0.3)
     if values:
-        _legend_above(axes)
+        _add_legend_above(axes)
     return figure
 
 
@@ -251,7 +251,7 @@ def draw_curves(
 
 
 @contextmanager
-def page_style() -> Iterator[None]:
+def use_page_style() -> Iterator[None]:
     """Draw the pictures in this block in the style of the HTML page: larger text in dark grey, and no background.
 
     Pictures are 8 inches wide. A telephone shows them 345 pixels wide, where text has a height of 10 pixels.
@@ -274,7 +274,7 @@ def page_style() -> Iterator[None]:
         yield
 
 
-def picture_bytes(figure: Figure, kind: str) -> bytes:
+def encode_picture(figure: Figure, kind: str) -> bytes:
     """Return a figure as a file.
 
     Args:
@@ -290,14 +290,14 @@ def picture_bytes(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def adapts_to_dark_pages(svg: bytes) -> bytes:
-    """Return an SVG that was drawn in `page_style`, with a style sheet that makes its text and lines light in dark mode."""
+def add_dark_mode_style(svg: bytes) -> bytes:
+    """Return an SVG drawn in `use_page_style` with a style sheet that makes its text and lines light in dark mode."""
     rules = "".join(f'[style*="{what}: {INK}"]{{{what}:{INK_ON_DARK}!important}}' for what in ("fill", "stroke"))
     start = svg.index(b">", svg.index(b"<svg")) + 1
     return svg[:start] + f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>".encode() + svg[start:]
 
 
-def picture_kind(path: Path) -> str:
+def picture_format(path: Path) -> str:
     """Return "png" or "svg", depending on the ending of a file name.
 
     Raises:
@@ -311,12 +311,12 @@ def picture_kind(path: Path) -> str:
 
 def save_picture(figure: Figure, path: Path) -> None:
     """Write a figure to a file atomically. The ending of the name, .png or .svg, determines the format."""
-    kind = picture_kind(path)
+    kind = picture_format(path)
     with atomic_file(path) as handle:
-        handle.write(picture_bytes(figure, kind))
+        handle.write(encode_picture(figure, kind))
 
 
-def percent(share: float, decimals: int = 1) -> str:
+def format_percent(share: float, decimals: int = 1) -> str:
     """Format a share from 0 to 1 as a percentage, such as "99.5 %" for 0.9949. The space is a no-break space.
 
     If the result would be rounded to 0 or 100 although the share is neither 0 nor 1, more decimals are shown.
@@ -326,7 +326,7 @@ def percent(share: float, decimals: int = 1) -> str:
     return f"{100 * share:.{decimals}f}\u00a0%"
 
 
-def _figure(height: float = 4.5, rows: int | None = None) -> tuple[Figure, Any]:
+def _create_figure(height: float = 4.5, rows: int | None = None) -> tuple[Figure, Any]:
     """Return an empty figure and its axes.
 
     Args:
@@ -341,12 +341,12 @@ def _figure(height: float = 4.5, rows: int | None = None) -> tuple[Figure, Any]:
     return figure, figure.add_subplot() if rows is None else figure.subplots(rows, squeeze=False)[:, 0]
 
 
-def _legend_above(axes: Any) -> None:
+def _add_legend_above(axes: Any) -> None:
     """Add a legend above the picture, with two columns, because a telephone is too narrow for three."""
     axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), handlelength=1.2, columnspacing=1.2)
 
 
-def _short_numbers() -> Any:
+def _short_number_formatter() -> Any:
     """Return a tick formatter that writes 2 M instead of 2000000."""
     from matplotlib.ticker import EngFormatter
 

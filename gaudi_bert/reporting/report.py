@@ -34,14 +34,14 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import SEARCH_TASKS
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.reporting.packing_pictures import (
-    adapts_to_dark_pages,
-    draw_curves,
-    draw_fills,
-    draw_slots,
+    add_dark_mode_style,
+    draw_learning_curve,
+    draw_row_fill,
+    draw_slot_usage,
     draw_strategy_counts,
-    page_style,
-    percent,
-    picture_bytes,
+    encode_picture,
+    format_percent,
+    use_page_style,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
         InputError: The folder does not exist, contains nothing to report on, or contains files that do not match.
     """
     with mirrored(Path(workdir), store) as folder:
-        fetch(*(folder / name for name in NAMES.values()))
+        fetch(*(folder / name for name in INPUT_NAMES.values()))
         inputs = _read_inputs(folder)
         page = _render_page(inputs)
         path = WorkFolder.existing(folder).report
@@ -80,7 +80,7 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
 StrategyCounts = dict[tuple[int, ...], int]
 
 
-def _sources(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
+def _input_files(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
     """Return for each field of `_ReportInputs` the path of its file, and the function that reads the file."""
     folder = WorkFolder.existing(workdir)
     train = folder.split("train")
@@ -115,10 +115,10 @@ def _read_pipeline(path: Path) -> dict[str, Any] | None:
     return pipeline if isinstance(pipeline, dict) else None
 
 
-NAMES = {key: path.as_posix() for key, (path, _) in _sources(Path()).items()}
+INPUT_NAMES = {key: path.as_posix() for key, (path, _) in _input_files(Path()).items()}
 """The path of each input relative to the work folder, as it is shown on the page."""
 
-_ENOUGH = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluation", "finetuning", "predictions")
+_SUFFICIENT_INPUTS = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluation", "finetuning", "predictions")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class _ReportInputs:
     """The contents of the files in a work folder. A field is None if its file is missing.
 
     `name` is the name of the folder, and `predictions` is the number of rows in the file of predictions. Each other field
-    contains the content of the file that `NAMES` lists for it.
+    contains the content of the file that `INPUT_NAMES` lists for it.
     """
 
     name: str
@@ -176,15 +176,15 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
     """
     if not workdir.is_dir():
         raise InputError(f"{workdir}: no such folder; give a work folder, for example work/demo")
-    sources = {key: (path, reader) for key, (path, reader) in _sources(workdir).items() if path.exists()}
-    if not sources.keys() & set(_ENOUGH):
-        names = ", ".join(NAMES[key] for key in _ENOUGH)
+    sources = {key: (path, reader) for key, (path, reader) in _input_files(workdir).items() if path.exists()}
+    if not sources.keys() & set(_SUFFICIENT_INPUTS):
+        names = ", ".join(INPUT_NAMES[key] for key in _SUFFICIENT_INPUTS)
         raise InputError(f"{workdir}: nothing to report on (looked for {names}); run the pipeline first")
-    read = dict.fromkeys(NAMES) | {key: reader(path) for key, (path, reader) in sources.items()}
+    read = dict.fromkeys(INPUT_NAMES) | {key: reader(path) for key, (path, reader) in sources.items()}
     inputs = _ReportInputs(name=workdir.resolve().name, **read)
     if inputs.metadata is not None and inputs.verification is not None:
         Verification.read_of(sources["verification"][0], inputs.metadata)  # raises an error if it belongs to other packs
-    histogram, plan = inputs.histogram, workdir / NAMES["plan"]
+    histogram, plan = inputs.histogram, workdir / INPUT_NAMES["plan"]
     if histogram is not None and histogram.sequences == 0:
         raise InputError(f"{plan.parent}: its histogram holds no sequence; make it again from records that hold some")
     largest = max((sum(strategy) for strategy in inputs.strategy_counts or {}), default=0)
@@ -223,23 +223,23 @@ def _render_page(inputs: _ReportInputs) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"metric": _metric, "cell": _cell}
+    environment.filters |= {"metric": _format_metric, "cell": _format_cell}
     pictures = {}
-    with page_style():
-        for name, (figure, words) in _figures(inputs).items():
-            svg = b" ".join(adapts_to_dark_pages(picture_bytes(figure, "svg")).split())
+    with use_page_style():
+        for name, (figure, words) in _draw_figures(inputs).items():
+            svg = b" ".join(add_dark_mode_style(encode_picture(figure, "svg")).split())
             # SVG is mostly plain text, so percent-encoding adds little. Base64 would make the page a third larger.
             source = quote(svg, safe=_PLAIN_IN_URLS)
             pictures[name] = Markup(f"<img alt='{escape(words)}' src='data:image/svg+xml,{source}'>")
     return environment.get_template("report.html").render(
         inputs=inputs,
-        names=NAMES,
+        names=INPUT_NAMES,
         cards=_summary_cards(inputs),
         pictures=pictures,
-        missing=_missing(inputs),
+        missing=_describe_missing_files(inputs),
         last=_last_training_line(inputs.metrics),
         last_of_task=_last_training_line(inputs.finetuning_lines),
-        settings=_settings(inputs),
+        settings=_split_settings(inputs),
     )
 
 
@@ -263,17 +263,17 @@ def _summary_cards(inputs: _ReportInputs) -> list[_Card]:
         before = histogram.tokens / (histogram.sequences * slots)
         if totals is None:
             cards.append(_Card("Sequences", f"{histogram.sequences:,}", f"of at most {slots} tokens"))
-            cards.append(_Card("Efficiency", percent(before), "real tokens / slots, not packed yet"))
+            cards.append(_Card("Efficiency", format_percent(before), "real tokens / slots, not packed yet"))
         else:
             packs, bound = totals.packs, totals.lower_bound
             factor = f"{totals.packing_factor:.3f}"
             cards.append(_Card("Packing factor", factor, f"{histogram.sequences:,} sequences in {packs:,} packs"))
             cards += _speedup_card(inputs, totals.packing_factor)
-            after = percent(totals.efficiency, 2)
-            cards.append(_Card("Efficiency", after, f"real tokens / slots; {percent(before)} unpacked"))
+            after = format_percent(totals.efficiency, 2)
+            cards.append(_Card("Efficiency", after, f"real tokens / slots; {format_percent(before)} unpacked"))
             gap, note = packs - bound, f"{bound:,} packs: proven optimal"
             if gap:
-                note = f"{percent(gap / bound, 2)} above {bound:,}, which is proven" if bound else ""
+                note = f"{format_percent(gap / bound, 2)} above {bound:,}, which is proven" if bound else ""
             cards.append(_Card("Above the bound", f"{gap:,} {'pack' if gap == 1 else 'packs'}", note))
     if inputs.verification is not None:
         note = f"each of {inputs.verification.sequences:,} sequences is there exactly once"
@@ -289,7 +289,7 @@ def _speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Card]:
     speedup = inputs.training.realized_speedup if inputs.training is not None else None
     if speedup is None:
         return []
-    note = f"sequences per second, packed compared with padded: {percent(speedup / packing_factor, 0)} of the factor"
+    note = f"sequences per second, packed compared with padded: {format_percent(speedup / packing_factor, 0)} of the factor"
     plan = inputs.plan
     if speedup < packing_factor and plan is not None and plan.masked_slots:
         note += f"; a pack has {plan.masked_slots} masked slots, a padded row {plan.max_predictions}"
@@ -304,11 +304,11 @@ def _learning_cards(inputs: _ReportInputs) -> list[_Card]:
     accuracy, baseline = evaluation.masked_lm_accuracy, evaluation.unigram_baseline
     note = "on held-out documents"
     if baseline:
-        note = f"{accuracy / baseline:.1f} times the unigram baseline, {percent(baseline)}"
-    next_sentence_note = f"the more frequent answer alone: {percent(evaluation.next_sentence_baseline)}"
+        note = f"{accuracy / baseline:.1f} times the unigram baseline, {format_percent(baseline)}"
+    next_sentence_note = f"the more frequent answer alone: {format_percent(evaluation.next_sentence_baseline)}"
     return [
-        _Card("Masked-LM accuracy", percent(accuracy), note),
-        _Card("Next-sentence accuracy", percent(evaluation.next_sentence_accuracy), next_sentence_note),
+        _Card("Masked-LM accuracy", format_percent(accuracy), note),
+        _Card("Next-sentence accuracy", format_percent(evaluation.next_sentence_accuracy), next_sentence_note),
     ]
 
 
@@ -321,16 +321,16 @@ def _task_cards(inputs: _ReportInputs) -> list[_Card]:
     note = f"{learnt.task}, {learnt.evaluated_rows:,} held-out rows"
     if name in learnt.baseline:
         what = "before training" if learnt.task in SEARCH_TASKS else "always the same answer"
-        note += f"; {what}: {_metric(learnt.baseline[name], name)}"
-    return [_Card(name.replace("_", " ").capitalize(), _metric(learnt.metrics[name], name), note)]
+        note += f"; {what}: {_format_metric(learnt.baseline[name], name)}"
+    return [_Card(name.replace("_", " ").capitalize(), _format_metric(learnt.metrics[name], name), note)]
 
 
-def _metric(value: float, name: str) -> str:
+def _format_metric(value: float, name: str) -> str:
     """Format a metric. Only accuracies are shown as percentages, because SQuAD scores are already percentages."""
-    return percent(value) if name == "accuracy" else f"{value:,.4f}"
+    return format_percent(value) if name == "accuracy" else f"{value:,.4f}"
 
 
-_CURVES = {
+_CURVE_TITLES = {
     "masked_lm_loss": "Masked-LM loss",
     "masked_lm_accuracy": "Masked-LM accuracy",
     "next_sentence_loss": "Next-sentence loss",
@@ -338,7 +338,7 @@ _CURVES = {
 }
 
 
-def _figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
+def _draw_figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
     """Return the pictures of the page as far as their data exist, each with a description for its `alt` text."""
     figures: dict[str, tuple[Figure, str]] = {}
     histogram, strategy_counts, totals = inputs.histogram, inputs.strategy_counts, inputs.totals
@@ -349,12 +349,12 @@ def _figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
             after = np.zeros(slots, dtype=np.int64)
             for strategy, count in strategy_counts.items():
                 after[sum(strategy) - 1] += count
-        full = [percent(int(fills[-1]) / max(int(fills.sum()), 1)) for fills in (before, after) if fills is not None]
+        full = [format_percent(int(fills[-1]) / max(int(fills.sum()), 1)) for fills in (before, after) if fills is not None]
         words = f"Bars: share of rows by their real tokens. Before packing, {full[0]} of the rows are full"
         words += f"; after packing, {full[1]}." if len(full) > 1 else "."
-        figures["fill"] = draw_fills(before, after), words
+        figures["fill"] = draw_row_fill(before, after), words
         if totals is not None:
-            figure = draw_slots(histogram.sequences, totals.packs, histogram.tokens, slots, totals.lower_bound)
+            figure = draw_slot_usage(histogram.sequences, totals.packs, histogram.tokens, slots, totals.lower_bound)
             words = f"Two bars to scale: {histogram.sequences:,} rows before packing, {totals.packs:,} after it."
             figures["slots"] = figure, f"{words} A line marks the proven bound, {totals.lower_bound:,} rows."
         if strategy_counts:
@@ -363,48 +363,48 @@ def _figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
             words += f"{' + '.join(map(str, sorted(strategy, reverse=True)))} tokens."
             figures["strategies"] = draw_strategy_counts(strategy_counts, slots, most=12), words
     if inputs.metrics:
-        for name in _CURVES:
-            figures[name] = _curves(inputs, name)
+        for name in _CURVE_TITLES:
+            figures[name] = _draw_curve(inputs, name)
     return figures
 
 
 # For some curves, the value that is reached without learning: the field of the evaluation, and its label in the picture.
-_BASELINES = {
+_CURVE_BASELINES = {
     "masked_lm_accuracy": ("unigram_baseline", "unigram baseline"),
     "next_sentence_accuracy": ("next_sentence_baseline", "more frequent answer"),
 }
 
 
-def _curves(inputs: _ReportInputs, name: str) -> tuple[Figure, str]:
+def _draw_curve(inputs: _ReportInputs, name: str) -> tuple[Figure, str]:
     """Return the picture of one metric over the course of training, and a description with its first and last values."""
     is_accuracy = name.endswith("accuracy")
-    key, words = _BASELINES.get(name, ("", ""))
+    key, words = _CURVE_BASELINES.get(name, ("", ""))
     value = getattr(inputs.evaluation, key, None)
     training, held_out = (
         [(line.sequences, getattr(line, name)) for line in inputs.metrics or () if line.kind == kind]
         for kind in ("train", "evaluation")
     )
-    figure = draw_curves(training, held_out, is_accuracy=is_accuracy, baseline=value and (words, value))
-    shown = percent if is_accuracy else "{:.3f}".format
+    figure = draw_learning_curve(training, held_out, is_accuracy=is_accuracy, baseline=value and (words, value))
+    shown = format_percent if is_accuracy else "{:.3f}".format
     spans = [
         f"{kind} from {shown(points[0][1])} to {shown(points[-1][1])}"
         for kind, points in (("training", training), ("held out", held_out))
         if points
     ]
-    return figure, f"{_CURVES[name]} over the sequences seen: {', '.join(spans)}."
+    return figure, f"{_CURVE_TITLES[name]} over the sequences seen: {', '.join(spans)}."
 
 
-def _missing(inputs: _ReportInputs) -> list[str]:
+def _describe_missing_files(inputs: _ReportInputs) -> list[str]:
     """Return the missing files, each with the stage that writes it. Empty for a folder that only contains a task."""
     stages = {"plan": "plan", "metadata": "write", "verification": "verify", "metrics": "train", "evaluation": "evaluate"}
     tasks_alone = inputs.histogram is None and (inputs.finetuning is not None or inputs.predictions is not None)
     if tasks_alone:
         return []
-    missing = [f"{NAMES[key]} (stage {stage})" for key, stage in stages.items() if not getattr(inputs, key)]
-    return missing if inputs.histogram is not None else [f"{NAMES['histogram_file']} (stage histogram)", *missing]
+    missing = [f"{INPUT_NAMES[key]} (stage {stage})" for key, stage in stages.items() if not getattr(inputs, key)]
+    return missing if inputs.histogram is not None else [f"{INPUT_NAMES['histogram_file']} (stage histogram)", *missing]
 
 
-def _cell(value: float | None) -> str:
+def _format_cell(value: float | None) -> str:
     """Format a value for a table cell. If it is None, return ""."""
     if value is None:
         return ""
@@ -414,7 +414,7 @@ def _cell(value: float | None) -> str:
 _Tables = list[tuple[str, list[tuple[str, str]]]]
 
 
-def _settings(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
+def _split_settings(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
     """Return tables of the settings of the run.
 
     They are the settings that training has stored. If there are none, they are those of the data stages.
@@ -435,12 +435,16 @@ def _settings(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
     for name, rows in sections.items():
         defaults = usual.get(name, {})
         for tables, is_usual in ((changed, False), (others, True)):
-            own = [(key, _written(value)) for key, value in rows.items() if (defaults.get(key, value) == value) == is_usual]
+            own = [
+                (key, _format_setting(value))
+                for key, value in rows.items()
+                if (defaults.get(key, value) == value) == is_usual
+            ]
             tables += [(name, own)] if own else []
     return changed, others
 
 
-def _written(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     """Format the value of a setting for readers."""
     if value is None:
         return "none"
@@ -449,5 +453,5 @@ def _written(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {_written(part)}" for key, part in value.items()) or "none"
+        return ", ".join(f"{key}: {_format_setting(part)}" for key, part in value.items()) or "none"
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 100_000 else str(value)

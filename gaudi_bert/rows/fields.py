@@ -114,7 +114,7 @@ class RowReader:
         settings = self.settings
         text = self._text(record, settings.text)
         pair = None
-        expected = self.task == "reranking" or "text_pair" in settings.named
+        expected = self.task == "reranking" or "text_pair" in settings.keys_set_by_user
         if settings.text_pair != settings.text and (expected or record.get(settings.text_pair) is not None):
             is_none = self.task != "reranking" and settings.text_pair in record and record[settings.text_pair] is None
             pair = None if is_none else self._text(record, settings.text_pair, "text_pair")
@@ -128,8 +128,8 @@ class RowReader:
         score.
         """
         settings = self.settings
-        names_pairs = settings.named & {"text", "text_pair", "label"}
-        names_tuples = settings.named & {"anchor", "positive", "negative"}
+        names_pairs = settings.keys_set_by_user & {"text", "text_pair", "label"}
+        names_tuples = settings.keys_set_by_user & {"anchor", "positive", "negative"}
         if names_pairs or (not names_tuples and settings.anchor not in record and settings.text in record):
             texts = (
                 self._text(record, settings.text),
@@ -232,7 +232,7 @@ class RowReader:
         """
         settings = self.settings
         if settings.tokens not in record:
-            if self.labelled or settings.text not in record or "tokens" in settings.named:
+            if self.labelled or settings.text not in record or "tokens" in settings.keys_set_by_user:
                 remedy = self._column_remedy("tokens", settings.tokens)
                 raise _wrong(f"has no {settings.tokens!r}, only {_names(record)}", remedy)
             return words_of_text(position, self._text(record, settings.text))
@@ -347,7 +347,10 @@ def ranked_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *, lab
     Yields:
         Pairs of a position and a record. A record that cannot be expanded becomes an error.
     """
-    names_lists, names_pairs = settings.named & {"positive", "negative"}, settings.named & {"document", "label"}
+    names_lists, names_pairs = (
+        settings.keys_set_by_user & {"positive", "negative"},
+        settings.keys_set_by_user & {"document", "label"},
+    )
     for position, record in records:
         if isinstance(record, InputError) or names_pairs:
             yield position, record
@@ -418,7 +421,7 @@ def _negatives_of(record: Record, settings: TaskSettings) -> list[str]:
         InputError: The user named the column of the negatives, and the record lacks it.
     """
     columns = negative_columns(record, settings)
-    if "negative" in settings.named and settings.negative is not None and settings.negative not in record:
+    if "negative" in settings.keys_set_by_user and settings.negative is not None and settings.negative not in record:
         remedy = "name the column: --set task.negative=NAME (a row without negatives has null there)"
         raise _wrong(f"has no {settings.negative!r}, only {_names(record)}", remedy)
     return [text for column in columns if record.get(column) is not None for text in _texts_of(record, column)]

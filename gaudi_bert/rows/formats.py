@@ -59,7 +59,7 @@ def read_table(
         InputError: The header cannot be used, or the file is not CSV. No further row can be read.
     """
     separator = "\t" if part.kind == "tsv" else ","
-    if settings.delimiter is not None and (part.kind == "csv" or "delimiter" in settings.named):
+    if settings.delimiter is not None and (part.kind == "csv" or "delimiter" in settings.keys_set_by_user):
         separator = settings.delimiter  # a default comes from the model's training data, and applies only to CSV
     rows = _tab_cells(part, lines, separator) if part.kind == "tsv" else _comma_cells(part, lines, separator)
     columns = list(settings.columns) if settings.columns is not None else None
@@ -171,7 +171,7 @@ def _without_header(
     beginning = list(islice(rows, _ROWS_LOOKED_AT))
     (line, first), *following = beginning or [(0, [])]
     if isinstance(first, list) and _is_header(first, columns, [cells for _, cells in following if isinstance(cells, list)]):
-        if "columns" not in settings.named:
+        if "columns" not in settings.keys_set_by_user:
             return None, chain(beginning, rows)
         where = part.location(RowPosition(1, line))
         raise InputError(f"{where}: {short_repr(first)} looks like a header; leave --columns out, or pass --no-header")

@@ -194,7 +194,7 @@ def complete_file(path: str | Path, settings: TaskSettings) -> RowPart:
     if kind is None:
         raise InputError(f"{path}: unknown ending; known are {', '.join(_ENDINGS)} (and .gz, .zst), or give --format jsonl")
     # The default encoding comes from the model's training data, and applies only to tables.
-    encoding = settings.encoding if kind in TABLES or "encoding" in settings.named else "utf-8"
+    encoding = settings.encoding if kind in TABLES or "encoding" in settings.keys_set_by_user else "utf-8"
     return RowPart(str(path), Path(path), kind, _compression_of(Path(path)), encoding)
 
 

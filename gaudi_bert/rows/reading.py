@@ -246,19 +246,19 @@ def _check_applies(part: RowPart, task: TaskName | None, settings: TaskSettings,
         raise InputError(f"{part.name}: CoNLL is for token-classification; give JSON lines (.jsonl) or a table")
     of_tables = {"--columns": settings.columns, "--no-header": settings.no_header or None, "--delimiter": settings.delimiter}
     keys = (name for name, value in of_tables.items() if value is not None)
-    option = next((name for name in keys if name.strip("-").replace("-", "_") in settings.named), None)
+    option = next((name for name in keys if name.strip("-").replace("-", "_") in settings.keys_set_by_user), None)
     if part.kind not in TABLES and option is not None:
         raise InputError(f"{part.name}: {option} is for CSV and TSV, this is {part.kind}; leave it out")
-    if part.kind in ("parquet", "built-in") and "encoding" in settings.named and settings.encoding != "utf-8":
+    if part.kind in ("parquet", "built-in") and "encoding" in settings.keys_set_by_user and settings.encoding != "utf-8":
         raise InputError(f"{part.name}: --encoding is for files of text, this is {part.kind}; leave it out")
     has_columns = part.kind in (*TABLES, "jsonl", "parquet")
     forms = _forms_of(task, labelled)
     of_task = set().union(*forms)
-    for key in sorted(_ALL_COLUMNS & settings.named):
+    for key in sorted(_ALL_COLUMNS & settings.keys_set_by_user):
         if not (has_columns and key in of_task):
             reason = f"no {key} is read here" if has_columns else "this file has no named columns"
             raise InputError(f"{part.name}: {_setting(key)} does not apply, {reason}; leave it out")
-    named = settings.named & of_task
+    named = settings.keys_set_by_user & of_task
     if not any(named <= set(form) for form in forms):
         kinds, both = " or ".join(", ".join(form) for form in forms), " and ".join(map(_setting, sorted(named)))
         raise InputError(f"{part.name}: {both} are of rows of two kinds; name columns of one: {kinds}")
@@ -276,7 +276,7 @@ def _form_of(task: TaskName | None, settings: TaskSettings, labelled: bool, colu
     Only forms that contain all settings that the user named are considered. Among them, it is the first form whose columns
     are all present, or otherwise the first form.
     """
-    forms = [form for form in _forms_of(task, labelled) if settings.named & _ALL_COLUMNS <= set(form)]
+    forms = [form for form in _forms_of(task, labelled) if settings.keys_set_by_user & _ALL_COLUMNS <= set(form)]
     known = set(columns)
     needed = ([getattr(settings, key) for key in form if key not in _MAY_LACK] for form in forms)
     complete = [form for form, names in zip(forms, needed, strict=True) if known.issuperset(names)]
@@ -293,7 +293,7 @@ def _missing_columns(task: TaskName | None, settings: TaskSettings, labelled: bo
     if task in LANGUAGE_MODELLING and "input_ids" in columns:
         return []
     keys = _form_of(task, settings, labelled, columns)
-    needed = {key: getattr(settings, key) for key in keys if key not in _MAY_LACK or key in settings.named}
+    needed = {key: getattr(settings, key) for key in keys if key not in _MAY_LACK or key in settings.keys_set_by_user}
     missing = {key: column for key, column in needed.items() if column not in columns}
     return [f"it has no column {short_repr(column)}: name one with {naming_option(key)}" for key, column in missing.items()]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gaudi_bert.artefacts.object_store import Objects
-from gaudi_bert.common.errors import EXTRAS, GaudiBertError, has_tensorflow, install_command
+from gaudi_bert.common.errors import EXTRAS, GaudiBertError, install_command, supports_tensorflow
 from gaudi_bert.common.files import store_url
 from gaudi_bert.common.processor import Processor, read_processor
 from gaudi_bert.common.progress import Reporter
@@ -240,7 +240,7 @@ def _check_engines(answers: _HostAnswers, settings: PipelineSettings) -> CheckRe
     version = answers.version("tensorflow-cpu") or answers.version("tensorflow")
     problem = "" if version.startswith(f"{_TENSORFLOW}.") else f"it is {version}, and {_TENSORFLOW} is needed"
     if not version:
-        problem = "not installed" if has_tensorflow(answers.python) else f"{_TENSORFLOW} has no version for this Python"
+        problem = "not installed" if supports_tensorflow(answers.python) else f"{_TENSORFLOW} has no version for this Python"
     reasons = {"tensorflow": problem, "pytorch": "" if answers.version("torch") else "not installed"}
     for engine, package in _BRIDGES.items():
         if answers.device_nodes and not reasons[engine] and not answers.version(package):
@@ -355,7 +355,7 @@ def _check_version(version: tuple[int, int], settings: PipelineSettings) -> Chec
         return CheckResult(
             "Kubernetes", "failed", shown, f"Indexed Jobs need {'.'.join(map(str, _OLDEST))} or later: upgrade the cluster"
         )
-    if version < settings.kubernetes.version_numbers:
+    if version < settings.kubernetes.version_tuple:
         finding = f"{shown}, older than kubernetes.version: {settings.kubernetes.version}"
         return CheckResult("Kubernetes", "failed", finding, f"set kubernetes.version to '{shown}'")
     return CheckResult("Kubernetes", "ok", shown)

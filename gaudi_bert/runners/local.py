@@ -29,6 +29,7 @@ from gaudi_bert.common.features import BUILT_IN_ROWS
 from gaudi_bert.common.files import format_location, is_in_store, resolve_location, write_text
 from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter, format_seconds
+from gaudi_bert.config.options import check_combination
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.stage_table import STAGES, STEPS, select_stages
 from gaudi_bert.runners.training_processes import run_training_processes
@@ -331,8 +332,7 @@ def _check_sharing(run: RunRequest, stages: Sequence[str]) -> None:
     finished = [stage.name for stage in STAGES.values() if stage.parts is not None]
     if run.how.finish and (len(stages) != 1 or stages[0] not in finished):
         raise InputError(f"--finish: give one stage that has a step to finish it, --stages {' or '.join(finished)}")
-    if run.how.finish and run.how.overwrite:
-        raise InputError("--finish and --overwrite exclude each other; do the parts again with --shard K/N --overwrite")
+    check_combination({"--finish": run.how.finish, "--overwrite": run.how.overwrite})
 
 
 # --- waiting

@@ -65,7 +65,7 @@ class Stage:
     parallel: bool = False
     distributed: bool = False
     is_finished: Callable[[Path, StoreSettings | None], bool] = exists
-    is_part_of: Callable[[PipelineSettings | WorkFolder], bool] = lambda pipeline: pipeline.pretrains
+    is_part_of: Callable[[PipelineSettings | WorkFolder], bool] = lambda pipeline: pipeline.has_pretraining
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ _ROWS = (
             "prepare.records",  # because the vocabulary is next to the records
         ),
         distributed=True,
-        is_part_of=lambda pipeline: pipeline.finetunes,
+        is_part_of=lambda pipeline: pipeline.has_finetuning,
     ),
     Stage(
         "predict",
@@ -175,7 +175,7 @@ _ROWS = (
         kustomization="finetuning",
         needs=("finetune",),
         reads=("predict.data",),
-        is_part_of=lambda pipeline: pipeline.predicts,
+        is_part_of=lambda pipeline: pipeline.has_prediction,
     ),
     Stage(
         "report",
@@ -231,7 +231,7 @@ def named_paths(settings: PipelineSettings) -> Iterator[tuple[str, str]]:
         section, name = key.split(".")
         if key == "prepare.text" and settings.prepare.records is not None:
             continue
-        if section == "prepare" and not settings.pretrains:
+        if section == "prepare" and not settings.has_pretraining:
             continue
         value = getattr(getattr(settings, section), name)
         built_in = BUILT_IN_TEXTS if key == "prepare.text" else BUILT_IN_ROWS
@@ -282,7 +282,7 @@ def stage_engine(settings: PipelineSettings, stage: Stage) -> EngineName:
     Fine-tuning and prediction use the engine of pretraining, unless `finetune.engine` names another engine.
     """
     own = settings.finetune.engine if stage.kustomization == "finetuning" else "auto"
-    return settings.container_engine if own == "auto" else own
+    return settings.training_image_engine if own == "auto" else own
 
 
 def preview_stage(settings: PipelineSettings, name: str) -> dict[str, Any]:

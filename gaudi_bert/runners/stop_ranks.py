@@ -37,7 +37,7 @@ from gaudi_bert.common.launch import (
     MASTER_PORT,
     ON_THIS_MACHINE,
     TORCH_PORT,
-    free_port,
+    find_free_port,
     handle_signals,
 )
 
@@ -215,7 +215,7 @@ def _meeting_point(workers: Sequence[tuple[str, int]], environment: Mapping[str,
     sets keep their values.
     """
     address = {MASTER_ADDRESS: workers[0][0]} if workers else ON_THIS_MACHINE
-    values = {**address, MASTER_PORT: str(TORCH_PORT if workers else free_port())}
+    values = {**address, MASTER_PORT: str(TORCH_PORT if workers else find_free_port())}
     return {name: environment.get(name, value) for name, value in values.items()}
 
 

@@ -28,8 +28,8 @@ from gaudi_bert.common.launch import (
     MASTER_PORT,
     ON_THIS_MACHINE,
     Node,
+    find_free_port,
     find_node,
-    free_port,
     handle_signals,
     torch_environment,
 )
@@ -263,7 +263,7 @@ def _environments(
         )
     own: list[dict[str, str]] = [{} for _ in ranks]
     if section.engine != "tensorflow":
-        port = free_port()
+        port = find_free_port()
         own = [
             torch_environment(rank, processes, per_host=processes, address="127.0.0.1", port=port) | ON_THIS_MACHINE
             for rank in ranks

@@ -24,7 +24,7 @@ from gaudi_bert.common.files import atomic_file, file_identity
 from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, TaskSettings
-from gaudi_bert.config.values import free_settings
+from gaudi_bert.config.values import keys_changeable_on_resume
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
@@ -297,7 +297,7 @@ class FineTuneJob(Job[FineTuning]):
         unused = (
             {"row_lengths"} if self.section.row_lengths is None else set()
         )  # so that runs from before this setting existed can be resumed
-        section = self.section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES | unused)
+        section = self.section.model_dump(mode="json", exclude=keys_changeable_on_resume(FineTuneSettings) | _FILES | unused)
         task = self._task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
         inputs = {
             "data": self._data.identity,

@@ -36,7 +36,7 @@ from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.config.values import free_settings
+from gaudi_bert.config.values import keys_changeable_on_resume
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, ModelSizes
 from gaudi_bert.model.heads import TaskKind
@@ -217,7 +217,9 @@ class _TableJob(Job[TableTraining]):
 
     def _signature(self) -> Signature:
         """Return everything that the result depends on."""
-        section = self._settings.training.model_dump(exclude=free_settings(TrainingSettings) | {"init_checkpoint"})
+        section = self._settings.training.model_dump(
+            exclude=keys_changeable_on_resume(TrainingSettings) | {"init_checkpoint"}
+        )
         inputs = {
             "data": self._source.identity,
             "evaluation_data": self._held_out.identity if self._held_out is not None else None,

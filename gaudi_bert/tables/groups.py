@@ -152,17 +152,17 @@ def read_sequences(
         threads: Whether several threads decode.
 
     Returns:
-        The rows, the sequences of these rows whose length is in `settings.sequence_lengths`, and what the policy did to all
+        The rows, their sequences with a length in `settings.accepted_sequence_lengths`, and what the policy did to all
         rows.
 
     Raises:
         InputError: A row is invalid, or is too long under the policy "error".
     """
     columns = table.columns.tokens_only() if lengths_only else table.columns
-    most = settings.most_tokens if settings.too_long == "error" else _LARGEST_LENGTH
+    most = settings.longest_row_length if settings.too_long == "error" else _LARGEST_LENGTH
     rows = _read_rows(table.groups[number], columns, most, keep_values=not lengths_only, threads=threads)
-    sequences, too_long = _cut_rows(rows.lengths, settings.most_tokens, settings.too_long)
-    return rows, sequences.of_lengths(settings.sequence_lengths), too_long
+    sequences, too_long = _cut_rows(rows.lengths, settings.longest_row_length, settings.too_long)
+    return rows, sequences.of_lengths(settings.accepted_sequence_lengths), too_long
 
 
 def _read_rows(
@@ -382,7 +382,7 @@ def table_metadata(
         aligned_columns={name: str(kind) for name, kind in table.columns.aligned.items()},
         scalar_columns={name: str(kind) for name, kind in table.columns.scalars.items()},
         rows=table.rows,
-        row_lengths=settings.given_lengths,
+        row_lengths=settings.explicit_row_lengths,
         too_long=TooLongRows(policy=settings.too_long, **groups.too_long),
         inputs=tuple(
             InputTable(name=file.name, rows=rows, **inputs[file.name])

@@ -27,7 +27,7 @@ from gaudi_bert.artefacts.packed import PackedSums, TableManifest, TableMetadata
 from gaudi_bert.artefacts.results import ByRowLength, PackResult, PlainResult, StageRun, require_complete
 from gaudi_bert.artefacts.shards import Shard, count_shards, shard_bounds, shard_name
 from gaudi_bert.common.arrays import ByteArray
-from gaudi_bert.common.arrow import explain_value_errors, require_pyarrow
+from gaudi_bert.common.arrow import explain_unpackable_values, require_pyarrow
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import check_file_name, resolve_links
 from gaudi_bert.common.progress import Reporter, Task
@@ -154,7 +154,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         rows, sequences, too_long = read_sequences(inputs, number, self.settings, threads=self.run.workers != 1)
         task.advance(rows.lengths.size / 2)
         packs, packing = _deal(sequences, self.settings, number)
-        with explain_value_errors(inputs.files[0]):
+        with explain_unpackable_values(inputs.files[0]):
             shards = self._write_shards(PackLayout.of(inputs.columns, self.settings), number, rows, packs)
         release(*(self.folder / shard.name for shard in shards))
         task.advance(rows.lengths.size / 2)
@@ -292,7 +292,7 @@ def _choose_lengths(table: str | Path, settings: TableSettings, reporter: Report
     Raises:
         InputError: Every row is too long.
     """
-    opened, most = open_table(table, settings, reporter), settings.most_tokens
+    opened, most = open_table(table, settings, reporter), settings.longest_row_length
     counts = np.zeros(most, np.int64)
     whole = settings.model_copy(update={"row_lengths": None, "max_sequence_length": most})
     for group in range(len(opened.groups)):
@@ -303,7 +303,7 @@ def _choose_lengths(table: str | Path, settings: TableSettings, reporter: Report
     chosen = choose_row_lengths(
         counts,
         partial(row_cost, hidden_size=USUAL_HIDDEN_SIZE),
-        lengths=settings.given_lengths or None,
+        lengths=settings.explicit_row_lengths or None,
         longest=most,
         depth=settings.depth,
         algorithm=settings.algorithm,

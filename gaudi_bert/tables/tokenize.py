@@ -121,14 +121,20 @@ def _tokenize(
     encoder = _Encoder(tokenizer, settings)
     identities = [source_identity(source) for source in sources]
     inputs = {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
-    signature = Signature("tokenize", settings.model_dump(mode="json", exclude_none=True), inputs)
-    parts = [part for source in sources for part in row_parts(source, settings.reading, settings.part_bytes)]
+    signature = Signature("tokenize", settings.to_json_fields(), inputs)
+    parts = [part for source in sources for part in row_parts(source, settings.row_reading_settings, settings.part_bytes)]
     if not parts:
         raise InputError(f"{', '.join(source.shown for source in sources)}: holds no text; check the path")
     for part in parts:  # reject a file that does not match the options before the first file is tokenized
         if not part.start:
             say = run.reporter.say if part is parts[0] else None
-            next(good_rows(rows_of_part(part, None, settings.reading, say=say), settings.reading.on_bad_row), None)
+            next(
+                good_rows(
+                    rows_of_part(part, None, settings.row_reading_settings, say=say),
+                    settings.row_reading_settings.on_bad_row,
+                ),
+                None,
+            )
 
     def summary_path(number: int) -> Path:
         """Return the path of the summary of a part."""
@@ -205,7 +211,7 @@ def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str], 
         return _token_table(encoder.columns, values), counted, sum(map(_characters, batch))
 
     characters = 0
-    reading, skipped = encoder.settings.reading, SkippedRows()
+    reading, skipped = encoder.settings.row_reading_settings, SkippedRows()
     rows = good_rows(rows_of_part(part, None, reading), reading.on_bad_row, skipped)
     texts = (row for row in rows if isinstance(row, TextRow))
     for table, counted, size in _ahead(encode, sized_batches(texts, _characters, _BATCH_CHARACTERS, _BATCH_TEXTS)):

@@ -25,6 +25,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import is_in_store, open_file, store_url
 from gaudi_bert.common.processor import read_processor
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.options import check_combination
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.config.values import InferencePrecision, Precision
@@ -99,17 +100,15 @@ def predict(
             problem = f"{path} is a model of {described.task}; leave it out, or fine-tune another"
             raise InputError(f"task.name = {name}: {problem}")
         # The defaults come from the training, so only settings that the user named have to apply to the task.
-        settings = described.settings.with_named(changes)
+        settings = described.settings.copy_with_user_settings(changes)
         check_settings_apply(described.task, settings)
         check_policy(described.task, settings)
         if options.group_by is not None:
-            key = f"--group-by {options.group_by}"
-            if settings.on_bad_row == "skip":
-                raise InputError("--group-by and --on-bad-row skip exclude each other; leave one out")
+            conflicts = {"--on-bad-row skip": settings.on_bad_row == "skip", "--out -": out == STANDARD_OUTPUT}
+            check_combination({"--group-by": options.group_by, **conflicts})
             if described.task != "reranking":
-                raise InputError(f"{key}: is for a model of reranking, this one is of {described.task}; leave it out")
-            if out == STANDARD_OUTPUT:
-                raise InputError(f"{key}: all rows come before the first query; give --out a file")
+                problem = f"is for models of reranking, but {path} is a model of {described.task}; leave it out"
+                raise InputError(f"--group-by {options.group_by}: {problem}")
         check_first_row(rows_file, described.task, settings)
         task = described.make_task(settings)
         loaded = load_task_model(described, task, options)
@@ -391,8 +390,7 @@ class EmbedOptions(PredictOptions):
     prompt_name: str | None = None
 
     def __post_init__(self) -> None:
-        if self.prompt is not None and self.prompt_name is not None:
-            raise InputError("--prompt and --prompt-name exclude each other; leave one out")
+        check_combination({"--prompt": self.prompt, "--prompt-name": self.prompt_name})
         check_choice("pooling", self.pooling, get_args(Pooling))
         super().__post_init__()
 

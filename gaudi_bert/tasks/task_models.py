@@ -21,9 +21,9 @@ from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError, install_command, shorten
 from gaudi_bert.common.files import atomic_file, check_model_exists, file_identity, read_json, write_json
 from gaudi_bert.common.progress import format_count
+from gaudi_bert.config.bundled import MODELS, preset_name_for
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.config.shipped import MODELS, name_of_sizes
 from gaudi_bert.model.config import (
     BertConfig,
     EncoderConfig,
@@ -166,7 +166,7 @@ def start_of_words(
     if path is None:
         config = model_config(settings.model, tokenizer.vocabulary_size, length)
         task = _task_of_words(_kind_of_bert(config), settings, tokenizer)
-        name = name_of_sizes(settings.model) or "sizes of the settings"
+        name = preset_name_for(settings.model) or "sizes of the settings"
         return task, _StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
     _check_transformers(f"--model {path}")
     from gaudi_bert.encoders import encoder_weights as encoders

@@ -31,9 +31,10 @@ from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, mirrored, n
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, explain_os_errors, read_json, write_json, write_text
-from gaudi_bert.common.launch import find_launch, is_first_process, shares_folders
+from gaudi_bert.common.launch import find_launch, is_first_process, processes_share_folders
 from gaudi_bert.common.progress import Reporter, redirect_native_output
 from gaudi_bert.common.threads import usable_cores
+from gaudi_bert.config.options import check_combination
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 from gaudi_bert.engines import ChosenEngine, choose_engine, load_engine
@@ -165,8 +166,7 @@ def run_job(job: Job[R], settings: PipelineSettings, out: Path, **options: Unpac
     """
     reporter, dry_run = options["reporter"], options.get("dry_run", False)
     resume, overwrite = options.get("resume", False), options.get("overwrite", False)
-    if resume and overwrite:
-        raise InputError("--resume and --overwrite exclude each other; give the one you mean")
+    check_combination({"--resume": resume, "--overwrite": overwrite})
     with mirrored(Path(out), settings.store) as folder:
         chosen = _engine_of(job, folder, overwrite)
         say, reporter = reporter.say, reporter if is_first_process() else Reporter(quiet=True)
@@ -182,7 +182,7 @@ def run_job(job: Job[R], settings: PipelineSettings, out: Path, **options: Unpac
             raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
         # If a pod is lost when the others are already done, it is restarted alone, and would wait in vain for the others to
         # connect. Therefore check whether the run is finished before connecting.
-        if not (overwrite or dry_run) and shares_folders() and is_finished(folder, result_path, signature):
+        if not (overwrite or dry_run) and processes_share_folders() and is_finished(folder, result_path, signature):
             say(_nothing_to_do(folder, signature))
             return StageOutput(job.result_type.read(result_path), skipped=True)
         for line in (*prepared.lines, *((*plan.details(), *prepared.details()) if dry_run else ())):

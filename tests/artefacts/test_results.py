@@ -35,5 +35,5 @@ def test_each_group_belongs_to_one_part(parts: int) -> None:
 
 def test_a_part_is_not_finished_in_the_same_run() -> None:
     assert [a_run(**how).does_all for how in ({}, {"part": (0, 1)}, {"finish": True})] == [True, False, False]
-    with pytest.raises(InputError, match="--finish and --shard exclude each other"):
+    with pytest.raises(InputError, match="--shard cannot be combined with --finish"):
         a_run(part=(0, 2), finish=True)

@@ -10,6 +10,7 @@ import typer
 
 from gaudi_bert.cli import arguments
 from gaudi_bert.cli.main import app
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import values
 from gaudi_bert.packing import pack_lengths
 from gaudi_bert.packing.algorithms import ALGORITHMS
@@ -59,14 +60,13 @@ def test_options_are_the_keys_of_a_section_with_its_choices_and_defaults() -> No
     ]
     typed: dict[str, Any] = {}
 
-    @arguments.takes("gaudi_bert.config.sections:TokenizeSettings", "columns", "no_header", "too_long")
+    keys = {name: f"files.{name}" for name in ("columns", "no_header")}
+
+    @arguments.add_settings_options("gaudi_bert.config.sections:TokenizeSettings", "too_long", **keys)
     def show(options: arguments.Options) -> None:
         typed.update(options)
 
     show.complete()(columns="a, b", no_header=True, too_long=None)  # type: ignore[attr-defined]
-    assert typed == {
-        "columns": ("--columns", ("a", "b")),
-        "no_header": ("--no-header", True),
-        "too_long": ("--too-long", None),
-    }
-    assert arguments.values_of(typed) == {"columns": ("a", "b"), "no_header": True}
+    assert typed == {"files.columns": ("--columns a, b", ("a", "b")), "files.no_header": ("--no-header True", True)}
+    with pytest.raises(InputError, match="--columns: must not be empty"):
+        show.complete()(columns="", no_header=None, too_long=None)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert import __version__
-from gaudi_bert.cli.main import GROUPS, _interrupting_signals
+from gaudi_bert.cli.main import GROUPS, _interrupt_on_signals
 from tests.builders.command_line import refusal, run_command, run_python, succeed
 from tests.builders.effort import sampled
 from tests.builders.packing_case import PackingCase, make_case
@@ -35,8 +35,8 @@ DEMO = Path(__file__).resolve().parents[2] / "pipelines" / "demo.yaml"
     ("arguments", "said"),
     [
         (["plan", "absent.json", "--out", "plan.json", "--algorithm", "nnl"], "did you mean nnls?"),
-        (["write", ".", "--plan", "p.json", "--out", "o", "--finish", "--shard", "0/2"], "exclude each other"),
-        (["prepare", "a.txt", "--out", "o", "--vocab", "v", "--train-vocab", "99"], "exclude each other"),
+        (["write", ".", "--plan", "p.json", "--out", "o", "--finish", "--shard", "0/2"], "cannot be combined with"),
+        (["prepare", "a.txt", "--out", "o", "--vocab", "v", "--train-vocab", "99"], "cannot be combined with"),
         (["inspect", "absent", "--record", "x"], "Invalid value for '--record': must be an integer; see: "),
         (["pack"], "Missing argument 'RECORDS'; see: "),
         (["pack", "records", "--otu", "o"], "No such option: --otu (Possible options: --out, --set); see: "),
@@ -140,7 +140,7 @@ def test_signals_end_a_command_with_75_and_the_same_command_goes_on(
 
 
 def test_a_signal_that_follows_at_once_does_not_interrupt_what_the_first_unwinds() -> None:
-    with _interrupting_signals():
+    with _interrupt_on_signals():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
         try:
@@ -153,7 +153,7 @@ def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
     """As shells have it for what runs in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with _interrupting_signals():
+        with _interrupt_on_signals():
             signal.raise_signal(signal.SIGINT)
     except KeyboardInterrupt:
         pytest.fail("it interrupted")

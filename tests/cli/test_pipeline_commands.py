@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.cli.arguments import pipeline_settings
-from gaudi_bert.config.shipped import SHIPPED, pipeline_path
+from gaudi_bert.cli.arguments import load_pipeline_settings
+from gaudi_bert.config.bundled import SHIPPED, find_pipeline_file
 from tests.builders.command_line import refusal, run_command, succeed
 
 DEMO = str(SHIPPED / "demo.yaml")
@@ -29,22 +29,22 @@ def test_init_writes_a_file_that_runs_and_replaces_none() -> None:
         "Wrote wiki.yaml; its first lines say what to change",
         "Next: gaudi-bert run wiki.yaml --dry-run",
     ]
-    assert pipeline_settings(Path("wiki.yaml"), None).name == "wiki"
+    assert load_pipeline_settings(Path("wiki.yaml"), None).name == "wiki"
     assert "to do here: prepare, histogram, plan, write, verify, train" in succeed("run", "wiki.yaml", "--dry-run").stdout
     assert refusal("init", "wiki").startswith("wiki.yaml: already exists; ")
     assert refusal("init", "My Wiki").startswith("My Wiki: must be at most 42 ")
     assert [path.name for path in Path().iterdir()] == ["wiki.yaml"]
     succeed("init", "retrieval")
-    assert pipeline_settings(Path("retrieval.yaml"), None).task.name == "embedding"
+    assert load_pipeline_settings(Path("retrieval.yaml"), None).task.name == "embedding"
 
 
 def test_a_bare_name_is_a_pipeline_of_the_package_unless_there_is_a_file_of_that_name(tmp_path: Path) -> None:
-    assert pipeline_path(Path("demo")) == SHIPPED / "demo.yaml"
+    assert find_pipeline_file(Path("demo")) == SHIPPED / "demo.yaml"
     assert json.loads(succeed("run", "demo", "--dry-run", "--json").stdout)["settings"]["name"] == "demo"
     assert json.loads(succeed("doctor", "--pipeline", "demo", "--json").stdout)["findings"]
-    assert pipeline_path(Path("nix")) == Path("nix")
+    assert find_pipeline_file(Path("nix")) == Path("nix")
     assert "nix: cannot read" in refusal("run", "nix", "--dry-run")
-    assert pipeline_path(tmp_path / "demo") == tmp_path / "demo"
+    assert find_pipeline_file(tmp_path / "demo") == tmp_path / "demo"
     Path("demo").write_text("name: mine\n")
     assert json.loads(succeed("run", "demo", "--dry-run", "--json").stdout)["settings"]["name"] == "mine"
 
@@ -58,7 +58,7 @@ def test_settings_of_one_section_and_the_schema() -> None:
     assert [line.split("|")[1].strip() for line in rate[2:]] == ["`training.learning_rate`"]
     assert "did you mean `training.seed`?" in refusal("settings", "training.seeed")
     assert json.loads(succeed("settings", "--json").stdout)["properties"]["packing"]
-    assert "leave the section out" in refusal("settings", "packing", "--json")
+    assert "SECTION" in refusal("settings", "packing", "--json")
 
 
 def test_quiet_is_taken_before_and_after_the_command(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_quiet_is_taken_before_and_after_the_command(tmp_path: Path) -> None:
         ),
         (["run", DEMO, "--shard", "0/2", "--stages", "train"], "--shard: give one stage that can be shared out"),
         (["run", DEMO, "--finish", "--stages", "plan"], "--finish: give one stage that has a step to finish it"),
-        (["run", DEMO, "--finish", "--overwrite", "--stages", "verify"], "--finish and --overwrite exclude each other"),
-        (["run", DEMO, "--finish", "--shard", "0/2", "--stages", "write"], "exclude each other"),
+        (["run", DEMO, "--finish", "--overwrite", "--stages", "verify"], "--finish cannot be combined with --overwrite"),
+        (["run", DEMO, "--finish", "--shard", "0/2", "--stages", "write"], "cannot be combined with"),
         (["wait", DEMO, "--for", "packing"], "--for packing: no such stage"),
         (["k8s", "status", DEMO], "no cluster: "),
         (["doctor", "--cluster"], "no cluster: "),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common import errors
-from gaudi_bert.common.errors import has_tensorflow, install_command, short_repr, shorten
+from gaudi_bert.common.errors import install_command, short_repr, shorten, supports_tensorflow
 
 
 @pytest.mark.parametrize("extra", ["parquet", "docker", "kubernetes", "s3", "gcs", "azure"])
@@ -26,7 +26,7 @@ def test_the_command_is_for_this_python_and_the_clone(extra: str, repository: Pa
 
 def test_pytorch_is_the_build_for_this_machine_and_tensorflow_may_need_another_python(monkeypatch) -> None:
     assert "-m uv pip install --torch-backend auto " in install_command("pytorch")
-    assert [has_tensorflow((3, minor)) for minor in range(9, 14)] == [False, True, True, False, False]
+    assert [supports_tensorflow((3, minor)) for minor in range(9, 14)] == [False, True, True, False, False]
     monkeypatch.setattr(errors, "_TENSORFLOW_PYTHONS", ())
     assert install_command("tensorflow").startswith("python3.11 -m venv env && env/bin/python -m pip install ")
 

@@ -41,7 +41,7 @@ def lines_of(done_at: Callable[[float], float], seconds: int, total: float = 100
         lines = []
         for second in range(1, seconds + 1):
             task.advance(done_at(second) - task.done)
-            task.observe(task.started + second)
+            task.record_progress(task.started + second)
             lines.append(task.format_line(task.started + second))
     return lines
 
@@ -83,7 +83,7 @@ def test_what_was_done_before_says_nothing_about_the_speed() -> None:
         task.count_from_now(10, total=40)
         assert task.format_line(task.started + 7).startswith("predict: 25 %, 7.0 s so far")
         task.advance(10)
-        task.observe(task.started + 50)
+        task.record_progress(task.started + 50)
         task.advance(10)
         assert task.format_line(task.started + 100).startswith("predict: 75 %, 5.0 s per row, 50 s left")
 

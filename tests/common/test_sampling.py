@@ -31,7 +31,7 @@ def test_numpy_and_compiled_code_deal_alike(monkeypatch: pytest.MonkeyPatch) -> 
     lengths = np.random.default_rng(1).permutation([n for strategy, count in plan for _ in range(count) for n in strategy])
     ways = []
     for compiled_from in (0, 1_000_000):
-        monkeypatch.setattr(sampling, "_COMPILED_FROM", compiled_from)
+        monkeypatch.setattr(sampling, "_MIN_COMPILED_SEQUENCES", compiled_from)
         ways.append(sample_packs(lengths, plan, 7, 2, np.int64))
     assert np.array_equal(ways[0].members, ways[1].members)
     assert ways[0].members.dtype == ways[1].members.dtype == np.int64

@@ -61,7 +61,7 @@ def test_both_engines_start_as_many_threads_as_a_limit_allows() -> None:
     code = (
         "import os\n"
         "from gaudi_bert.common import threads\n"
-        "threads.limited_cores = lambda: 3\n"
+        "threads.usable_cores_if_limited = lambda: 3\n"
         "for name in [name for name in os.environ if name.startswith(('OMP_', 'TF_'))]: del os.environ[name]\n"
         "import gaudi_bert.engines.pytorch, gaudi_bert.engines.tensorflow\n"
         "print(*map(os.environ.get, ('OMP_NUM_THREADS', 'TF_NUM_INTRAOP_THREADS', 'TF_NUM_INTEROP_THREADS')))\n"

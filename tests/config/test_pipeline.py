@@ -12,15 +12,16 @@ import pytest
 from pydantic import ValidationError
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.options import TypedValue
 from gaudi_bert.config.pipeline import (
     PipelineSettings,
+    format_settings_page,
     load_pipeline,
     parse_yaml,
     section_from_mapping,
-    settings_page,
 )
 from gaudi_bert.config.sections import TableSettings, TokenizeSettings
-from gaudi_bert.config.values import full_keys
+from gaudi_bert.config.values import iterate_full_keys
 from tests.builders.command_line import foreign_prose
 
 
@@ -103,11 +104,11 @@ def test_keys_that_disagree_are_named_without_all_the_others() -> None:
 
 def test_the_page_in_docs_is_the_types(repository: Path) -> None:
     written = (repository / "docs" / "settings.md").read_text(encoding="utf-8").splitlines()
-    assert written == settings_page(), "write it again: gaudi-bert settings > docs/settings.md"
+    assert written == format_settings_page(), "write it again: gaudi-bert settings > docs/settings.md"
 
 
 def test_every_key_is_there_once_and_can_be_set_to_its_default() -> None:
-    listed = [line.split("`")[1] for line in settings_page() if line.startswith("| `")]
+    listed = [line.split("`")[1] for line in format_settings_page() if line.startswith("| `")]
     assert len(set(listed)) == len(listed)
     for key in listed:
         default = setting(PipelineSettings(), key)
@@ -126,13 +127,13 @@ def setting(settings: PipelineSettings, key: str) -> object:
 )
 def test_the_engine_of_the_image_is_the_chosen_one_or_that_of_the_cards(engine: str, cards: int, expected: str) -> None:
     settings = load_pipeline(None, [f"training.engine={engine}", f"resources.cards={cards}"])
-    assert settings.container_engine == expected
+    assert settings.training_image_engine == expected
 
 
 # --- wrong values of every key, and keys that do not exist: one line in plain words, with the key that can be typed
 
 
-KEYS = tuple(full_keys(PipelineSettings))
+KEYS = tuple(iterate_full_keys(PipelineSettings))
 # As YAML; each is wrong for most keys.
 VALUES = (
     "true", "-1", "0.5", "1e400", ".nan", "''", "gpu", "x y/../Ä", "2024-01-01", "[1, 2]", "[{a: 1}]", "{a: 1}", "{1A: []}",
@@ -218,7 +219,7 @@ def test_every_known_key_can_be_suggested() -> None:
     ],
 )
 def test_a_wrong_option_is_named_as_it_was_typed(option: str, key: str, value: str) -> None:
-    message = refusal(load_pipeline, None, [], {key: (option, value)})
+    message = refusal(load_pipeline, None, [], {key: TypedValue(f"{option} {value}", value)})
     assert message is not None
     assert message.startswith(f"{option} {value}".strip() + ": ")
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.config.sections import FineTuneSettings, TableSettings, TaskSettings, TokenizeSettings, TrainingSettings
-from gaudi_bert.config.values import allowed_values, free_settings
+from gaudi_bert.config.values import describe_allowed_values, keys_changeable_on_resume
 
 
 def test_sizes_in_bytes() -> None:
@@ -26,8 +26,8 @@ def test_sizes_in_bytes() -> None:
 
 
 def test_of_two_lower_limits_the_higher_one_is_named() -> None:
-    assert allowed_values(TableSettings.model_fields["group_bytes"]) == "integer, >= 1,048,576"
-    assert allowed_values(TokenizeSettings.model_fields["part_bytes"]) == "integer, >= 1"
+    assert describe_allowed_values(TableSettings.model_fields["group_bytes"]) == "integer, >= 1,048,576"
+    assert describe_allowed_values(TokenizeSettings.model_fields["part_bytes"]) == "integer, >= 1"
 
 
 @pytest.mark.parametrize("given", [{"delimiter": text} for text in ("", ";;", "\n", '"')] + [{"encoding": "hex"}])
@@ -60,5 +60,9 @@ def test_what_is_free_is_no_part_of_a_run() -> None:
     both = {"device", "threads", "keep_checkpoints", "log_every_updates", "save_every_updates"}
     both |= {"fusion_bytes", "meeting_seconds", "stall_seconds", "engine", "compile"}
     both |= {"recompute", "deterministic", "gaudi_fused_attention"}
-    assert free_settings(FineTuneSettings) == both
-    assert free_settings(TrainingSettings) == both | {"evaluate_every_updates", "evaluate_packs", "measure_speedup"}
+    assert keys_changeable_on_resume(FineTuneSettings) == both
+    assert keys_changeable_on_resume(TrainingSettings) == both | {
+        "evaluate_every_updates",
+        "evaluate_packs",
+        "measure_speedup",
+    }

@@ -73,7 +73,7 @@ def test_what_no_mask_is_right_for_is_refused(kind: str, head: str) -> None:
 
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pytorch.md"
-AGAIN = "run `python -m tools.type_scan`, which writes the table of docs/pytorch.md"
+AGAIN = "run `python_version -m tools.type_scan`, which writes the table of docs/pytorch.md"
 
 
 def test_the_page_has_every_type_of_the_version_that_it_names() -> None:

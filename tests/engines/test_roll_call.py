@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.common.launch import free_port, torch_environment
+from gaudi_bert.common.launch import find_free_port, torch_environment
 from gaudi_bert.engines.roll_call import Member, RollCall, _describe_answers, describe_error
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ except GaudiBertError as error:
 
 def ends_of(size: int, end: str, victims: list[int]) -> dict[int, tuple[int, str]]:
     """The exit code and the last words of each of `size` processes that is none of the `victims`."""
-    port, code = free_port(), f"import json{LOOP}"
+    port, code = find_free_port(), f"import json{LOOP}"
     processes = {}
     for rank in range(size):
         variables = torch_environment(rank, size, per_host=size, address="127.0.0.1", port=port)
@@ -119,7 +119,7 @@ def test_who_is_found_is_told_to_all_and_strangers_are_not_heard(listening: Call
     socket.create_connection(("127.0.0.1", first.members[0].port)).close()
     third_member = first.members[1]
     assert first.find_reason() == "rank 2 (pod-2) is lost: the process has ended"
-    second.members = [member_of(first), third_member, Member(3, "pod-3", ("127.0.0.1",), free_port())]
+    second.members = [member_of(first), third_member, Member(3, "pod-3", ("127.0.0.1",), find_free_port())]
     assert second.find_reason() == first.reason
 
 

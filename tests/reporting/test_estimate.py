@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.reporting.estimate import EstimateResult, estimate, shipped_histograms
+from gaudi_bert.reporting.estimate import EstimateResult, bundled_histograms, estimate
 from tests.builders.agree import agree
 from tests.builders.histograms import HISTOGRAMS
 from tests.builders.reporters import QUIET
@@ -48,7 +48,7 @@ def test_shipped_histograms_are_known_by_name(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "squad-384").mkdir()  # a folder of that name is the user's
     with pytest.raises(InputError, match="squad-384"):
         quick("squad-384")
-    assert list(shipped_histograms()) == ["squad-384", *(f"wikipedia-{length}" for length in (128, 384, 512, 1024, 2048))]
+    assert list(bundled_histograms()) == ["squad-384", *(f"wikipedia-{length}" for length in (128, 384, 512, 1024, 2048))]
 
 
 def test_records_are_counted_first(shared_data: Path) -> None:

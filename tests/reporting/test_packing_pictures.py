@@ -30,9 +30,9 @@ FIGURES = {
     "mixture": lambda: pictures.draw_strategy_counts(MIXTURE, 8),
     "depth": lambda: pictures.draw_efficiency_over_depth(ROWS),
     "scaling": lambda: pictures.draw_unpadding(UNPADDING),
-    "fills": lambda: pictures.draw_fills(np.array([5, 5, 6]), np.array([0, 0, 9])),
-    "slots": lambda: pictures.draw_slots(40, 20, 200, 10, 20),
-    "curves": lambda: pictures.draw_curves(
+    "fills": lambda: pictures.draw_row_fill(np.array([5, 5, 6]), np.array([0, 0, 9])),
+    "slots": lambda: pictures.draw_slot_usage(40, 20, 200, 10, 20),
+    "curves": lambda: pictures.draw_learning_curve(
         [(10, 0.1), (20, 0.3)], [(20, 0.2)], is_accuracy=True, baseline=("unigram baseline", 0.05)
     ),
 }
@@ -57,7 +57,7 @@ def test_every_row_is_in_one_bar(slots: int, seed: int, packed: bool) -> None:
     before = generator.integers(0, 5, slots)
     before[-1] += 1
     after = generator.integers(0, 3, slots) * (generator.random(slots) < 0.1)
-    panels = pictures.draw_fills(before, after if packed else None).axes
+    panels = pictures.draw_row_fill(before, after if packed else None).axes
     assert len(panels) == 1 + packed
     for axes, counts in zip(panels, (before, after), strict=False):
         heights = [bar.get_height() for bar in axes.patches]
@@ -67,9 +67,9 @@ def test_every_row_is_in_one_bar(slots: int, seed: int, packed: bool) -> None:
 
 
 def test_pictures_of_a_page_have_no_background_and_an_ink_for_light_and_dark_pages() -> None:
-    with pictures.page_style():
+    with pictures.use_page_style():
         figure = FIGURES["curves"]()
-        svg = pictures.adapts_to_dark_pages(pictures.picture_bytes(figure, "svg")).decode()
+        svg = pictures.add_dark_mode_style(pictures.encode_picture(figure, "svg")).decode()
     assert figure.get_facecolor()[3] == figure.axes[0].get_facecolor()[3] == 0
     assert figure.axes[0].xaxis.label.get_color() == pictures.INK
     assert FIGURES["curves"]().get_facecolor()[3] == 1
@@ -81,7 +81,7 @@ def test_pictures_of_a_page_have_no_background_and_an_ink_for_light_and_dark_pag
 
 
 def test_the_picture_of_slots_names_the_rows_and_the_share_of_real_tokens() -> None:
-    (axes,) = pictures.draw_slots(rows_before=40, rows_after=20, tokens=150, slots=10, lower_bound=19).axes
+    (axes,) = pictures.draw_slot_usage(rows_before=40, rows_after=20, tokens=150, slots=10, lower_bound=19).axes
     words = [text.get_text().replace("\u00a0", " ") for text in axes.texts]
     assert words == ["before: 40 rows, 37.50 % real tokens", "after: 20 rows, 75.00 % real tokens"]
     assert [bar.get_width() for bar in axes.patches] == [150, 250, 150, 50]
@@ -89,7 +89,7 @@ def test_the_picture_of_slots_names_the_rows_and_the_share_of_real_tokens() -> N
 
 def test_empty_data_are_drawn_too_and_other_endings_are_refused(tmp_path: Path) -> None:
     for figure in (pictures.draw_histogram([0, 0, 0], 0, 0, [0, 0, 0]), pictures.draw_strategy_counts({}, 8)):
-        assert pictures.picture_bytes(figure, "png").startswith(b"\x89PNG")
+        assert pictures.encode_picture(figure, "png").startswith(b"\x89PNG")
     with pytest.raises(InputError, match=r"written as \.png or \.svg"):
         pictures.save_picture(FIGURES["mixture"](), tmp_path / "x.pdf")
 
@@ -102,7 +102,7 @@ def test_empty_data_are_drawn_too_and_other_endings_are_refused(tmp_path: Path) 
     ],
 )
 def test_nothing_is_rounded_to_all_or_nothing(share: float, decimals: int, written: str) -> None:
-    assert pictures.percent(share, decimals).replace("\u00a0", " ") == written
+    assert pictures.format_percent(share, decimals).replace("\u00a0", " ") == written
 
 
 # --- the picture of the README

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.reporting.report import _read_inputs, _summary_cards, _written, report
+from gaudi_bert.reporting.report import _format_setting, _read_inputs, _summary_cards, report
 from tests.builders.effort import sampled
 from tests.builders.plans import contents, write_workdir
 
@@ -106,7 +106,7 @@ def test_the_task_is_shown_with_its_baseline_its_packs_and_its_speed(tmp_path: P
 def test_settings_are_written_as_people_read_them() -> None:
     values = {"seed": 99_999, "shard_bytes": 100_000, "verify": True, "store": None, "depths": [1, 2], "none": {}}
     expected = "seed: 99999, shard_bytes: 100,000, verify: yes, store: none, depths: 1, 2, none: none"
-    assert _written(values) == expected
+    assert _format_setting(values) == expected
 
 
 @pytest.mark.parametrize("name", sampled(sorted(contents()), 4))

@@ -297,7 +297,7 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--data packed --model robreta", "--model robreta: did you mean roberta?"),
         ("--data packed --set training.loss=sequence", "training.loss = sequence: for packed records only; .* needs token"),
         ("--data packed --set training.init_checkpoint=x", "training.init_checkpoint: for packed records; .* --model"),
-        ("--data packed --resume --overwrite", "--resume and --overwrite exclude each other; give the one you mean"),
+        ("--data packed --resume --overwrite", "--resume cannot be combined with --overwrite"),
     ],
 )
 def test_what_is_refused(refused: Path, words: str, message: str) -> None:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from gaudi_bert.common.threads import limited_cores
+from gaudi_bert.common.threads import usable_cores_if_limited
 
 _FOLDER = Path(__file__).parent
 VARIABLES = {
@@ -45,7 +45,7 @@ def has_gaudi() -> bool:
 def _prepare(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set the environment variables that are not set. This has no effect after torch or the Gaudi software was imported."""
     # PyTorch starts a thread for every core on which it may run, and ignores the CPU limit of a container.
-    cores = limited_cores()
+    cores = usable_cores_if_limited()
     threads = {} if cores is None else {"OMP_NUM_THREADS": str(cores)}
     wait = {} if "OMP_WAIT_POLICY" in environment else _SHORT_WAIT
     of_gaudi = VARIABLES if has_gaudi() and "habana_frameworks.torch" not in sys.modules else {}

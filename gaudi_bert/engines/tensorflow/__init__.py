@@ -10,7 +10,7 @@ import importlib.util
 import os
 from collections.abc import MutableMapping
 
-from gaudi_bert.common.threads import limited_cores
+from gaudi_bert.common.threads import usable_cores_if_limited
 
 # By default, TensorFlow logs every step of its graph optimizers, and prints the contents of damaged records. Our own errors
 # report the same in one line.
@@ -32,7 +32,7 @@ def prepare_tensorflow(environment: MutableMapping[str, str] = os.environ) -> No
     graph rewrites are not meant for the card, and the vendor's TensorFlow chooses the kernels.
     """
     has_gaudi = importlib.util.find_spec("habana_frameworks") is not None
-    cores = limited_cores()
+    cores = usable_cores_if_limited()
     threads = {} if cores is None else dict.fromkeys((INTRA_OP_THREADS, "TF_NUM_INTEROP_THREADS"), str(cores))
     for name, value in {**_QUIET, **threads, **({} if has_gaudi else _ONEDNN)}.items():
         environment.setdefault(name, value)

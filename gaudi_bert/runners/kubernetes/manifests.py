@@ -108,11 +108,11 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
     check_paths(settings)
     policy = settings.kubernetes.failure_policy
     if policy == "auto":
-        policy = (server_version or settings.kubernetes.version_numbers) >= _FAILURE_POLICY_SINCE
+        policy = (server_version or settings.kubernetes.version_tuple) >= _FAILURE_POLICY_SINCE
     shared, steps = _shared_objects(settings), {}
     builders = {"Job": _job, "MPIJob": _mpijob, "TrainJob": _trainjob}
     for step in steps_of(stages_of(settings)):
-        kind = _TRAINING_KINDS[settings.training_kind] if step == "train" else "Job"
+        kind = _TRAINING_KINDS[settings.training_object_kind] if step == "train" else "Job"
         if kind == "TrainJob":
             shared.append(_training_runtime(settings, policy))
         steps[step] = builders[kind](settings, step, policy)
@@ -143,7 +143,7 @@ def check_paths(settings: PipelineSettings) -> None:
         InputError: A path is not on a volume, the claim of its volume is missing in the settings, or a pipeline that
             fine-tunes has its work folder in an object store.
     """
-    if settings.finetunes and settings.kubernetes.store:
+    if settings.has_finetuning and settings.kubernetes.store:
         raise InputError(
             f"kubernetes.store = {settings.kubernetes.store}: the stages finetune and predict have their work folder on "
             "a volume; leave it out (rows and weights may be URLs)"
@@ -196,8 +196,8 @@ def _shared_objects(settings: PipelineSettings) -> list[Manifest]:
         claim = {"accessModes": [kubernetes.access_mode], "resources": size, **storage_class}
         shared.append(_object(settings, "PersistentVolumeClaim", "work", spec=claim))
     shared.append(_configuration(settings))
-    pods = {POD_LABELS[_TRAINING_KINDS[settings.training_kind]]: f"{settings.name}-train"}
-    if settings.needs_service:
+    pods = {POD_LABELS[_TRAINING_KINDS[settings.training_object_kind]]: f"{settings.name}-train"}
+    if settings.needs_headless_service:
         # Pods find each other by the host names of this Service. It also publishes pods that are not ready, because pods
         # become ready only after they have found each other.
         service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": pods}
@@ -245,7 +245,7 @@ def _job_spec(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
     stage = STEPS[step]
     shared_out = stage.shared and step == stage.name
     pods, spec = 1, {}
-    if shared_out or (step == "train" and settings.trains_on_nodes):
+    if shared_out or (step == "train" and settings.training_pods_start_ranks):
         pods = settings.resources.data_workers if shared_out else settings.resources.workers
         spec = {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
     # A Job counts the retries of all its pods together, and if one pod is lost, all pods that train together end and are

@@ -71,7 +71,7 @@ def stage_pod(settings: PipelineSettings, step: str, *, by_trainer: bool = False
         by_trainer: Whether the pod belongs to a TrainJob, whose controller sets the rendezvous variables itself.
     """
     stage = STEPS[step]
-    on_nodes = step == "train" and settings.trains_on_nodes
+    on_nodes = step == "train" and settings.training_pods_start_ranks
     if stage.distributed and not on_nodes:
         # A Job with one pod can only be a single worker, even if the settings ask for an MPIJob with several workers.
         resources = settings.resources.model_copy(update={"workers": 1})
@@ -263,7 +263,7 @@ def _command(settings: PipelineSettings, step: str) -> list[str]:
         command += ["--shard", f"$(JOB_COMPLETION_INDEX)/{resources.data_workers}"]
     if step == "finetune":
         command += ["--set", "resources.workers=1", "--set", "kubernetes.efa=0"]
-    starts_itself = step == "train" and settings.trains_on_nodes
+    starts_itself = step == "train" and settings.training_pods_start_ranks
     if stage.distributed and not starts_itself and stage_engine(settings, stage) == "tensorflow":
         return training_command(settings, command, over_ssh=False)
     return command
@@ -439,7 +439,7 @@ def needs_user_name(settings: PipelineSettings) -> bool:
 
     ssh and sshd do not work for a user without a name, and the image only has a name for its default user.
     """
-    return settings.trains_as_mpijob and not settings.resources.cards and settings.kubernetes.user != _IMAGE_USER
+    return settings.trains_with_mpijob and not settings.resources.cards and settings.kubernetes.user != _IMAGE_USER
 
 
 def _user_name(settings: PipelineSettings) -> list[Manifest]:

@@ -71,7 +71,7 @@ def should_recreate_claim(cluster: Cluster, settings: PipelineSettings, claim: J
 
 def _has_several_workers(settings: PipelineSettings) -> bool:
     """Return whether training has several workers that use a volume, so that several nodes may have to mount it."""
-    return settings.pretrains and settings.resources.workers > 1 and settings.kubernetes.store is None
+    return settings.has_pretraining and settings.resources.workers > 1 and settings.kubernetes.store is None
 
 
 def check_access_mode(settings: PipelineSettings) -> None:

@@ -87,7 +87,7 @@ def check_settings_apply(task: TaskName | None, settings: TaskSettings) -> None:
     fields = type(settings).model_fields
     for key, tasks in _SETTINGS_OF_TASKS.items():
         value = getattr(settings, key)
-        if key in settings.named and task not in tasks and value != fields[key].default:
+        if key in settings.keys_set_by_user and task not in tasks and value != fields[key].default:
             what = task or "a text without a task"
             raise InputError(f"task.{key} = {value}: changes nothing of {what}, it is for {', '.join(tasks)}; leave it out")
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
-from gaudi_bert.common.launch import Launch, free_port
+from gaudi_bert.common.launch import Launch, find_free_port
 from gaudi_bert.engines.pytorch import distributed
 from gaudi_bert.engines.pytorch.distributed import meet
 from gaudi_bert.engines.watchdog import Watchdog
@@ -22,7 +22,7 @@ from gaudi_bert.engines.watchdog import Watchdog
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> int:
     """Where the ranks of this test meet."""
-    number = free_port()
+    number = find_free_port()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(number))
     return number

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from gaudi_bert.common.launch import free_port
+from gaudi_bert.common.launch import find_free_port
 from gaudi_bert.training.checkpoint import _checkpoint_files, read_checkpoint
 from tests.builders import training_data as data
 from tests.builders.agree import identical
@@ -80,7 +80,7 @@ def run_pods(
     command = ["train", "--data", str(packed), "--out", str(out), "--engine", "pytorch"]
     command += [word for value in values for word in ("--set", value)]
     shared = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "localhost"}
-    shared |= {"PET_MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    shared |= {"PET_MASTER_PORT": str(find_free_port()), "OMP_NUM_THREADS": "1"}
     running = []
     for rank in started:
         words = [sys.executable, "-c", POD, end, at if rank == pod else "never", *command, *(second if rank else ())]

@@ -78,11 +78,11 @@ STORE = ["kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=mine"]
         (["resources.cards=3"], "resources.cards"),
         (["resources.training.memory=lots"], "must be a quantity as Kubernetes writes it, for example 500m, 2 or 16Gi"),
         (["kubernetes.data_pods.tolerations=[{operator: Exists, key: a, value: b}]"], "operator Exists takes no value"),
-        (["kubernetes.store=s3://bucket", "kubernetes.work_claim=ours"], "kubernetes.work_claim exclude each other"),
-        (["kubernetes.store_secret=mine"], "store_secret needs a store"),
+        (["kubernetes.store=s3://bucket", "kubernetes.work_claim=ours"], "store cannot be combined with kubernetes.work_"),
+        (["kubernetes.store_secret=mine"], "store_secret requires kubernetes.store"),
         (["kubernetes.store=s3://key:secret@bucket/prefix"], "kubernetes.store"),
         (TASKS[1:2], "finetune.data .*task.name"),
-        ([TASKS[0], TASKS[2]], "predict.data needs a model that this pipeline fine-tunes"),
+        ([TASKS[0], TASKS[2]], "predict.data requires finetune.data"),
         # Accepted elsewhere, but no container of a cluster has that path.
         (["prepare.text=../corpus"], r"prepare.text = \.\./corpus: no such path in a container; .*data_claim"),
         (["prepare.text=/data/corpus"], r"prepare.text = /data/corpus: needs a volume at /data"),
@@ -156,8 +156,8 @@ BUILT += [(path, "cards and mpijob") for path in PIPELINES if "demo" in path.ste
 def test_kustomize_builds_it(variant: str, pipeline: Path, tmp_path: Path, kustomize: Callable[[Path], list[Json]]) -> None:
     settings = cluster_settings(pipeline, variant)
     manifests = render(settings)
-    parts = ["data", "training"] if settings.pretrains else []
-    parts += ["finetuning", "results"] if settings.finetunes else ["results"]
+    parts = ["data", "training"] if settings.has_pretraining else []
+    parts += ["finetuning", "results"] if settings.has_finetuning else ["results"]
     assert write_rendered(settings, stages_of(settings), tmp_path) == parts
     built = {part: kustomize(tmp_path / part) for part in (".", *parts)}
     for part in parts:

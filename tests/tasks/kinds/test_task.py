@@ -37,4 +37,4 @@ def test_settings_that_change_nothing_are_refused(task: Any, named: dict[str, An
     with pytest.raises(InputError, match=f"task.{key} = "):
         check_settings_apply(task, TaskSettings(**named))
     check_settings_apply(task, TaskSettings(**{key: TaskSettings.model_fields[key].default}))
-    check_settings_apply(task, TaskSettings(**named).with_named({"text": "a"}))  # those of a model's folder
+    check_settings_apply(task, TaskSettings(**named).copy_with_user_settings({"text": "a"}))  # those of a model's folder

@@ -17,13 +17,13 @@ _FOLDER = Path(__file__).resolve().parent
 SHIPPED = _FOLDER / "pipelines"
 
 
-def pipeline_path(path: Path) -> Path:
+def find_pipeline_file(path: Path) -> Path:
     """`path`, or, where no such file exists and it is a bare name such as `demo`, that pipeline of the package."""
     shipped = SHIPPED / f"{path}.yaml"
     return shipped if path.name == str(path) and not path.exists() and shipped.is_file() else path
 
 
-def new_pipeline(name: str) -> str:
+def new_pipeline_text(name: str) -> str:
     """The text of a pipeline file with the keys that most pipelines set; of `retrieval`, with those of embedding models."""
     template = "new-retrieval.yaml" if name == "retrieval" else "new-pipeline.yaml"
     return read_text(_FOLDER / template).replace("NAME", name)
@@ -40,7 +40,7 @@ MODELS = {
 """The default; BERT's two, as published (Devlin et al., 2019, section 3)."""
 
 
-def model_overrides(name: str) -> list[str]:
+def model_size_overrides(name: str) -> list[str]:
     """`--set` for the sizes of a model of `MODELS`, or of all settings that a config.json has."""
     if name in MODELS:
         return [f"model.{key}={value}" for key, value in MODELS[name].items()]
@@ -67,7 +67,7 @@ def model_overrides(name: str) -> list[str]:
     return [f"model.{key}={json.dumps(value)}" for key, value in known.items()]
 
 
-def names_bert(name: str) -> bool:
+def is_bert_name(name: str) -> bool:
     """Whether `--model` names a BERT, or a config.json of one."""
     if not name.endswith(".json"):
         return name in (*MODELS, "bert")
@@ -75,7 +75,7 @@ def names_bert(name: str) -> bool:
     return isinstance(content, dict) and content.get("model_type", "bert") == "bert"
 
 
-def name_of_sizes(settings: ModelSettings) -> str | None:
+def preset_name_for(settings: ModelSettings) -> str | None:
     """The name of a model of these sizes."""
     sizes = {key: getattr(settings, key) for key in _SIZES}
     return next((name for name, known in MODELS.items() if known == sizes), None)
