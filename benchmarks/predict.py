@@ -55,7 +55,7 @@ def compare_mixes(rounds: int, layers: int) -> None:
     from gaudi_bert.model.config import BertConfig, parameter_specs
     from gaudi_bert.model.heads import VectorHead
     from gaudi_bert.rows.types import Sequences
-    from gaudi_bert.rows.window_plan import PackRunner, Part, WindowPlan, plan_window
+    from gaudi_bert.rows.window_plan import PackRunner, RowLengthPacks, WindowPlan, plan_window
 
     config = BertConfig(
         vocab_size=1000, hidden_size=256, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=1024
@@ -78,7 +78,7 @@ def compare_mixes(rounds: int, layers: int) -> None:
         batches = []
         for first in range(0, MIX_ROWS, MIX_BATCH):
             members = np.arange(first, first + MIX_BATCH)
-            part = Part(int(lengths[members].max()), 1, SampledPacks(members, np.arange(MIX_BATCH + 1)))
+            part = RowLengthPacks(int(lengths[members].max()), 1, SampledPacks(members, np.arange(MIX_BATCH + 1)))
             batches.append((runner(MIX_BATCH * part.length), WindowPlan((part,), 0, MIX_BATCH * part.length, 1.0)))
         ratios, difference = measure_mix(sequences, (runner(), plan), batches, rounds)
         rows = ", ".join(f"{len(part.packs)} x {part.length}" for part in plan.parts)

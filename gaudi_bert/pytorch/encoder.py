@@ -22,10 +22,10 @@ from gaudi_bert.encoders.feeding_trial import feeding_of
 from gaudi_bert.encoders.packed_model import PackedModel, head_of
 from gaudi_bert.encoders.trial import on_device
 from gaudi_bert.model.heads import Pooling, TaskKind, VectorHead
-from gaudi_bert.rows.answers import class_answers, multi_label_answers, number_answers, tag_answers
-from gaudi_bert.rows.fields import words_of_text
+from gaudi_bert.rows.answers import class_predictions, multi_label_predictions, tag_predictions, value_predictions
+from gaudi_bert.rows.fields import split_into_words
 from gaudi_bert.rows.packs import IncompleteBatch
-from gaudi_bert.rows.tokenizer import tokenizer_of
+from gaudi_bert.rows.tokenizer import wrap_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, RowPosition, Sequences, TaggedRow, TextRow
 from gaudi_bert.rows.window_plan import PackRunner, plan_window
@@ -69,7 +69,7 @@ class PackedEncoder:
             )
         feeding = feeding_of(model.base_model)
         sizes = sizes_by(model.config, feeding)
-        self._tokenizer = tokenizer_of(tokenizer)
+        self._tokenizer = wrap_tokenizer(tokenizer)
         self._tokenizer.check_fits(sizes.vocab_size, sizes.segments)
         self.positions, self.hidden_size = sizes.positions, sizes.hidden_size
         if max_sequence_length is not None and not 3 <= max_sequence_length <= self.positions:
@@ -124,11 +124,13 @@ class PackedEncoder:
         answers: list[dict[str, Any]] = []
         for rows, sequences, logits in self._windows(texts, self.task, self._packed.answers, len(self.labels)):
             if self.task == "token-classification":
-                answers += tag_answers(logits, sequences, rows, self.labels)
+                answers += tag_predictions(logits, sequences, rows, self.labels)
             elif self.task == "regression":
-                answers += number_answers(logits)
+                answers += value_predictions(logits)
             else:
-                answers += (class_answers if self.task == "classification" else multi_label_answers)(logits, self.labels)
+                answers += (class_predictions if self.task == "classification" else multi_label_predictions)(
+                    logits, self.labels
+                )
         return answers
 
     def _windows(
@@ -166,8 +168,8 @@ class PackedEncoder:
             plan = plan_window(
                 sequences.lengths,
                 hidden_size=self.hidden_size,
-                one_length=most if self.static_shapes else None,
-                longest_row=self.positions,
+                fixed_row_length=most if self.static_shapes else None,
+                max_row_length=self.positions,
             )
             self._packed.try_rows(max((part.length for part in plan.parts), default=0))
             was_training = self.model.training
@@ -190,7 +192,7 @@ def _row(number: int, text: Text, task: TaskName | None) -> Row:
     """
     if task == "token-classification":
         if isinstance(text, str):
-            return words_of_text(RowPosition(number), text)
+            return split_into_words(RowPosition(number), text)
         if isinstance(text, list) and all(isinstance(word, str) for word in text):
             return TaggedRow(RowPosition(number), tuple(text))
     elif isinstance(text, str):

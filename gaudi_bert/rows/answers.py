@@ -30,14 +30,14 @@ def _softmax(logits: Float32Array) -> Float32Array:
     return probabilities
 
 
-def class_answers(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+def class_predictions(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield `{"label", "probabilities": {name: p}}` for each text. The label is the class with the largest logit."""
     best_N = logits_NC.argmax(axis=-1).tolist()
     for best, probabilities_C in zip(best_N, _softmax(logits_NC).tolist(), strict=True):
         yield {"label": labels[best], "probabilities": dict(zip(labels, probabilities_C, strict=True))}
 
 
-def multi_label_answers(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+def multi_label_predictions(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield `{"labels", "probabilities": {name: p}}` for each text.
 
     The probabilities are the sigmoids of the logits. `labels` lists the classes whose logit is at least 0, which may be
@@ -49,13 +49,13 @@ def multi_label_answers(logits_NC: Float32Array, labels: Sequence[str]) -> Itera
         yield {"labels": chosen, "probabilities": dict(zip(labels, probabilities_C, strict=True))}
 
 
-def number_answers(logits_N1: Float32Array) -> Iterator[dict[str, Any]]:
+def value_predictions(logits_N1: Float32Array) -> Iterator[dict[str, Any]]:
     """Yield `{"value"}` for each text: the single output of a regression head."""
     for value in logits_N1[:, 0].tolist():
         yield {"value": value}
 
 
-def tag_answers(
+def tag_predictions(
     logits_TC: Float32Array, sequences: Sequences, rows: Sequence[Row], labels: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Yield `{"tags": [{"start", "end", "tag", "score"}]}` for each row of token classification.
@@ -70,11 +70,11 @@ def tag_answers(
         labels: The names of the classes.
     """
     scheme = TagScheme(labels)
-    for row, tagged in zip(rows, tagged_words(logits_TC, sequences, rows, labels), strict=True):
-        yield {"tags": list(_entities(cast(TaggedRow, row), *tagged, scheme))}
+    for row, tagged in zip(rows, predict_word_tags(logits_TC, sequences, rows, labels), strict=True):
+        yield {"tags": list(_join_entities(cast(TaggedRow, row), *tagged, scheme))}
 
 
-def tagged_words(
+def predict_word_tags(
     logits_TC: Float32Array, sequences: Sequences, rows: Sequence[Row], labels: Sequence[str]
 ) -> Iterator[tuple[list[str], list[float]]]:
     """Yield the tag and the probability of every word, as two lists for each row.
@@ -103,7 +103,9 @@ def tagged_words(
         yield tags, scores
 
 
-def _entities(row: TaggedRow, tags: Sequence[str], scores: Sequence[float], scheme: TagScheme) -> Iterator[dict[str, Any]]:
+def _join_entities(
+    row: TaggedRow, tags: Sequence[str], scores: Sequence[float], scheme: TagScheme
+) -> Iterator[dict[str, Any]]:
     """Yield the entities of a row. Without a chunk scheme, yield each word whose tag is not `O`."""
     starts = row.word_starts()
     begin, (position_before, kind_before) = 0, ("", OUTSIDE)
@@ -141,7 +143,7 @@ class TagScheme:
 
     def __init__(self, labels: Sequence[str]) -> None:
         tags = [label for label in labels if label != OUTSIDE]
-        self._is_unnamed = {"B", "I"} <= set(tags) <= {"B", "I", "E", "S"}
+        self._has_unnamed_kind = {"B", "I"} <= set(tags) <= {"B", "I", "E", "S"}
         chunks, others = ([tag for tag in tags if bool(self.split(tag)[0]) == is_chunk] for is_chunk in (True, False))
         self.has_chunks = bool(chunks)
         self.odd_tag = min(others, chunks, key=len)[0] if chunks and others else None
@@ -151,7 +153,7 @@ class TagScheme:
 
         The position is B, I, E or S, or "" if the tag does not state it.
         """
-        if self._is_unnamed and tag != OUTSIDE:
+        if self._has_unnamed_kind and tag != OUTSIDE:
             return tag, _UNNAMED
         match = _CHUNK.fullmatch(tag)
         return ("", tag) if match is None else (_POSITIONS.get(match[1], match[1]), match[2])

@@ -27,12 +27,12 @@ from gaudi_bert.common.errors import InputError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MOST_CHARACTERS = 1 << 17
+MAX_CHARACTERS = 1 << 17
 """The largest number of characters of a text that are tokenized."""
-_FIRST_CHARACTERS, _MORE = 8, 4
+_FIRST_CHARACTERS_PER_TOKEN, _GROWTH = 8, 4
 """The number of characters per token in the first attempt, and the factor by which each further attempt is longer."""
-_CHARACTERS_PER_TOKEN = 64
-"""For long sequences, this number of characters per token replaces the limit MOST_CHARACTERS."""
+_MAX_CHARACTERS_PER_TOKEN = 64
+"""For long sequences, this number of characters per token replaces the limit MAX_CHARACTERS."""
 _LONGEST_WORD = 4096
 """The number of characters that are searched for a place to cut."""
 _NORMALIZERS = {"BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "Strip", "Precompiled"}
@@ -48,15 +48,15 @@ class TextCutter:
         tokens: The largest number of tokens in a sequence.
 
     Attributes:
-        most_characters: The length in characters above which a text is rejected unless it can be cut.
+        max_characters: The length in characters above which a text is rejected unless it can be cut.
     """
 
     def __init__(self, tokenizer: Tokenizer, tokens: int) -> None:
         self._tokenizer, self._tokens = tokenizer, tokens
-        self._places = _find_places(tokenizer)
-        self.most_characters = max(MOST_CHARACTERS, _CHARACTERS_PER_TOKEN * tokens)
+        self._cut_pattern = _build_cut_pattern(tokenizer)
+        self.max_characters = max(MAX_CHARACTERS, _MAX_CHARACTERS_PER_TOKEN * tokens)
 
-    def cut(self, text: str, before: str = "", tokens: int | None = None, *, from_left: bool = False) -> str:
+    def cut_text(self, text: str, before: str = "", tokens: int | None = None, *, from_left: bool = False) -> str:
         """Return the beginning or the end of a text, such that truncating it gives the same tokens as truncating the text.
 
         A short text is returned unchanged.
@@ -71,13 +71,13 @@ class TextCutter:
             InputError: The text is too long to be tokenized completely, and no place to cut it was found.
         """
         tokens = self._tokens if tokens is None else tokens
-        most = max(self.most_characters, _CHARACTERS_PER_TOKEN * tokens)
-        size = _FIRST_CHARACTERS * (tokens + 1)
-        while size < min(len(text), _MORE * most):
-            part = self._end(text, min(size, most)) if from_left else self._beginning(text, min(size, most))
-            if part and self.count(before + part) > tokens:
+        most = max(self.max_characters, _MAX_CHARACTERS_PER_TOKEN * tokens)
+        size = _FIRST_CHARACTERS_PER_TOKEN * (tokens + 1)
+        while size < min(len(text), _GROWTH * most):
+            part = self._longest_end(text, min(size, most)) if from_left else self._longest_beginning(text, min(size, most))
+            if part and self.count_tokens(before + part) > tokens:
                 return part
-            size *= _MORE
+            size *= _GROWTH
         if len(text) > most:
             problem = f"has {len(text):,} characters; its {'last' if from_left else 'first'} {most:,} have no place to cut"
             raise InputError(f"a text {problem} or not more than {tokens:,} tokens; shorten it")
@@ -97,44 +97,44 @@ class TextCutter:
         Raises:
             InputError: Both texts are too long, or no place to cut the longer text was found.
         """
-        if max(len(first), len(second)) <= _FIRST_CHARACTERS * self._tokens:
+        if max(len(first), len(second)) <= _FIRST_CHARACTERS_PER_TOKEN * self._tokens:
             return first, second
         shorter, longer = sorted((first, second), key=len)
-        if len(shorter) > self.most_characters:
-            raise InputError(f"both texts of a pair have more than {self.most_characters:,} characters; shorten one of them")
-        longer = self.cut(longer, tokens=max(self._tokens, self.count(shorter)), from_left=from_left)
+        if len(shorter) > self.max_characters:
+            raise InputError(f"both texts of a pair have more than {self.max_characters:,} characters; shorten one of them")
+        longer = self.cut_text(longer, tokens=max(self._tokens, self.count_tokens(shorter)), from_left=from_left)
         return (first, longer) if len(second) >= len(first) else (longer, second)
 
-    def count(self, text: str) -> int:
+    def count_tokens(self, text: str) -> int:
         """Return the number of tokens in a text, without special tokens."""
         return len(self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
 
-    def _beginning(self, text: str, size: int) -> str:
+    def _longest_beginning(self, text: str, size: int) -> str:
         """Return the longest beginning of at most `size` characters that ends at a possible cut, or "" if there is none."""
-        found = list(self._found(text, max(0, size - _LONGEST_WORD), size))
+        found = list(self._find_cut_positions(text, max(0, size - _LONGEST_WORD), size))
         return text[: found[-1]] if found else ""
 
-    def _end(self, text: str, size: int) -> str:
+    def _longest_end(self, text: str, size: int) -> str:
         """Return the longest end of at most `size` characters that begins at a possible cut, or "" if there is none."""
         first = len(text) - size
-        found = next(self._found(text, first, min(len(text), first + _LONGEST_WORD)), None)
+        found = next(self._find_cut_positions(text, first, min(len(text), first + _LONGEST_WORD)), None)
         return "" if found is None else text[found:]
 
-    def _found(self, text: str, start: int, end: int) -> Iterator[int]:
+    def _find_cut_positions(self, text: str, start: int, end: int) -> Iterator[int]:
         """Yield the positions between `start` and `end` at which the text can be cut."""
-        places = () if self._places is None else self._places.finditer(text, start, end)
+        places = () if self._cut_pattern is None else self._cut_pattern.finditer(text, start, end)
         return (place.end() for place in places)
 
 
-def _find_places(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+def _build_cut_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Return a pattern whose matches end where a text can be cut, or None if the tokenizer's texts can never be cut."""
     content = json.loads(tokenizer.to_str())
-    normalizers, pre_tokenizers = _steps(content["normalizer"]), _steps(content["pre_tokenizer"])
+    normalizers, pre_tokenizers = _flatten_steps(content["normalizer"]), _flatten_steps(content["pre_tokenizer"])
     added = [
-        token for each in content["added_tokens"] for token in (each["content"], _normalized(tokenizer, each["content"]))
+        token for each in content["added_tokens"] for token in (each["content"], _normalize_text(tokenizer, each["content"]))
     ]
     is_known = (
-        all(step["type"] in _NORMALIZERS or _is_local_replacement(step) for step in normalizers)
+        all(step["type"] in _NORMALIZERS or _is_harmless_replacement(step) for step in normalizers)
         and all(step["type"] in _PRE_TOKENIZERS for step in pre_tokenizers)
         and not content["model"].get("dropout")
         and not any(each["rstrip"] for each in content["added_tokens"])
@@ -142,25 +142,29 @@ def _find_places(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     )
     if not is_known or not pre_tokenizers:
         return None
-    separators = "".join(each for each in " \n" if _splits(tokenizer, "a", f"{each}b"))
+    separators = "".join(each for each in " \n" if _is_split_between(tokenizer, "a", f"{each}b"))
     patterns = [rf"\w(?=[{separators}]\w)"] if separators else []
     has_words_of_ideographs = any(step.get("handle_chinese_chars") for step in normalizers)
-    if has_words_of_ideographs and _splits(tokenizer, "\u4e2d", "\u56fd") and not re.search(_IDEOGRAPH, "".join(added)):
+    if (
+        has_words_of_ideographs
+        and _is_split_between(tokenizer, "\u4e2d", "\u56fd")
+        and not re.search(_IDEOGRAPH, "".join(added))
+    ):
         patterns.append(f"{_IDEOGRAPH}(?={_IDEOGRAPH})")
     return re.compile("|".join(patterns)) if patterns else None
 
 
-def _steps(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+def _flatten_steps(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     """Return the steps of a normalizer or pre-tokenizer as a flat list, with nested sequences expanded."""
     if component is None:
         return []
     if component["type"] != "Sequence":
         return [component]
     children = component.get("normalizers") or component.get("pretokenizers") or ()
-    return [step for child in children for step in _steps(child)]
+    return [step for child in children for step in _flatten_steps(child)]
 
 
-def _is_local_replacement(step: Mapping[str, Any]) -> bool:
+def _is_harmless_replacement(step: Mapping[str, Any]) -> bool:
     """Return whether a step replaces a text without spaces, or collapses several spaces into one."""
     pattern = step.get("pattern") if step["type"] == "Replace" else None
     if not isinstance(pattern, dict):
@@ -169,16 +173,16 @@ def _is_local_replacement(step: Mapping[str, Any]) -> bool:
     return pattern.get("Regex") == " {2,}" or (literal is not None and not re.search(r"\s", literal))
 
 
-def _normalized(tokenizer: Tokenizer, text: str) -> str:
+def _normalize_text(tokenizer: Tokenizer, text: str) -> str:
     """Return the text as the tokenizer's normalizer changes it."""
     return text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
 
 
-def _splits(tokenizer: Tokenizer, first: str, rest: str) -> bool:
+def _is_split_between(tokenizer: Tokenizer, first: str, rest: str) -> bool:
     """Return whether the pre-tokenizer splits the text between its two parts."""
 
     def pieces(text: str) -> list[str]:
         """Return the pieces into which the pre-tokenizer splits a text."""
-        return [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(_normalized(tokenizer, text))]
+        return [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(_normalize_text(tokenizer, text))]
 
     return pieces(first + rest) == pieces(first) + pieces(rest)

@@ -1,8 +1,8 @@
 """Validate one record (a JSON object or a row of a table) and turn it into a typed row. Also read and collect label names.
 
-`RowReader` checks every value that a task needs. Its errors describe the value and the remedy, and the caller adds the file
-and the position of the record. `ranked_pairs` expands a query with several documents into pairs. Reading records from files
-is the job of `reading.py` and `formats.py`.
+`RowParser` checks every value that a task needs. Its errors describe the value and the remedy, and the caller adds the file
+and the position of the record. `expand_into_pairs` expands a query with several documents into pairs. Reading records from
+files is the job of `reading.py` and `formats.py`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
-class RowReader:
+class RowParser:
     """Turns records into typed rows. Its errors do not contain the position of the record, which the caller adds.
 
     Attributes:
@@ -72,11 +72,11 @@ class RowReader:
     named_by_header: bool = False
 
     @cached_property
-    def _known_names(self) -> frozenset[str]:
+    def _label_name_set(self) -> frozenset[str]:
         """The label names as a set, for fast lookup."""
         return frozenset(self.label_names or ())
 
-    def row(self, position: RowPosition, record: Record) -> Row:
+    def parse_record(self, position: RowPosition, record: Record) -> Row:
         """Return the row that a record describes.
 
         Args:
@@ -90,38 +90,38 @@ class RowReader:
             InputError: A value that the task needs is missing or invalid. The message names the column and the value.
         """
         if self.task == "token-classification":
-            return self._tagged_row(position, record)
+            return self._parse_tagged_row(position, record)
         if self.task == "embedding":
-            return self._tuple_row(position, record)
+            return self._parse_tuple_row(position, record)
         if self.task == "question-answering":
-            return self._question_row(position, record)
+            return self._parse_question_row(position, record)
         if self.task in LANGUAGE_MODELLING and _INPUT_IDS in record:
-            return self._ids_row(position, record)
-        return self._text_row(position, record)
+            return self._parse_ids_row(position, record)
+        return self._parse_text_row(position, record)
 
-    def _column_remedy(self, setting: str, column: str) -> str:
+    def _missing_column_remedy(self, setting: str, column: str) -> str:
         """Return the remedy for a missing column: the option that names the column."""
         if self.task == "reranking":
             setting = {"text": "query", "text_pair": "document"}.get(setting, setting)
-        remedy = f"name the column with {naming_option(setting)} (now {shorten(column)})"
+        remedy = f"name the column with {column_option(setting)} (now {shorten(column)})"
         return f"{remedy}; without a header line, name all: --columns text,label,id" if self.named_by_header else remedy
 
-    def _text_row(self, position: RowPosition, record: Record) -> TextRow:
+    def _parse_text_row(self, position: RowPosition, record: Record) -> TextRow:
         """Return a text or a pair of texts, with its label if the task has labels.
 
         The second text is optional. It is required only for reranking, and if the user named its column.
         """
         settings = self.settings
-        text = self._text(record, settings.text)
+        text = self._read_text(record, settings.text)
         pair = None
         expected = self.task == "reranking" or "text_pair" in settings.keys_set_by_user
         if settings.text_pair != settings.text and (expected or record.get(settings.text_pair) is not None):
             is_none = self.task != "reranking" and settings.text_pair in record and record[settings.text_pair] is None
-            pair = None if is_none else self._text(record, settings.text_pair, "text_pair")
-        label = self._label(record) if self.labelled and self.task in LABELLED_TEXTS else None
+            pair = None if is_none else self._read_text(record, settings.text_pair, "text_pair")
+        label = self._read_label(record) if self.labelled and self.task in LABELLED_TEXTS else None
         return TextRow(position, text, pair, label)
 
-    def _tuple_row(self, position: RowPosition, record: Record) -> TupleRow:
+    def _parse_tuple_row(self, position: RowPosition, record: Record) -> TupleRow:
         """Return the texts whose embeddings are compared.
 
         These are an anchor, a positive and any negatives. If the record has no anchor, they are two texts, which have a
@@ -132,62 +132,64 @@ class RowReader:
         names_tuples = settings.keys_set_by_user & {"anchor", "positive", "negative"}
         if names_pairs or (not names_tuples and settings.anchor not in record and settings.text in record):
             texts = (
-                self._text(record, settings.text),
-                self._text(record, settings.text_pair, "text_pair"),
+                self._read_text(record, settings.text),
+                self._read_text(record, settings.text_pair, "text_pair"),
             )
-            return TupleRow(position, self._different(texts), float(cast(float, self._label(record))))
-        anchor = self._text(record, settings.anchor, "anchor")
-        positive = self._text(record, settings.positive, "positive")
+            return TupleRow(position, self._check_different(texts), float(cast(float, self._read_label(record))))
+        anchor = self._read_text(record, settings.anchor, "anchor")
+        positive = self._read_text(record, settings.positive, "positive")
         score = next((name for name in (settings.label, *_SCORES) if record.get(name) is not None), None)
         if score is not None:
             columns = f"task.text={settings.anchor} --set task.text_pair={settings.positive} --label-column {score}"
             problem = f"has a {score} beside {settings.anchor} and {settings.positive}, which belong together whatever it is"
-            raise _wrong(problem, f"leave it out, or learn it as their score: --set {columns}")
-        negatives = _negatives_of(record, settings)
-        return TupleRow(position, (*self._different((anchor, positive)), *negatives))
+            raise _row_error(problem, f"leave it out, or learn it as their score: --set {columns}")
+        negatives = _read_negatives(record, settings)
+        return TupleRow(position, (*self._check_different((anchor, positive)), *negatives))
 
-    def _different(self, texts: tuple[str, str]) -> tuple[str, str]:
+    def _check_different(self, texts: tuple[str, str]) -> tuple[str, str]:
         """Return the texts unchanged after checking that they are different."""
         if texts[0] == texts[1]:
-            raise _wrong(f"both texts are {short_repr(texts[0])}", "leave it out: it teaches nothing")
+            raise _row_error(f"both texts are {short_repr(texts[0])}", "leave it out: it teaches nothing")
         return texts
 
-    def _text(self, record: Record, column: str, setting: str = "text") -> str:
+    def _read_text(self, record: Record, column: str, setting: str = "text") -> str:
         """Return the text in a column. An empty text is rejected if the record is used for training."""
         if column not in record:
-            raise _wrong(f"has no {column!r}, only {_names(record)}", self._column_remedy(setting, column))
+            raise _row_error(
+                f"has no {column!r}, only {_list_columns(record)}", self._missing_column_remedy(setting, column)
+            )
         value = record[column]
         if not isinstance(value, str):
-            raise _wrong(f"{column} is {short_repr(value)}", "it must be a text")
+            raise _row_error(f"{column} is {short_repr(value)}", "it must be a text")
         if not value.strip() and (self.labelled or self.task in LANGUAGE_MODELLING):  # training learns nothing from it
-            raise _wrong(f"{column} is empty", "give it a text, or leave the row out")
-        return self._characters(column, value)
+            raise _row_error(f"{column} is empty", "give it a text, or leave the row out")
+        return self._check_characters(column, value)
 
-    def _characters(self, column: str, text: str) -> str:
+    def _check_characters(self, column: str, text: str) -> str:
         """Return the text unchanged after checking that it contains no lone surrogate."""
         half = None if text.isascii() else _LONE_SURROGATE.search(text)
         if half is not None:  # tokenizers reject lone surrogates
             problem = f"{column} holds half a character, \\u{ord(half[0]):04x} at {half.start()}"
-            raise _wrong(problem, "write the other half too, or leave it out")
+            raise _row_error(problem, "write the other half too, or leave it out")
         return text
 
-    def _label(self, record: Record) -> str | tuple[str, ...] | float:
+    def _read_label(self, record: Record) -> str | tuple[str, ...] | float:
         """Return the label of a record: a number, a tuple of label names, or a label name, depending on the task."""
         column = self.settings.label
         value = record.get(column)
         if value is None:
-            problem = f"has no {column!r}, only {_names(record)}" if column not in record else f"{column} is null"
-            raise _wrong(problem, self._column_remedy("label", column))
+            problem = f"has no {column!r}, only {_list_columns(record)}" if column not in record else f"{column} is null"
+            raise _row_error(problem, self._missing_column_remedy("label", column))
         if self.task in ("regression", "reranking", "embedding"):
-            return self._number(value)
+            return self._parse_number(value)
         if self.task == "multi-label":
             values = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
             if not isinstance(values, list | tuple):
-                raise _wrong(f"{column} is {short_repr(value)}", "it must be a list of names")
-            return tuple(dict.fromkeys(self._name(column, each) for each in values))
-        return self._name(column, value)
+                raise _row_error(f"{column} is {short_repr(value)}", "it must be a list of names")
+            return tuple(dict.fromkeys(self._parse_label_name(column, each) for each in values))
+        return self._parse_label_name(column, value)
 
-    def _number(self, value: object) -> float:
+    def _parse_number(self, value: object) -> float:
         """Return a label as a number. A string must be a decimal number, and every number must be finite in float32."""
         if isinstance(value, str):
             result = float(value) if _DECIMAL.fullmatch(value.strip()) else math.nan
@@ -198,16 +200,16 @@ class RowReader:
         if not abs(result) <= _LARGEST_FLOAT32:
             result = math.nan
         if self.task == "reranking" and not 0 <= result <= 1:
-            raise _wrong(f"{self.settings.label} is {short_repr(value)}", "reranking needs a number of 0 to 1")
+            raise _row_error(f"{self.settings.label} is {short_repr(value)}", "reranking needs a number of 0 to 1")
         if math.isnan(result):
             remedy = f"{self.task} needs a finite number that fits into float32"
-            raise _wrong(f"{self.settings.label} is {short_repr(value)}", remedy)
+            raise _row_error(f"{self.settings.label} is {short_repr(value)}", remedy)
         return result
 
-    def _name(self, column: str, value: object) -> str:
+    def _parse_label_name(self, column: str, value: object) -> str:
         """Return the name of a label. If the record contains the number of the label, look the name up."""
         names = self.label_names
-        if isinstance(value, str) and value in self._known_names:
+        if isinstance(value, str) and value in self._label_name_set:
             return value
         index = value if isinstance(value, int) and not isinstance(value, bool) else None
         digits = _WHOLE.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -215,17 +217,17 @@ class RowReader:
             index = int(digits[1] + digits[2][:_MOST_DIGITS])
         if index is not None:
             if names is None:
-                raise _wrong(f"{column} is the number {short_repr(value)}", "name the labels: --labels FILE")
+                raise _row_error(f"{column} is the number {short_repr(value)}", "name the labels: --labels FILE")
             if not 0 <= index < len(names):
-                raise _wrong(f"{column} is {short_repr(value)}", f"--labels names 0 to {len(names) - 1}")
+                raise _row_error(f"{column} is {short_repr(value)}", f"--labels names 0 to {len(names) - 1}")
             return names[index]
         if not isinstance(value, str) or not value.strip():
-            raise _wrong(f"{column} is {short_repr(value)}", "it must be the name of a label")
+            raise _row_error(f"{column} is {short_repr(value)}", "it must be the name of a label")
         if names is not None:
-            raise _wrong(f"{column} is {short_repr(value)}", "--labels does not name it; add it, or fix the row")
-        return self._characters(column, value.strip())
+            raise _row_error(f"{column} is {short_repr(value)}", "--labels does not name it; add it, or fix the row")
+        return self._check_characters(column, value.strip())
 
-    def _tagged_row(self, position: RowPosition, record: Record) -> TaggedRow:
+    def _parse_tagged_row(self, position: RowPosition, record: Record) -> TaggedRow:
         """Return the words of a record, with their tags if labels are read.
 
         For prediction, the record may contain a plain text instead of words.
@@ -233,47 +235,47 @@ class RowReader:
         settings = self.settings
         if settings.tokens not in record:
             if self.labelled or settings.text not in record or "tokens" in settings.keys_set_by_user:
-                remedy = self._column_remedy("tokens", settings.tokens)
-                raise _wrong(f"has no {settings.tokens!r}, only {_names(record)}", remedy)
-            return words_of_text(position, self._text(record, settings.text))
+                remedy = self._missing_column_remedy("tokens", settings.tokens)
+                raise _row_error(f"has no {settings.tokens!r}, only {_list_columns(record)}", remedy)
+            return split_into_words(position, self._read_text(record, settings.text))
         words = record[settings.tokens]
         if not isinstance(words, list | tuple):
-            raise _wrong(f"{settings.tokens} is {short_repr(words)}", "it must be a list of words")
+            raise _row_error(f"{settings.tokens} is {short_repr(words)}", "it must be a list of words")
         for index, word in enumerate(words):
             if not isinstance(word, str) or not word.strip():
-                raise _wrong(f"{settings.tokens}[{index}] is {short_repr(word)}", "each must be a word")
-        tokens = tuple(self._characters(settings.tokens, word) for word in words)
+                raise _row_error(f"{settings.tokens}[{index}] is {short_repr(word)}", "each must be a word")
+        tokens = tuple(self._check_characters(settings.tokens, word) for word in words)
         if not self.labelled:
             return TaggedRow(position, tokens)
         if not tokens:
-            raise _wrong(f"{settings.tokens} is empty", "give it words, or leave the row out")
+            raise _row_error(f"{settings.tokens} is empty", "give it words, or leave the row out")
         value = record.get(settings.tags)
         if value is None:
-            problem = f"has no {settings.tags!r}, only {_names(record)}"
-            raise _wrong(problem, self._column_remedy("tags", settings.tags))
+            problem = f"has no {settings.tags!r}, only {_list_columns(record)}"
+            raise _row_error(problem, self._missing_column_remedy("tags", settings.tags))
         if not isinstance(value, list | tuple):
-            raise _wrong(f"{settings.tags} is {short_repr(value)}", "it must be a list, a tag for each word")
-        tags = tuple(self._name(settings.tags, tag) for tag in value)
+            raise _row_error(f"{settings.tags} is {short_repr(value)}", "it must be a list, a tag for each word")
+        tags = tuple(self._parse_label_name(settings.tags, tag) for tag in value)
         if len(tags) != len(tokens):
-            raise _wrong(f"has {len(tokens)} words and {len(tags)} tags", "give each word a tag")
+            raise _row_error(f"has {len(tokens)} words and {len(tags)} tags", "give each word a tag")
         return TaggedRow(position, tokens, tags)
 
-    def _question_row(self, position: RowPosition, record: Record) -> QuestionRow:
+    def _parse_question_row(self, position: RowPosition, record: Record) -> QuestionRow:
         """Return a question from a record with SQuAD's keys `question`, `context`, `answers`, `is_impossible` and `id`."""
         for key in ("question", "context"):
             value = record.get(key)
             if not isinstance(value, str) or not value.strip():
-                raise _wrong(f"{key} is {short_repr(value)}", "it must be a text that is not empty")
-            self._characters(key, value)
+                raise _row_error(f"{key} is {short_repr(value)}", "it must be a text that is not empty")
+            self._check_characters(key, value)
         answers: tuple[tuple[str, int], ...] | None = None
         if self.labelled:
             given = [] if record.get("is_impossible") is True else record.get("answers")
             if given is None:
-                raise _wrong("has no `answers`", "give some, an empty list where there is none")
-            answers = tuple(self._answer(record["context"], answer) for answer in self._answers(given))
+                raise _row_error("has no `answers`", "give some, an empty list where there is none")
+            answers = tuple(self._parse_answer(record["context"], answer) for answer in self._list_answers(given))
         return QuestionRow(position, str(record.get("id", position.number)), record["question"], record["context"], answers)
 
-    def _answers(self, answers: object) -> list[Any]:
+    def _list_answers(self, answers: object) -> list[Any]:
         """Return the answers as a list of `{"text", "answer_start"}`.
 
         The form `{"text": [...], "answer_start": [...]}`, which Hugging Face datasets use, is converted.
@@ -283,49 +285,49 @@ class RowReader:
             if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
                 return [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
         if not isinstance(answers, list):
-            raise _wrong(f"answers is {short_repr(answers)}", "it must be a list of text and answer_start")
+            raise _row_error(f"answers is {short_repr(answers)}", "it must be a list of text and answer_start")
         return answers
 
-    def _answer(self, context: str, answer: Any) -> tuple[str, int]:
+    def _parse_answer(self, context: str, answer: Any) -> tuple[str, int]:
         """Return (text, first character) of an answer, after checking that the context contains it at this position."""
         text, start = (answer.get(key) if isinstance(answer, dict) else None for key in ("text", "answer_start"))
         if not isinstance(text, str) or not text or isinstance(start, bool) or not isinstance(start, int):
-            raise _wrong(f"an answer is {short_repr(answer)}", "it must have a text and answer_start, an integer")
+            raise _row_error(f"an answer is {short_repr(answer)}", "it must have a text and answer_start, an integer")
         if start < 0 or context[start : start + len(text)] != text:
             actual = context[max(start, 0) : max(start, 0) + len(text)]
             problem = f"the answer {short_repr(text)} is not at {start}, {short_repr(actual)} is"
-            raise _wrong(problem, "correct answer_start")
+            raise _row_error(problem, "correct answer_start")
         return text, start
 
-    def _ids_row(self, position: RowPosition, record: Record) -> IdsRow:
+    def _parse_ids_row(self, position: RowPosition, record: Record) -> IdsRow:
         """Return the token ids that a record contains, after checking that they are in the allowed range."""
         values = record[_INPUT_IDS]
         if not isinstance(values, list | tuple) or not values:
-            raise _wrong(f"{_INPUT_IDS} is {short_repr(values)}", "it must be a list of token numbers, not empty")
+            raise _row_error(f"{_INPUT_IDS} is {short_repr(values)}", "it must be a list of token numbers, not empty")
         for index, value in enumerate(values):
             if not is_integer_in_range(value, 0, MOST_TOKEN_ID):
                 problem = f"{_INPUT_IDS}[{index}] is {short_repr(value)}"
-                raise _wrong(problem, f"token numbers are integers of 0 to {MOST_TOKEN_ID}")
+                raise _row_error(problem, f"token numbers are integers of 0 to {MOST_TOKEN_ID}")
         return IdsRow(position, tuple(values))
 
 
-def naming_option(setting: str) -> str:
+def column_option(setting: str) -> str:
     """Return the command-line option that names the column of a setting of `task`."""
     return f"{NAMING_OPTIONS[setting]} NAME" if setting in NAMING_OPTIONS else f"--set task.{setting}=NAME"
 
 
-def words_of_text(position: RowPosition, text: str) -> TaggedRow:
+def split_into_words(position: RowPosition, text: str) -> TaggedRow:
     """Split a text into words, and return them with their positions in the text."""
     words = list(_WORD.finditer(text))
     return TaggedRow(position, tuple(word[0] for word in words), None, tuple(word.start() for word in words))
 
 
-def _wrong(problem: str, remedy: str) -> InputError:
+def _row_error(problem: str, remedy: str) -> InputError:
     """Return an InputError that states a problem, shortened if it is long, and the remedy."""
     return InputError(f"{shorten(problem, 240)}; {remedy}")
 
 
-def _names(record: Record) -> str:
+def _list_columns(record: Record) -> str:
     """Return the first column names of a record, for messages."""
     return ", ".join(short_repr(str(name)) for name in list(record)[:8]) or "nothing"
 
@@ -333,7 +335,7 @@ def _names(record: Record) -> str:
 # --- documents of a query
 
 
-def ranked_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *, labelled: bool) -> Iterator[PlacedRecord]:
+def expand_into_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *, labelled: bool) -> Iterator[PlacedRecord]:
     """Yield the records of reranking as pairs: a record with `positive` becomes one record per document.
 
     A document in `positive` gets the label 1, unless the record contains `label` or `labels`. A document in `negative` gets
@@ -361,7 +363,7 @@ def ranked_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *, lab
         try:
             if settings.positive not in record:
                 raise InputError(f"has no {settings.positive!r}; name it: --set task.positive=NAME")
-            documents = _judged_documents(record, settings, labelled=labelled)
+            documents = _labelled_documents(record, settings, labelled=labelled)
         except InputError as error:
             yield position, error
             continue
@@ -370,39 +372,39 @@ def ranked_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *, lab
             yield position, {**query, settings.document: text, settings.label: label}
 
 
-def _judged_documents(record: Record, settings: TaskSettings, *, labelled: bool) -> list[tuple[str, Any]]:
+def _labelled_documents(record: Record, settings: TaskSettings, *, labelled: bool) -> list[tuple[str, Any]]:
     """Return the documents of a query with their labels. The labels are checked later, when each pair becomes a row.
 
     `label` applies to a single text in `positive`, and `labels` to a list of texts. These are the formats `labeled-pair` and
     `labeled-list` that `mine_hard_negatives` of sentence-transformers writes.
     """
-    texts, negatives = _texts_of(record, settings.positive), _negatives_of(record, settings)
-    columns = judging_columns(record) if labelled else []
+    texts, negatives = _read_texts(record, settings.positive), _read_negatives(record, settings)
+    columns = find_label_columns(record) if labelled else []
     if not columns:
         return [*((text, 1.0) for text in texts), *((text, 0.0) for text in negatives)]
     column, labels = columns[0], record[columns[0]]
     if len(columns) > 1 or "score" in column:
         remedy = "reranking learns one column, `label` or `labels`, of numbers from 0 to 1; remove the others"
-        raise _wrong(f"has {' and '.join(columns)} in addition to {settings.positive}", remedy)
+        raise _row_error(f"has {' and '.join(columns)} in addition to {settings.positive}", remedy)
     if negatives:
-        named = ", ".join(negative_columns(record, settings))
-        raise _wrong(
+        named = ", ".join(find_negative_columns(record, settings))
+        raise _row_error(
             f"has {column} in addition to {named}", f"put all documents into {settings.positive}, or remove {column}"
         )
     labels = labels if isinstance(labels, list | tuple) else [labels]
     if len(labels) != len(texts):
-        raise _wrong(
+        raise _row_error(
             f"has {len(texts)} texts in {settings.positive} and {len(labels)} in {column}", "give each text a label"
         )
     return list(zip(texts, labels, strict=True))
 
 
-def judging_columns(record: Record) -> list[str]:
+def find_label_columns(record: Record) -> list[str]:
     """Return the columns of a record that contain a label or a score which is not null."""
     return [name for name in _SCORES if record.get(name) is not None]
 
 
-def negative_columns(record: Record, settings: TaskSettings) -> list[str]:
+def find_negative_columns(record: Record, settings: TaskSettings) -> list[str]:
     """Return the columns that contain negatives.
 
     If no column is named in the settings, these are `negative`, `negatives`, and `negative_1`, `negative_2` and so on.
@@ -414,20 +416,20 @@ def negative_columns(record: Record, settings: TaskSettings) -> list[str]:
     return [name for name in (*_NEGATIVE_COLUMNS, *ordered) if name in record]
 
 
-def _negatives_of(record: Record, settings: TaskSettings) -> list[str]:
+def _read_negatives(record: Record, settings: TaskSettings) -> list[str]:
     """Return the negatives of a record. A record without such a column has none.
 
     Raises:
         InputError: The user named the column of the negatives, and the record lacks it.
     """
-    columns = negative_columns(record, settings)
+    columns = find_negative_columns(record, settings)
     if "negative" in settings.keys_set_by_user and settings.negative is not None and settings.negative not in record:
         remedy = "name the column: --set task.negative=NAME (a row without negatives has null there)"
-        raise _wrong(f"has no {settings.negative!r}, only {_names(record)}", remedy)
-    return [text for column in columns if record.get(column) is not None for text in _texts_of(record, column)]
+        raise _row_error(f"has no {settings.negative!r}, only {_list_columns(record)}", remedy)
+    return [text for column in columns if record.get(column) is not None for text in _read_texts(record, column)]
 
 
-def _texts_of(record: Record, column: str) -> list[str]:
+def _read_texts(record: Record, column: str) -> list[str]:
     """Return the texts of a column that contains a text or a list of texts.
 
     Raises:
@@ -468,7 +470,7 @@ def read_label_names(path: Path) -> tuple[str, ...]:
     return names
 
 
-def find_labels(rows: Iterable[Row], task: TaskName, labels: str | Path | None = None) -> tuple[str, ...]:
+def collect_label_names(rows: Iterable[Row], task: TaskName, labels: str | Path | None = None) -> tuple[str, ...]:
     """Return the label names of a task: from the file `labels` if it is given, and otherwise those that occur in the rows.
 
     Args:

@@ -18,15 +18,15 @@ from typing import Any, TypeAlias
 from gaudi_bert.common import files
 from gaudi_bert.common.errors import InputError, short_repr, shorten
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.parts import BYTE_ORDER_MARK, Line, RowPart, longest_row
+from gaudi_bert.rows.parts import BYTE_ORDER_MARK, Line, RowPart, format_max_row_size
 from gaudi_bert.rows.types import PlacedRecord, RowPosition
 
 _CellRows: TypeAlias = Iterator[tuple[int, list[str] | UnicodeDecodeError]]
 
-_MOST_CELLS = 1 << 20
+_MAX_CELLS = 1 << 20
 _AFTER_RETURN = re.compile("(?<=\r)(?!\n)")  # old spreadsheets end their lines with a carriage return
 _SEPARATORS = (";", "\t", ",", "|")
-_ROWS_LOOKED_AT, _LINES_LOOKED_AT = 20, 1000
+_EXAMINED_ROWS, _EXAMINED_LINES = 20, 1000
 _LONGEST_NAME = 40
 _NAME = re.compile(r"[^\W\d]\w*(?:[ ._-]\w+){0,2}")
 _NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]+")
@@ -61,27 +61,27 @@ def read_table(
     separator = "\t" if part.kind == "tsv" else ","
     if settings.delimiter is not None and (part.kind == "csv" or "delimiter" in settings.keys_set_by_user):
         separator = settings.delimiter  # a default comes from the model's training data, and applies only to CSV
-    rows = _tab_cells(part, lines, separator) if part.kind == "tsv" else _comma_cells(part, lines, separator)
+    rows = _split_rows_at_tabs(part, lines, separator) if part.kind == "tsv" else _parse_csv_rows(part, lines, separator)
     columns = list(settings.columns) if settings.columns is not None else None
     if columns is None and settings.no_header:
         raise InputError(f"{part.name}: without a header, name the columns too: --columns text,label,id")
     if columns is not None and not settings.no_header:
-        columns, rows = _without_header(part, settings, columns, rows)
-    columns = columns or _header(part, settings, rows, separator, needed)
+        columns, rows = _use_given_columns(part, settings, columns, rows)
+    columns = columns or _read_header(part, settings, rows, separator, needed)
     for number, (line, cells) in enumerate(rows, start=1):
         position = RowPosition(number, line)
         if isinstance(cells, UnicodeDecodeError):
-            yield position, part.not_text(cells)
+            yield position, part.decoding_error(cells)
         elif len(cells) != len(columns):
             problem = f"has {len(cells):,} cells, the columns are {len(columns):,} ({', '.join(columns[:99])[:80]})"
-            remedy = _other_separator(cells, separator, len(columns)) or "fix the row"
+            remedy = _separator_remedy(cells, separator, len(columns)) or "fix the row"
             yield position, InputError(f"{problem}; {remedy}")
         else:
             named = zip(columns, cells, strict=True)
             yield position, {name: cell if cell != "" or name == settings.text else None for name, cell in named}
 
 
-def _header(
+def _read_header(
     part: RowPart,
     settings: TaskSettings,
     rows: _CellRows,
@@ -93,15 +93,15 @@ def _header(
     Raises:
         InputError: The encoding, the separator or the columns are wrong. The message states all problems together.
     """
-    line, cells, remedies = *_first_line(part, rows), []
+    line, cells, remedies = *_read_first_row(part, rows), []
     if isinstance(cells, UnicodeDecodeError):
         remedies.append(part.encoding_remedy(cells))
         cells = cells.object.decode("latin-1").rstrip("\r\n").split(separator)
     columns = [cell.strip() for cell in cells]
-    other = _other_separator(columns, separator)
+    other = _separator_remedy(columns, separator)
     if other is not None and columns != [settings.text]:
         remedies.append(other)
-        columns = [cell.strip().strip('"') for cell in columns[0].split(_separator_in(columns, separator))]
+        columns = [cell.strip().strip('"') for cell in columns[0].split(_guess_separator(columns, separator))]
     twice = next((column for column, times in Counter(columns).items() if times > 1), None)
     if twice is not None and not remedies:
         raise InputError(f"{part.name}: two columns are called {short_repr(twice)}; name them apart, or pass --columns")
@@ -111,14 +111,14 @@ def _header(
     if missing:
         missing.append("without a header line, name all: --columns text,label,id")
     if part.path is not None and len(remedies) == (other is not None):
-        with part.lines() as lines:
-            wrong = next((each for _, each in islice(lines, _LINES_LOOKED_AT) if isinstance(each, UnicodeDecodeError)), None)
+        with part.open_lines() as lines:
+            wrong = next((each for _, each in islice(lines, _EXAMINED_LINES) if isinstance(each, UnicodeDecodeError)), None)
         remedies += [part.encoding_remedy(wrong)] if wrong is not None else []
     problem = f"its header is {short_repr(', '.join(columns))}"
     raise InputError(f"{part.name}: line {line:,}: {problem}; {'; '.join([*remedies, *missing])}")
 
 
-def _first_line(part: RowPart, rows: _CellRows) -> tuple[int, list[str] | UnicodeDecodeError]:
+def _read_first_row(part: RowPart, rows: _CellRows) -> tuple[int, list[str] | UnicodeDecodeError]:
     """Return the number and the cells of the first line, or a decoding error in place of the cells.
 
     If the CSV parser fails, the first line is read again, so that a wrong encoding is reported together with other problems.
@@ -128,14 +128,14 @@ def _first_line(part: RowPart, rows: _CellRows) -> tuple[int, list[str] | Unicod
     except InputError:
         if part.path is None:  # standard input cannot be read a second time
             raise
-        with part.lines() as lines:
+        with part.open_lines() as lines:
             number, line = next(lines)
         if isinstance(line, UnicodeDecodeError) and b"\x00" not in line.object:
             return number, line
         raise
 
 
-def _separator_in(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
+def _guess_separator(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
     """Return the character that seems to separate the cells of a row that was read as a single cell, or None.
 
     Args:
@@ -151,15 +151,15 @@ def _separator_in(cells: Sequence[str], separator: str, columns: int | None = No
     )
 
 
-def _other_separator(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
+def _separator_remedy(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
     """Return the remedy for a row that was read as a single cell because the table uses another separator, or None."""
-    other = _separator_in(cells, separator, columns)
+    other = _guess_separator(cells, separator, columns)
     if other is None:
         return None
     return f"its cells are separated by {other!r}: pass --delimiter {'TAB' if other == chr(9) else repr(other)}"
 
 
-def _without_header(
+def _use_given_columns(
     part: RowPart, settings: TaskSettings, columns: list[str], rows: _CellRows
 ) -> tuple[list[str] | None, _CellRows]:
     """Return the columns and the rows of a table whose columns are named in the settings.
@@ -168,17 +168,19 @@ def _without_header(
     be read as data. If the columns come from a model's training data instead, the header is used: the result is None and all
     rows.
     """
-    beginning = list(islice(rows, _ROWS_LOOKED_AT))
+    beginning = list(islice(rows, _EXAMINED_ROWS))
     (line, first), *following = beginning or [(0, [])]
-    if isinstance(first, list) and _is_header(first, columns, [cells for _, cells in following if isinstance(cells, list)]):
+    if isinstance(first, list) and _is_likely_header(
+        first, columns, [cells for _, cells in following if isinstance(cells, list)]
+    ):
         if "columns" not in settings.keys_set_by_user:
             return None, chain(beginning, rows)
-        where = part.location(RowPosition(1, line))
+        where = part.format_location(RowPosition(1, line))
         raise InputError(f"{where}: {short_repr(first)} looks like a header; leave --columns out, or pass --no-header")
     return columns, chain(beginning, rows)
 
 
-def _is_header(first: Sequence[str], columns: Sequence[str], following: Iterable[Sequence[str]]) -> bool:
+def _is_likely_header(first: Sequence[str], columns: Sequence[str], following: Iterable[Sequence[str]]) -> bool:
     """Return whether a row looks like a header.
 
     Each of its cells must look like a name. In addition, one of the names must be a usual or a given column name, or must
@@ -194,20 +196,20 @@ def _is_header(first: Sequence[str], columns: Sequence[str], following: Iterable
     return any(name.strip() and all(map(_NUMBER.fullmatch, cells)) for name, cells in zip(first, below, strict=False))
 
 
-def _tab_cells(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
+def _split_rows_at_tabs(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
     """Yield the line number and the cells of each row that is not empty, split at the separator without quoting."""
     for number, line in lines:
         if isinstance(line, UnicodeDecodeError):
             yield number, line
         elif text := line.removesuffix("\n").removesuffix("\r"):
-            _check_cells(part, number, text, separator)
+            _check_cell_count(part, number, text, separator)
             yield number, text.split(separator)
 
 
-def _comma_cells(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
+def _parse_csv_rows(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
     """Yield the number of the first line and the cells of each row that is not empty, parsed as CSV."""
     csv.field_size_limit(files.LONGEST_ROW_BYTES)
-    quoted = _QuotedLines(part, lines, separator)
+    quoted = _CsvLines(part, lines, separator)
     reader = csv.reader(quoted, strict=True, delimiter=separator)
     try:
         first = 1
@@ -221,7 +223,7 @@ def _comma_cells(part: RowPart, lines: Iterator[tuple[int, Line]], separator: st
         raise InputError(f"{part.name}: line {reader.line_num:,}: {problem}") from error
 
 
-class _QuotedLines:
+class _CsvLines:
     """The lines of a CSV file as input for Python's CSV reader, which reads further lines until a quoted row is complete.
 
     Attributes:
@@ -230,31 +232,31 @@ class _QuotedLines:
 
     def __init__(self, part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> None:
         self._part, self._separator, self.row_size = part, separator, 0
-        self._pieces = chain.from_iterable(map(self._checked, lines))
+        self._pieces = chain.from_iterable(map(self._check_line, lines))
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces
 
-    def _checked(self, numbered: tuple[int, Line]) -> list[str]:
+    def _check_line(self, numbered: tuple[int, Line]) -> list[str]:
         """Return a line as one or more lines for the CSV reader, after checking its encoding and length."""
         number, line = numbered
         if isinstance(line, UnicodeDecodeError):
-            raise InputError(f"{self._part.name}: line {number:,}: {self._part.not_text(line)}")
+            raise InputError(f"{self._part.name}: line {number:,}: {self._part.decoding_error(line)}")
         self.row_size += len(line)
         if self.row_size > files.LONGEST_ROW_BYTES:
-            problem = f"the row that ends here is longer than {longest_row()}; is a quote missing?"
+            problem = f"the row that ends here is longer than {format_max_row_size()}; is a quote missing?"
             raise InputError(f"{self._part.name}: line {number:,}: {problem}")
-        _check_cells(self._part, number, line, self._separator)
+        _check_cell_count(self._part, number, line, self._separator)
         return _AFTER_RETURN.split(line) if "\r" in line[:-2] else [line]
 
 
-def _check_cells(part: RowPart, number: int, line: str, separator: str) -> None:
-    """Check that a line has at most _MOST_CELLS cells. A line with more is hardly part of a table."""
-    if line.count(separator) > _MOST_CELLS:
-        raise InputError(f"{part.name}: line {number:,}: has more than {_MOST_CELLS:,} cells; is this a table?")
+def _check_cell_count(part: RowPart, number: int, line: str, separator: str) -> None:
+    """Check that a line has at most _MAX_CELLS cells. A line with more is hardly part of a table."""
+    if line.count(separator) > _MAX_CELLS:
+        raise InputError(f"{part.name}: line {number:,}: has more than {_MAX_CELLS:,} cells; is this a table?")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _dict_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object as a dict, after checking that no key occurs twice.
 
     JSON does not define which of the two values applies.
@@ -267,17 +269,17 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-JSON = json.JSONDecoder(object_pairs_hook=_object)
+JSON = json.JSONDecoder(object_pairs_hook=_dict_of_unique_keys)
 """A JSON decoder that rejects objects in which a key occurs twice."""
 
 
 # --- SQuAD's JSON (versions 1.1 and 2.0): the file is a single JSON value
 
-_MOST_ROWS = 4
+_MAX_SQUAD_ROWS = 4
 """A SQuAD file is decoded at once, so it may be at most this many times as long as the longest row."""
 
 
-def read_squad(part: RowPart) -> Iterator[PlacedRecord]:
+def read_squad_questions(part: RowPart) -> Iterator[PlacedRecord]:
     """Yield the questions of a SQuAD file with their contexts, in the order of the file.
 
     Yields:
@@ -286,8 +288,8 @@ def read_squad(part: RowPart) -> Iterator[PlacedRecord]:
     Raises:
         InputError: The file is too large, is not JSON, or does not have the structure of SQuAD.
     """
-    most, number = _MOST_ROWS * files.LONGEST_ROW_BYTES, 0
-    with part.opened() as handle:
+    most, number = _MAX_SQUAD_ROWS * files.LONGEST_ROW_BYTES, 0
+    with part.open_bytes() as handle:
         data = handle.read(most + 1)
     if len(data) > most:
         raise InputError(f"{part.name}: is longer than {most / 2**20:g} MiB; write its questions as JSON lines (.jsonl)")
@@ -300,11 +302,11 @@ def read_squad(part: RowPart) -> Iterator[PlacedRecord]:
     except (ValueError, RecursionError) as error:
         problem = shorten(str(error))
         raise InputError(f"{part.name}: not JSON ({problem}); give a SQuAD file, or JSON lines as .jsonl") from error
-    for article in _listed(part, content, "data", "it"):
-        for paragraph in _listed(part, article, "paragraphs", "an article"):
-            for question in _listed(part, paragraph, "qas", "a paragraph"):
+    for article in _read_list(part, content, "data", "it"):
+        for paragraph in _read_list(part, article, "paragraphs", "an article"):
+            for question in _read_list(part, paragraph, "qas", "a paragraph"):
                 if "context" not in paragraph:
-                    raise _not_squad(part, "a paragraph has no `context`")
+                    raise _squad_format_error(part, "a paragraph has no `context`")
                 number += 1
                 position = RowPosition(number)
                 if isinstance(question, dict):
@@ -314,15 +316,15 @@ def read_squad(part: RowPart) -> Iterator[PlacedRecord]:
                     yield position, InputError(problem)
 
 
-def _listed(part: RowPart, value: Any, key: str, what: str) -> list[Any]:
+def _read_list(part: RowPart, value: Any, key: str, what: str) -> list[Any]:
     """Return the list that `value` contains under `key`, or raise an InputError that names `what`."""
     entries = value.get(key) if isinstance(value, dict) else None
     if not isinstance(entries, list):
-        raise _not_squad(part, f"{what} has no list `{key}`")
+        raise _squad_format_error(part, f"{what} has no list `{key}`")
     return entries
 
 
-def _not_squad(part: RowPart, problem: str) -> InputError:
+def _squad_format_error(part: RowPart, problem: str) -> InputError:
     """Return the error for a file that does not have the structure of SQuAD."""
     form = '{"data": [{"paragraphs": [{"context": "...", "qas": [...]}]}]}'
     return InputError(f"{part.name}: is not SQuAD's JSON, {problem}; it is {form}")

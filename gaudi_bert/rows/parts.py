@@ -22,7 +22,7 @@ from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import explain_os_errors, open_file
 from gaudi_bert.config.sections import RowFormat, TaskSettings
 from gaudi_bert.corpus.documents import Compression, Source, is_json_line, opened_text
-from gaudi_bert.rows.types import STANDARD_INPUT, RowPosition, source_name
+from gaudi_bert.rows.types import STANDARD_INPUT, RowPosition, format_source_name
 
 Line: TypeAlias = str | UnicodeDecodeError
 """A line with its line feed, or an error if its bytes are not valid in the encoding."""
@@ -72,7 +72,7 @@ class RowPart:
     end: int | None = None
     size_bytes: int = 0
 
-    def location(self, position: RowPosition) -> str:
+    def format_location(self, position: RowPosition) -> str:
         """Return the name and position of a row for messages. The position counts from the beginning of the file.
 
         Args:
@@ -81,7 +81,7 @@ class RowPart:
         if self.path is not None and self.start:
             number, line = position
             if self.kind == "parquet":
-                position = RowPosition(number + sum(rows for rows, _ in _row_groups(self.path)[: self.start]))
+                position = RowPosition(number + sum(rows for rows, _ in _read_row_group_sizes(self.path)[: self.start]))
             else:
                 lines = rows = 0  # the numbers of lines and rows that begin before this part
                 with open_file(self.path) as handle:
@@ -92,7 +92,7 @@ class RowPart:
         return f"{self.name}: {position}"
 
     @contextmanager
-    def opened(self) -> Iterator[BinaryIO]:
+    def open_bytes(self) -> Iterator[BinaryIO]:
         """Open the file, or standard input, as a binary stream of its decompressed bytes."""
         if self.path is None:
             yield sys.stdin.buffer
@@ -101,15 +101,20 @@ class RowPart:
                 yield handle
 
     @contextmanager
-    def lines(self) -> Iterator[Iterator[tuple[int, Line]]]:
+    def open_lines(self) -> Iterator[Iterator[tuple[int, Line]]]:
         """Open the part as an iterator over (number, line), for the lines that begin in the part.
 
         The numbers count from 1. A byte-order mark is removed.
         """
-        with self.opened() as handle:
-            yield enumerate(_byte_lines(self, handle) if _has_byte_lines(self.encoding) else _wide_lines(self, handle), 1)
+        with self.open_bytes() as handle:
+            yield enumerate(
+                _read_lines_of_bytes(self, handle)
+                if _has_one_byte_line_feed(self.encoding)
+                else _read_lines_of_text(self, handle),
+                1,
+            )
 
-    def not_text(self, error: UnicodeDecodeError) -> InputError:
+    def decoding_error(self, error: UnicodeDecodeError) -> InputError:
         """Return the error for a line whose bytes are not valid in the encoding."""
         encoding = "UTF-8" if self.encoding == "utf-8" else self.encoding
         return InputError(f"not {encoding} at its byte {error.start}; {self.encoding_remedy(error).partition(': ')[2]}")
@@ -122,12 +127,12 @@ class RowPart:
         return f"its text is not {self.encoding}: say what it is, such as --encoding {other}, or save it as UTF-8"
 
 
-def _has_byte_lines(encoding: str) -> bool:
+def _has_one_byte_line_feed(encoding: str) -> bool:
     """Return whether lines can be found in the undecoded bytes, as in all encodings except UTF-16 and UTF-32."""
     return "\n".encode(encoding) == b"\n"
 
 
-def _byte_lines(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
+def _read_lines_of_bytes(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
     """Yield the lines that begin in the part, found in the undecoded bytes.
 
     A line that cannot be decoded is yielded as an error.
@@ -140,7 +145,7 @@ def _byte_lines(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
         data = handle.readline(files.LONGEST_ROW_BYTES)
         if not data:
             return
-        _check_length(part, len(data))
+        _check_line_length(part, len(data))
         try:
             line: Line = data.decode(part.encoding)
         except UnicodeDecodeError as error:
@@ -149,7 +154,7 @@ def _byte_lines(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
         at += len(data)
 
 
-def _wide_lines(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
+def _read_lines_of_text(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
     """Yield the lines of a file in an encoding such as UTF-16, in which a single byte does not show where a line ends."""
     text = io.TextIOWrapper(handle, part.encoding, newline="\n")
     try:
@@ -157,7 +162,7 @@ def _wide_lines(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
             line = text.readline(files.LONGEST_ROW_BYTES)
             if not line:
                 return
-            _check_length(part, len(line))
+            _check_line_length(part, len(line))
             yield line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
     except UnicodeError as error:
         raise InputError(f"{part.name}: not {part.encoding} ({shorten(str(error))}); name another --encoding") from error
@@ -165,18 +170,18 @@ def _wide_lines(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
         text.detach()
 
 
-def _check_length(part: RowPart, length: int) -> None:
+def _check_line_length(part: RowPart, length: int) -> None:
     """Raise an InputError if a line exceeds the largest length of a row, so that only its beginning was read."""
     if length >= files.LONGEST_ROW_BYTES:
-        raise InputError(f"{part.name}: a line is longer than {longest_row()}; break it, if this is text")
+        raise InputError(f"{part.name}: a line is longer than {format_max_row_size()}; break it, if this is text")
 
 
-def longest_row() -> str:
+def format_max_row_size() -> str:
     """Return the largest length of a line, row or sentence as text for messages, in MiB."""
     return f"{files.LONGEST_ROW_BYTES / 2**20:g} MiB"
 
 
-def complete_file(path: str | Path, settings: TaskSettings) -> RowPart:
+def complete_file_part(path: str | Path, settings: TaskSettings) -> RowPart:
     """Return the part that covers a complete file, or standard input.
 
     Args:
@@ -187,31 +192,31 @@ def complete_file(path: str | Path, settings: TaskSettings) -> RowPart:
         InputError: The path is a folder, or its ending is unknown.
     """
     if str(path) == STANDARD_INPUT:  # standard input has no ending, so JSON lines are the default
-        return RowPart(source_name(path), None, settings.format or "jsonl", encoding=settings.encoding)
+        return RowPart(format_source_name(path), None, settings.format or "jsonl", encoding=settings.encoding)
     if Path(path).is_dir():
         raise InputError(f"{path}: cannot read: Is a directory; give a file in it")
-    kind = settings.format or _format_by_ending(path)
+    kind = settings.format or _format_from_ending(path)
     if kind is None:
         raise InputError(f"{path}: unknown ending; known are {', '.join(_ENDINGS)} (and .gz, .zst), or give --format jsonl")
     # The default encoding comes from the model's training data, and applies only to tables.
     encoding = settings.encoding if kind in TABLES or "encoding" in settings.keys_set_by_user else "utf-8"
-    return RowPart(str(path), Path(path), kind, _compression_of(Path(path)), encoding)
+    return RowPart(str(path), Path(path), kind, _detect_compression(Path(path)), encoding)
 
 
-def _format_by_ending(path: str | Path) -> RowFormat | None:
+def _format_from_ending(path: str | Path) -> RowFormat | None:
     """Return the format that belongs to the ending of a file, without `.gz` or `.zst`. None if the ending is unknown."""
     name = Path(path).name.lower()
     return _ENDINGS.get(Path(name.removesuffix(".gz").removesuffix(".zst")).suffix)
 
 
-def _compression_of(path: Path) -> Compression | None:
+def _detect_compression(path: Path) -> Compression | None:
     """Return how a file is compressed according to its first bytes, or None if it is not compressed."""
     with explain_os_errors(path, "read"), open_file(path) as handle:
         beginning = handle.read(4)
     return next((name for magic, name in _COMPRESSIONS.items() if beginning.startswith(magic)), None)
 
 
-def _row_groups(path: Path) -> list[tuple[int, int]]:
+def _read_row_group_sizes(path: Path) -> list[tuple[int, int]]:
     """Return (rows, bytes) for each row group of a Parquet file."""
     with open_parquet(path) as table:
         groups = map(table.metadata.row_group, range(table.metadata.num_row_groups))
@@ -224,11 +229,11 @@ def _row_groups(path: Path) -> list[tuple[int, int]]:
 # single byte does not show where a line ends. Therefore such a file is a single part. The parts depend only on the file and
 # its settings.
 
-_OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
+_UNSUPPORTED_COMPRESSIONS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 _PARQUET = b"PAR1"
 
 
-def row_parts(source: Source, settings: TaskSettings, part_bytes: int) -> list[RowPart]:
+def split_source(source: Source, settings: TaskSettings, part_bytes: int) -> list[RowPart]:
     """Return the parts of a source in order, each of about `part_bytes` if the format allows this.
 
     The format comes from the settings, or otherwise from the file's ending. If the ending is unknown, the format is detected
@@ -246,20 +251,20 @@ def row_parts(source: Source, settings: TaskSettings, part_bytes: int) -> list[R
     path, name, given, encoding = source.path, source.shown, settings.format, settings.encoding
     if path is None:
         return [RowPart(name, None, "built-in")]
-    compression = _compression_of(path)
-    if source.name == source_name(STANDARD_INPUT):
+    compression = _detect_compression(path)
+    if source.name == format_source_name(STANDARD_INPUT):
         name, given = source.name, given or "jsonl"
-    kind = given or _format_of(path, compression)
+    kind = given or _detect_format(path, compression)
     if kind == "parquet":
-        return [RowPart(name, path, kind, None, encoding, *groups) for groups in _parquet_parts(path, part_bytes)]
-    if compression is not None or kind in TABLES or not _has_byte_lines(encoding):
+        return [RowPart(name, path, kind, None, encoding, *groups) for groups in _split_row_groups(path, part_bytes)]
+    if compression is not None or kind in TABLES or not _has_one_byte_line_feed(encoding):
         return [RowPart(name, path, kind, compression, encoding, size_bytes=source.size_bytes)]
     size = source.size_bytes
     bounds = ((start, min(start + part_bytes, size)) for start in range(0, size, part_bytes))
     return [RowPart(name, path, kind, None, encoding, start, end, end - start) for start, end in bounds]
 
 
-def _format_of(path: Path, compression: Compression | None) -> RowFormat:
+def _detect_format(path: Path, compression: Compression | None) -> RowFormat:
     """Return the format of a file according to its ending, or otherwise according to its beginning.
 
     A file that begins like Parquet is Parquet. A file whose first line is a JSON object is JSON lines. Every other file is
@@ -268,12 +273,12 @@ def _format_of(path: Path, compression: Compression | None) -> RowFormat:
     Raises:
         InputError: The file is compressed in an unsupported way, or contains the XML-like output of WikiExtractor.
     """
-    by_ending = _format_by_ending(path)
+    by_ending = _format_from_ending(path)
     if by_ending in (*TABLES, "jsonl", "parquet"):
         return by_ending
     with explain_os_errors(path, "read"), open_file(path) as handle:
         beginning = handle.read(6)
-    for magic, name in _OTHERS.items():
+    for magic, name in _UNSUPPORTED_COMPRESSIONS.items():
         if beginning.startswith(magic):
             raise InputError(f"{path}: compressed with {name}; unpack it, or compress it with gzip or zstd")
     if beginning.startswith(_PARQUET):
@@ -287,12 +292,12 @@ def _format_of(path: Path, compression: Compression | None) -> RowFormat:
     return "jsonl" if is_json_line(first.lstrip(), path) else "txt"
 
 
-def _parquet_parts(path: Path, part_bytes: int) -> list[tuple[int, int, int]]:
+def _split_row_groups(path: Path, part_bytes: int) -> list[tuple[int, int, int]]:
     """Return (first row group, end, bytes) for runs of row groups of at most `part_bytes`.
 
     A larger row group is a run of its own.
     """
-    sizes = [size for _, size in _row_groups(path)]
+    sizes = [size for _, size in _read_row_group_sizes(path)]
     parts, start, size_of_part = [], 0, 0
     for group, size in enumerate(sizes):
         if size_of_part and size_of_part + size > part_bytes:

@@ -23,15 +23,15 @@ from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
 from gaudi_bert.rows.fields import (
     NAMING_OPTIONS,
-    RowReader,
-    judging_columns,
-    naming_option,
-    negative_columns,
-    ranked_pairs,
+    RowParser,
+    column_option,
+    expand_into_pairs,
+    find_label_columns,
+    find_negative_columns,
     read_label_names,
 )
-from gaudi_bert.rows.formats import JSON, read_squad, read_table
-from gaudi_bert.rows.parts import TABLES, RowPart, complete_file, longest_row
+from gaudi_bert.rows.formats import JSON, read_squad_questions, read_table
+from gaudi_bert.rows.parts import TABLES, RowPart, complete_file_part, format_max_row_size
 from gaudi_bert.rows.types import (
     LANGUAGE_MODELLING,
     STANDARD_INPUT,
@@ -51,23 +51,23 @@ _OTHER_COLUMNS = ("input_ids", "question", "context", "answers", "is_impossible"
 _PARQUET_ROWS_AT_ONCE = 256
 _DOCUMENT_LINE = "-DOCSTART-"
 _FORMATS = {"jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "conll": "CoNLL", "squad": "SQuAD"}
-_PLAIN, _PAIRS = ("text",), ("text", "text_pair", "label")
+_TEXT_FORM, _PAIR_FORM = ("text",), ("text", "text_pair", "label")
 _FORMS: dict[TaskName | None, tuple[tuple[str, ...], ...]] = {
     None: (("text", "text_pair"),),
-    "token-classification": (("tokens", "tags"), _PLAIN),
-    "masked-language-modelling": (_PLAIN,),
-    "causal-language-modelling": (_PLAIN,),
+    "token-classification": (("tokens", "tags"), _TEXT_FORM),
+    "masked-language-modelling": (_TEXT_FORM,),
+    "causal-language-modelling": (_TEXT_FORM,),
     "question-answering": ((),),
     "reranking": (("query", "document", "label"), ("query", "positive", "negative")),
-    "embedding": (("anchor", "positive", "negative"), _PAIRS),
+    "embedding": (("anchor", "positive", "negative"), _PAIR_FORM),
 }
 """The settings that name the columns of a row.
 
-A task whose rows have several forms has one entry per form. Tasks that are missing here have rows of one form, `_PAIRS`.
+A task whose rows have several forms has one entry per form. Tasks that are missing here have rows of one form, `_PAIR_FORM`.
 """
-_ALL_COLUMNS = frozenset(key for forms in (*_FORMS.values(), (_PAIRS,)) for form in forms for key in form)
-_LABELS, _MAY_LACK = ("label", "tags"), ("text_pair", "negative")
-_MOST_SHOWN = 60
+_ALL_COLUMNS = frozenset(key for forms in (*_FORMS.values(), (_PAIR_FORM,)) for form in forms for key in form)
+_LABEL_COLUMNS, _OPTIONAL_COLUMNS = ("label", "tags"), ("text_pair", "negative")
+_MAX_SHOWN_CHARACTERS = 60
 
 
 def read_rows(
@@ -93,8 +93,8 @@ def read_rows(
     Raises:
         InputError: The file, an option or a row is invalid. The message names the file and the row.
     """
-    part = complete_file(path, settings)
-    return good_rows(rows_of_part(part, task, settings, labelled=labelled, say=say), settings.on_bad_row, skipped)
+    part = complete_file_part(path, settings)
+    return raise_or_skip_bad_rows(read_part(part, task, settings, labelled=labelled, say=say), settings.on_bad_row, skipped)
 
 
 def check_first_row(path: str, task: TaskName | None, settings: TaskSettings, *, labelled: bool = False) -> None:
@@ -129,7 +129,7 @@ class SkippedRows:
         self.rows, self.first = self.rows + 1, self.first or problem
 
 
-def good_rows(
+def raise_or_skip_bad_rows(
     rows: Iterator[Row | BadRow], on_bad_row: OnBadRow = "stop", skipped: SkippedRows | None = None
 ) -> Iterator[Row]:
     """Yield the rows that can be read.
@@ -151,7 +151,7 @@ def good_rows(
             skipped.add(row.problem)
 
 
-def rows_of_part(
+def read_part(
     part: RowPart,
     task: TaskName | None,
     settings: TaskSettings,
@@ -171,46 +171,46 @@ def rows_of_part(
     Raises:
         InputError: The format does not match the task, an option has no effect, or the file cannot be read any further.
     """
-    _check_applies(part, task, settings, labelled)
+    _check_options_apply(part, task, settings, labelled)
     label_names = read_label_names(Path(settings.labels)) if settings.labels is not None else None
     reading = settings
     if task == "reranking":  # a pair of texts consists of a query and a document
         reading = settings.model_copy(update={"text": settings.query, "text_pair": settings.document})
-    reader = RowReader(task, reading, label_names, labelled, part.kind in TABLES and settings.columns is None)
+    parser = RowParser(task, reading, label_names, labelled, part.kind in TABLES and settings.columns is None)
     records: Iterator[PlacedRecord]
     if part.kind == "squad":
-        records = read_squad(part)
+        records = read_squad_questions(part)
     elif part.kind == "conll":
         records = _read_conll(part, settings, labelled)
     else:
         records = _read_records(part, settings, task, labelled)
     first = list(islice(records, 1)) if task == "reranking" else []
     if task == "reranking":
-        records = ranked_pairs(chain(first, records), settings, labelled=labelled)
+        records = expand_into_pairs(chain(first, records), settings, labelled=labelled)
     for position, record in records:
         try:
             if isinstance(record, InputError):
                 raise record
-            row = reader.row(position, record)
+            row = parser.parse_record(position, record)
         except InputError as error:
-            yield BadRow(position, f"{part.location(position)}: {error}")
+            yield BadRow(position, f"{part.format_location(position)}: {error}")
             continue
         if say is not None:
             whole = first[0][1] if first else record  # one record may contain several pairs
             read = record if isinstance(whole, InputError) else whole
-            columns = _columns_read(task, settings, row, read, labelled)
-            say(_described(part, settings, row, columns))
+            columns = _list_read_columns(task, settings, row, read, labelled)
+            say(_describe_first_row(part, settings, row, columns))
             say = None
         yield row
 
 
-def windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
+def split_into_windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
     """Yield the rows in lists of `size`. The last list may be shorter."""
     while window := list(islice(rows, size)):
         yield window
 
 
-def sized_batches(
+def batch_by_size(
     rows: Iterable[_Row], size_of: Callable[[_Row], int], enough: int, most_rows: int | None = None
 ) -> Iterator[list[_Row]]:
     """Yield the rows in lists. A list ends as soon as it is large enough or contains `most_rows` rows.
@@ -233,7 +233,7 @@ def sized_batches(
         yield batch
 
 
-def _check_applies(part: RowPart, task: TaskName | None, settings: TaskSettings, labelled: bool) -> None:
+def _check_options_apply(part: RowPart, task: TaskName | None, settings: TaskSettings, labelled: bool) -> None:
     """Check that the task can read the format, and that every column or option that the user named has an effect.
 
     Raises:
@@ -252,58 +252,62 @@ def _check_applies(part: RowPart, task: TaskName | None, settings: TaskSettings,
     if part.kind in ("parquet", "built-in") and "encoding" in settings.keys_set_by_user and settings.encoding != "utf-8":
         raise InputError(f"{part.name}: --encoding is for files of text, this is {part.kind}; leave it out")
     has_columns = part.kind in (*TABLES, "jsonl", "parquet")
-    forms = _forms_of(task, labelled)
+    forms = _possible_forms(task, labelled)
     of_task = set().union(*forms)
     for key in sorted(_ALL_COLUMNS & settings.keys_set_by_user):
         if not (has_columns and key in of_task):
             reason = f"no {key} is read here" if has_columns else "this file has no named columns"
-            raise InputError(f"{part.name}: {_setting(key)} does not apply, {reason}; leave it out")
+            raise InputError(f"{part.name}: {_format_setting_name(key)} does not apply, {reason}; leave it out")
     named = settings.keys_set_by_user & of_task
     if not any(named <= set(form) for form in forms):
-        kinds, both = " or ".join(", ".join(form) for form in forms), " and ".join(map(_setting, sorted(named)))
+        kinds, both = " or ".join(", ".join(form) for form in forms), " and ".join(map(_format_setting_name, sorted(named)))
         raise InputError(f"{part.name}: {both} are of rows of two kinds; name columns of one: {kinds}")
 
 
-def _forms_of(task: TaskName | None, labelled: bool) -> list[tuple[str, ...]]:
+def _possible_forms(task: TaskName | None, labelled: bool) -> list[tuple[str, ...]]:
     """Return the forms that rows of a task may have, each as a tuple of the settings that name its columns."""
-    forms = _FORMS.get(task, (_PAIRS,))
-    return [tuple(key for key in form if labelled or key not in _LABELS) for form in forms]
+    forms = _FORMS.get(task, (_PAIR_FORM,))
+    return [tuple(key for key in form if labelled or key not in _LABEL_COLUMNS) for form in forms]
 
 
-def _form_of(task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Iterable[str]) -> tuple[str, ...]:
+def _choose_form(task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Iterable[str]) -> tuple[str, ...]:
     """Return the form of a row with these columns.
 
     Only forms that contain all settings that the user named are considered. Among them, it is the first form whose columns
     are all present, or otherwise the first form.
     """
-    forms = [form for form in _forms_of(task, labelled) if settings.keys_set_by_user & _ALL_COLUMNS <= set(form)]
+    forms = [form for form in _possible_forms(task, labelled) if settings.keys_set_by_user & _ALL_COLUMNS <= set(form)]
     known = set(columns)
-    needed = ([getattr(settings, key) for key in form if key not in _MAY_LACK] for form in forms)
+    needed = ([getattr(settings, key) for key in form if key not in _OPTIONAL_COLUMNS] for form in forms)
     complete = [form for form, names in zip(forms, needed, strict=True) if known.issuperset(names)]
     return (complete or forms)[0]
 
 
-def _setting(key: str) -> str:
+def _format_setting_name(key: str) -> str:
     """Return the name of a setting for messages, with its command-line option if there is one."""
     return f"{NAMING_OPTIONS[key]} (task.{key})" if key in NAMING_OPTIONS else f"task.{key}"
 
 
-def _missing_columns(task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Sequence[str]) -> list[str]:
+def _missing_column_remedies(
+    task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Sequence[str]
+) -> list[str]:
     """Return one remedy for each column of a table that the task needs, or that the user named, and that is missing."""
     if task in LANGUAGE_MODELLING and "input_ids" in columns:
         return []
-    keys = _form_of(task, settings, labelled, columns)
-    needed = {key: getattr(settings, key) for key in keys if key not in _MAY_LACK or key in settings.keys_set_by_user}
+    keys = _choose_form(task, settings, labelled, columns)
+    needed = {
+        key: getattr(settings, key) for key in keys if key not in _OPTIONAL_COLUMNS or key in settings.keys_set_by_user
+    }
     missing = {key: column for key, column in needed.items() if column not in columns}
-    return [f"it has no column {short_repr(column)}: name one with {naming_option(key)}" for key, column in missing.items()]
+    return [f"it has no column {short_repr(column)}: name one with {column_option(key)}" for key, column in missing.items()]
 
 
-def _described(part: RowPart, settings: TaskSettings, row: Row, columns: list[str]) -> str:
+def _describe_first_row(part: RowPart, settings: TaskSettings, row: Row, columns: list[str]) -> str:
     """Return a line that describes which columns of a file are read and how its first row begins."""
     content = row.question if isinstance(row, QuestionRow) else row[1]
-    text = content if isinstance(content, str) else " ".join(map(str, content[:_MOST_SHOWN]))
-    begins = " ".join(text[: 4 * _MOST_SHOWN].split())
-    begins = begins if len(begins) <= _MOST_SHOWN else f"{begins[:_MOST_SHOWN]}..."
+    text = content if isinstance(content, str) else " ".join(map(str, content[:_MAX_SHOWN_CHARACTERS]))
+    begins = " ".join(text[: 4 * _MAX_SHOWN_CHARACTERS].split())
+    begins = begins if len(begins) <= _MAX_SHOWN_CHARACTERS else f"{begins[:_MAX_SHOWN_CHARACTERS]}..."
     kind = f"{_FORMATS[part.kind]}, {', '.join(columns)}" if part.kind in _FORMATS else "plain text"
     if part.kind in TABLES and settings.delimiter is not None:
         kind = kind.replace(",", f" with {settings.delimiter!r} between cells,", 1)
@@ -312,7 +316,7 @@ def _described(part: RowPart, settings: TaskSettings, row: Row, columns: list[st
     return f"{part.name}: reads {kind}; {row.position} begins {begins!r}"
 
 
-def _columns_read(task: TaskName | None, settings: TaskSettings, row: Row, record: Record, labelled: bool) -> list[str]:
+def _list_read_columns(task: TaskName | None, settings: TaskSettings, row: Row, record: Record, labelled: bool) -> list[str]:
     """Return the columns from which a row was read.
 
     If a column's name differs from its purpose, the purpose follows in parentheses.
@@ -321,12 +325,12 @@ def _columns_read(task: TaskName | None, settings: TaskSettings, row: Row, recor
         return ["question", "context", *(["answers"] if labelled else [])]
     if isinstance(row, IdsRow):
         return ["input_ids"]
-    form = _form_of(task, settings, labelled, record)
+    form = _choose_form(task, settings, labelled, record)
     if isinstance(row, TaggedRow):
-        form = _PLAIN if row.starts is not None else ("tokens", "tags")[: 1 + (row.tags is not None)]
+        form = _TEXT_FORM if row.starts is not None else ("tokens", "tags")[: 1 + (row.tags is not None)]
     columns = {key: [getattr(settings, key)] for key in form if key != "negative"}
-    columns |= {"negative": negative_columns(record, settings)} if "negative" in form else {}
-    columns |= {"label": judging_columns(record)} if labelled and task == "reranking" and "negative" in form else {}
+    columns |= {"negative": find_negative_columns(record, settings)} if "negative" in form else {}
+    columns |= {"label": find_label_columns(record)} if labelled and task == "reranking" and "negative" in form else {}
     return [
         name if name == key or (key == "negative" and name.startswith(key)) else f"{name} ({key})"
         for key, names in columns.items()
@@ -346,11 +350,11 @@ def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, 
             (RowPosition(number), {settings.text: "\n".join(lines)}) for number, lines in enumerate(documents, start=1)
         )
     elif part.kind == "parquet":
-        yield from _parquet(part, settings, task)
+        yield from _read_parquet(part, settings, task)
     else:
-        with part.lines() as lines:
+        with part.open_lines() as lines:
             if part.kind in TABLES:
-                needed = partial(_missing_columns, task, settings, labelled)
+                needed = partial(_missing_column_remedies, task, settings, labelled)
                 with closing(read_table(part, settings, lines, needed)) as records:
                     yield from records
             else:
@@ -358,13 +362,13 @@ def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, 
                 for number, line in lines:
                     if isinstance(line, UnicodeDecodeError):
                         position = RowPosition(next(row), number)
-                        yield position, part.not_text(line)
+                        yield position, part.decoding_error(line)
                     elif line.strip():  # a JSON object or a text
                         position, text = RowPosition(next(row), number), line.removesuffix("\n").removesuffix("\r")
-                        yield position, _json_record(text) if part.kind == "jsonl" else {settings.text: text}
+                        yield position, _parse_json_record(text) if part.kind == "jsonl" else {settings.text: text}
 
 
-def _json_record(line: str) -> Record | InputError:
+def _parse_json_record(line: str) -> Record | InputError:
     """Return the record in a line of JSON, or an error."""
     try:
         record = JSON.decode(line)
@@ -377,7 +381,7 @@ def _json_record(line: str) -> Record | InputError:
     return record
 
 
-def _parquet(part: RowPart, settings: TaskSettings, task: TaskName | None) -> Iterator[PlacedRecord]:
+def _read_parquet(part: RowPart, settings: TaskSettings, task: TaskName | None) -> Iterator[PlacedRecord]:
     """Yield the rows of a Parquet file as records.
 
     Only the columns that the task may need are read. All columns are read if the text column is missing, so that the error
@@ -417,29 +421,29 @@ def _read_conll(part: RowPart, settings: TaskSettings, labelled: bool) -> Iterat
     words: list[str] = []
     tags: list[str] = []
     position, size = RowPosition(1), 0
-    with part.lines() as lines:
+    with part.open_lines() as lines:
         for number, line in chain(lines, [(0, "")]):
             if isinstance(line, UnicodeDecodeError):
-                raise InputError(f"{part.location(position._replace(line=number))}: {part.not_text(line)}")
+                raise InputError(f"{part.format_location(position._replace(line=number))}: {part.decoding_error(line)}")
             text = line.rstrip("\r\n")
             cells = [cell.strip(" ") for cell in text.split("\t")] if "\t" in text else text.strip(" ").split(" ")
             if not any(cells) or cells[0] == _DOCUMENT_LINE:
                 if words:  # the sentence ends
                     if tags and len(tags) != len(words):
                         problem = f"a sentence of {len(words)} words has {len(tags)} tags; give each word one"
-                        raise InputError(f"{part.location(position)}: {problem}")
+                        raise InputError(f"{part.format_location(position)}: {problem}")
                     yield position, {settings.tokens: words, settings.tags: tags} if tags else {settings.tokens: words}
                     words, tags, position, size = [], [], RowPosition(position.number + 1), 0
                 continue
             position, size = position if words else position._replace(line=number), size + len(line)
             problem = ""
             if size > files.LONGEST_ROW_BYTES:
-                problem = f"the sentence is longer than {longest_row()}; end it by a blank line"
+                problem = f"the sentence is longer than {format_max_row_size()}; end it by a blank line"
             elif not cells[0]:
                 problem = "has no word before its tag; write WORD, a tab, TAG"
             elif labelled and len(cells) < 2:
                 problem = f"the word {short_repr(cells[0])} has no tag; write WORD, a tab, TAG"
             if problem:
-                raise InputError(f"{part.location(position._replace(line=number))}: {problem}")
+                raise InputError(f"{part.format_location(position._replace(line=number))}: {problem}")
             words.append(cells[0])
             tags += cells[-1:] if len(cells) > 1 else []

@@ -1,7 +1,7 @@
 """The tokenizer of a model, with the same results as in `transformers` and `sentence-transformers`.
 
 If `transformers` is installed, the fast tokenizer that `AutoTokenizer` builds from the folder is used. Otherwise
-`tokenizer_files` reads the folder. `copy_tokenizer` writes a tokenizer beside a model, so that other libraries compute the
+`tokenizer_files` reads the folder. `save_tokenizer` writes a tokenizer beside a model, so that other libraries compute the
 same tokens.
 """
 
@@ -26,11 +26,11 @@ from gaudi_bert.rows.tokenizer_files import (
     SETTINGS_NAME,
     TOKENIZER_NAME,
     VOCABULARY_NAME,
-    build_esm,
-    library_errors,
-    read_class,
-    read_library,
+    build_esm_tokenizer,
+    convert_library_errors,
+    read_tokenizer_class,
     read_tokenizer_files,
+    read_tokenizer_json,
 )
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class RowTokenizer:
         return _TOKEN_TYPES in self.settings.get("model_input_names", (_TOKEN_TYPES,))
 
     @property
-    def can_cut_pairs(self) -> bool:
+    def can_truncate_pairs(self) -> bool:
         """Whether pairs are truncated as in `transformers`.
 
         This is false for ESM models. Their tokenizer in `transformers` is written in Python and truncates pairs in another
@@ -101,7 +101,7 @@ class RowTokenizer:
             raise InputError(f"{self.file}: its vocabulary is empty; give the tokenizer of a BERT")
         return max(numbers) + 1
 
-    def frame(self) -> tuple[list[int], list[int]]:
+    def special_tokens_around_text(self) -> tuple[list[int], list[int]]:
         """Return the special tokens before and after the tokens of a text.
 
         Raises:
@@ -114,7 +114,7 @@ class RowTokenizer:
                 return encoding.ids[: text[0]], encoding.ids[text[-1] + 1 :]
         raise InputError(f"{self.file}: makes no token of a letter; give the tokenizer of a model for text")
 
-    def for_words(self) -> Tokenizer:
+    def tokenizer_for_words(self) -> Tokenizer:
         """Return the tokenizer for text that was already split into words.
 
         If the tokenizer marks spaces, the returned tokenizer marks the beginning of each word as if a space preceded it.
@@ -125,9 +125,9 @@ class RowTokenizer:
         if not marks:
             return self.tokenizer
         marks[0]["add_prefix_space"] = True
-        return copy_library(self.tokenizer, json.dumps(content))
+        return clone_tokenizer(self.tokenizer, json.dumps(content))
 
-    def pair_frame(self) -> tuple[list[int], list[int], list[int], int, int]:
+    def special_tokens_around_pair(self) -> tuple[list[int], list[int], list[int], int, int]:
         """Return the special tokens of a pair and the segment id of each text.
 
         Returns:
@@ -151,44 +151,44 @@ class RowTokenizer:
     def special_ids(self) -> tuple[int, ...]:
         """The ids of all special tokens, in ascending order."""
         added = self.tokenizer.get_added_tokens_decoder()
-        named = map(self.tokenizer.token_to_id, (*_SPECIAL_TOKENS, *self._named(*NAMED_TOKENS)))
+        named = map(self.tokenizer.token_to_id, (*_SPECIAL_TOKENS, *self._tokens_named(*NAMED_TOKENS)))
         special = {number for number, token in added.items() if token.special}
         return tuple(sorted(special | {number for number in named if number is not None}))
 
     @property
     def pad_id(self) -> int | None:
         """The id of the padding token, or None if there is none."""
-        return self._first_of(*self._named("pad_token"), "[PAD]", "<pad>")
+        return self._find_first_id(*self._tokens_named("pad_token"), "[PAD]", "<pad>")
 
     @property
     def mask_id(self) -> int:
         """The id of the mask token. Raises an InputError if there is none."""
-        number = self._mask_id()
+        number = self._find_mask_id()
         if number is None:
             raise InputError(f"{self.file}: has no token like [MASK]; give the tokenizer of a model of masked words")
         return number
 
-    def _mask_id(self) -> int | None:
+    def _find_mask_id(self) -> int | None:
         """Return the id of the mask token, or None if there is none."""
         added = self.tokenizer.get_added_tokens_decoder().values()
         others = (token.content for token in added if token.special and "mask" in token.content.lower())
-        return self._first_of(*self._named("mask_token"), "[MASK]", "<mask>", *others)
+        return self._find_first_id(*self._tokens_named("mask_token"), "[MASK]", "<mask>", *others)
 
-    def _named(self, *names: str) -> list[str]:
+    def _tokens_named(self, *names: str) -> list[str]:
         """Return the special tokens that the settings define under these names."""
         return [self.settings[name] for name in names if name in self.settings]
 
-    def token_ids(self) -> dict[str, int | None]:
+    def special_token_ids(self) -> dict[str, int | None]:
         """Return the ids of the special tokens that config.json states: pad, mask, cls, bos, sep and eos.
 
         A missing token is None.
         """
-        before, after = self.frame()
+        before, after = self.special_tokens_around_text()
         first, last = before[0] if before else None, after[-1] if after else None
         ends = {"cls": first, "bos": first, "sep": last, "eos": last}
-        return {"pad": self.pad_id, "mask": self._mask_id(), **ends}
+        return {"pad": self.pad_id, "mask": self._find_mask_id(), **ends}
 
-    def _first_of(self, *tokens: str) -> int | None:
+    def _find_first_id(self, *tokens: str) -> int | None:
         """Return the id of the first of these tokens that is in the vocabulary, or None."""
         numbers = (self.tokenizer.token_to_id(token) for token in tokens)
         return next((int(number) for number in numbers if number is not None), None)
@@ -247,7 +247,7 @@ def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, l
         if os.path.lexists(folder / name):
             read_file(folder / name)
     # `transformers` reads only folders that name the type of their model or the class of their tokenizer.
-    if read_class(folder)[0] is not None and importlib.util.find_spec("transformers") is not None:
+    if read_tokenizer_class(folder)[0] is not None and importlib.util.find_spec("transformers") is not None:
         tokenizer = _open_with_transformers(folder, settings or {})
     elif settings:
         raise InputError(
@@ -255,9 +255,9 @@ def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, l
         )
     else:
         library, own_settings = read_tokenizer_files(folder)
-        tokenizer = _row_tokenizer(library, folder, own_settings)
+        tokenizer = _make_row_tokenizer(library, folder, own_settings)
     if lower_case:
-        _write_in_lower_case(tokenizer.tokenizer)
+        _add_lower_case_step(tokenizer.tokenizer)
     return tokenizer
 
 
@@ -269,12 +269,12 @@ def read_tokenizer(path: Path) -> RowTokenizer:
     """
     if not path.is_file():
         return open_tokenizer(path)
-    library = read_library(path)
+    library = read_tokenizer_json(path)
     settings = {} if library.truncation is None else {"truncation_side": library.truncation["direction"]}
-    return _row_tokenizer(library, path, settings)
+    return _make_row_tokenizer(library, path, settings)
 
 
-def tokenizer_of(given: Any) -> RowTokenizer:
+def wrap_tokenizer(given: Any) -> RowTokenizer:
     """Return a copy of a tokenizer of `transformers` or `tokenizers`. The copy neither truncates nor pads.
 
     Raises:
@@ -286,14 +286,14 @@ def tokenizer_of(given: Any) -> RowTokenizer:
         return given
     file = Path(getattr(given, "name_or_path", "") or "the tokenizer")
     if isinstance(given, Tokenizer):
-        return _row_tokenizer(copy_library(given), file, {})
+        return _make_row_tokenizer(clone_tokenizer(given), file, {})
     if not hasattr(given, "special_tokens_map"):
         raise InputError(f"{type(given).__name__}: is not a tokenizer of the library tokenizers; use AutoTokenizer")
-    opened = _of_transformers(given, file)
-    return _row_tokenizer(copy_library(opened.tokenizer), file, opened.settings)
+    opened = _convert_transformers_tokenizer(given, file)
+    return _make_row_tokenizer(clone_tokenizer(opened.tokenizer), file, opened.settings)
 
 
-def _write_in_lower_case(tokenizer: Tokenizer) -> None:
+def _add_lower_case_step(tokenizer: Tokenizer) -> None:
     """Make a tokenizer convert texts to lower case before its other steps, unless it already has such a step."""
     from tokenizers import normalizers
 
@@ -308,12 +308,12 @@ def _open_with_transformers(folder: Path, settings: Mapping[str, Any]) -> RowTok
     """Open a folder with `AutoTokenizer`. Code in the folder is never run, and nothing is downloaded."""
     from transformers import AutoTokenizer
 
-    with library_errors(folder):
+    with convert_library_errors(folder):
         given = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **settings)
-    return _of_transformers(given, folder)
+    return _convert_transformers_tokenizer(given, folder)
 
 
-def _of_transformers(given: Any, file: Path) -> RowTokenizer:
+def _convert_transformers_tokenizer(given: Any, file: Path) -> RowTokenizer:
     """Return a tokenizer of `transformers` as a `RowTokenizer`. The library's tokenizer is used without a copy.
 
     Raises:
@@ -325,7 +325,7 @@ def _of_transformers(given: Any, file: Path) -> RowTokenizer:
     library, kind = getattr(given, "backend_tokenizer", None), type(given).__name__
     if kind == ESM_CLASS:
         named = {**given.special_tokens_map, "extra_special_tokens": list(given.added_tokens_encoder)}
-        library = build_esm(given.get_vocab(), named, file)
+        library = build_esm_tokenizer(given.get_vocab(), named, file)
         if given.split_special_tokens:
             raise InputError(
                 f"{file}: splits the special tokens of an ESM model, which is not supported; leave that setting out"
@@ -334,7 +334,7 @@ def _of_transformers(given: Any, file: Path) -> RowTokenizer:
         raise InputError(
             f"{file}: {kind} is not a fast tokenizer of transformers; use AutoTokenizer, or save a tokenizer.json"
         )
-    with library_errors(file):
+    with convert_library_errors(file):
         for step in (library.normalizer, library.pre_tokenizer):
             if step is not None:
                 step.__getstate__()  # fails for a step that is written in Python, which cannot be copied or compared
@@ -347,19 +347,19 @@ def _of_transformers(given: Any, file: Path) -> RowTokenizer:
         **{name: str(token) for name, token in given.special_tokens_map.items() if name in NAMED_TOKENS},
     }
     library.encode_special_tokens = given.split_special_tokens
-    return _row_tokenizer(library, file, settings)
+    return _make_row_tokenizer(library, file, settings)
 
 
-def _row_tokenizer(library: Tokenizer, file: Path, settings: Mapping[str, Any]) -> RowTokenizer:
+def _make_row_tokenizer(library: Tokenizer, file: Path, settings: Mapping[str, Any]) -> RowTokenizer:
     """Turn off truncation and padding, check that the tokenizer works, and return it as a `RowTokenizer`."""
     library.no_truncation()
     library.no_padding()
-    with library_errors(file):
+    with convert_library_errors(file):
         library.encode("a", "a")  # fails if the template names a missing token
     return RowTokenizer(library, file, settings)
 
 
-def copy_library(library: Tokenizer, content: str | None = None) -> Tokenizer:
+def clone_tokenizer(library: Tokenizer, content: str | None = None) -> Tokenizer:
     """Return a copy of a tokenizer of the library `tokenizers`.
 
     Args:
@@ -375,7 +375,7 @@ def copy_library(library: Tokenizer, content: str | None = None) -> Tokenizer:
 # --- writing a tokenizer
 
 
-def copy_tokenizer(tokenizer: RowTokenizer, folder: Path, max_sequence_length: int | None = None) -> None:
+def save_tokenizer(tokenizer: RowTokenizer, folder: Path, max_sequence_length: int | None = None) -> None:
     """Write a tokenizer so that it computes the same tokens here, in `transformers` and in `sentence-transformers`.
 
     Everything that was read from several files and settings goes into a tokenizer.json. The general tokenizer class of
@@ -386,7 +386,7 @@ def copy_tokenizer(tokenizer: RowTokenizer, folder: Path, max_sequence_length: i
         folder: The folder of a model or of a tokenized table.
         max_sequence_length: The largest number of tokens in a text. None keeps the tokenizer's own setting.
     """
-    library = copy_library(tokenizer.tokenizer)
+    library = clone_tokenizer(tokenizer.tokenizer)
     library.no_truncation()  # another thread may have turned it on in the shared tokenizer
     write_text(folder / TOKENIZER_NAME, library.to_str())
     state = json.loads(library.to_str())["pre_tokenizer"] or {}

@@ -68,7 +68,7 @@ _WITHOUT_EFFECT = {
 }
 
 
-def read_library(file: Path) -> Tokenizer:
+def read_tokenizer_json(file: Path) -> Tokenizer:
     """Read a tokenizer from a file in the format of the library `tokenizers`.
 
     Raises:
@@ -76,12 +76,12 @@ def read_library(file: Path) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
-    with explain_os_errors(file, "read"), library_errors(file):
+    with explain_os_errors(file, "read"), convert_library_errors(file):
         return Tokenizer.from_file(str(check_regular_file(file)))
 
 
 @contextmanager
-def library_errors(path: Path) -> Iterator[None]:
+def convert_library_errors(path: Path) -> Iterator[None]:
     """Convert every exception or Rust panic that a library raises about damaged files into an InputError."""
     try:
         yield
@@ -94,7 +94,7 @@ def library_errors(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: not a tokenizer ({reason}); save it again with save_pretrained") from error
 
 
-def read_class(folder: Path) -> tuple[str | None, dict[str, Any]]:
+def read_tokenizer_class(folder: Path) -> tuple[str | None, dict[str, Any]]:
     """Return the tokenizer class that a folder's files name, and the content of tokenizer_config.json.
 
     If the files name no class, the first result is the type of the model in config.json, or None.
@@ -121,49 +121,49 @@ def read_tokenizer_files(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
     Raises:
         InputError: A file is damaged, or only `transformers` can read the files or apply a setting.
     """
-    (named_class, settings), file = read_class(folder), folder / TOKENIZER_NAME
+    (named_class, settings), file = read_tokenizer_class(folder), folder / TOKENIZER_NAME
     is_bare = not os.path.lexists(file)
     # The files that the authors of BERT published name no class.
     is_bert = named_class == "bert" or (named_class is None and (is_bare or (folder / "bert_config.json").is_file()))
     kind = _BERT if is_bert else str(named_class or GENERAL_CLASS).removesuffix("Fast")
     if is_bare and (kind not in (_BERT, ESM_CLASS) or not os.path.lexists(folder / VOCABULARY_NAME)):
-        raise _only_transformers(folder, f"has a {kind} without {TOKENIZER_NAME}")
+        raise _needs_transformers_error(folder, f"has a {kind} without {TOKENIZER_NAME}")
     named = {_BERT: _BERT_TOKENS, ESM_CLASS: _ESM_TOKENS}.get(kind, {})
     settings = {**named, **settings}
-    decoder = _added_tokens(folder, settings)
-    _check_settings(folder, kind, settings)
+    decoder = _read_added_tokens(folder, settings)
+    _check_settings_supported(folder, kind, settings)
     if not is_bare:
-        library = read_library(file)
+        library = read_tokenizer_json(file)
     else:
-        library = (_read_bert if kind == _BERT else _read_esm)(folder / VOCABULARY_NAME, settings)
+        library = (_read_bert_vocabulary if kind == _BERT else _read_esm_vocabulary)(folder / VOCABULARY_NAME, settings)
     if library.truncation is not None:
         settings.setdefault("truncation_side", library.truncation["direction"])
         library.no_truncation()
-    _add_tokens(library, decoder, settings, folder)
+    _add_missing_tokens(library, decoder, settings, folder)
     if not is_bare:
-        _check_same(library, kind, settings, folder)
+        _check_json_matches_settings(library, kind, settings, folder)
     library.encode_special_tokens = bool(settings.get("split_special_tokens", False))
     usual_inputs = ["input_ids", *(["token_type_ids"] if kind in _WITH_TOKEN_TYPES else []), "attention_mask"]
     return library, {
         "tokenizer_class": kind,
         "model_input_names": settings.get("model_input_names", usual_inputs),
         **{name: settings[name] for name in ("truncation_side", "padding_side", "model_max_length") if name in settings},
-        **{name: _content(settings[name]) for name in NAMED_TOKENS if settings.get(name) is not None},
+        **{name: _token_text(settings[name]) for name in NAMED_TOKENS if settings.get(name) is not None},
     }
 
 
-def _only_transformers(path: Path, what: str) -> InputError:
+def _needs_transformers_error(path: Path, what: str) -> InputError:
     """Return the error for something that only `transformers` can apply."""
     return InputError(f"{path}: {what}, which only transformers can apply; install transformers")
 
 
-def _contradiction(path: Path, name: str, value: object, stored: object) -> InputError:
+def _contradiction_error(path: Path, name: str, value: object, stored: object) -> InputError:
     """Return the error for a setting whose value contradicts tokenizer.json."""
     problem = f"{name} is {json.dumps(value)}, but {TOKENIZER_NAME} has {json.dumps(stored)}"
     return InputError(f"{path}: {problem}; correct one of them, or install transformers, which applies the setting")
 
 
-def _check_settings(folder: Path, kind: str, settings: Mapping[str, Any]) -> None:
+def _check_settings_supported(folder: Path, kind: str, settings: Mapping[str, Any]) -> None:
     """Check that every setting is applied here or has no effect, and that its value is allowed.
 
     Raises:
@@ -175,22 +175,22 @@ def _check_settings(folder: Path, kind: str, settings: Mapping[str, Any]) -> Non
     harmless: dict[str, Any] = {"do_basic_tokenize": True, "never_split": None}
     for name, value in settings.items():
         if name not in known and not (name in harmless and value == harmless[name]):
-            raise _only_transformers(file, f"has the setting {shorten(name)} of {kind}")
+            raise _needs_transformers_error(file, f"has the setting {shorten(name)} of {kind}")
     for name, allowed in (("truncation_side", ("left", "right")), ("split_special_tokens", (True, False))):
         if settings.get(name, allowed[0]) not in allowed:
             raise InputError(
                 f"{file}: {name} is {short_repr(settings[name])}, allowed are {allowed[0]} and {allowed[1]}; correct it"
             )
     if kind == ESM_CLASS and settings.get("split_special_tokens"):
-        raise _only_transformers(file, f"splits the special tokens of an {kind}")
+        raise _needs_transformers_error(file, f"splits the special tokens of an {kind}")
 
 
-def _content(token: Any) -> str:
+def _token_text(token: Any) -> str:
     """Return the text of a token, which settings state as a string or as an object."""
     return str(token["content"] if isinstance(token, dict) else token)
 
 
-def _added_tokens(folder: Path, settings: dict[str, Any]) -> dict[int, AddedToken]:
+def _read_added_tokens(folder: Path, settings: dict[str, Any]) -> dict[int, AddedToken]:
     """Return the tokens that the folder adds to the vocabulary, by token id.
 
     In folders of old versions, special_tokens_map.json overrides the special tokens in `settings`, which is updated in
@@ -198,29 +198,31 @@ def _added_tokens(folder: Path, settings: dict[str, Any]) -> dict[int, AddedToke
     """
     from tokenizers import AddedToken
 
-    with library_errors(folder / SETTINGS_NAME):
+    with convert_library_errors(folder / SETTINGS_NAME):
         if "added_tokens_decoder" in settings:
             return {int(number): AddedToken(**token) for number, token in settings["added_tokens_decoder"].items()}
-    with library_errors(folder):
+    with convert_library_errors(folder):
         if os.path.lexists(folder / "special_tokens_map.json"):
             settings.update(read_json(folder / "special_tokens_map.json"))
         if not os.path.lexists(folder / "added_tokens.json"):
             return {}
-        special = set(_special_tokens(settings))
+        special = set(_special_tokens_in_settings(settings))
         return {
             number: AddedToken(token, special=token in special, normalized=token not in special)
             for token, number in read_json(folder / "added_tokens.json").items()
         }
 
 
-def _special_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _special_tokens_in_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the special tokens that settings name, in order. Each text is mapped to the value that describes the token."""
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     values = [settings.get(name) for name in NAMED_TOKENS] + list(extra.values() if isinstance(extra, dict) else extra)
-    return {_content(value): value for value in values if value is not None}
+    return {_token_text(value): value for value in values if value is not None}
 
 
-def _add_tokens(library: Tokenizer, decoder: Mapping[int, AddedToken], settings: Mapping[str, Any], folder: Path) -> None:
+def _add_missing_tokens(
+    library: Tokenizer, decoder: Mapping[int, AddedToken], settings: Mapping[str, Any], folder: Path
+) -> None:
     """Add the tokens of a folder to a tokenizer, and check that each gets the token id that the folder states.
 
     Args:
@@ -231,7 +233,7 @@ def _add_tokens(library: Tokenizer, decoder: Mapping[int, AddedToken], settings:
     """
     from tokenizers import AddedToken
 
-    with library_errors(folder):
+    with convert_library_errors(folder):
         present = library.get_added_tokens_decoder()
         for number, token in sorted(decoder.items()):
             if repr(present.get(number)) != repr(token):
@@ -240,7 +242,7 @@ def _add_tokens(library: Tokenizer, decoder: Mapping[int, AddedToken], settings:
                 has = library.token_to_id(token.content)
                 raise InputError(f"{folder}: the added token {token.content!r} is {number}, the vocabulary has it as {has}")
         known = {token.content for token in library.get_added_tokens_decoder().values()}
-        for content, value in _special_tokens(settings).items():
+        for content, value in _special_tokens_in_settings(settings).items():
             flags = (
                 {key: value[key] for key in ("lstrip", "rstrip", "single_word") if key in value}
                 if isinstance(value, dict)
@@ -250,7 +252,7 @@ def _add_tokens(library: Tokenizer, decoder: Mapping[int, AddedToken], settings:
                 library.add_special_tokens([AddedToken(content, special=True, normalized=False, **flags)])
 
 
-def _check_same(library: Tokenizer, kind: str, settings: Mapping[str, Any], folder: Path) -> None:
+def _check_json_matches_settings(library: Tokenizer, kind: str, settings: Mapping[str, Any], folder: Path) -> None:
     """Check that tokenizer.json gives the same tokens as the class and the settings beside it would.
 
     Raises:
@@ -259,7 +261,7 @@ def _check_same(library: Tokenizer, kind: str, settings: Mapping[str, Any], fold
     file, content = folder / SETTINGS_NAME, json.loads(library.to_str())
     prefix = (content["pre_tokenizer"] or {}).get("add_prefix_space")
     if prefix is not None and prefix != bool(settings.get("add_prefix_space", False)):
-        raise _contradiction(file, "add_prefix_space", bool(settings.get("add_prefix_space", False)), prefix)
+        raise _contradiction_error(file, "add_prefix_space", bool(settings.get("add_prefix_space", False)), prefix)
     is_byte_level = content["normalizer"] is None and prefix is not None and content["model"]["type"] == "BPE"
     if kind not in (_BERT, *_AS_IT_IS) and not (kind == _ROBERTA and is_byte_level):
         remedy = f"install transformers, which builds its own, or pass {TOKENIZER_NAME} itself where a file is taken"
@@ -267,36 +269,36 @@ def _check_same(library: Tokenizer, kind: str, settings: Mapping[str, Any], fold
     if kind != _BERT:
         return
     if content["model"]["type"] != "WordPiece":
-        raise _only_transformers(file, f"has a {kind}, but {TOKENIZER_NAME} is of another kind")
-    with library_errors(folder / TOKENIZER_NAME):
-        expected = _bert_library(library.get_vocab(with_added_tokens=False), settings)
+        raise _needs_transformers_error(file, f"has a {kind}, but {TOKENIZER_NAME} is of another kind")
+    with convert_library_errors(folder / TOKENIZER_NAME):
+        expected = _build_bert_tokenizer(library.get_vocab(with_added_tokens=False), settings)
     meant = json.loads(expected.to_str())
     found, wanted = content["normalizer"] or {}, meant["normalizer"]
     for key, name in _NORMALIZATION.items():
         if found.get(key) != wanted[key]:
-            raise _contradiction(file, name, wanted[key], found.get(key))
+            raise _contradiction_error(file, name, wanted[key], found.get(key))
     model = {key: value for key, value in content["model"].items() if key != "vocab"}
     same = found == wanted and content["pre_tokenizer"] == meant["pre_tokenizer"]
     if not same or model != {key: value for key, value in meant["model"].items() if key != "vocab"}:
-        raise _only_transformers(file, f"has a {kind}, but {TOKENIZER_NAME} is of another kind")
-    _add_tokens(expected, {}, settings, folder)
-    with library_errors(folder / TOKENIZER_NAME):
+        raise _needs_transformers_error(file, f"has a {kind}, but {TOKENIZER_NAME} is of another kind")
+    _add_missing_tokens(expected, {}, settings, folder)
+    with convert_library_errors(folder / TOKENIZER_NAME):
         pairs = [each.encode("a", "a") for each in (library, expected)]
         if pairs[0].type_ids != pairs[1].type_ids or pairs[0].special_tokens_mask != pairs[1].special_tokens_mask:
-            raise _only_transformers(file, f"has a {kind}, but {TOKENIZER_NAME} frames texts in another way")
+            raise _needs_transformers_error(file, f"has a {kind}, but {TOKENIZER_NAME} frames texts in another way")
 
 
-def _read_bert(vocabulary: Path, settings: Mapping[str, Any]) -> Tokenizer:
+def _read_bert_vocabulary(vocabulary: Path, settings: Mapping[str, Any]) -> Tokenizer:
     """Build a BERT tokenizer from a vocab.txt."""
     words = read_vocabulary(vocabulary).tokens
-    return _bert_library({word: number for number, word in enumerate(words)}, settings)
+    return _build_bert_tokenizer({word: number for number, word in enumerate(words)}, settings)
 
 
-def _bert_library(numbers: Mapping[str, int], settings: Mapping[str, Any]) -> Tokenizer:
+def _build_bert_tokenizer(numbers: Mapping[str, int], settings: Mapping[str, Any]) -> Tokenizer:
     """Build the tokenizer that transformers' BertTokenizer would build from this vocabulary and these settings."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    unknown, cls, sep = (_content(settings[name]) for name in ("unk_token", "cls_token", "sep_token"))
+    unknown, cls, sep = (_token_text(settings[name]) for name in ("unk_token", "cls_token", "sep_token"))
     model = models.WordPiece(vocab=dict(numbers), unk_token=unknown, max_input_chars_per_word=_LONGEST_WORD_CHARACTERS)
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(
@@ -313,13 +315,13 @@ def _bert_library(numbers: Mapping[str, int], settings: Mapping[str, Any]) -> To
     return tokenizer
 
 
-def _read_esm(vocabulary: Path, settings: Mapping[str, Any]) -> Tokenizer:
+def _read_esm_vocabulary(vocabulary: Path, settings: Mapping[str, Any]) -> Tokenizer:
     """Build an ESM tokenizer from a vocab.txt."""
     lines = read_file(vocabulary).decode("utf-8", "replace").splitlines()
-    return build_esm({line.strip(): number for number, line in enumerate(lines)}, settings, vocabulary)
+    return build_esm_tokenizer({line.strip(): number for number, line in enumerate(lines)}, settings, vocabulary)
 
 
-def build_esm(numbers: Mapping[str, int], settings: Mapping[str, Any], file: Path) -> Tokenizer:
+def build_esm_tokenizer(numbers: Mapping[str, int], settings: Mapping[str, Any], file: Path) -> Tokenizer:
     """Build the EsmTokenizer of a vocabulary, which exists in `transformers` only as Python code.
 
     Every occurrence of a vocabulary token in a text becomes that token, even within a word. The longest token is matched
@@ -339,8 +341,8 @@ def build_esm(numbers: Mapping[str, int], settings: Mapping[str, Any], file: Pat
     missing = [token for token in special if token not in numbers]
     if missing:
         raise InputError(f"{file}: has no token {missing[0]}; give the vocab.txt of an ESM model")
-    named = {name: _content(settings.get(name, token)) for name, token in _ESM_TOKENS.items()}
-    if named != _ESM_TOKENS or set(_special_tokens(settings)) - set(special):
+    named = {name: _token_text(settings.get(name, token)) for name, token in _ESM_TOKENS.items()}
+    if named != _ESM_TOKENS or set(_special_tokens_in_settings(settings)) - set(special):
         known = ", ".join(special)
         raise InputError(f"{file}: {SETTINGS_NAME} names other special tokens; an ESM model can have only {known} here")
     tokenizer = Tokenizer(models.WordLevel(dict(numbers), unk_token="<unk>"))

@@ -22,7 +22,7 @@ from gaudi_bert.common.arrays import NOT_PREDICTED, Float32Array, Int32Array, In
 from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings, TooLong
-from gaudi_bert.rows.reading import sized_batches
+from gaudi_bert.rows.reading import batch_by_size
 from gaudi_bert.rows.tokenizer import RowTokenizer, TruncationSide
 from gaudi_bert.rows.types import (
     LABELLED_TEXTS,
@@ -35,11 +35,16 @@ from gaudi_bert.rows.types import (
     Sequences,
     TaggedRow,
     TextRow,
-    join_sequences,
-    source_name,
+    concatenate_sequences,
+    format_source_name,
 )
 
-_WITH_WINDOWS = ("token-classification", "question-answering", "masked-language-modelling", "causal-language-modelling")
+_TASKS_WITH_WINDOWS = (
+    "token-classification",
+    "question-answering",
+    "masked-language-modelling",
+    "causal-language-modelling",
+)
 _USUAL_STRIDE = 128
 """The number of tokens that neighbouring windows share, as in BERT's script for SQuAD (Devlin et al., 2019), whose windows
 have 384 tokens.
@@ -50,26 +55,26 @@ _CHARACTERS_OF_TOKEN = 16
 """The number of characters of a text that are read at first, per token of a sequence."""
 _BATCH_CHARACTERS = 1 << 20
 _WORDS_OF_PART, _WORDS_OF_BATCH = 1 << 10, 1 << 14
-_MOST_NAMED = 5
+_MAX_NAMED_ROWS = 5
 _TO_LAST_SPACE, _TO_LAST_MARK = re.compile(r".*\s", re.DOTALL), re.compile(r".*\W", re.DOTALL)
 _FROM_SPACE, _FROM_MARK = re.compile(r"\s"), re.compile(r"\W")
 
 
-def policy_of(task: TaskName | None, settings: TaskSettings) -> TooLong:
+def too_long_policy(task: TaskName | None, settings: TaskSettings) -> TooLong:
     """Return what happens to rows that are too long.
 
     The default is windows, which lose nothing, if the task supports them.
     """
-    return settings.too_long or ("window" if task in _WITH_WINDOWS else "truncate")
+    return settings.too_long or ("window" if task in _TASKS_WITH_WINDOWS else "truncate")
 
 
-def check_policy(task: TaskName | None, settings: TaskSettings) -> None:
+def check_too_long_policy(task: TaskName | None, settings: TaskSettings) -> None:
     """Check that the task supports the policy in `task.too_long`.
 
     Raises:
         InputError: The policy is "window", and the task does not support windows.
     """
-    if settings.too_long == "window" and task not in _WITH_WINDOWS:
+    if settings.too_long == "window" and task not in _TASKS_WITH_WINDOWS:
         raise InputError(f"task.too_long = window: {task or 'a text'} cannot be taken in windows; use truncate, or error")
 
 
@@ -104,22 +109,22 @@ def tokenize_rows(
     Raises:
         InputError: A row is too long and must not be truncated, has an unknown label, or has no token.
     """
-    check_policy(task, settings)
+    check_too_long_policy(task, settings)
     numbers = {name: number for number, name in enumerate(labels)}
     side = truncation_side or tokenizer.truncation_side
-    job = _Job(tokenizer, task, settings, max_sequence_length, source_name(file), length_key, side)
+    job = _RowEncoder(tokenizer, task, settings, max_sequence_length, format_source_name(file), length_key, side)
     if isinstance(rows[0], TextRow) and job.policy != "window":
         sequences = job.texts([row for row in rows if isinstance(row, TextRow)])
-        target = _row_targets(rows, task, numbers, job.source) if task in LABELLED_TEXTS else None
+        target = _make_text_targets(rows, task, numbers, job.source) if task in LABELLED_TEXTS else None
         tokenized = Sequences(*sequences, target=target, cut_rows=job.cut_rows)
     else:
         pieces = list(chain.from_iterable(job.pieces(rows, numbers)))
-        tokenized = replace(join_sequences(pieces, [0] * len(pieces)), cut_rows=job.cut_rows)
-    _check_has_tokens(tokenized, rows, job.source)
+        tokenized = replace(concatenate_sequences(pieces, [0] * len(pieces)), cut_rows=job.cut_rows)
+    _check_no_empty_sequence(tokenized, rows, job.source)
     return tokenized
 
 
-def _check_has_tokens(sequences: Sequences, rows: Sequence[Row], source: str) -> None:
+def _check_no_empty_sequence(sequences: Sequences, rows: Sequence[Row], source: str) -> None:
     """Check that every sequence has a token, because a model has no output for an empty sequence.
 
     A sequence may be empty if a text is empty and the tokenizer adds no special tokens.
@@ -129,15 +134,15 @@ def _check_has_tokens(sequences: Sequences, rows: Sequence[Row], source: str) ->
     """
     empty = sequences.row[sequences.lengths == 0]
     if len(empty):
-        named = ", ".join(str(rows[row].position) for row in empty[:_MOST_NAMED])
-        more = f" and {format_count(len(empty) - _MOST_NAMED, 'more row')}" if len(empty) > _MOST_NAMED else ""
+        named = ", ".join(str(rows[row].position) for row in empty[:_MAX_NAMED_ROWS])
+        more = f" and {format_count(len(empty) - _MAX_NAMED_ROWS, 'more row')}" if len(empty) > _MAX_NAMED_ROWS else ""
         raise InputError(
             f"{source}: {named}{more}: the text has no token, and the tokenizer adds none, so there is nothing to compute; "
             "write a text there, or leave the row out"
         )
 
 
-def tokenize_readable(
+def tokenize_readable_rows(
     window: Sequence[Row | BadRow], on_bad_row: OnBadRow, tokenize: Callable[[list[Row]], Sequences | None]
 ) -> tuple[list[Row], Sequences | None, dict[int, str]]:
     """Tokenize the rows of a window, and leave out the rows that cannot be read or tokenized.
@@ -171,7 +176,7 @@ def tokenize_readable(
     return list(good.values()), tokenize(list(good.values())), problems
 
 
-class _Job:
+class _RowEncoder:
     """The state of one call of `tokenize_rows`.
 
     Attributes:
@@ -189,18 +194,18 @@ class _Job:
         side: TruncationSide,
     ) -> None:
         self.tokenizer, self.task, self.settings, self.most, self.source = tokenizer, task, settings, most, source
-        self.length_key, self.policy, self.side = length_key, policy_of(task, settings), side
+        self.length_key, self.policy, self.side = length_key, too_long_policy(task, settings), side
         self.cut_rows = 0
 
     @cached_property
-    def _frame(self) -> tuple[list[int], list[int]]:
+    def _special_tokens_around_text(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text."""
-        return self.tokenizer.frame()
+        return self.tokenizer.special_tokens_around_text()
 
     @cached_property
-    def _pair_frame(self) -> tuple[list[int], list[int], list[int], int, int]:
+    def _special_tokens_around_pair(self) -> tuple[list[int], list[int], list[int], int, int]:
         """The special tokens before, between and after the texts of a pair, and the two segment ids."""
-        return self.tokenizer.pair_frame()
+        return self.tokenizer.special_tokens_around_pair()
 
     def texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:
         """Tokenize texts and pairs with the tokenizer's own template, and return the first four arrays of `Sequences`.
@@ -217,15 +222,15 @@ class _Job:
         try:
             # An encoding takes about 100 times as much memory as its text, so limit the characters in a batch. Only the part
             # of each text that is read at first counts.
-            batches = sized_batches(
+            batches = batch_by_size(
                 rows,
                 lambda row: min(len(row.text), _CHARACTERS_OF_TOKEN * self.most) + len(row.text_pair or ""),
                 _BATCH_CHARACTERS,
             )
-            encoded = list(chain.from_iterable(map(self._encoded_texts, batches)))
+            encoded = list(chain.from_iterable(map(self._encode_texts, batches)))
         finally:
             tokenizer.no_truncation()
-        if self.cut_rows and not self.tokenizer.can_cut_pairs:
+        if self.cut_rows and not self.tokenizer.can_truncate_pairs:
             for row, (input_ids, _, _) in zip(rows, encoded, strict=True):
                 if row.text_pair is not None and len(input_ids) >= self.most:
                     problem = f"has {self.most:,} tokens or more, and pairs of an ESM model are not cut"
@@ -234,12 +239,12 @@ class _Job:
         if lengths.max() > self.most:
             index = int(np.argmax(lengths > self.most))
             more_than = "more than " if encoded[index][2] else ""
-            raise self._too_long(rows[index].position, int(lengths[index]), more_than)
+            raise self._too_long_error(rows[index].position, int(lengths[index]), more_than)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         flat, segments = (np.concatenate([text[which] for text in encoded]) for which in (0, 1))
         return np.arange(len(rows), dtype=np.int64), offsets, flat, segments
 
-    def _encoded_texts(self, rows: Sequence[TextRow]) -> list[tuple[Int32Array, NDArray[np.int8], bool]]:
+    def _encode_texts(self, rows: Sequence[TextRow]) -> list[tuple[Int32Array, NDArray[np.int8], bool]]:
         """Return the token ids and segment ids of each row, and whether only a part of its text was read.
 
         If a text is far too long, only the side that remains is read. The part ends between two words. If it gives at least
@@ -252,7 +257,9 @@ class _Job:
             is_partial = {index: rows[index].text_pair is None and len(rows[index].text) > size for index in waiting}
             inputs: list[str | tuple[str, str]] = []
             for index in waiting:
-                inputs.append(_side_of_text(rows[index].text, size, self.side) if is_partial[index] else rows[index].input)
+                inputs.append(
+                    _kept_side_of_text(rows[index].text, size, self.side) if is_partial[index] else rows[index].input
+                )
             for index, encoding in zip(waiting, self.tokenizer.tokenizer.encode_batch_fast(inputs), strict=True):
                 input_ids = np.array(encoding.ids, np.int32)
                 rest = encoding.overflowing if len(input_ids) == self.most else []
@@ -272,30 +279,34 @@ class _Job:
         """
         if isinstance(rows[0], QuestionRow):
             questions = [row for row in rows if isinstance(row, QuestionRow)]
-            contexts = self._encoded(dict.fromkeys(row.context for row in questions))
-            question_encodings = self._encoded(dict.fromkeys(row.question for row in questions))
+            contexts = self._encode_without_special_tokens(dict.fromkeys(row.context for row in questions))
+            question_encodings = self._encode_without_special_tokens(dict.fromkeys(row.question for row in questions))
             for index, question in enumerate(questions):
-                yield self._question(index, question, question_encodings[question.question], contexts[question.context])
+                yield self._tokenize_question(
+                    index, question, question_encodings[question.question], contexts[question.context]
+                )
         elif isinstance(rows[0], TaggedRow):
             tagged = [row for row in rows if isinstance(row, TaggedRow)]
-            ids, word_of, spans = self._encoded_words(chain.from_iterable(row.tokens for row in tagged))
+            ids, word_of, spans = self._encode_words(chain.from_iterable(row.tokens for row in tagged))
             first_words = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(row.tokens) for row in tagged])])
             offsets = np.searchsorted(word_of, first_words)
             for index, sentence in enumerate(tagged):
                 own = slice(offsets[index], offsets[index + 1])
                 of_row = word_of[own] - np.int32(first_words[index])
-                yield self._words(index, sentence, ids[own], of_row, spans[own], numbers)
+                yield self._tokenize_words(index, sentence, ids[own], of_row, spans[own], numbers)
         else:
             for index, row in enumerate(rows):
-                yield self._language(index, row)
+                yield self._tokenize_for_language_modelling(index, row)
 
-    def _encoded(self, texts: Iterable[str]) -> dict[str, Any]:
+    def _encode_without_special_tokens(self, texts: Iterable[str]) -> dict[str, Any]:
         """Return the encoding of each text, without special tokens such as [CLS] and [SEP]."""
         listed = list(texts)
         encoded = self.tokenizer.tokenizer.encode_batch(listed, add_special_tokens=False)
         return dict(zip(listed, encoded, strict=True))
 
-    def _bounds(self, position: RowPosition, tokens: int, room: int, stride: int | None, always: bool = False) -> IntArray:
+    def _bound_windows(
+        self, position: RowPosition, tokens: int, room: int, stride: int | None, always: bool = False
+    ) -> IntArray:
         """Return where each window of a row begins and ends, int64 [windows, 2]. A row that is truncated has one window.
 
         Args:
@@ -307,27 +318,27 @@ class _Job:
         """
         if tokens > room:
             if self.policy == "error" and not always:
-                raise self._too_long(position, tokens + self.most - room)
+                raise self._too_long_error(position, tokens + self.most - room)
             self.cut_rows += 1
             if self.policy == "truncate":
                 first = tokens - max(room, 0) if self.side == "left" else 0
                 return np.array([[first, first + max(room, 0)]], np.int64)
-        return _window_bounds(tokens, room, stride, f"{self.source}: {position}", self.length_key)
+        return _split_into_windows(tokens, room, stride, f"{self.source}: {position}", self.length_key)
 
-    def _too_long(self, position: RowPosition, tokens: int, more_than: str = "") -> InputError:
+    def _too_long_error(self, position: RowPosition, tokens: int, more_than: str = "") -> InputError:
         """Return the error for a row that is too long."""
-        also = ", or window" if self.task in _WITH_WINDOWS else ""
+        also = ", or window" if self.task in _TASKS_WITH_WINDOWS else ""
         return InputError(
             f"{self.source}: {position}: has {more_than}{tokens:,} tokens, a sequence has at most {self.most:,}; shorten "
             f"it, raise {self.length_key}, or say what becomes of it: --too-long truncate{also}"
         )
 
-    def _framed(self, ids: Int32Array) -> Int32Array:
+    def _add_special_tokens(self, ids: Int32Array) -> Int32Array:
         """Return token ids with the special tokens before and after them."""
-        before, after = self._frame
+        before, after = self._special_tokens_around_text
         return np.concatenate([before, ids, after]).astype(np.int32)
 
-    def _encoded_words(self, words: Iterable[str]) -> tuple[Int32Array, Int32Array, Int32Array]:
+    def _encode_words(self, words: Iterable[str]) -> tuple[Int32Array, Int32Array, Int32Array]:
         """Tokenize words and return their T tokens.
 
         The library's encoding takes several hundred bytes per token, so only a few thousand words are encoded at a time.
@@ -337,10 +348,10 @@ class _Job:
             Token ids [T], the index of the word of each token [T], and the first character and the end of each token in its
             word [T, 2]. All are int32.
         """
-        tokenizer, remaining, words_before = self.tokenizer.for_words(), iter(words), 0
+        tokenizer, remaining, words_before = self.tokenizer.tokenizer_for_words(), iter(words), 0
         ids, word_of, spans = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int32)]
         parts = iter(lambda: list(islice(remaining, _WORDS_OF_PART)), [])
-        for batch in sized_batches(parts, len, _WORDS_OF_BATCH):
+        for batch in batch_by_size(parts, len, _WORDS_OF_BATCH):
             encodings = tokenizer.encode_batch(batch, is_pretokenized=True, add_special_tokens=False)
             for part, encoding in zip(batch, encodings, strict=True):
                 ids.append(np.array(encoding.ids, np.int32))
@@ -349,7 +360,7 @@ class _Job:
                 words_before += len(part)
         return np.concatenate(ids), np.concatenate(word_of), np.concatenate(spans)
 
-    def _words(
+    def _tokenize_words(
         self,
         index: int,
         row: TaggedRow,
@@ -358,7 +369,7 @@ class _Job:
         spans_in_words: Int32Array,
         numbers: Mapping[str, int],
     ) -> Iterator[Sequences]:
-        """Yield the windows of a row of words, given what `_encoded_words` returned for it.
+        """Yield the windows of a row of words, given what `_encode_words` returned for it.
 
         Args:
             index: The index of the row.
@@ -370,13 +381,13 @@ class _Job:
         """
         first = np.flatnonzero(np.diff(word_of, prepend=NO_WORD))
         characters = spans_in_words + row.word_starts()[word_of].astype(np.int32)[:, np.newaxis]
-        before, after = self._frame
-        bounds = self._bounds(row.position, len(ids), self.most - len(before) - len(after), self.settings.stride)
+        before, after = self._special_tokens_around_text
+        bounds = self._bound_windows(row.position, len(ids), self.most - len(before) - len(after), self.settings.stride)
         # The best windows are in ascending order, so the words that belong to a window are consecutive.
-        word_bounds = np.searchsorted(_best_windows(first, bounds), np.arange(len(bounds) + 1))
+        word_bounds = np.searchsorted(_choose_window_of_each_token(first, bounds), np.arange(len(bounds) + 1))
         tags = np.full(len(row.tokens), NOT_PREDICTED, np.int32)
         if row.tags is not None:
-            tags[:] = [_label_number(numbers, tag, row.position, self.source) for tag in row.tags]
+            tags[:] = [_find_label_number(numbers, tag, row.position, self.source) for tag in row.tags]
         for window, (start, end) in enumerate(bounds.tolist()):
             words = np.full(len(before) + end - start + len(after), NO_WORD, np.int32)
             own = first[word_bounds[window] : word_bounds[window + 1]]
@@ -386,30 +397,30 @@ class _Job:
             target[own - start + len(before)] = tags[word_of[own]]
             spans = np.full((len(words), 2), NO_WORD, np.int32)
             spans[len(before) : len(words) - len(after)] = characters[start:end]
-            framed, known = self._framed(ids[start:end]), None if row.tags is None else target
-            yield _piece(index, framed, characters=spans, words=words, target=known)
+            framed, known = self._add_special_tokens(ids[start:end]), None if row.tags is None else target
+            yield _make_sequence(index, framed, characters=spans, words=words, target=known)
 
-    def _question(self, index: int, row: QuestionRow, question: Any, context: Any) -> Iterator[Sequences]:
+    def _tokenize_question(self, index: int, row: QuestionRow, question: Any, context: Any) -> Iterator[Sequences]:
         """Yield the windows of a question: the whole question, followed by a part of its context."""
-        before, between, after, *segments = self._pair_frame
+        before, between, after, *segments = self._special_tokens_around_pair
         framed = np.array([*before, *question.ids, *between], np.int32)
         room = self.most - len(framed) - len(after)
         if room < 1:
             problem = f"the question has {len(question.ids):,} tokens, and {self.most:,} leave no room for its context"
             raise InputError(f"{self.source}: {row.position}: {problem}; shorten it, or raise {self.length_key}")
         ids, characters = np.array(context.ids, np.int32), np.array(context.offsets, np.int64).reshape(-1, 2)
-        for start, end in self._bounds(row.position, len(ids), room, self.settings.stride, always=True).tolist():
+        for start, end in self._bound_windows(row.position, len(ids), room, self.settings.stride, always=True).tolist():
             input_ids = np.concatenate([framed, ids[start:end], after]).astype(np.int32)
             segment_ids = np.repeat(np.array(segments, np.int8), [len(framed), len(input_ids) - len(framed)])
             spans = np.full((len(input_ids), 2), NO_WORD, np.int32)
             spans[len(framed) : len(framed) + end - start] = characters[start:end]
             target: Int32Array | None = None
             if row.answers is not None:
-                tokens = _answer_tokens(row, characters[start:end]) + (len(framed) if end > start else 0)
+                tokens = _find_answer_tokens(row, characters[start:end]) + (len(framed) if end > start else 0)
                 target = np.where(tokens < len(framed), 0, tokens)[np.newaxis]
-            yield _piece(index, input_ids, segment_ids=segment_ids, characters=spans, target=target)
+            yield _make_sequence(index, input_ids, segment_ids=segment_ids, characters=spans, target=target)
 
-    def _language(self, index: int, row: Row) -> Iterator[Sequences]:
+    def _tokenize_for_language_modelling(self, index: int, row: Row) -> Iterator[Sequences]:
         """Yield the windows of a text or of token ids for language modelling. Windows do not overlap."""
         if isinstance(row, IdsRow):
             ids, room = np.array(row.input_ids, np.int32), self.most
@@ -418,13 +429,15 @@ class _Job:
                 raise InputError(f"{self.source}: {row.position}: {problem}; use the model's own tokenizer")
         else:
             text = row.text if isinstance(row, TextRow) else ""
-            added = sum(map(len, self._frame))
-            ids, room = np.array(self._encoded([text])[text].ids, np.int32), self.most - added
-        for start, end in self._bounds(row.position, len(ids), room, 0).tolist():
-            yield _piece(index, ids[start:end] if isinstance(row, IdsRow) else self._framed(ids[start:end]))
+            added = sum(map(len, self._special_tokens_around_text))
+            ids, room = np.array(self._encode_without_special_tokens([text])[text].ids, np.int32), self.most - added
+        for start, end in self._bound_windows(row.position, len(ids), room, 0).tolist():
+            yield _make_sequence(
+                index, ids[start:end] if isinstance(row, IdsRow) else self._add_special_tokens(ids[start:end])
+            )
 
 
-def _side_of_text(text: str, characters: int, side: TruncationSide) -> str:
+def _kept_side_of_text(text: str, characters: int, side: TruncationSide) -> str:
     """Return the left or right part of a text that `side` keeps, at most `characters` long.
 
     The part ends at a space, or otherwise at a character that is not part of a word. If the text contains neither, return
@@ -437,7 +450,7 @@ def _side_of_text(text: str, characters: int, side: TruncationSide) -> str:
     return match[0] if match else ""
 
 
-def _answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
+def _find_answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
     """Return the first and the last token of the first answer in a window of the context, int32 [2].
 
     If a part of the answer is outside the window, both numbers are far below 0.
@@ -454,7 +467,9 @@ def _answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
     return np.array([first, last], np.int32)
 
 
-def _piece(index: int, input_ids: Int32Array, segment_ids: NDArray[np.int8] | None = None, **others: Any) -> Sequences:
+def _make_sequence(
+    index: int, input_ids: Int32Array, segment_ids: NDArray[np.int8] | None = None, **others: Any
+) -> Sequences:
     """Return one sequence of the row with this index. The segment ids default to 0."""
     segments = np.zeros(len(input_ids), np.int8) if segment_ids is None else segment_ids
     return Sequences(np.array([index]), np.array([0, len(input_ids)]), input_ids, segments, **others)
@@ -463,7 +478,7 @@ def _piece(index: int, input_ids: Int32Array, segment_ids: NDArray[np.int8] | No
 # --- targets
 
 
-def _row_targets(
+def _make_text_targets(
     rows: Sequence[Row], task: TaskName, numbers: Mapping[str, int], source: str
 ) -> Int32Array | Float32Array | None:
     """Return the targets of texts, or None if a row has no label.
@@ -481,14 +496,15 @@ def _row_targets(
         targets = np.zeros((len(rows), len(numbers)), np.float32)
         for index, (row, names) in enumerate(zip(rows, labels, strict=True)):
             for name in names if isinstance(names, tuple) else ():
-                targets[index, _label_number(numbers, name, row.position, source)] = 1
+                targets[index, _find_label_number(numbers, name, row.position, source)] = 1
         return targets
     return np.array(
-        [_label_number(numbers, str(label), row.position, source) for row, label in zip(rows, labels, strict=True)], np.int32
+        [_find_label_number(numbers, str(label), row.position, source) for row, label in zip(rows, labels, strict=True)],
+        np.int32,
     )
 
 
-def _label_number(numbers: Mapping[str, int], name: str, position: RowPosition, source: str) -> int:
+def _find_label_number(numbers: Mapping[str, int], name: str, position: RowPosition, source: str) -> int:
     """Return the number of a label, or raise an InputError if the label is unknown."""
     if name not in numbers:
         known = ", ".join(list(numbers)[:8]) + (", ..." if len(numbers) > 8 else "")
@@ -499,7 +515,7 @@ def _label_number(numbers: Mapping[str, int], name: str, position: RowPosition, 
 # --- windows of long texts
 
 
-def _window_bounds(
+def _split_into_windows(
     tokens: int, room: int, stride: int | None, row: str, length_key: str = "--max-sequence-length"
 ) -> IntArray:
     """Return where each window begins and ends, int64 [windows, 2]. If all tokens fit, there is one window.
@@ -527,14 +543,14 @@ def _window_bounds(
     return np.stack([starts, np.minimum(starts + room, tokens)], axis=1)
 
 
-def _best_windows(tokens: IntArray, bounds: IntArray) -> IntArray:
+def _choose_window_of_each_token(tokens: IntArray, bounds: IntArray) -> IntArray:
     """Return the window that shows most context on both sides of each token, int64 [P].
 
     The context of a token in a window is measured on the shorter side. If several windows are equal, it is the first.
 
     Args:
         tokens: int64 [P], positions of tokens in the text, ascending. The result is ascending too.
-        bounds: int64 [windows, 2], the windows of the text, as `_window_bounds` returns them.
+        bounds: int64 [windows, 2], the windows of the text, as `_split_into_windows` returns them.
     """
     starts, ends = bounds[:, 0], bounds[:, 1]
 

@@ -192,7 +192,7 @@ class Sequences:
         return np.diff(self.offsets)
 
 
-def separate_sequences(
+def sequences_from_ids(
     input_ids: SequenceOf[Int32Array], segment_ids: SequenceOf[NDArray[np.int8]], cut_rows: int = 0
 ) -> Sequences:
     """Return sequences that each belong to a row of their own.
@@ -211,7 +211,7 @@ def separate_sequences(
     )
 
 
-def join_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceOf[int]) -> Sequences:
+def concatenate_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceOf[int]) -> Sequences:
     """Return the sequences of consecutive windows of rows as one object.
 
     Args:
@@ -237,6 +237,6 @@ def join_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceOf[int])
     )
 
 
-def source_name(path: object) -> str:
+def format_source_name(path: object) -> str:
     """Return the name of a source of rows for messages."""
     return "standard input" if str(path) == STANDARD_INPUT else str(path)

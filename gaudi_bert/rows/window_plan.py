@@ -33,9 +33,9 @@ LEAST_GAIN = 1.02
 Below it, every sequence gets its own row, in one of a few lengths.
 """
 
-GRID = 32
+LENGTH_STEP_UNPACKED = 32
 _ALGORITHM = "lpfhp"  # best fit
-MOST_LENGTHS = 4
+MAX_ROW_LENGTHS = 4
 _USUAL_LENGTHS = (64, 128, 256, 512)
 _LENGTH_STEP = 16
 # A row holds at most one sequence per this many tokens, because a short sequence consists of [CLS], two word pieces and
@@ -44,7 +44,7 @@ _TOKENS_PER_SEQUENCE = 4
 
 
 @dataclass(frozen=True)
-class Part:
+class RowLengthPacks:
     """The packs of a window that have the same row length.
 
     Attributes:
@@ -70,7 +70,7 @@ class WindowPlan:
             nothing is packed.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[RowLengthPacks, ...]
     tokens: int
     slots: int
     gain: float
@@ -134,8 +134,8 @@ def plan_window(
     *,
     hidden_size: int,
     packed: bool = True,
-    one_length: int | None = None,
-    longest_row: int | None = None,
+    fixed_row_length: int | None = None,
+    max_row_length: int | None = None,
 ) -> WindowPlan:
     """Choose the row lengths for a window and pack its sequences.
 
@@ -144,17 +144,19 @@ def plan_window(
         hidden_size: The hidden size of the model, from which the cost of a row is estimated.
         packed: Whether sequences may share a row. Otherwise each sequence gets its own row, and all rows have the same
             length.
-        one_length: The only row length, for accelerators that compile each shape. None to choose the lengths.
-        longest_row: The largest possible row length, for models with a limited number of positions. None for no limit.
+        fixed_row_length: The only row length, for accelerators that compile each shape. None to choose the lengths.
+        max_row_length: The largest possible row length, for models with a limited number of positions. None for no limit.
     """
     tokens, longest = int(lengths.sum()), int(lengths.max(initial=1))
-    rounded = one_length or min(_rounded(longest), longest_row or _rounded(longest))
+    rounded = fixed_row_length or min(_round_up(longest), max_row_length or _round_up(longest))
     unpacked_cost = len(lengths) * row_cost(rounded, hidden_size)
     alone, alone_cost = [rounded], unpacked_cost
-    if packed and one_length is None:
-        alone, alone_cost = _best_row_lengths(_counts(lengths, rounded), rounded, lambda row: row_cost(row, hidden_size))
-    choices = _choices(longest, rounded, one_length, longest_row) if packed else ()
-    solved = [_solve(lengths, choice) for choice in choices]
+    if packed and fixed_row_length is None:
+        alone, alone_cost = _choose_row_lengths(
+            _count_lengths(lengths, rounded), rounded, lambda row: row_cost(row, hidden_size)
+        )
+    choices = _candidate_lengths(longest, rounded, fixed_row_length, max_row_length) if packed else ()
+    solved = [_pack_into_rows(lengths, choice) for choice in choices]
 
     def cost(mixtures: list[tuple[int, StrategyCounts]]) -> float:
         """Return the estimated cost of packs with one or two row lengths."""
@@ -162,27 +164,27 @@ def plan_window(
 
     best = min(solved, key=cost, default=None)
     if best is not None and alone_cost >= LEAST_GAIN * cost(best):
-        parts, gain = tuple(_assigned(lengths, best)), unpacked_cost / cost(best)
+        parts, gain = tuple(_assign_sequences(lengths, best)), unpacked_cost / cost(best)
     else:
-        parts, gain = tuple(_alone(lengths, alone)), 1.0
+        parts, gain = tuple(_plan_one_per_row(lengths, alone)), 1.0
     return WindowPlan(parts, tokens, sum(len(part.packs) * part.length for part in parts), gain)
 
 
-def _alone(lengths: IntArray, rows: list[int]) -> Iterator[Part]:
+def _plan_one_per_row(lengths: IntArray, rows: list[int]) -> Iterator[RowLengthPacks]:
     """Yield parts in which every sequence has its own row, the shortest of `rows` that holds the sequence."""
     which = np.searchsorted(rows, lengths)
     for number, length in enumerate(rows):
         members = np.flatnonzero(which == number)
-        yield Part(length, 1, SampledPacks(members, np.arange(len(members) + 1, dtype=np.int64)))
+        yield RowLengthPacks(length, 1, SampledPacks(members, np.arange(len(members) + 1, dtype=np.int64)))
 
 
-def _counts(lengths: IntArray, longest: int) -> IntArray:
+def _count_lengths(lengths: IntArray, longest: int) -> IntArray:
     """Return the number of sequences of each length from 1 to `longest`."""
     counts: IntArray = np.bincount(lengths, minlength=longest + 1)[1:]
     return counts
 
 
-def _rounded(longest: int) -> int:
+def _round_up(longest: int) -> int:
     """Round a length up to a multiple of _LENGTH_STEP."""
     return -(-longest // _LENGTH_STEP) * _LENGTH_STEP
 
@@ -192,25 +194,27 @@ def max_depth(length: int) -> int:
     return max(1, length // _TOKENS_PER_SEQUENCE)
 
 
-def _choices(longest: int, rounded: int, one_length: int | None, longest_row: int | None) -> Iterator[tuple[int, ...]]:
+def _candidate_lengths(
+    longest: int, rounded: int, fixed_row_length: int | None, max_row_length: int | None
+) -> Iterator[tuple[int, ...]]:
     """Yield combinations of row lengths to try: one length for all rows, or a long and a short length."""
-    if one_length is not None:
-        yield (one_length,)
+    if fixed_row_length is not None:
+        yield (fixed_row_length,)
         return
-    usual = [length for length in _USUAL_LENGTHS if longest <= length <= (longest_row or length)]
+    usual = [length for length in _USUAL_LENGTHS if longest <= length <= (max_row_length or length)]
     for long in dict.fromkeys([rounded, *usual]):
         yield (long,)
         yield from ((long, short) for short in _USUAL_LENGTHS if short < longest)
 
 
-def _solve(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[int, StrategyCounts]]:
+def _pack_into_rows(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[int, StrategyCounts]]:
     """Pack the sequences into rows of one or two lengths, and return each length with its packs.
 
     Long rows take all sequences that are too long for short rows. Then they are filled with other sequences by best fit. The
     short rows take the remaining sequences.
     """
     long, *short = choice
-    counts = _counts(lengths, long)
+    counts = _count_lengths(lengths, long)
     if not short:
         return [(long, run_algorithm(counts, _ALGORITHM, max_depth(long)).strategy_counts)]
     must = counts.copy()
@@ -223,7 +227,7 @@ def _solve(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[int, Strate
     return [(long, rows.close_all()), (short[0], run_algorithm(remaining, _ALGORITHM, max_depth(short[0])).strategy_counts)]
 
 
-def _assigned(lengths: IntArray, mixtures: list[tuple[int, StrategyCounts]]) -> Iterator[Part]:
+def _assign_sequences(lengths: IntArray, mixtures: list[tuple[int, StrategyCounts]]) -> Iterator[RowLengthPacks]:
     """Yield the parts of a solution, with sequences of the window assigned to its strategies by length."""
     free = np.arange(len(lengths), dtype=np.int64)
     for length, strategy_counts in mixtures:
@@ -235,13 +239,13 @@ def _assigned(lengths: IntArray, mixtures: list[tuple[int, StrategyCounts]]) -> 
         rank = np.arange(len(free)) - np.searchsorted(of_length, of_length)
         is_own = (of_length <= length) & (rank < slots_of_length[np.minimum(of_length, length) - 1])
         own, free = np.sort(free[order][is_own]), np.sort(free[order][~is_own])
-        yield Part(length, max_depth(length), sample_packs_of(own, lengths, strategy_counts, seed=0))
+        yield RowLengthPacks(length, max_depth(length), sample_packs_of(own, lengths, strategy_counts, seed=0))
 
 
 # --- rows of one sequence each
 
 
-def _best_row_lengths(counts: IntArray, longest: int, cost: Callable[[int], float]) -> tuple[list[int], float]:
+def _choose_row_lengths(counts: IntArray, longest: int, cost: Callable[[int], float]) -> tuple[list[int], float]:
     """Return the row lengths that hold all sequences, one per row, at the least cost, and that cost.
 
     Args:
@@ -250,16 +254,16 @@ def _best_row_lengths(counts: IntArray, longest: int, cost: Callable[[int], floa
         cost: Returns the cost of a row of the given length.
 
     Returns:
-        At most MOST_LENGTHS lengths, ascending, each of which is used by some sequence, and the total cost.
+        At most MAX_ROW_LENGTHS lengths, ascending, each of which is used by some sequence, and the total cost.
     """
-    grid = np.append(np.arange(GRID, longest, GRID), longest)
+    grid = np.append(np.arange(LENGTH_STEP_UNPACKED, longest, LENGTH_STEP_UNPACKED), longest)
     below_G = np.cumsum(np.pad(counts, (0, max(0, longest - len(counts)))))[grid - 1]
     costs_G = np.array([cost(int(length)) for length in grid])
     # best_G[j] is the least cost of all sequences that fit into grid[j], with grid[j] as the longest row length. Each
     # iteration allows one more length.
     best_G = below_G * costs_G
     before = []
-    for _ in range(MOST_LENGTHS - 1):
+    for _ in range(MAX_ROW_LENGTHS - 1):
         totals_GG = best_G[:, np.newaxis] + (below_G - below_G[:, np.newaxis]) * costs_G
         totals_GG[np.tril_indices(len(grid), -1)] = np.inf
         before.append(totals_GG.argmin(axis=0))

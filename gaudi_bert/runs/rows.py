@@ -32,7 +32,7 @@ from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, row_c
 from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import open_tokenizer
-from gaudi_bert.rows.tokenizing import policy_of
+from gaudi_bert.rows.tokenizing import too_long_policy
 from gaudi_bert.rows.types import QuestionRow
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, TaskObjective, check_settings_apply, task_named
 from gaudi_bert.tasks.task_data import (
@@ -216,7 +216,7 @@ class FineTuneJob(Job[FineTuning]):
         if skipped.rows:
             reporter.say(str(skipped))
         if sequences.cut_rows:
-            cut = policy_of(task.name, task.settings) == "truncate"
+            cut = too_long_policy(task.name, task.settings) == "truncate"
             what = f"cut to {length} tokens" if cut else "taken in windows"
             counted = f"{len(sequences):,} texts" if task.name == "embedding" else f"{len(rows):,} rows"
             reporter.say(f"{path}: {sequences.cut_rows:,} of {counted} are too long and were {what}")

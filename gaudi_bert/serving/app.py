@@ -29,8 +29,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gaudi_bert import __version__
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.rows.fields import words_of_text
-from gaudi_bert.rows.types import Row, RowPosition, Sequences, TaggedRow, TextRow, join_sequences
+from gaudi_bert.rows.fields import split_into_words
+from gaudi_bert.rows.types import Row, RowPosition, Sequences, TaggedRow, TextRow, concatenate_sequences
 from gaudi_bert.serving.bodies import read_request
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.schemas import (
@@ -284,9 +284,9 @@ async def _pooled(
                 ids = [each for _, each in some]
                 parts.append(model.of_ids(ids, cuts_left=model.cuts_left(cut.truncation_direction)))
             counts.append(len(some))
-        return join_sequences(parts, counts)
+        return concatenate_sequences(parts, counts)
 
-    lengths = [min(len(text), model.most_characters) for text in texts]
+    lengths = [min(len(text), model.max_characters) for text in texts]
     sequences = await service.tokenized(ticket, list(enumerate(texts)), tokenize, lengths, cut.truncate)
     return (await service.computed(ticket, model, sequences)).outputs, len(sequences.input_ids)
 
@@ -326,7 +326,7 @@ async def _outputs(
     Returns:
         float32 [N, C] for N texts, or [T, C] for T tokens if the model is a tagger, and the sequences of the texts.
     """
-    lengths = [min(_characters(row), model.most_characters) for row in rows]
+    lengths = [min(_characters(row), model.max_characters) for row in rows]
     tokenize = partial(model.tokenized, cuts_left=model.cuts_left(cut.truncation_direction))
     sequences = await service.tokenized(ticket, rows, tokenize, lengths, cut.truncate)
     return (await service.computed(ticket, model, sequences)).outputs, sequences
@@ -426,7 +426,7 @@ def _row(model: ServedModel, number: int, texts: Sequence[str]) -> Row:
     if not 1 <= len(texts) <= most:
         raise RefusedError(422, "validation", f"`inputs`: {len(texts)} texts belong together, 1 to {most} can")
     if model.kind == "tagger":
-        return words_of_text(RowPosition(number), texts[0])
+        return split_into_words(RowPosition(number), texts[0])
     return TextRow(RowPosition(number), *texts)
 
 

@@ -18,7 +18,7 @@ from gaudi_bert.common.arrays import Float32Array, IntArray
 from gaudi_bert.common.errors import FailedError, GaudiBertError
 from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.rows.packs import BatchShape, PackedSequences
-from gaudi_bert.rows.types import Sequences, separate_sequences
+from gaudi_bert.rows.types import Sequences, sequences_from_ids
 from gaudi_bert.rows.window_plan import max_depth
 from gaudi_bert.serving.ladder import Shape
 from gaudi_bert.serving.model import ServedModel
@@ -66,7 +66,7 @@ def make_full_batch(model: ServedModel, shape: Shape) -> tuple[Sequences, list[i
     per_row = shape.length // tokens
     count = per_row * shape.rows
     ids = np.resize(np.array(model.loaded.tokenizer.tokenizer.encode("a").ids, np.int32), tokens)
-    texts = separate_sequences([ids] * count, [np.zeros(tokens, np.int8)] * count)
+    texts = sequences_from_ids([ids] * count, [np.zeros(tokens, np.int8)] * count)
     return texts, [per_row] * shape.rows
 
 

@@ -20,7 +20,7 @@ from gaudi_bert.common.files import check_model_exists
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.cutting import TextCutter
 from gaudi_bert.rows.tokenizing import tokenize_rows
-from gaudi_bert.rows.types import Row, Sequences, TextRow, separate_sequences
+from gaudi_bert.rows.types import Row, Sequences, TextRow, sequences_from_ids
 from gaudi_bert.serving.settings import ServeSettings
 from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.kinds.retrieval import scores_of
@@ -64,9 +64,9 @@ class ServedModel:
         return self.loaded.max_sequence_length
 
     @property
-    def most_characters(self) -> int:
+    def max_characters(self) -> int:
         """The maximum number of characters of a text that are tokenized. Longer texts are cut first."""
-        return self.cutter.most_characters
+        return self.cutter.max_characters
 
     @cached_property
     def cutter(self) -> TextCutter:
@@ -144,7 +144,7 @@ class ServedModel:
             return row._replace(text=text, text_pair=pair)
         # If a text is cut at its beginning, its prompt is cut off too.
         before = "" if cuts_left else prompt
-        cut = self.cutter.cut(row.text, before, from_left=cuts_left)
+        cut = self.cutter.cut_text(row.text, before, from_left=cuts_left)
         return row._replace(text=(prompt if cut is row.text else before) + cut)
 
     def of_ids(self, texts: Sequence[Sequence[int]], *, cuts_left: bool = False) -> Sequences:
@@ -163,7 +163,7 @@ class ServedModel:
         largest = self.loaded.tokenizer.vocabulary_size - 1
         if any(not 0 <= min(ids) <= max(ids) <= largest for ids in texts):
             raise InputError(f"a token id is not one of 0 to {largest:,}")
-        before, after = self.loaded.tokenizer.frame()
+        before, after = self.loaded.tokenizer.special_tokens_around_text()
         room, cut, parts = self.longest - len(before) - len(after), 0, []
         for ids in texts:
             is_framed = len(ids) >= len(before) + len(after)
@@ -172,7 +172,7 @@ class ServedModel:
             cut += len(inner) > room
             shortened = inner[max(0, len(inner) - room) :] if cuts_left else inner[:room]
             parts.append(np.array([*before, *shortened, *after], np.int32))
-        return self._checked(separate_sequences(parts, [np.zeros(len(part), np.int8) for part in parts], cut))
+        return self._checked(sequences_from_ids(parts, [np.zeros(len(part), np.int8) for part in parts], cut))
 
     def _checked(self, sequences: Sequences) -> Sequences:
         """Return the sequences, after the model has checked that it can compute them together with other texts."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from gaudi_bert.common.arrays import Float32Array
-from gaudi_bert.rows.types import Sequences, separate_sequences
+from gaudi_bert.rows.types import Sequences, sequences_from_ids
 from gaudi_bert.serving.arrivals import ArrivalForecast
 from gaudi_bert.serving.ladder import Shape, choose_fill
 
@@ -247,4 +247,4 @@ def _turns(requests: Iterable[PendingRequest]) -> Iterator[tuple[PendingRequest,
 def join_batch(batch: Batch) -> Sequences:
     """Return the sequences of all texts of a batch, in the order of its rows."""
     parts = [(request.sequences, request.token_slice(number)) for request, number in batch.texts()]
-    return separate_sequences([of.input_ids[part] for of, part in parts], [of.segment_ids[part] for of, part in parts])
+    return sequences_from_ids([of.input_ids[part] for of, part in parts], [of.segment_ids[part] for of, part in parts])

@@ -21,7 +21,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.rows.types import Sequences, join_sequences
+from gaudi_bert.rows.types import Sequences, concatenate_sequences
 from gaudi_bert.serving.device import DeviceThread
 from gaudi_bert.serving.ladder import Shape
 from gaudi_bert.serving.metrics import Metrics
@@ -292,7 +292,7 @@ class Service:
                     )
                 parts.append(part)
         self.metrics.tokenization_seconds.observe(time.monotonic() - begun)
-        return join_sequences(parts, [portion.stop - portion.start for portion in portions])
+        return concatenate_sequences(parts, [portion.stop - portion.start for portion in portions])
 
     @contextmanager
     def _counted_characters(self, characters: int) -> Iterator[None]:

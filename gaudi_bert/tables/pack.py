@@ -40,7 +40,7 @@ from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.row_lengths import USUAL_HIDDEN_SIZE, choose_row_lengths, row_cost
 from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.packs.write import GroupInputs, PackingJob, write_packs
-from gaudi_bert.rows.tokenizer import copy_tokenizer, open_tokenizer
+from gaudi_bert.rows.tokenizer import open_tokenizer, save_tokenizer
 from gaudi_bert.rows.tokenizer_files import TOKENIZER_NAME
 from gaudi_bert.tables.groups import (
     GroupedTable,
@@ -205,7 +205,7 @@ class _TablePacking(PackingJob[GroupedTable]):
             )
         notes = inputs.files[0].parent / NOTES_NAME
         if (notes / TOKENIZER_NAME).is_file():
-            copy_tokenizer(open_tokenizer(notes), TableMetadata.path_in(self.folder).parent)
+            save_tokenizer(open_tokenizer(notes), TableMetadata.path_in(self.folder).parent)
         return table_metadata(inputs, self.settings, sums, self.signature.inputs, __version__)
 
 

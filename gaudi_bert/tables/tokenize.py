@@ -36,10 +36,10 @@ from gaudi_bert.common.files import atomic_file, check_file_name
 from gaudi_bert.common.progress import Task, format_count
 from gaudi_bert.config.sections import TokenizeSettings
 from gaudi_bert.corpus.documents import Source, find_sources, source_identity
-from gaudi_bert.rows.parts import RowPart, row_parts
-from gaudi_bert.rows.reading import SkippedRows, good_rows, rows_of_part, sized_batches
-from gaudi_bert.rows.tokenizer import RowTokenizer, copy_library, copy_tokenizer, read_tokenizer
-from gaudi_bert.rows.types import STANDARD_INPUT, TextRow, source_name
+from gaudi_bert.rows.parts import RowPart, split_source
+from gaudi_bert.rows.reading import SkippedRows, batch_by_size, raise_or_skip_bad_rows, read_part
+from gaudi_bert.rows.tokenizer import RowTokenizer, clone_tokenizer, read_tokenizer, save_tokenizer
+from gaudi_bert.rows.types import STANDARD_INPUT, TextRow, format_source_name
 from gaudi_bert.tables.sources import TOKENS_COLUMN
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _sources(texts: Sequence[str]) -> Iterator[list[Source]]:
     if len(texts) > 1:
         raise InputError(f"{STANDARD_INPUT}: standard input is read alone; leave the other texts out")
     with TemporaryDirectory() as scratch:
-        path = Path(scratch) / source_name(STANDARD_INPUT)
+        path = Path(scratch) / format_source_name(STANDARD_INPUT)
         with path.open("wb") as handle:
             copyfileobj(sys.stdin.buffer, handle)
         yield [Source(path.name, path, path.stat().st_size)]
@@ -122,15 +122,15 @@ def _tokenize(
     identities = [source_identity(source) for source in sources]
     inputs = {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
     signature = Signature("tokenize", settings.to_json_fields(), inputs)
-    parts = [part for source in sources for part in row_parts(source, settings.row_reading_settings, settings.part_bytes)]
+    parts = [part for source in sources for part in split_source(source, settings.row_reading_settings, settings.part_bytes)]
     if not parts:
         raise InputError(f"{', '.join(source.shown for source in sources)}: holds no text; check the path")
     for part in parts:  # reject a file that does not match the options before the first file is tokenized
         if not part.start:
             say = run.reporter.say if part is parts[0] else None
             next(
-                good_rows(
-                    rows_of_part(part, None, settings.row_reading_settings, say=say),
+                raise_or_skip_bad_rows(
+                    read_part(part, None, settings.row_reading_settings, say=say),
                     settings.row_reading_settings.on_bad_row,
                 ),
                 None,
@@ -186,7 +186,7 @@ def _finish(
         inputs=tuple(TextInput(**identity) for identity in identities),
         files=files,
     )
-    copy_tokenizer(tokenizer, output.final.parent)
+    save_tokenizer(tokenizer, output.final.parent)
     content.write(output.final)
     return StageOutput(content)
 
@@ -212,9 +212,9 @@ def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str], 
 
     characters = 0
     reading, skipped = encoder.settings.row_reading_settings, SkippedRows()
-    rows = good_rows(rows_of_part(part, None, reading), reading.on_bad_row, skipped)
+    rows = raise_or_skip_bad_rows(read_part(part, None, reading), reading.on_bad_row, skipped)
     texts = (row for row in rows if isinstance(row, TextRow))
-    for table, counted, size in _ahead(encode, sized_batches(texts, _characters, _BATCH_CHARACTERS, _BATCH_TEXTS)):
+    for table, counted, size in _ahead(encode, batch_by_size(texts, _characters, _BATCH_CHARACTERS, _BATCH_TEXTS)):
         counts.update(counted)
         # The progress within a compressed file is unknown, so its text is assumed to be as long as the file.
         characters, before = characters + size, characters
@@ -284,7 +284,7 @@ class _Encoder:
                 self._segments = types[: of_text[0]], types[of_text[0]], types[of_text[-1] + 1 :]
                 break
         # The same tokenizer without truncation, which counts the tokens of pairs.
-        self._uncut = copy_library(library) if with_pairs else library
+        self._uncut = clone_tokenizer(library) if with_pairs else library
         self._library = library
         # A text that is split must be split from its beginning, so that its pieces follow each other.
         side = tokenizer.truncation_side if settings.too_long == "truncate" else "right"
@@ -342,7 +342,7 @@ class _Encoder:
         if policy == "error" or (is_pair and policy == "split"):
             choices = "truncate or drop (a pair is not split)" if is_pair else "split, truncate or drop"
             raise InputError(
-                f"{part.location(text.position)}: gives {tokens:,} tokens, allowed are 1 to "
+                f"{part.format_location(text.position)}: gives {tokens:,} tokens, allowed are 1 to "
                 f"{self.settings.max_sequence_length:,}; raise that, or pass --too-long {choices}"
             )
         counts["too_long"] += 1

@@ -36,11 +36,11 @@ from gaudi_bert.common.files import (
 from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task, format_count
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.values import Engine, InferencePrecision
-from gaudi_bert.rows.parts import complete_file
-from gaudi_bert.rows.reading import good_rows, rows_of_part, windows
+from gaudi_bert.rows.parts import complete_file_part
+from gaudi_bert.rows.reading import raise_or_skip_bad_rows, read_part, split_into_windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
-from gaudi_bert.rows.tokenizing import policy_of, tokenize_readable, tokenize_rows
-from gaudi_bert.rows.types import STANDARD_INPUT, BadRow, Row, Sequences, TextRow, source_name
+from gaudi_bert.rows.tokenizing import tokenize_readable_rows, tokenize_rows, too_long_policy
+from gaudi_bert.rows.types import STANDARD_INPUT, BadRow, Row, Sequences, TextRow, format_source_name
 from gaudi_bert.rows.window_plan import WindowPlan
 
 STANDARD_OUTPUT = "-"
@@ -134,8 +134,8 @@ class RowSource:
 
         Depending on `task.on_bad_row`, a row that cannot be read is yielded as a `BadRow` or raises an InputError.
         """
-        rows = rows_of_part(complete_file(self.file, self.settings), self.task, self.settings, say=say)
-        return rows if self.settings.on_bad_row == "skip" else good_rows(rows)
+        rows = read_part(complete_file_part(self.file, self.settings), self.task, self.settings, say=say)
+        return rows if self.settings.on_bad_row == "skip" else raise_or_skip_bad_rows(rows)
 
     def check(self, window: Sequence[Row | BadRow]) -> None:
         """Check that the rows of a window can be tokenized.
@@ -146,7 +146,7 @@ class RowSource:
         Raises:
             InputError: A row cannot be tokenized, and such rows are not skipped.
         """
-        takes_any = policy_of(self.task, self.settings) == "truncate" and self.task != "question-answering"
+        takes_any = too_long_policy(self.task, self.settings) == "truncate" and self.task != "question-answering"
         takes_any = takes_any and self.tokenizer.tokenizer.num_special_tokens_to_add(is_pair=False) > 0
         if not takes_any and self.settings.on_bad_row == "stop":
             self._tokenize([row for row in window if not isinstance(row, BadRow)])
@@ -156,8 +156,8 @@ class RowSource:
 
         The sequences are None if there is no such row.
         """
-        rows, sequences, problems = tokenize_readable(window, self.settings.on_bad_row, self._tokenize)
-        source = f"{source_name(self.file)}: "
+        rows, sequences, problems = tokenize_readable_rows(window, self.settings.on_bad_row, self._tokenize)
+        source = f"{format_source_name(self.file)}: "
         return rows, sequences, {index: problem.removeprefix(source) for index, problem in problems.items()}
 
     def _tokenize(self, rows: list[Row]) -> Sequences | None:
@@ -310,10 +310,10 @@ class AnswerStream:
             return
         total = 0
         if not self._rows.from_pipe:
-            for window in windows(self._rows.read(self._reporter.say), WINDOW_ROWS):
+            for window in split_into_windows(self._rows.read(self._reporter.say), WINDOW_ROWS):
                 self._rows.check(window)
                 total += len(window)
-        remaining = windows(self._rows.read(self._reporter.say if self._rows.from_pipe else None), WINDOW_ROWS)
+        remaining = split_into_windows(self._rows.read(self._reporter.say if self._rows.from_pipe else None), WINDOW_ROWS)
         skipped, checksum = 0, 0
         while skipped < self.progress.rows and (answered := next(remaining, None)):
             checksum, skipped = _checksum(answered, checksum), skipped + len(answered)
@@ -323,7 +323,7 @@ class AnswerStream:
                     f"{self.name}: standard input brings other rows than those answered already; pass --overwrite"
                 )
             self.progress = _StreamProgress(signature=self.progress.signature)
-            remaining = windows(self._rows.read(), WINDOW_ROWS)
+            remaining = split_into_windows(self._rows.read(), WINDOW_ROWS)
         if self.progress.rows:
             self._reporter.say(f"{self.name}: resuming after row {self.progress.rows:,}")
         if self._task is not None:
@@ -404,7 +404,7 @@ class AnswerStream:
             return StreamResult(0, 0, 0, 0.0, False, skipped=True, max_sequence_length=length)
         done = self.progress
         if done.cut_rows:
-            is_cut = policy_of(self._rows.task, self._rows.settings) == "truncate"
+            is_cut = too_long_policy(self._rows.task, self._rows.settings) == "truncate"
             were = "cut to" if is_cut else "read in windows of"
             self._reporter.say(f"{done.cut_rows:,} of {done.rows:,} rows were too long and were {were} {length} tokens")
         if done.bad_rows:

@@ -36,7 +36,7 @@ from gaudi_bert.model.heads import Pooling, TaskHead, VectorHead
 from gaudi_bert.rows.packs import IncompleteBatch
 from gaudi_bert.rows.reading import check_first_row
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
-from gaudi_bert.rows.tokenizing import check_policy
+from gaudi_bert.rows.tokenizing import check_too_long_policy
 from gaudi_bert.rows.types import STANDARD_INPUT, Row, Sequences, TextRow
 from gaudi_bert.rows.window_plan import PackRunner, WindowPlan, plan_window
 from gaudi_bert.tasks.answers import (
@@ -102,7 +102,7 @@ def predict(
         # The defaults come from the training, so only settings that the user named have to apply to the task.
         settings = described.settings.copy_with_user_settings(changes)
         check_settings_apply(described.task, settings)
-        check_policy(described.task, settings)
+        check_too_long_policy(described.task, settings)
         if options.group_by is not None:
             conflicts = {"--on-bad-row skip": settings.on_bad_row == "skip", "--out -": out == STANDARD_OUTPUT}
             check_combination({"--group-by": options.group_by, **conflicts})
@@ -262,8 +262,8 @@ def _load(
         plan_window,
         hidden_size=start.sizes.hidden_size,
         packed=options.packed,
-        one_length=longest if one_shape else None,
-        longest_row=None if isinstance(start.config, BertConfig) else positions,
+        fixed_row_length=longest if one_shape else None,
+        max_row_length=None if isinstance(start.config, BertConfig) else positions,
     )
     incomplete: IncompleteBatch = "filled" if one_shape else "single" if engine.NAME == "tensorflow" else "smaller"
     runner = PackRunner(model.outputs, head.predicts_per_token, width, incomplete=incomplete)
@@ -431,7 +431,7 @@ def embed(
     ):
         check_finished(path)
         check_settings_apply(None, settings)
-        check_policy(None, settings)
+        check_too_long_policy(None, settings)
         check_first_row(rows_file, None, settings)
         own = read_sentence_folder(path, options.pooling) or SentenceFolder(options.pooling or "mean")
         prompt = own.prompt(options.prompt_name) if options.prompt is None else options.prompt

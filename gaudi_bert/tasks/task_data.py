@@ -31,12 +31,12 @@ from gaudi_bert.model.heads import TaskHead
 from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.reading.global_order import pack_numbers_of_rank
 from gaudi_bert.rows.answers import TagScheme
-from gaudi_bert.rows.fields import find_labels
+from gaudi_bert.rows.fields import collect_label_names
 from gaudi_bert.rows.packs import BatchShape, PackedSequences, sample_packs_of
-from gaudi_bert.rows.reading import SkippedRows, read_rows, windows
+from gaudi_bert.rows.reading import SkippedRows, read_rows, split_into_windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
-from gaudi_bert.rows.tokenizing import tokenize_readable, tokenize_rows
-from gaudi_bert.rows.types import LANGUAGE_MODELLING, TASKS_WITH_LABELS, Row, Sequences, join_sequences
+from gaudi_bert.rows.tokenizing import tokenize_readable_rows, tokenize_rows
+from gaudi_bert.rows.types import LANGUAGE_MODELLING, TASKS_WITH_LABELS, Row, Sequences, concatenate_sequences
 from gaudi_bert.tasks.kinds.retrieval import texts_of_rows
 from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, MaskKey, Task
 from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet
@@ -58,7 +58,7 @@ def labels_of(path: Path, task: TaskName, settings: TaskSettings) -> tuple[str, 
     Raises:
         InputError: There are fewer than two labels, or the tags mix chunk tags with other tags.
     """
-    names = find_labels(read_rows(path, task, settings, labelled=True), task, settings.labels)
+    names = collect_label_names(read_rows(path, task, settings, labelled=True), task, settings.labels)
     if task in TASKS_WITH_LABELS and len(names) < 2:
         problem = f"only the label {names[0]!r}" if names else "no label"
         raise InputError(f"{path}: has {problem}; a task needs at least two")
@@ -123,8 +123,8 @@ def tokenized_file(
         )
 
     parts, counts = [], []
-    for window in windows(read, _WINDOW_ROWS):
-        rows, sequences, problems = tokenize_readable(window, "stop" if is_embedding else settings.on_bad_row, tokenize)
+    for window in split_into_windows(read, _WINDOW_ROWS):
+        rows, sequences, problems = tokenize_readable_rows(window, "stop" if is_embedding else settings.on_bad_row, tokenize)
         for problem in problems.values():
             skipped.add(problem)
         if sequences is not None:
@@ -133,7 +133,7 @@ def tokenized_file(
             all_rows += () if is_embedding else rows
     if not parts:
         raise InputError(f"{path}: holds no rows; give a file with at least one")
-    return join_sequences(parts, counts), tuple(all_rows)
+    return concatenate_sequences(parts, counts), tuple(all_rows)
 
 
 def make_built_in_rows(

@@ -2,7 +2,7 @@
 
 A folder contains `config.json`, `model.safetensors` and the tokenizer. `config.json` includes the label names, and under the
 key `gaudi_bert` the settings that our own commands need in addition. `model.safetensors` contains exactly the tensors of the
-class `...For<Task>`. The tokenizer is written by `copy_tokenizer`.
+class `...For<Task>`. The tokenizer is written by `save_tokenizer`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from gaudi_bert.model.heads import (
     check_labels,
     parameter_specs_with_head,
 )
-from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer
+from gaudi_bert.rows.tokenizer import RowTokenizer, save_tokenizer
 from gaudi_bert.rows.types import LANGUAGE_MODELLING, TASKS_WITH_LABELS
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, Vocabulary, task_named
 from gaudi_bert.training.checkpoint import newest_settings
@@ -181,7 +181,7 @@ def start_of_words(
             raise InputError(f"--model {shorten(name)}: {hint}")
         given = EncoderConfig({"model_type": name})
     task = _task_of_words(encoders.word_task_of(given), settings, tokenizer)
-    complete = encoders.fresh_config(given.values, tokenizer.vocabulary_size, tokenizer.token_ids(), length)
+    complete = encoders.fresh_config(given.values, tokenizer.vocabulary_size, tokenizer.special_token_ids(), length)
     architecture = encoders.class_of(encoders.config_of(complete, task.head), task.head).__name__
     return task, _StartWeights(path, _FRESH, complete, encoders.sizes_of(complete, task.head), architecture, {}, (), "")
 
@@ -370,7 +370,7 @@ def write_task_folder(
     write_json(folder / "config.json", {**values, "gaudi_bert": own})
     # A language model can read every text that fits its positions. For other tasks, other programs must truncate at the same
     # length as the training.
-    copy_tokenizer(tokenizer, folder, start.sizes.positions if task.name in LANGUAGE_MODELLING else max_sequence_length)
+    save_tokenizer(tokenizer, folder, start.sizes.positions if task.name in LANGUAGE_MODELLING else max_sequence_length)
 
 
 def vocabulary_of(tokenizer: RowTokenizer) -> Vocabulary:

@@ -19,8 +19,8 @@ from pyarrow import parquet
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.corpus.documents import find_sources
-from gaudi_bert.rows.parts import row_parts
-from gaudi_bert.rows.reading import good_rows, rows_of_part
+from gaudi_bert.rows.parts import split_source
+from gaudi_bert.rows.reading import raise_or_skip_bad_rows, read_part
 
 
 def zstd(content: bytes) -> bytes:
@@ -39,8 +39,8 @@ LINES = ["one", "  two words ", "drei äöü", "四", "five\tfive"]
 def texts_of(path: Path, part_bytes: int = 1 << 20, column: str = "text") -> list[str]:
     (source,) = find_sources([str(path)], Path())
     settings = TaskSettings() if column == "text" else TaskSettings(text=column)
-    parts = row_parts(source, settings, part_bytes)
-    return [row.text for part in parts for row in good_rows(rows_of_part(part, None, settings))]
+    parts = split_source(source, settings, part_bytes)
+    return [row.text for part in parts for row in raise_or_skip_bad_rows(read_part(part, None, settings))]
 
 
 @given(
@@ -81,8 +81,8 @@ def test_the_text_may_have_another_name_and_hold_lines(tmp_path: Path) -> None:
 
 def test_a_text_that_python_carries() -> None:
     (source,) = find_sources(["python-docs"], Path())
-    (part,) = row_parts(source, TaskSettings(), 1)
-    texts = list(rows_of_part(part, None, TaskSettings()))
+    (part,) = split_source(source, TaskSettings(), 1)
+    texts = list(read_part(part, None, TaskSettings()))
     assert len(texts) > 50
     assert [text.position.number for text in texts] == list(range(1, len(texts) + 1))
 

@@ -12,7 +12,7 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.tokenizer import RowTokenizer, copy_tokenizer, open_tokenizer, read_tokenizer, tokenizer_of
+from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer, read_tokenizer, save_tokenizer, wrap_tokenizer
 from gaudi_bert.rows.tokenizer_files import read_tokenizer_files
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import RowPosition, TextRow
@@ -83,7 +83,7 @@ def test_a_folder_is_read_as_transformers_reads_it(name: str, tmp_path: Path) ->
     # What is copied computes the same there and here, with the files of the model and without.
     copied = tmp_path / "copy"
     copied.mkdir()
-    copy_tokenizer(opened, copied, 17)
+    save_tokenizer(opened, copied, 17)
     again = open_tokenizer(copied)
     assert (again.sha256, ours(again, pairs)) == (opened.sha256, expected)
     config = {"model_type": KINDS[name].model_type}
@@ -207,7 +207,7 @@ def test_a_tokenizer_that_a_program_has_opened(name: str, tmp_path: Path) -> Non
     library = transformers.AutoTokenizer.from_pretrained(KINDS[name].write(tmp_path / "m"))
     pairs = pairs_of(name)
     expected = theirs(library, pairs)
-    opened = tokenizer_of(library)
+    opened = wrap_tokenizer(library)
     assert ours(opened, pairs) == expected
     assert opened.sha256 == open_tokenizer(tmp_path / "m").sha256
     library(TEXTS[0], truncation=True, max_length=4, padding="max_length")  # which changes the library's tokenizer

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.fields import find_labels
+from gaudi_bert.rows.fields import collect_label_names
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
-from gaudi_bert.rows.tokenizing import _best_windows, _window_bounds, tokenize_rows
+from gaudi_bert.rows.tokenizing import _choose_window_of_each_token, _split_into_windows, tokenize_rows
 from gaudi_bert.rows.types import IdsRow, QuestionRow, Row, RowPosition, Sequences, TaggedRow, TextRow
 from tests.builders.bert_folder import VOCABULARY, write_tokenizer
 from tests.builders.properties import examples
@@ -38,7 +38,7 @@ def tokenizer(folder: Path) -> RowTokenizer:
 
 
 def tokenized(rows: list[Row], tokenizer: RowTokenizer, task: Any, most: int = 64, **settings: Any) -> Sequences:
-    labels = find_labels(rows, task) if task else ()
+    labels = collect_label_names(rows, task) if task else ()
     given = TaskSettings(**settings)
     return tokenize_rows(rows, tokenizer, task=task, settings=given, max_sequence_length=most, labels=labels, file="x.jsonl")
 
@@ -189,7 +189,7 @@ def test_every_word_is_in_one_window(words: list[str], data: st.DataObject, toke
     own = found.row[np.repeat(np.arange(len(found)), found.lengths)]
     with_pieces = [place for place, word in enumerate(words) if word != "\u200d"]
     assert sorted(found.words[(own == 0) & (found.words >= 0)].tolist()) == with_pieces
-    names = find_labels(rows, "token-classification")
+    names = collect_label_names(rows, "token-classification")
     for word, target, row in zip(found.words, found.target, own, strict=True):
         if word < 0:
             assert target == -100
@@ -275,24 +275,24 @@ def test_a_label_that_the_model_does_not_know(tokenizer: RowTokenizer) -> None:
 
 @pytest.mark.parametrize(("room", "shared"), [(1, 0), (13, 6), (116, 58), (255, 127), (256, 128), (381, 128)])
 def test_how_much_windows_share_when_nobody_says_it(room: int, shared: int) -> None:
-    assert _window_bounds(1000, room, None, "x").tolist() == _window_bounds(1000, room, shared, "x").tolist()
+    assert _split_into_windows(1000, room, None, "x").tolist() == _split_into_windows(1000, room, shared, "x").tolist()
 
 
 def test_windows_that_would_not_go_on() -> None:
     with pytest.raises(InputError, match=r"x: row 3: has 9 tokens for windows of 4.* lower task\.stride, or raise --max"):
-        _window_bounds(9, 4, 4, "x: row 3")
+        _split_into_windows(9, 4, 4, "x: row 3")
 
 
 @examples(100)
 @given(st.integers(0, 200), st.integers(1, 40), st.data())
 def test_windows_cover_the_text(tokens: int, room: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(0, room - 1))
-    bounds = _window_bounds(tokens, room, stride, "x")
+    bounds = _split_into_windows(tokens, room, stride, "x")
     assert bounds[0, 0] == 0
     assert bounds[-1, 1] == tokens
     assert (bounds[:, 1] - bounds[:, 0] <= room).all()
     assert (bounds[:-1, 1] - bounds[1:, 0] == stride).all()
-    chosen = _best_windows(np.arange(tokens), bounds)
+    chosen = _choose_window_of_each_token(np.arange(tokens), bounds)
     assert chosen.tolist() == best_windows(range(tokens), bounds.tolist())
     assert (np.diff(chosen) >= 0).all()
     assert all(bounds[window, 0] <= token < bounds[window, 1] for token, window in enumerate(chosen))
@@ -302,10 +302,10 @@ def test_memory_of_a_tagger_is_linear_in_the_text(folder: Path) -> None:
     """A line of 420 kB. All windows beside all words took 6 GB."""
     code = """
 import resource, sys
-from gaudi_bert.rows.fields import words_of_text
+from gaudi_bert.rows.fields import split_into_words
 from tests.rows.test_tokenizing import Path, RowPosition, open_tokenizer, tokenized
 tokenizer, text = open_tokenizer(Path(sys.argv[1])), "the cat, unable dogs " * 20_000
-row = words_of_text(RowPosition(1), text)
+row = split_into_words(RowPosition(1), text)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = tokenized([row], tokenizer, "token-classification", 64, too_long="window")
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10, len(text), len(found), (found.words >= 0).sum())

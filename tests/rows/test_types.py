@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gaudi_bert.rows.types import Sequences, join_sequences
+from gaudi_bert.rows.types import Sequences, concatenate_sequences
 
 
 def made(target: object) -> Sequences:
@@ -19,7 +19,7 @@ def made(target: object) -> Sequences:
 
 
 def test_sequences_of_several_windows_are_joined() -> None:
-    joined = join_sequences([made(np.array([1, 2, 3])), made(np.array([4, 5, 6]))], [2, 3])
+    joined = concatenate_sequences([made(np.array([1, 2, 3])), made(np.array([4, 5, 6]))], [2, 3])
     assert joined.row.tolist() == [0, 0, 1, 2, 2, 3]
     assert joined.offsets.tolist() == [0, 2, 3, 6, 8, 9, 12]
     assert joined.lengths.tolist() == [2, 1, 3, 2, 1, 3]

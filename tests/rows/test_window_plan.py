@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.rows.packs import IncompleteBatch
 from gaudi_bert.rows.types import Sequences
-from gaudi_bert.rows.window_plan import LEAST_GAIN, PackRunner, Part, WindowPlan, plan_window, row_cost
+from gaudi_bert.rows.window_plan import LEAST_GAIN, PackRunner, RowLengthPacks, WindowPlan, plan_window, row_cost
 from tests.builders.properties import examples
 
 # --- plans of windows: every sequence once, in a row that holds it; cheaper than unpacked, or unpacked
@@ -37,19 +37,19 @@ def cost(plan: WindowPlan) -> float:
 @given(
     st.lists(st.one_of(st.integers(3, 40), st.integers(3, 512)), min_size=1, max_size=200), st.sampled_from([None, 512, 517])
 )
-def test_every_sequence_is_read_once(lengths: list[int], one_length: int | None) -> None:
+def test_every_sequence_is_read_once(lengths: list[int], fixed_row_length: int | None) -> None:
     array = np.array(lengths, np.int64)
-    plan = plan_window(array, hidden_size=384, one_length=one_length)
+    plan = plan_window(array, hidden_size=384, fixed_row_length=fixed_row_length)
     check(plan, array)
-    alone = plan_window(array, hidden_size=384, packed=False, one_length=one_length)
+    alone = plan_window(array, hidden_size=384, packed=False, fixed_row_length=fixed_row_length)
     check(alone, array)
     assert (len(alone.parts), alone.gain, alone.parts[0].depth) == (1, 1.0, 1)
     assert cost(plan) <= cost(alone) * (1 + 1e-12)
     assert plan.gain == 1.0 or cost(plan) * LEAST_GAIN <= cost(alone) * (1 + 1e-12)
-    if one_length is not None:
-        assert {part.length for part in plan.parts} == {one_length}
+    if fixed_row_length is not None:
+        assert {part.length for part in plan.parts} == {fixed_row_length}
     for packed in (True, False):  # a model of as many positions as the longest sequence has
-        tight = plan_window(array, hidden_size=384, packed=packed, longest_row=max(lengths))
+        tight = plan_window(array, hidden_size=384, packed=packed, max_row_length=max(lengths))
         check(tight, array)
         assert max(part.length for part in tight.parts) <= max(lengths)
 
@@ -89,7 +89,7 @@ def test_a_runner_computes_every_pack_once(incomplete: IncompleteBatch, packs_of
     ids = np.arange(1, 21, dtype=np.int32)
     sequences = Sequences(np.arange(10), np.concatenate([[0], np.cumsum(lengths)]), ids, np.zeros(20, np.int8))
     packs = SampledPacks(np.arange(10)[::-1].copy(), np.arange(0, 11, 2))
-    plan = WindowPlan((Part(8, 2, packs),), tokens=20, slots=40, gain=1.0)
+    plan = WindowPlan((RowLengthPacks(8, 2, packs),), tokens=20, slots=40, gain=1.0)
     batches, slots = list[int](), list[int]()
 
     def compute(features: dict[str, np.ndarray]) -> np.ndarray:

@@ -176,7 +176,7 @@ def test_vectors_of_packs(
     folder: Path, sequences: Sequences, alone: dict[str, Any], pooling: Any, one_shape: bool, engine: EngineName
 ) -> None:
     weights = read_weights(folder)
-    plan = plan_window(sequences.lengths, hidden_size=24, one_length=64 if one_shape else None)
+    plan = plan_window(sequences.lengths, hidden_size=24, fixed_row_length=64 if one_shape else None)
     assert plan.gain > 1.5
     model = model_of(weights.config, VectorHead(pooling, normalize=False), None, engine)
     model.load_values({name: weights.variables[name] for name in model.shapes()})

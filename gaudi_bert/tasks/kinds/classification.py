@@ -23,7 +23,14 @@ import numpy as np
 
 from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, BatchArrays, Float32Array, IntArray
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.answers import TagScheme, class_answers, multi_label_answers, number_answers, tag_answers, tagged_words
+from gaudi_bert.rows.answers import (
+    TagScheme,
+    class_predictions,
+    multi_label_predictions,
+    predict_word_tags,
+    tag_predictions,
+    value_predictions,
+)
 from gaudi_bert.rows.packs import PackBatch
 from gaudi_bert.rows.types import NO_WORD, Row, Sequences, TaggedRow
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, MaskKey, Task, TextTask, Vocabulary
@@ -56,7 +63,7 @@ class Classification(TextTask):
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield `{"label", "probabilities": {name: p}}` for each text."""
-        return class_answers(logits, self.labels)
+        return class_predictions(logits, self.labels)
 
 
 class MultiLabel(TextTask):
@@ -80,7 +87,7 @@ class MultiLabel(TextTask):
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield `{"labels", "probabilities": {name: p}}` for each text."""
-        return multi_label_answers(logits, self.labels)
+        return multi_label_predictions(logits, self.labels)
 
 
 class Regression(TextTask):
@@ -101,7 +108,7 @@ class Regression(TextTask):
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield `{"value"}` for each text."""
-        return number_answers(logits)
+        return value_predictions(logits)
 
 
 class TokenClassification(Task):
@@ -147,7 +154,7 @@ class TokenClassification(Task):
 
         A word that was truncated counts as predicted with the tag `O`.
         """
-        guesses = [tags for tags, _ in tagged_words(logits, sequences, rows, self.labels)]
+        guesses = [tags for tags, _ in predict_word_tags(logits, sequences, rows, self.labels)]
         right = [list(cast(TaggedRow, row).tags or ()) for row in rows]
         same = sum(one == other for a, b in zip(guesses, right, strict=True) for one, other in zip(a, b, strict=True))
         accuracy = same / max(1, sum(map(len, right)))
@@ -169,7 +176,7 @@ class TokenClassification(Task):
 
         `start` and `end` are characters in the text of the row.
         """
-        return tag_answers(logits, sequences, rows, self.labels)
+        return tag_predictions(logits, sequences, rows, self.labels)
 
 
 def _mean_f1(right: AnyArray | list[str], guesses: AnyArray | list[str]) -> float:
