@@ -54,7 +54,7 @@ def _compile_records() -> None:
         decode_example(next(iter(read_records(file))))
         RecordFiles([file], UnpackedSchema(_LENGTH, _PREDICTIONS)).read(np.zeros(2, np.int64), np.arange(2))
         packed = folder / "packed"
-        pack(records, packed, PackingSettings(shard_multiple=2, algorithm="lpfhp"), _SILENT, verified=True)
+        pack(records, packed, PackingSettings(shard_multiple=2, algorithm="lpfhp"), _SILENT, verify=True)
         metadata = Metadata.read(packed)
         files, order = open_shards(packed, metadata), GlobalOrder(metadata.shard_table.packs, seed=7)
         pack_rows(files.read(*StreamReader(files, order).locate(0, np.zeros(1, np.int64))))
@@ -63,7 +63,7 @@ def _compile_records() -> None:
             rows = [{"input_ids": [1] * size, "labels": [-100, *[2] * (size - 1)]} for size in range(2, _LENGTH)]
             table = folder / "rows.jsonl"
             table.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-            pack_table(table, folder / "packed-table", _TABLES, _SILENT, verified=True)
+            pack_table(table, folder / "packed-table", _TABLES, _SILENT, verify=True)
         if importlib.util.find_spec("h5py") is not None:
             _count_hdf5(folder)
 
