@@ -17,7 +17,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import make_intrinsic as numba_intrinsic
+from numba.extending import intrinsic as numba_intrinsic
 
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.compiled import inlined_kernel
