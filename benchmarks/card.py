@@ -33,7 +33,7 @@ from records_data import DEPTH, HISTOGRAM, QUIET, VOCABULARY, frame, make_exampl
 from training_data import training_flops_a_row
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.launch import find_free_port, torch_environment
 from gaudi_bert.config.sections import PackingSettings, TrainingSettings
@@ -94,7 +94,7 @@ def make_records(folder: Path, length: int, size: Rehearsal) -> Records:
             handle.write(frame(make_example(int(max(each, 8)), length, rng, size.vocabulary)))
     packed = folder / f"packed-{length}"
     pack(records, packed, PackingSettings(depth=DEPTH), StageRun(QUIET))
-    metadata = Metadata.read(packed)
+    metadata = RecordMetadata.read(packed)
     return Records(open_source(packed), open_source(records), metadata.packing_factor, metadata.tokens / metadata.sequences)
 
 

@@ -196,7 +196,7 @@ def train(work: Path, study: Study, name: str, arm: Arm, seed: int) -> dict[str,
 
 def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dict[str, float]]:
     """Train, and measure on the held-out sequences every so many updates."""
-    from gaudi_bert.artefacts.training import LossFigures
+    from gaudi_bert.artefacts.training import LossMetrics
     from gaudi_bert.engines.protocol import Communicator, ModelSpec
     from gaudi_bert.engines.tensorflow import engine
     from gaudi_bert.model.config import BertConfig
@@ -224,7 +224,7 @@ def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dic
         sequences += int(np.count_nonzero(batch["next_sentence_weights"]))
         sums += step.run([arm.change(batch)], update, learning_rate_at(update, settings))()[:8]
         if update % (settings.updates // study.evaluations) == 0:
-            measured = held_out.evaluate(model, alone).model_dump(include=set(LossFigures.model_fields))
+            measured = held_out.evaluate(model, alone).model_dump(include=set(LossMetrics.model_fields))
             yield {"sequences": sequences, "training_loss": float(sums[0] / sums[1]), **measured}
             sums[:] = 0
 

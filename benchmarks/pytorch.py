@@ -34,7 +34,7 @@ import torch
 import transformers
 from measuring import show, show_processor, timed
 
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
@@ -207,7 +207,7 @@ def decoder(packed: Path, shards: list[Path]) -> tuple[Callable[[], Any], int]:
     """What decodes 64 packs in memory a hundred times, and how many bytes that is: what no reader of them can exceed."""
     payloads = list(itertools.islice((payload for path in shards for payload in read_records(path)), 64))
     buffer, lengths = np.frombuffer(b"".join(payloads), np.uint8), np.array([len(payload) for payload in payloads])
-    features, offsets = PackedSchema.of(Metadata.read(packed)).features, np.cumsum(lengths) - lengths
+    features, offsets = PackedSchema.of(RecordMetadata.read(packed)).features, np.cumsum(lengths) - lengths
 
     def run() -> None:
         for _ in range(100):
@@ -230,7 +230,7 @@ def training(folder: Path, rounds: int) -> None:
     )
     model = PackedBertForPreTraining(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    metadata = Metadata.read(folder / "packed")
+    metadata = RecordMetadata.read(folder / "packed")
     packs = list(itertools.islice(PackedDataset(folder / "packed"), 400))
     alone = [row for pack in packs for row in sequences_of(pack)]
     random = np.random.default_rng(2)

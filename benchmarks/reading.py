@@ -41,7 +41,7 @@ import numpy as np  # noqa: E402
 from measuring import show, show_processor  # noqa: E402
 from rehearsal import forget, make_records  # noqa: E402
 
-from gaudi_bert.artefacts.packed import Metadata  # noqa: E402
+from gaudi_bert.artefacts.packed import RecordMetadata  # noqa: E402
 from gaudi_bert.artefacts.results import StageRun  # noqa: E402
 from gaudi_bert.artefacts.shards import index_path, write_index  # noqa: E402
 from gaudi_bert.common.arrays import IntArray  # noqa: E402
@@ -176,7 +176,7 @@ def measure_first(folder: Path, sample: Path, rounds: int) -> None:
 
 def measure_processes(folder: Path, sample: Path) -> None:
     """What some of so many processes read from the disk, and how many of the shards."""
-    metadata = Metadata.read(folder)
+    metadata = RecordMetadata.read(folder)
     sizes = metadata.shard_table.packs
     of_a_pack = metadata.shard_table.bytes.sum() / metadata.packs / 1e6
     for processes in PROCESSES:

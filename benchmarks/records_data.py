@@ -69,7 +69,7 @@ def make_files(folder: Path, files: int, sequences_per_file: int, seed: int, max
 
 def prepared(folder: Path, group_sequences: int = 500_000) -> tuple[Path, Path]:
     """The unpacked records and a plan for them."""
-    from gaudi_bert.packs.plan import plan
+    from gaudi_bert.packs.plan import plan_packs
     from gaudi_bert.tfrecords.histogram import histogram
 
     records = folder / "unpacked"
@@ -77,5 +77,5 @@ def prepared(folder: Path, group_sequences: int = 500_000) -> tuple[Path, Path]:
     counts, planned = folder / "histogram.json", folder / f"plan-{group_sequences}.json"
     histogram(records, counts, StageRun(QUIET, overwrite=True))
     settings = PackingSettings(group_sequences=group_sequences)
-    plan([counts], planned, settings, StageRun(QUIET, overwrite=True))
+    plan_packs([counts], planned, settings, StageRun(QUIET, overwrite=True))
     return records, planned

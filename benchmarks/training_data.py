@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from records_data import DEPTH, LENGTH, QUIET, VOCABULARY, make_files
 
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.config.sections import PackingSettings, TrainingSettings
 from gaudi_bert.config.values import EngineName
@@ -38,7 +38,7 @@ class Records:
 
     unpacked: DataSource
     packed: DataSource
-    metadata: Metadata
+    metadata: RecordMetadata
 
     @property
     def tokens_a_sequence(self) -> float:
@@ -53,7 +53,7 @@ def make_records(folder: Path) -> Records:
     unpacked, packed = folder / "unpacked", folder / "packed"
     make_files(unpacked, FILES, SEQUENCES_A_FILE, SEED, LENGTH)
     pack(unpacked, packed, PackingSettings(depth=DEPTH), StageRun(QUIET, overwrite=True))
-    return Records(open_source(unpacked), open_source(packed), Metadata.read(packed))
+    return Records(open_source(unpacked), open_source(packed), RecordMetadata.read(packed))
 
 
 @dataclass

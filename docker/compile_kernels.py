@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
@@ -55,7 +55,7 @@ def _compile_records() -> None:
         RecordFiles([file], UnpackedSchema(_LENGTH, _PREDICTIONS)).read(np.zeros(2, np.int64), np.arange(2))
         packed = folder / "packed"
         pack(records, packed, PackingSettings(shard_multiple=2, algorithm="lpfhp"), _SILENT, verify=True)
-        metadata = Metadata.read(packed)
+        metadata = RecordMetadata.read(packed)
         files, order = open_shards(packed, metadata), GlobalOrder(metadata.shard_table.packs, seed=7)
         pack_rows(files.read(*StreamReader(files, order).locate(0, np.zeros(1, np.int64))))
         pack_lengths([5, 9, 17, 30], _LENGTH, algorithm="lpfhp")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from gaudi_bert.artefacts.object_store import Objects
+from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.artefacts.owned_files import OWNED, is_owned
 from gaudi_bert.cli.main import app
 from tests.builders import tables
@@ -240,7 +240,11 @@ def foreign_paths(out: Path, is_file: bool, outside: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", IN_BUCKET)
 def test_the_same_holds_in_a_bucket(name: str, place: Path, s3: S3Server) -> None:
-    case, objects, environment = CASES[name], Objects(quick(s3.endpoint)), {**os.environ, "AWS_ENDPOINT_URL": s3.endpoint}
+    case, objects, environment = (
+        CASES[name],
+        ObjectStore(quick(s3.endpoint)),
+        {**os.environ, "AWS_ENDPOINT_URL": s3.endpoint},
+    )
     bucket = f"s3://bucket/overwrite-{name.replace(' ', '-')}"
     out = f"{bucket}/{NAMES.get(name, 'out')}"
     (fill_with_names_of_ours if not case.is_file else lambda path: path.write_text("mine"))(place / "mine")

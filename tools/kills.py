@@ -27,12 +27,12 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
-from gaudi_bert.artefacts.object_store import Objects
+from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
 from gaudi_bert.corpus import blocks
 from gaudi_bert.corpus.prepare import prepare
-from gaudi_bert.packs.plan import plan
+from gaudi_bert.packs.plan import plan_packs
 from gaudi_bert.runners.local import RunRequest, run_stages
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tfrecords.convert import convert
@@ -114,7 +114,7 @@ def parts(records: Path, out: Path, _: int, round_number: int) -> list[list[Acti
     each = [a_run(workers=1, part=(number, count)) for number in range(count)]
     return [
         [partial(histogram, records, scratch / f"{run.part[0]}.json", run) for run in each],
-        [lambda: plan(list(scratch.glob("*[0-9].json")), out / "plan.json", PACKING, a_run())],
+        [lambda: plan_packs(list(scratch.glob("*[0-9].json")), out / "plan.json", PACKING, a_run())],
         [partial(write, records, out / "plan.json", out / "packed", run) for run in each],
         [lambda: write(records, out / "plan.json", out / "packed", a_run(finish=True))],
         [partial(verify, records, out / "packed", run) for run in each],
@@ -137,7 +137,7 @@ def write_histogram(folder: Path) -> Path:
 def planning(path: Path, out: Path, workers: int, round_number: int) -> list[list[Action]]:
     """`plan` part by part, as on several machines."""
     settings, count = PackingSettings(algorithm="lpfhp", group_sequences=100), PARTS[round_number % len(PARTS)]
-    make = partial(plan, [path], out / "plan.json", settings)
+    make = partial(plan_packs, [path], out / "plan.json", settings)
     each = [a_run(workers=workers, part=(number, count)) for number in range(count)]
     return [[partial(make, run) for run in each], [partial(make, a_run(workers=workers, finish=True))]]
 
@@ -267,7 +267,7 @@ def write_text_files(folder: Path) -> None:
 
 def check_readable(url: str, endpoint: str, wanted: dict[str, bytes]) -> None:
     """Complete are the shards of every group with a manifest, and everything where there is metadata.json."""
-    objects = Objects(quick(endpoint))
+    objects = ObjectStore(quick(endpoint))
     found = objects_below(url, objects)
     for name, data in found.items():
         if name.startswith("group-"):
@@ -297,7 +297,7 @@ def kill_in_bucket(folder: Path, kills: int, seed: int, stages: list[str]) -> st
     killed = 0
     with s3_server() as server, faulty_proxy(server.port, seed) as proxy:
         finish(lambda: server.make_bucket("bucket"))
-        finish(lambda: upload(folder / "text", "s3://bucket/text", Objects(quick(server.endpoint))))
+        finish(lambda: upload(folder / "text", "s3://bucket/text", ObjectStore(quick(server.endpoint))))
         proxy.share = FAULTY_SHARE
         store = {**quick(proxy.endpoint, cache_bytes=2_000_000).model_dump(), "scratch": str(folder / "scratch")}
         settings = pipeline("s3://bucket/text", store)
@@ -318,7 +318,7 @@ def kill_in_bucket(folder: Path, kills: int, seed: int, stages: list[str]) -> st
             finish(attempt("killed", stage))
 
         def compare() -> None:
-            made = objects_below("s3://bucket/killed/small", Objects(quick(server.endpoint)))
+            made = objects_below("s3://bucket/killed/small", ObjectStore(quick(server.endpoint)))
             ours, theirs = comparable(made), comparable(wanted)
             assert ours == theirs, sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
 

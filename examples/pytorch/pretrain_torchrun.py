@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from transformers import BertConfig
 
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDataset, PackedLoader, update_counts
 
@@ -51,7 +51,7 @@ def endless(loader: PackedLoader) -> Iterator[Any]:
 
 def train(options: argparse.Namespace, rank: int, processes: int) -> None:
     """All updates that the checkpoint does not have."""
-    metadata = Metadata.read(options.data)
+    metadata = RecordMetadata.read(options.data)
     config = BertConfig(
         vocab_size=metadata.vocabulary.size if metadata.vocabulary is not None else 30522,
         hidden_size=options.hidden_size,

@@ -19,7 +19,7 @@ import torch
 from transformers import BertConfig, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.pytorch import (
     PackCollator,
@@ -70,7 +70,7 @@ def training_arguments(options: argparse.Namespace, packing_factor: float, proce
 def make_trainer(options: argparse.Namespace) -> Any:
     """The trainer, with its model and its share of the data."""
     rank, processes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    metadata = Metadata.read(options.data)
+    metadata = RecordMetadata.read(options.data)
     arguments = training_arguments(options, metadata.packing_factor, processes)
     torch.manual_seed(options.seed)
     config = BertConfig(

@@ -1,8 +1,8 @@
 """The base classes of all stored JSON files, and the types and file names that several of them share.
 
 An `Artefact` is a frozen, strictly typed pydantic model that reads and writes its own file. Files on which other stages
-build (plan.json, metadata.json, the manifests) reject unknown keys. Files of metrics (`Figures`) ignore unknown keys, so
-that later versions can add some.
+build (plan.json, metadata.json, the manifests) reject unknown keys. Files of metrics (`ExtensibleArtefact`) ignore unknown
+keys, so that later versions can add some.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Artefact(BaseModel):
         """
         return tuple(
             cls.parse(line, f"{path}: line {number}", f"remove it, or {cls.remedy} with --overwrite")
-            for number, line in enumerate(whole_lines(path), start=1)
+            for number, line in enumerate(read_complete_lines(path), start=1)
         )
 
     @classmethod
@@ -99,7 +99,7 @@ class Artefact(BaseModel):
         try:
             return cls.model_validate_json(content) if isinstance(content, bytes) else cls.model_validate(content)
         except ValidationError as error:
-            raise InputError(f"{source}: {_first_problem(error)}; {remedy}") from error
+            raise InputError(f"{source}: {_describe_first_problem(error)}; {remedy}") from error
 
     def write(self, path: Path) -> None:
         """Write the file atomically. `path` is the file, or the folder that contains it."""
@@ -131,13 +131,13 @@ class Artefact(BaseModel):
         return self.as_json()
 
 
-class Figures(Artefact):
+class ExtensibleArtefact(Artefact):
     """The base class of files that contain metrics, on which no other stage builds. Unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-def whole_lines(path: Path) -> list[bytes]:
+def read_complete_lines(path: Path) -> list[bytes]:
     """Return the lines of a file with one object per line. If a killed run truncated the last line, the line is omitted."""
     lines = read_file(path).splitlines()
     if lines and not lines[-1].endswith(b"}"):
@@ -145,7 +145,7 @@ def whole_lines(path: Path) -> list[bytes]:
     return lines
 
 
-def _first_problem(error: ValidationError) -> str:
+def _describe_first_problem(error: ValidationError) -> str:
     """Return the first problem of a pydantic error as one line of text that names the key."""
     problem = error.errors(include_url=False)[0]
     key = shorten(".".join(str(part) for part in problem["loc"]))
@@ -189,7 +189,7 @@ def part_path(file: Path, part: tuple[int, int]) -> Path:
     return file.with_name(f"{file.stem}-{part[0]:05d}-of-{part[1]:05d}{file.suffix}")
 
 
-def complete_parts(file: Path, names: Iterable[str]) -> list[Path]:
+def find_complete_parts(file: Path, names: Iterable[str]) -> list[Path]:
     """Return the paths of all parts of a file, or an empty list if a part is missing.
 
     Args:

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from gaudi_bert.artefacts.base import Artefact
-from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, release, remove, shown_path
+from gaudi_bert.artefacts.mirrored_folder import fetch_files, format_path, is_mirrored, remove_files, remove_local_copies
 from gaudi_bert.artefacts.owned_files import OWNED, is_owned, list_files_below
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import check_file_name, exclusive_lock, explain_os_errors, hash_json, read_json, write_json
@@ -96,7 +96,7 @@ def settings_path(artefact: Path, final: Path | None = None) -> Path:
     return (artefact if final is None else final.parent) / "settings.json"
 
 
-def is_finished(artefact: Path, final: Path, signature: Signature) -> bool:
+def is_artefact_finished(artefact: Path, final: Path, signature: Signature) -> bool:
     """Return whether the artefact exists, is complete and has this signature. Nothing is written.
 
     Args:
@@ -105,7 +105,7 @@ def is_finished(artefact: Path, final: Path, signature: Signature) -> bool:
         signature: The expected signature.
     """
     settings = settings_path(artefact, final)
-    fetch(settings, final)
+    fetch_files(settings, final)
     return settings.exists() and final.exists() and read_json(settings) == signature.as_json()
 
 
@@ -125,14 +125,14 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
         True if the artefact is complete and has this signature. False if there is work to do.
 
     Raises:
-        InputError: The place contains other files (see `check_place`), or an artefact with another signature and `overwrite`
-            is not set.
+        InputError: The place contains other files (see `check_output_place`), or an artefact with another signature and
+            `overwrite` is not set.
     """
-    if is_finished(artefact, final, signature):
+    if is_artefact_finished(artefact, final, signature):
         return True
-    check_place(artefact, final, signature.stage, overwrite)
+    check_output_place(artefact, final, signature.stage, overwrite)
     settings = settings_path(artefact, final)
-    difference = first_difference(read_json(settings), signature.as_json(), "now") if settings.exists() else None
+    difference = describe_first_difference(read_json(settings), signature.as_json(), "now") if settings.exists() else None
     if difference is not None:
         own, foreign = _split_own_and_foreign_files(artefact, final, signature.stage)
         if not overwrite and not all(_is_hidden(path, artefact, final) for path in own):
@@ -146,7 +146,7 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
     return False
 
 
-def check_place(artefact: Path, final: Path, stage: str, overwrite: bool = False) -> None:
+def check_output_place(artefact: Path, final: Path, stage: str, overwrite: bool = False) -> None:
     """Check that the place of an artefact contains no files that belong to something else. Nothing is written or removed.
 
     A command that locks its output calls this function before it creates the lock file.
@@ -163,7 +163,7 @@ def check_place(artefact: Path, final: Path, stage: str, overwrite: bool = False
     """
     check_file_name(artefact)
     settings, owned = settings_path(artefact, final), OWNED[stage]
-    fetch(settings, final)
+    fetch_files(settings, final)
     kind = "file" if final == artefact else "folder"
     is_ours = _is_settings_file_of(settings, owned.stages)
     if is_ours and not overwrite and artefact.is_dir() and final != artefact:
@@ -199,9 +199,9 @@ def remove_artefact(artefact: Path, final: Path, stage: str) -> None:
     own, _ = _split_own_and_foreign_files(artefact, final, stage)
     files = [path for path in own if path.suffix != ".lock" or path.parent not in (artefact, final.parent)]
     with explain_os_errors(artefact, "remove"):
-        remove(*sorted(files, key=lambda path: path != final))
+        remove_files(*sorted(files, key=lambda path: path != final))
         _remove_empty_folders({path.parent for path in files} - {artefact, artefact.parent, final.parent})
-        remove(settings_path(artefact, final))
+        remove_files(settings_path(artefact, final))
 
 
 def _remove_empty_folders(folders: Iterable[Path]) -> None:
@@ -252,7 +252,7 @@ def _is_hidden(path: Path, artefact: Path, final: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def first_difference(stored: Any, right: Any, expected: str, path: str = "") -> str | None:
+def describe_first_difference(stored: Any, right: Any, expected: str, path: str = "") -> str | None:
     """Describe the first difference between two JSON values.
 
     Args:
@@ -273,7 +273,7 @@ def first_difference(stored: Any, right: Any, expected: str, path: str = "") -> 
     else:
         before, now = ("absent" if value is _ABSENT else json.dumps(value) for value in (stored, right))
         return f"{path.removeprefix('.') or 'value'}: {shorten(before, 60)} there, {shorten(now, 60)} {expected}"
-    return next(filter(None, (first_difference(one, other, expected, key) for key, one, other in pairs)), None)
+    return next(filter(None, (describe_first_difference(one, other, expected, key) for key, one, other in pairs)), None)
 
 
 _ABSENT = object()
@@ -319,13 +319,13 @@ class GroupedOutput(Generic[Group, Summary]):
         Raises:
             InputError: The folder contains other files, or has another signature and `overwrite` is not set.
         """
-        finished = is_finished(self.folder, self.final, self.signature)
+        finished = is_artefact_finished(self.folder, self.final, self.signature)
         if not finished:
-            check_place(self.folder, self.final, self.signature.stage, overwrite)
+            check_output_place(self.folder, self.final, self.signature.stage, overwrite)
             with exclusive_lock(settings_path(self.folder, self.final), str(self.folder), wait=True):
                 finished = begin_artefact(self.folder, self.final, self.signature, overwrite)
         if finished:
-            self.reporter.say(f"{shown_path(self.folder)}: already there, nothing to do")
+            self.reporter.say(f"{format_path(self.folder)}: already there, nothing to do")
         return finished
 
     @contextmanager
@@ -346,22 +346,22 @@ class GroupedOutput(Generic[Group, Summary]):
         if is_mirrored(self.folder):
             return
         own, _ = _split_own_and_foreign_files(self.folder, self.final, self.signature.stage)
-        remove(*own)  # the locks
+        remove_files(*own)  # the locks
         _remove_empty_folders({self.folder, self.final.parent, *(path.parent for path in own)})
 
     def completed(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
         """Yield (group, summary) for each complete group. Summaries in an object store are downloaded in batches of 256."""
         for start in range(0, len(groups), _FETCHED_TOGETHER):
             some = groups[start : start + _FETCHED_TOGETHER]
-            fetch(*map(self.summary_path, some))
+            fetch_files(*map(self.summary_path, some))
             yield from ((group, summary) for group in some if (summary := self._read(group)) is not None)
-            release(*map(self.summary_path, some))
+            remove_local_copies(*map(self.summary_path, some))
 
     def missing(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups that are not complete yet, and report the number of complete groups."""
         completed = {group for group, _ in self.completed(groups)}
         if completed:
-            self.reporter.say(f"{shown_path(self.folder)}: {len(completed)} of {len(groups)} groups are there already")
+            self.reporter.say(f"{format_path(self.folder)}: {len(completed)} of {len(groups)} groups are there already")
         return [group for group in groups if group not in completed]
 
     @contextmanager

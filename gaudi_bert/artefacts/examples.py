@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from gaudi_bert.artefacts.base import NOTES_NAME, Artefact, Count, Figures, Length, TooLongRows, VocabularyInfo
+from gaudi_bert.artefacts.base import NOTES_NAME, Artefact, Count, ExtensibleArtefact, Length, TooLongRows, VocabularyInfo
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME
 from gaudi_bert.common.progress import format_count
 
@@ -25,7 +25,7 @@ class PreparedFile(Artefact):
     bytes: Count
 
 
-class PreparedSection(Figures):
+class PreparedSection(ExtensibleArtefact):
     """Counts of the text and the examples of one section or one complete split.
 
     Attributes:
@@ -71,7 +71,7 @@ class TextSource(Artefact):
     documents: Count
 
 
-class PreparedExamples(Figures):
+class PreparedExamples(ExtensibleArtefact):
     """The content of examples.json, the summary of `prepare`.
 
     Attributes:
@@ -102,7 +102,7 @@ class PreparedExamples(Figures):
 # --- tokenised texts
 
 
-def tokens_path(folder: Path, part: int, parts: int) -> Path:
+def token_table_path(folder: Path, part: int, parts: int) -> Path:
     """Return the path of the table that contains the rows of one part."""
     return folder / f"tokens-{part:05d}-of-{parts:05d}.parquet"
 
@@ -139,7 +139,7 @@ class TextInput(Artefact):
     crc32: str
 
 
-class TokenisedTexts(Figures):
+class TokenisedTexts(ExtensibleArtefact):
     """The content of tokens.json, the summary of `tokenize`.
 
     Attributes:

@@ -30,7 +30,7 @@ from gaudi_bert.common.files import hash_json
 from gaudi_bert.common.progress import format_bytes, format_count
 
 
-def _counts(value: Any) -> IntArray:
+def _parse_counts(value: Any) -> IntArray:
     """Return the counts of a file as int64 [pairs, 3], sorted by length and then by masked positions.
 
     Raises:
@@ -60,7 +60,7 @@ class CountedFile(InputFile):
 
     sequences: Count
     tokens: Count
-    counts: Annotated[IntArray, PlainValidator(_counts), PlainSerializer(lambda rows: rows.tolist())]
+    counts: Annotated[IntArray, PlainValidator(_parse_counts), PlainSerializer(lambda rows: rows.tolist())]
 
     @model_validator(mode="after")
     def _adds_up(self) -> CountedFile:

@@ -1,14 +1,14 @@
 """Access to object stores through a local folder that mirrors a URL.
 
-`mirrored(path)` returns the folder in which a stage works. For a local path, it is the path itself. For a URL, it is a new
-scratch folder in front of the object store. A file that a stage completes there is uploaded immediately (`common.files`
+`mirror_folder(path)` returns the folder in which a stage works. For a local path, it is the path itself. For a URL, it is a
+new scratch folder in front of the object store. A file that a stage completes there is uploaded immediately (`common.files`
 reports it). The file that marks an artefact as finished is written last and therefore also uploaded last. Files that grow
 are uploaded when the stage calls `publish`, and hidden files are never uploaded. Files of an earlier run are downloaded when
 the stage requests them.
 
-`local_copies` downloads complete files or folders, for libraries that read files several times or in any order. Most other
-functions take local paths. For a path that is not in a mirrored folder, they do the same on the local disk, or nothing if
-the store is their only purpose.
+`open_local_copies` downloads complete files or folders, for libraries that read files several times or in any order. Most
+other functions take local paths. For a path that is not in a mirrored folder, they do the same on the local disk, or nothing
+if the store is their only purpose.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gaudi_bert.artefacts.base import complete_parts
-from gaudi_bert.artefacts.object_store import ObjectInfo, Objects
+from gaudi_bert.artefacts.base import find_complete_parts
+from gaudi_bert.artefacts.object_store import ObjectInfo, ObjectStore
 from gaudi_bert.common.errors import GaudiBertError, InputError
 from gaudi_bert.common.files import Mirror, explain_os_errors, find_mirror, is_in_store, mount_mirror, store_url
 from gaudi_bert.config.places import StoreSettings
@@ -48,7 +48,7 @@ class _Mirrored(Mirror):
 
     folder: Path
     url: str
-    objects: Objects
+    objects: ObjectStore
     listed: dict[Path, ObjectInfo] = field(default_factory=dict)
     same: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
@@ -107,14 +107,14 @@ def _state(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _mirrored_folder_of(path: Path) -> _Mirrored | None:
+def _find_mirrored_folder(path: Path) -> _Mirrored | None:
     """Return the mirrored folder that contains a path, or None."""
     mirror = find_mirror(path)
     return mirror if isinstance(mirror, _Mirrored) else None
 
 
 @contextmanager
-def mirrored(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
+def mirror_folder(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
     """Provide a local folder for the duration of the block: `path` itself, or an empty mirrored folder if `path` is a URL.
 
     Errors that are raised in the block name the URL instead of the mirrored folder.
@@ -129,8 +129,8 @@ def mirrored(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
     if not is_in_store(path):
         yield path
         return
-    objects, url = Objects(store), store_url(path)
-    with _scratch_folder(objects.settings.scratch) as scratch:
+    objects, url = ObjectStore(store), store_url(path)
+    with _create_scratch_folder(objects.settings.scratch) as scratch:
         # A path with a suffix would be treated as a file, so the folder must not have one.
         folder = scratch / Path(url).name.replace(".", "_")
         folder.mkdir()
@@ -146,23 +146,23 @@ def mirrored(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
 
 def is_mirrored(path: Path) -> bool:
     """Return whether `path` is in a mirrored folder."""
-    return _mirrored_folder_of(path) is not None
+    return _find_mirrored_folder(path) is not None
 
 
-def shown_path(path: Path) -> str:
+def format_path(path: Path) -> str:
     """Return the name of a local path for messages: its URL if it is in a mirrored folder, otherwise the path."""
-    mirror = _mirrored_folder_of(path)
+    mirror = _find_mirrored_folder(path)
     return str(path) if mirror is None else mirror.object_url(path)
 
 
-def fetch(*paths: Path) -> None:
+def fetch_files(*paths: Path) -> None:
     """Download files of one mirrored folder that the store has and that do not exist locally. Do nothing on a local disk."""
-    mirror = _mirrored_folder_of(paths[0]) if paths else None
+    mirror = _find_mirrored_folder(paths[0]) if paths else None
     if mirror is not None:
         mirror.each(mirror.fetch_if_there, [path for path in paths if not path.exists()])
 
 
-def publish(*paths: Path) -> None:
+def publish_files(*paths: Path) -> None:
     """Upload files that grow, such as logs. Do nothing on a local disk.
 
     Files that have not changed since they were uploaded are skipped, and so are hidden files.
@@ -171,24 +171,24 @@ def publish(*paths: Path) -> None:
         paths: Files, or folders whose files are uploaded. The paths are uploaded one after the other.
     """
     for path in paths:
-        mirror = _mirrored_folder_of(path)
+        mirror = _find_mirrored_folder(path)
         if mirror is not None:
             files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
             changed = [file for file in files if mirror.is_visible(file) and mirror.same.get(file) != _state(file)]
             mirror.each(mirror.put, changed)
 
 
-def release(*paths: Path) -> None:
+def remove_local_copies(*paths: Path) -> None:
     """Remove the local copies of files in a mirrored folder that will not be read again. Do nothing on a local disk."""
     for path in paths:
         if is_mirrored(path):
             path.unlink(missing_ok=True)
 
 
-def remove(*paths: Path) -> None:
+def remove_files(*paths: Path) -> None:
     """Remove files and folders. In a mirrored folder, also remove their objects from the store."""
     for path in paths:
-        mirror = _mirrored_folder_of(path)
+        mirror = _find_mirrored_folder(path)
         if mirror is not None:
             mirror.remove(path)
         if path.is_dir() and not path.is_symlink():
@@ -197,24 +197,24 @@ def remove(*paths: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def names_in(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     """Return the sorted names in a folder.
 
     For a local folder, these are its files and sub-folders. For a mirrored folder, these are all objects below it in the
     store, with names relative to the folder.
     """
-    mirror = _mirrored_folder_of(folder)
+    mirror = _find_mirrored_folder(folder)
     if mirror is None:
         return sorted(path.name for path in folder.iterdir())
     return list(mirror.objects.list(mirror.object_url(folder)))
 
 
-def files_in(folder: Path) -> dict[str, ObjectInfo]:
+def list_files(folder: Path) -> dict[str, ObjectInfo]:
     """Return the visible files directly in a folder, with the size of each.
 
     Files of a store must not change between this call and their download. Otherwise the download fails.
     """
-    mirror = _mirrored_folder_of(folder)
+    mirror = _find_mirrored_folder(folder)
     if mirror is None:
         visible = (path for path in folder.iterdir() if not path.name.startswith(".") and path.is_file())
         return {path.name: ObjectInfo(path.stat().st_size, "") for path in visible}
@@ -228,7 +228,7 @@ def files_in(folder: Path) -> dict[str, ObjectInfo]:
 
 
 @contextmanager
-def read_ahead(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[_ReadAhead]:
+def prefetch_batches(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[_BatchPrefetcher]:
     """Download batches of files ahead of their reader, for the duration of the block.
 
     Each batch is read once. Local files are used in place.
@@ -241,20 +241,22 @@ def read_ahead(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[_ReadAhead
         An object whose `batch` method makes a batch available.
     """
     listed = [[batch] if isinstance(batch, Path) else batch for batch in batches]
-    mirror = next((mirror for batch in listed for path in batch if (mirror := _mirrored_folder_of(path)) is not None), None)
+    mirror = next(
+        (mirror for batch in listed for path in batch if (mirror := _find_mirrored_folder(path)) is not None), None
+    )
     if mirror is None:
-        yield _ReadAhead()
+        yield _BatchPrefetcher()
         return
 
     def bring(path: Path) -> None:
         """Download a file if it is in a mirrored folder."""
-        of_path = _mirrored_folder_of(path)
+        of_path = _find_mirrored_folder(path)
         if of_path is not None:
             of_path.fetch(path)
 
     with ThreadPoolExecutor(mirror.objects.settings.connections, thread_name_prefix="read-ahead") as pool:
         try:
-            yield _ReadAhead(listed, ahead, lambda path: pool.submit(bring, path))
+            yield _BatchPrefetcher(listed, ahead, lambda path: pool.submit(bring, path))
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -262,7 +264,7 @@ def read_ahead(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[_ReadAhead
 _Batch = Path | Sequence[Path]
 
 
-class _ReadAhead:
+class _BatchPrefetcher:
     """Batches of files that are downloaded ahead of their reader. The local copies are removed after use.
 
     Args:
@@ -302,7 +304,7 @@ class _ReadAhead:
                 fetched.result()
             yield
         finally:
-            release(*self._batches[number])
+            remove_local_copies(*self._batches[number])
 
 
 # --- scratch folders
@@ -314,7 +316,7 @@ _PREFIX = "gaudi-bert-scratch-"
 
 
 @contextmanager
-def _scratch_folder(parent: str | None) -> Iterator[Path]:
+def _create_scratch_folder(parent: str | None) -> Iterator[Path]:
     """Create an empty, locked folder for the duration of the block.
 
     Args:
@@ -361,7 +363,7 @@ _MAGIC = re.compile(r"[*?[]")
 
 
 @contextmanager
-def mirrored_bucket(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
+def mirror_bucket(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
     """Provide the local path that corresponds to a URL, for the duration of the block. Nothing is downloaded yet.
 
     Args:
@@ -371,12 +373,12 @@ def mirrored_bucket(location: str | Path, store: StoreSettings | None = None) ->
     if not is_in_store(location):
         yield Path(location)
         return
-    bucket, key = _bucket_and_key(location)
-    with mirrored(Path(bucket), store) as folder:
+    bucket, key = _split_bucket_and_key(location)
+    with mirror_folder(Path(bucket), store) as folder:
         yield folder / key
 
 
-def fetch_below(path: Path) -> None:
+def fetch_matching_files(path: Path) -> None:
     """Download an object, all objects below a prefix, or all objects that match a pattern.
 
     Args:
@@ -385,23 +387,23 @@ def fetch_below(path: Path) -> None:
     Raises:
         InputError: There are no such objects.
     """
-    parts = _bucket_and_key(shown_path(path))[1].split("/")
+    parts = _split_bucket_and_key(format_path(path))[1].split("/")
     first = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
     # Split the path before the first part that has a wildcard.
     folder, pattern = [path, *path.parents][len(parts) - first], "/".join(parts[first:])
     if not pattern:
-        fetch(path)
+        fetch_files(path)
         if path.is_file():
             return
     matched = pattern.replace("**/", "*")  # `*` also matches a slash here, and the reader ignores files that do not match
-    names = [name for name in names_in(folder) if not pattern or fnmatch.fnmatchcase(name, matched)]
+    names = [name for name in list_names(folder) if not pattern or fnmatch.fnmatchcase(name, matched)]
     if not names:
-        raise InputError(f"{shown_path(path)}: no objects there, or no such bucket; check the URL")
-    fetch(*(folder / name for name in names))
+        raise InputError(f"{format_path(path)}: no objects there, or no such bucket; check the URL")
+    fetch_files(*(folder / name for name in names))
 
 
 @contextmanager
-def local_copy(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
+def open_local_copy(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
     """Provide a file or folder to read, for the duration of the block.
 
     Args:
@@ -411,13 +413,15 @@ def local_copy(location: str | Path, store: StoreSettings | None = None) -> Iter
     Yields:
         The local path.
     """
-    with local_copies([location], store) as (path,):
+    with open_local_copies([location], store) as (path,):
         yield path or Path(location)
 
 
 @contextmanager
-def local_copies(locations: Sequence[str | Path | None], store: StoreSettings | None = None) -> Iterator[list[Path | None]]:
-    """Provide several files or folders to read, for the duration of the block, as `local_copy` does for one.
+def open_local_copies(
+    locations: Sequence[str | Path | None], store: StoreSettings | None = None
+) -> Iterator[list[Path | None]]:
+    """Provide several files or folders to read, for the duration of the block, as `open_local_copy` does for one.
 
     Args:
         locations: Local paths and URLs. None stands for a file that is not used. Equal URLs have the same local path.
@@ -433,36 +437,36 @@ def local_copies(locations: Sequence[str | Path | None], store: StoreSettings | 
             """Download a location if it is a URL, and return its local path."""
             if not is_in_store(location):
                 return Path(location)
-            bucket, key = _bucket_and_key(location)
+            bucket, key = _split_bucket_and_key(location)
             if bucket not in buckets:
-                buckets[bucket] = stack.enter_context(mirrored(Path(bucket), store))
-            fetch_below(buckets[bucket] / key)
+                buckets[bucket] = stack.enter_context(mirror_folder(Path(bucket), store))
+            fetch_matching_files(buckets[bucket] / key)
             return buckets[bucket] / key
 
         yield [None if location is None else copy(location) for location in locations]
 
 
-def _bucket_and_key(location: str | Path) -> tuple[str, str]:
+def _split_bucket_and_key(location: str | Path) -> tuple[str, str]:
     """Split a URL, and return (the URL of its bucket, the key without a leading slash)."""
     scheme, _, rest = store_url(location).partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme}://{bucket}", key
 
 
-def exists(path: Path, store: StoreSettings | None = None) -> bool:
+def file_exists(path: Path, store: StoreSettings | None = None) -> bool:
     """Return whether a file exists, on the local disk or in an object store."""
-    return Objects(store).info(path) is not None if is_in_store(path) else path.exists()
+    return ObjectStore(store).info(path) is not None if is_in_store(path) else path.exists()
 
 
-def existing_histograms(histogram: Path, store: StoreSettings | None = None) -> list[Path]:
+def find_histogram_files(histogram: Path, store: StoreSettings | None = None) -> list[Path]:
     """Return the files of a histogram, on the local disk or in an object store.
 
     Returns:
         The histogram file if it exists. Otherwise all of its parts, or an empty list if a part is missing.
     """
-    if exists(histogram, store):
+    if file_exists(histogram, store):
         return [histogram]
     names = (path.name for path in histogram.parent.glob(f"{histogram.stem}-*-of-*.json"))
-    return complete_parts(
-        histogram, Objects(store).list(histogram.parent, only_here=True) if is_in_store(histogram) else names
+    return find_complete_parts(
+        histogram, ObjectStore(store).list(histogram.parent, only_here=True) if is_in_store(histogram) else names
     )

@@ -39,7 +39,7 @@ def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
     try:
         import fsspec
 
-        return fsspec.filesystem(scheme, use_listings_cache=False, **_options(scheme, settings))
+        return fsspec.filesystem(scheme, use_listings_cache=False, **_filesystem_options(scheme, settings))
     except ImportError as error:
         extra = EXTRAS.get(scheme)
         remedy = f"run: {install_command(extra)}" if extra else "install fsspec and the library that it names for them"
@@ -51,7 +51,7 @@ def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
         raise InputError(f"{scheme}://: {error}; use s3://, gs:// or az://, or another that fsspec knows") from error
 
 
-def _options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
+def _filesystem_options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
     """Return the arguments for the file system of a scheme. Only S3 has any."""
     if EXTRAS.get(scheme) != "s3":
         return {}
@@ -73,7 +73,7 @@ def _options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
     return options
 
 
-def _passing_errors(scheme: str) -> tuple[type[Exception], ...]:
+def _retryable_errors(scheme: str) -> tuple[type[Exception], ...]:
     """Return the exception classes after which a request may be retried.
 
     They are errors of the operating system and of the store's library. Some of them are permanent nevertheless, which
@@ -126,7 +126,7 @@ class ObjectInfo:
     version: str
 
 
-class Objects:
+class ObjectStore:
     """Access to the objects of all stores, by URL. Several threads may use the same instance.
 
     Every operation retries temporary failures, and raises a FailedError if they persist or the permission is missing.
@@ -150,7 +150,7 @@ class Objects:
             entry = self._attempt("look at", url, lambda filesystem: filesystem.info(url))
         except FileNotFoundError:
             return None
-        return _info(entry) if entry["type"] == "file" else None
+        return _parse_object_info(entry) if entry["type"] == "file" else None
 
     def read(self, url: str | Path) -> bytes:
         """Return the content of a small object.
@@ -162,7 +162,7 @@ class Objects:
         try:
             return bytes(self._attempt("read", url, lambda filesystem: filesystem.cat_file(url)))
         except FileNotFoundError as error:
-            raise _missing(url) from error
+            raise _missing_object_error(url) from error
 
     def fetch(self, url: str | Path, path: Path, known: ObjectInfo | None = None) -> None:
         """Download an object to a local file, atomically.
@@ -178,7 +178,7 @@ class Objects:
         url = store_url(url)
         before = known or self.info(url)
         if before is None:
-            raise _missing(url)
+            raise _missing_object_error(url)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{threading.get_ident()}.tmp")
         temporary.unlink(missing_ok=True)
@@ -189,7 +189,7 @@ class Objects:
             After a lost connection, the library may continue with the bytes of another version.
             """
             filesystem.get_file(url, str(temporary))
-            after, size = _info(filesystem.info(url)), temporary.stat().st_size
+            after, size = _parse_object_info(filesystem.info(url)), temporary.stat().st_size
             if after != before:
                 sizes = f"{before.bytes:,} bytes before, {after.bytes:,} now"
                 raise InputError(f"{url}: changed while it was read ({sizes}); leave it alone, and run the same again")
@@ -254,7 +254,7 @@ class Objects:
         entries = listing.values() if isinstance(listing, dict) else listing
         start = len(re.sub(r"^[a-z][a-z0-9+.-]*://", "", url)) + 1
         infos = {
-            entry["name"].removeprefix(f"{store_scheme(url)}://")[start:]: _info(entry)
+            entry["name"].removeprefix(f"{store_scheme(url)}://")[start:]: _parse_object_info(entry)
             for entry in entries
             if entry["type"] == "file"
         }
@@ -285,7 +285,7 @@ class Objects:
         with self._lock:
             if scheme not in self._filesystems:
                 self._filesystems[scheme] = _open_filesystem(scheme, settings)
-        filesystem, passing = self._filesystems[scheme], _passing_errors(scheme)
+        filesystem, passing = self._filesystems[scheme], _retryable_errors(scheme)
         pause, attempt, waited, start = settings.first_pause_seconds, 0, 0.0, time.monotonic()
         while True:
             attempt += 1
@@ -294,12 +294,16 @@ class Objects:
             except (FileNotFoundError, InputError, FailedError):
                 raise
             except PermissionError as error:
-                raise FailedError(f"{url}: cannot {action}: {_reason(error)}; give this account the right to it") from error
+                raise FailedError(
+                    f"{url}: cannot {action}: {_describe_error(error)}; give this account the right to it"
+                ) from error
             except passing as error:
                 self._refuse_what_stays(action, url, error)
                 if attempt == settings.attempts:
                     remedy = "check store.endpoint_url and store.ca_file, then run the same again"
-                    raise FailedError(f"{url}: cannot {action}: {_reason(error)} ({attempt} attempts); {remedy}") from error
+                    raise FailedError(
+                        f"{url}: cannot {action}: {_describe_error(error)} ({attempt} attempts); {remedy}"
+                    ) from error
                 waited += pause
                 now = time.monotonic()
                 if max(waited, now - start) >= _PATIENCE_SECONDS:
@@ -308,7 +312,7 @@ class Objects:
                         self._shown_at = now if is_due else self._shown_at
                     if is_due:
                         coming = f"attempt {attempt + 1} of {settings.attempts} in {pause:g} s"
-                        Reporter().say(f"{url}: cannot {action}: {_reason(error)}; {coming}")
+                        Reporter().say(f"{url}: cannot {action}: {_describe_error(error)}; {coming}")
             self._sleep(pause)
             pause = min(2 * pause, settings.longest_pause_seconds)
 
@@ -321,24 +325,28 @@ class Objects:
         """
         number = getattr(error, "errno", None)
         if number in _NO_SPACE:
-            raise FailedError(f"{url}: cannot {action}: {_reason(error)}; free space for scratch (store.scratch)") from error
+            raise FailedError(
+                f"{url}: cannot {action}: {_describe_error(error)}; free space for scratch (store.scratch)"
+            ) from error
         if not _NO_CREDENTIALS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
             raise FailedError(f"{url}: cannot {action}: no credentials; give them as the store's tools take them") from error
         if number in _FINAL or isinstance(error, ValueError):
-            raise InputError(f"{url}: cannot {action}: {_reason(error)}; check the URL and store.endpoint_url") from error
+            raise InputError(
+                f"{url}: cannot {action}: {_describe_error(error)}; check the URL and store.endpoint_url"
+            ) from error
 
 
-def _info(entry: dict[str, Any]) -> ObjectInfo:
+def _parse_object_info(entry: dict[str, Any]) -> ObjectInfo:
     """Return the state of an object from an entry of fsspec."""
     version = entry.get("ETag") or entry.get("etag") or entry.get("generation") or entry.get("mtime") or ""
     return ObjectInfo(int(entry["size"]), str(version))
 
 
-def _missing(url: str) -> InputError:
+def _missing_object_error(url: str) -> InputError:
     """Return the error for an object that does not exist."""
     return InputError(f"{url}: no such object, or no such bucket; check the URL")
 
 
-def _reason(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return a short description of an exception for messages."""
     return shorten(str(error) or type(error).__name__, 160)

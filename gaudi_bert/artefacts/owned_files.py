@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from gaudi_bert.artefacts.base import METADATA_NAME, NOTES_NAME, VERIFICATION_NAME
-from gaudi_bert.artefacts.mirrored_folder import is_mirrored, names_in
+from gaudi_bert.artefacts.mirrored_folder import is_mirrored, list_names
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME, FINETUNING_NAME, TRAINING_NAME
 
 TOKENIZER_FILES = (
@@ -56,11 +56,11 @@ def is_owned(name: str, patterns: tuple[str, ...]) -> bool:
     parent, slash, last = name.rpartition("/")
     if last.startswith("."):
         last = re.sub(r"^\.(.+)\.(lock|[0-9a-f]{8}\.tmp)$", r"\1", last)
-    return _expression(patterns).fullmatch(f"{parent}{slash}{last}") is not None
+    return _compile_patterns(patterns).fullmatch(f"{parent}{slash}{last}") is not None
 
 
 @cache
-def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
+def _compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
     """Return a regular expression that matches any of the patterns."""
     return re.compile("|".join(re.escape(name).replace(r"\#", "[0-9]+").replace(r"\*", "[^/]*") for name in patterns))
 
@@ -133,7 +133,7 @@ def list_files_below(folder: Path) -> Iterator[tuple[str, bool]]:
     Symbolic links are not followed. Folders without read permission are skipped, because nothing in them can be removed.
     """
     if is_mirrored(folder):
-        yield from ((name, True) for name in names_in(folder))
+        yield from ((name, True) for name in list_names(folder))
         return
     with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(folder) as entries:
         for entry in entries:

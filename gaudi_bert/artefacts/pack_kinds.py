@@ -15,7 +15,7 @@ from gaudi_bert.artefacts.completion import read_signature, settings_path
 from gaudi_bert.common.errors import InputError, join_with_and
 
 
-class RowTables(Artefact):
+class RowLengthTables(Artefact):
     """The content of row_lengths.json, which is the last file of a folder that contains packed tables with several row
     lengths.
 
@@ -38,13 +38,13 @@ def row_table_path(folder: Path, length: int) -> Path:
     return folder / f"rows-{length}"
 
 
-def refuse_row_tables(folder: Path) -> None:
+def check_no_row_tables(folder: Path) -> None:
     """Check that a folder does not contain packed tables with several row lengths.
 
     Raises:
         InputError: It does. The message names one of the tables, because the caller can use only one.
     """
-    tables = RowTables.read_if_present(folder)
+    tables = RowLengthTables.read_if_present(folder)
     if tables is not None:
         lengths = join_with_and(f"{length:,}" for length in tables.row_lengths)
         table = row_table_path(folder, tables.row_lengths[0])
@@ -56,15 +56,15 @@ _COMMANDS = {"write": "gaudi-bert write` or `pack", "pack-table": "gaudi-bert pa
 """The commands that write packs, by the stage name in their settings file."""
 
 
-def pack_kind(folder: Path) -> PackKind | None:
+def find_pack_kind(folder: Path) -> PackKind | None:
     """Return the kind of packs in a folder, or None if it contains none. Only the presence of the metadata is checked.
 
     Raises:
         InputError: Packing was started in the folder but has not finished.
     """
-    kind = next((kind for kind, path in _metadata_paths(folder).items() if path.exists()), None)
-    if kind is None and not RowTables.path_in(folder).exists():
-        for path in filter(Path.is_file, _settings_paths(folder)):
+    kind = next((kind for kind, path in _metadata_path_by_kind(folder).items() if path.exists()), None)
+    if kind is None and not RowLengthTables.path_in(folder).exists():
+        for path in filter(Path.is_file, _list_settings_paths(folder)):
             try:
                 command = _COMMANDS.get(read_signature(path).stage)
             except InputError:  # not a settings file of this package, but a file of the user with the same name
@@ -74,16 +74,16 @@ def pack_kind(folder: Path) -> PackKind | None:
     return kind
 
 
-def files_that_tell_kinds(folder: Path) -> tuple[Path, ...]:
-    """Return the files whose presence `pack_kind` checks. For a folder in a store, the caller must download them first."""
-    return *_metadata_paths(folder).values(), RowTables.path_in(folder), *_settings_paths(folder)
+def list_pack_kind_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files whose presence `find_pack_kind` checks. For a folder in a store, the caller downloads them first."""
+    return *_metadata_path_by_kind(folder).values(), RowLengthTables.path_in(folder), *_list_settings_paths(folder)
 
 
-def _metadata_paths(folder: Path) -> dict[PackKind, Path]:
+def _metadata_path_by_kind(folder: Path) -> dict[PackKind, Path]:
     """Return the path of the metadata for each kind of packs."""
     return {"table": folder / NOTES_NAME / METADATA_NAME, "records": folder / METADATA_NAME}
 
 
-def _settings_paths(folder: Path) -> tuple[Path, Path]:
+def _list_settings_paths(folder: Path) -> tuple[Path, Path]:
     """Return the paths of the settings file for TFRecords and for tables."""
-    return settings_path(folder, folder / METADATA_NAME), settings_path(folder, RowTables.path_in(folder))
+    return settings_path(folder, folder / METADATA_NAME), settings_path(folder, RowLengthTables.path_in(folder))

@@ -32,8 +32,8 @@ from gaudi_bert.artefacts.base import (
     VocabularyInfo,
     manifest_path,
 )
-from gaudi_bert.artefacts.mirrored_folder import fetch
-from gaudi_bert.artefacts.pack_kinds import refuse_row_tables
+from gaudi_bert.artefacts.mirrored_folder import fetch_files
+from gaudi_bert.artefacts.pack_kinds import check_no_row_tables
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
@@ -83,7 +83,7 @@ class GroupManifest(Artefact):
         """
         group, number = table.group_and_number(shard)
         path = manifest_path(folder, group)
-        fetch(path)
+        fetch_files(path)
         manifest = cls.read_if_present(path)
         return None if manifest is None else manifest.shards[number].crc32c
 
@@ -181,8 +181,8 @@ class PackedMetadata(Artefact):
             is_packed = path.is_file()
         if not is_packed:
             folder = path.parents[cls.file_name.count("/")]
-            refuse_row_tables(folder)
-            for other in (Metadata, TableMetadata):
+            check_no_row_tables(folder)
+            for other in (RecordMetadata, TableMetadata):
                 if other.path_in(folder).is_file():
                     raise InputError(f"{folder}: holds {other.packs_name}, not {cls.packs_name}; give a folder of those")
             raise InputError(f"{path}: missing, so the folder is not packed; run `gaudi-bert pack` to its end")
@@ -222,7 +222,7 @@ class PackedMetadata(Artefact):
         return describe_algorithm(self.algorithm, (), self.depth)
 
 
-class Metadata(PackedMetadata):
+class RecordMetadata(PackedMetadata):
     """The content of metadata.json for packed TFRecords.
 
     Attributes:
@@ -316,7 +316,7 @@ class TableMetadata(PackedMetadata):
         return describe_algorithm(self.algorithm, self.algorithms_used, self.deepest_pack)
 
 
-class PackedSums:
+class PackedTotals:
     """The totals of a packed folder, to which group manifests are added one by one, in any order.
 
     Attributes:

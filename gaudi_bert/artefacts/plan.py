@@ -154,7 +154,7 @@ class PlannedGroup(Artefact):
             raise ValueError(f"has {len(self.bound_prices)} prices for lengths 1 to {max_sequence_length}")
 
 
-def totals_of(groups: Sequence[PlannedGroup], max_sequence_length: int, algorithm: str) -> dict[str, Any]:
+def compute_totals(groups: Sequence[PlannedGroup], max_sequence_length: int, algorithm: str) -> dict[str, Any]:
     """Return the keys of `PlanTotals` that follow from the groups: all except the masked slots."""
     sequences, packs, tokens, bound = (
         sum(getattr(group, key) for group in groups) for key in ("sequences", "packs", "tokens", "lower_bound")
@@ -236,7 +236,7 @@ class Plan(Artefact):
         names = [file.name for group in self.groups for file in group.files]
         if len(set(names)) != len(names):
             raise ValueError("each file must be in exactly one group")
-        right = {**totals_of(self.groups, self.max_sequence_length, self.algorithm), "masked_slots": self.masked_slots}
+        right = {**compute_totals(self.groups, self.max_sequence_length, self.algorithm), "masked_slots": self.masked_slots}
         for key, value in right.items():
             if getattr(self.totals, key) != value:
                 raise ValueError(f"totals.{key} is {getattr(self.totals, key)}, the groups add up to {value}")

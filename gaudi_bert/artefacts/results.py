@@ -20,7 +20,7 @@ from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.config.options import check_combination
 
 if TYPE_CHECKING:  # importing these modules is slow, and `run` and `--help` do not need them
-    from gaudi_bert.artefacts.packed import PackedMetadata, PackedSums
+    from gaudi_bert.artefacts.packed import PackedMetadata, PackedTotals
     from gaudi_bert.artefacts.plan import PlanTotals
     from gaudi_bert.artefacts.verification import Verification
     from gaudi_bert.config.places import StoreSettings
@@ -143,7 +143,7 @@ class PlainResult:
         return list(self.text)
 
 
-def result_of_part(groups: int, groups_written: int, sums: PackedSums | Verification) -> PlainResult:
+def build_part_result(groups: int, groups_written: int, sums: PackedTotals | Verification) -> PlainResult:
     """Return the result of a run that wrote or verified one part of a packed folder.
 
     Args:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from gaudi_bert.artefacts.base import Artefact, Count, Crc32c
-from gaudi_bert.artefacts.mirrored_folder import files_in, is_mirrored
+from gaudi_bert.artefacts.mirrored_folder import is_mirrored, list_files
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError
@@ -170,7 +170,7 @@ def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes:
     return shards
 
 
-def shard_bounds(packs: int, shards: int, packs_before: int) -> IntArray:
+def divide_packs(packs: int, shards: int, packs_before: int) -> IntArray:
     """Divide the packs of a group evenly among its shards.
 
     The sizes of the shards differ by at most one pack. Process r of W reads every W-th shard. If the larger shards were
@@ -207,7 +207,7 @@ def index_path(folder: Path, group: int) -> Path:
     return folder / f"group-{group:05d}.index"
 
 
-def index_bytes(packs: int) -> int:
+def index_size(packs: int) -> int:
     """Return the size in bytes of an index with `packs` records."""
     return packs * _ENTRY.itemsize
 
@@ -255,17 +255,17 @@ def read_index(path: Path, first: int, packs: int, shard_bytes: int) -> IndexedR
     try:
         with open_file(path) as handle:
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # without read-ahead of the following parts
-            data = os.pread(handle.fileno(), index_bytes(packs), index_bytes(first))
+            data = os.pread(handle.fileno(), index_size(packs), index_size(first))
     except FileNotFoundError:
         return None
-    if len(data) != index_bytes(packs):
+    if len(data) != index_size(packs):
         return None
     entries = np.frombuffer(data, "<u4").reshape(packs, 2).astype(np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(entries[:, 0])])
     return IndexedRecords(starts, entries[:, 1].copy()) if starts[-1] == shard_bytes else None
 
 
-def check_shards(folder: Path, table: ShardTable, remedy: str = "write the packed data again") -> None:
+def check_shard_sizes(folder: Path, table: ShardTable, remedy: str = "write the packed data again") -> None:
     """Check that every shard of a folder exists and has the size that the metadata state.
 
     Args:
@@ -277,7 +277,7 @@ def check_shards(folder: Path, table: ShardTable, remedy: str = "write the packe
         InputError: A shard is missing or has another size. The message names the first such shard.
     """
     sizes = np.full(len(table), -1, np.int64)
-    for name, size in sizes_in(folder):
+    for name, size in list_file_sizes(folder):
         number = table.number(name)
         if number is not None:
             sizes[number] = size
@@ -288,10 +288,10 @@ def check_shards(folder: Path, table: ShardTable, remedy: str = "write the packe
         raise InputError(f"{folder / table.name(number)}: {problem}; {remedy}")
 
 
-def sizes_in(folder: Path) -> Iterator[tuple[str, int]]:
+def list_file_sizes(folder: Path) -> Iterator[tuple[str, int]]:
     """Yield (name, size in bytes) for each file in a folder. A local folder is listed one entry at a time."""
     if is_mirrored(folder):
-        yield from ((name, info.bytes) for name, info in files_in(folder).items())
+        yield from ((name, info.bytes) for name, info in list_files(folder).items())
         return
     with os.scandir(folder) as entries:
         yield from ((entry.name, entry.stat().st_size) for entry in entries if entry.is_file())

@@ -10,13 +10,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from gaudi_bert.artefacts.base import Artefact, Count, Figures, Positive, Share
+from gaudi_bert.artefacts.base import Artefact, Count, ExtensibleArtefact, Positive, Share
 from gaudi_bert.artefacts.work_folder import FINETUNING_NAME, TRAINING_NAME
 from gaudi_bert.common.progress import format_count, format_rate
 from gaudi_bert.config.sections import SEARCH_TASKS
 
 
-class LossFigures(Figures):
+class LossMetrics(ExtensibleArtefact):
     """Losses and accuracies of both pretraining tasks over some sequences."""
 
     loss: float
@@ -33,7 +33,7 @@ class LossFigures(Figures):
         )
 
 
-class EvaluationFigures(LossFigures):
+class EvaluationMetrics(LossMetrics):
     """Losses and accuracies on held-out data.
 
     Attributes:
@@ -64,7 +64,7 @@ class EvaluationFigures(LossFigures):
         )
 
 
-class _RunResult(Figures):
+class _RunResult(ExtensibleArtefact):
     """The content of training.json that every run has. The file omits metrics that were not measured.
 
     Attributes:
@@ -115,8 +115,8 @@ class TrainingResult(_RunResult):
             was not measured, or the machine was too busy for a reliable measurement.
     """
 
-    training: LossFigures | None
-    evaluation: EvaluationFigures | None
+    training: LossMetrics | None
+    evaluation: EvaluationMetrics | None
     realized_speedup: float | None = None
 
     def lines(self) -> list[str]:
@@ -128,7 +128,7 @@ class TrainingResult(_RunResult):
         return lines if self.evaluation is None else [*lines, f"held out: {self.evaluation.line()}"]
 
 
-class WordFigures(Figures):
+class WordMetrics(ExtensibleArtefact):
     """Loss and accuracy of predicting masked or next tokens."""
 
     loss: float
@@ -140,7 +140,7 @@ class WordFigures(Figures):
         return f"loss {self.loss:.4f}, accuracy {self.accuracy:.4f}, perplexity {self.perplexity:,.1f}"
 
 
-class WordEvaluation(WordFigures):
+class WordEvaluation(WordMetrics):
     """Loss and accuracy on held-out data.
 
     Attributes:
@@ -170,7 +170,7 @@ class TableTraining(_RunResult):
 
     task: str
     model: str
-    training: WordFigures | None
+    training: WordMetrics | None
     evaluation: WordEvaluation | None
 
     def lines(self) -> list[str]:
@@ -179,7 +179,7 @@ class TableTraining(_RunResult):
         return lines if self.evaluation is None else [*lines, f"held out: {self.evaluation.line()}"]
 
 
-class _EvaluatedCheckpoint(Figures):
+class _EvaluatedCheckpoint(ExtensibleArtefact):
     """The checkpoint of an evaluation.
 
     Attributes:
@@ -191,7 +191,7 @@ class _EvaluatedCheckpoint(Figures):
     loss_per: Literal["token", "sequence"]
 
 
-class EvaluationResult(EvaluationFigures, _EvaluatedCheckpoint):
+class EvaluationResult(EvaluationMetrics, _EvaluatedCheckpoint):
     """The content of evaluation.json: the metrics of a checkpoint on held-out data. Metrics that were not measured are
     omitted.
 
@@ -205,7 +205,7 @@ class EvaluationResult(EvaluationFigures, _EvaluatedCheckpoint):
     remedy = "evaluate again"
     omits_defaults = True
 
-    unpacked: EvaluationFigures | None = None
+    unpacked: EvaluationMetrics | None = None
     largest_difference: float | None = None
 
     def lines(self) -> list[str]:
@@ -216,7 +216,7 @@ class EvaluationResult(EvaluationFigures, _EvaluatedCheckpoint):
         return lines
 
 
-class FineTuningLine(Figures):
+class FineTuningLine(ExtensibleArtefact):
     """A line of metrics.jsonl during fine-tuning.
 
     Attributes:
@@ -234,7 +234,7 @@ class FineTuningLine(Figures):
     tokens_per_second: float | None = None
 
 
-class MetricsLine(LossFigures, FineTuningLine):
+class MetricsLine(LossMetrics, FineTuningLine):
     """A line of metrics.jsonl during pretraining.
 
     Attributes:
@@ -249,7 +249,7 @@ class MetricsLine(LossFigures, FineTuningLine):
 # --- fine-tuning
 
 
-class FineTuning(Figures):
+class FineTuning(ExtensibleArtefact):
     """The content of metrics.json: a summary of fine-tuning and the metrics of the best checkpoint.
 
     Attributes:

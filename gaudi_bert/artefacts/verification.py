@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typing_extensions import Self
 
-from gaudi_bert.artefacts.base import VERIFICATION_NAME, Count, Figures, Sha256, TooLongRows
+from gaudi_bert.artefacts.base import VERIFICATION_NAME, Count, ExtensibleArtefact, Sha256, TooLongRows
 from gaudi_bert.artefacts.packed import PackedMetadata
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import format_count
@@ -16,7 +16,7 @@ from gaudi_bert.config.values import require_pattern
 _Fingerprint = Annotated[str, require_pattern("[0-9a-f]{16}", "16 digits from 0 to f")]
 
 
-class Verification(Figures):
+class Verification(ExtensibleArtefact):
     """The content of verification.json, which is written only if the verification succeeded.
 
     Attributes:

@@ -163,7 +163,7 @@ def plan(
     settings = arguments.load_packing_settings(set_, options)
     # The pattern `histograms/*.json` also matches the settings files next to the histograms.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
-    planned = plan.plan(counted, out, settings, run)
+    planned = plan.plan_packs(counted, out, settings, run)
     following = f"write RECORDS {output.quote_command('--plan', out, '--out', 'packed/')}"
     output.print_result(planned, json, planned.lines(verbose=verbose), following)
 

@@ -22,7 +22,14 @@ import numpy as np
 
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature, settings_path
 from gaudi_bert.artefacts.examples import PreparedExamples, PreparedSection, PreparedVocabulary, TextSource
-from gaudi_bert.artefacts.mirrored_folder import fetch, local_copies, mirrored, release, remove, shown_path
+from gaudi_bert.artefacts.mirrored_folder import (
+    fetch_files,
+    format_path,
+    mirror_folder,
+    open_local_copies,
+    remove_files,
+    remove_local_copies,
+)
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME
 from gaudi_bert.common.arrays import BoolArray
@@ -100,7 +107,10 @@ def prepare(
         FailedError: A worker process was killed, or the text was changed during the run.
     """
     texts = [settings.text] if isinstance(settings.text, str) else list(settings.text or ())
-    with local_copies([*texts, settings.vocab], run.store) as (*sources, vocab), mirrored(out, run.store) as folder:
+    with (
+        open_local_copies([*texts, settings.vocab], run.store) as (*sources, vocab),
+        mirror_folder(out, run.store) as folder,
+    ):
         here = {"text": tuple(map(str, sources)), "vocab": None if vocab is None else str(vocab)}
         local = settings.model_copy(update=here)
         return _prepare(local, folder, run, pipeline_folder)
@@ -113,7 +123,7 @@ def _prepare(
     sources = find_sources(list(settings.text or ()), pipeline_folder)
     vocab = settings.vocab
     given = None if vocab is None else read_vocabulary(pipeline_folder / Path(vocab).expanduser())
-    fetch(settings_path(out))
+    fetch_files(settings_path(out))
     is_new = not settings_path(out).exists()
     output: GroupedOutput[Section, PreparedSection] = GroupedOutput(
         out,
@@ -132,7 +142,7 @@ def _prepare(
         # No examples were written yet. The stored settings describe the faulty text, so the next run would reject the
         # corrected text because of them. Remove them.
         if is_new:
-            remove(settings_path(out))
+            remove_files(settings_path(out))
         raise
     sections = run.share_of(corpus.sections)
     if run.part is not None and not sections:
@@ -193,7 +203,7 @@ def _vocabulary(
     The vocabulary is the given one, or the one that an earlier run has trained, or a new one that is trained here.
     """
     path = out / "vocab.txt"
-    fetch(path)
+    fetch_files(path)
     vocabulary = given
     if vocabulary is None and path.exists():
         return read_vocabulary(path)
@@ -245,7 +255,7 @@ def _make_section(
 
     with output.writing(section, name):
         written = write_section(section, make(), folder, corpus.parts[section.split], settings.seed)
-        release(*(folder / file.name for file in written.files))
+        remove_local_copies(*(folder / file.name for file in written.files))
         written.write(output.summary_path(section))
 
 
@@ -257,7 +267,7 @@ def _finish(
     missing = [section for section in corpus.sections if section not in completed]
     if missing:
         output.reporter.say(
-            f"{shown_path(output.folder)}: {len(missing)} of {len(corpus.sections)} sections remain for other shards"
+            f"{format_path(output.folder)}: {len(missing)} of {len(corpus.sections)} sections remain for other shards"
         )
         left = f"this part is done, {format_count(len(missing), 'section')} to be done by other parts"
         names = tuple(f"{section.split} {section.number}" for section in missing)

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.base import InputFile
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_place, is_finished
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_place, is_artefact_finished
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
-from gaudi_bert.artefacts.mirrored_folder import local_copy, mirrored
-from gaudi_bert.artefacts.plan import Plan, PlannedGroup, PlanTotals, totals_of
+from gaudi_bert.artefacts.mirrored_folder import mirror_folder, open_local_copy
+from gaudi_bert.artefacts.plan import Plan, PlannedGroup, PlanTotals, compute_totals
 from gaudi_bert.artefacts.results import StageOutput, StageRun
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.files import exclusive_lock, format_location
@@ -31,7 +31,7 @@ from gaudi_bert.packing.histogram import Histogram, build_group_histogram, find_
 from gaudi_bert.packing.strategies import Packing
 
 
-def plan(histograms: Sequence[Path], out: Path, settings: PackingSettings, run: StageRun) -> StageOutput[PlanTotals]:
+def plan_packs(histograms: Sequence[Path], out: Path, settings: PackingSettings, run: StageRun) -> StageOutput[PlanTotals]:
     """Plan the packing of the records that one or several histograms describe, and write plan.json.
 
     Args:
@@ -48,20 +48,20 @@ def plan(histograms: Sequence[Path], out: Path, settings: PackingSettings, run: 
     """
     started = time.monotonic()
     with ExitStack() as stack:
-        counted = HistogramFile.read_all([stack.enter_context(local_copy(path, run.store)) for path in histograms])
+        counted = HistogramFile.read_all([stack.enter_context(open_local_copy(path, run.store)) for path in histograms])
         histogram_sha256 = counted.sha256
         signature = Signature("plan", settings.model_dump(mode="json"), {"histogram_sha256": histogram_sha256})
-        path = stack.enter_context(mirrored(out.parent, run.store)) / out.name
-        finished = is_finished(path, path, signature)
+        path = stack.enter_context(mirror_folder(out.parent, run.store)) / out.name
+        finished = is_artefact_finished(path, path, signature)
         if not finished:
-            check_place(path, path, signature.stage, run.overwrite)
+            check_output_place(path, path, signature.stage, run.overwrite)
             with exclusive_lock(path, str(out), wait=True):
                 finished = begin_artefact(path, path, signature, run.overwrite)
         if finished:
             run.reporter.say(f"{format_location(out)}: already there, nothing to do")
             return StageOutput(Plan.read(path).totals, seconds=0.0, skipped=True)
         groups = _form_groups(counted, settings, run.reporter)
-        content = _assemble_plan(counted, histogram_sha256, groups, _pack_groups(counted, groups, settings, run), settings)
+        content = _build_plan(counted, histogram_sha256, groups, _pack_groups(counted, groups, settings, run), settings)
         content.write(path)
     if counted.files is None:
         run.reporter.say(
@@ -70,7 +70,7 @@ def plan(histograms: Sequence[Path], out: Path, settings: PackingSettings, run: 
     return StageOutput(content.totals, seconds=round(time.monotonic() - started, 3))
 
 
-def to_histogram(counted: HistogramFile) -> Histogram:
+def build_histogram(counted: HistogramFile) -> Histogram:
     """Convert the content of histogram.json to the histogram that packing uses."""
     return Histogram(counted.max_sequence_length, np.array(counted.counts, np.int64), counted.max_masked())
 
@@ -92,7 +92,7 @@ def _pack_groups(
     counted: HistogramFile, groups: Sequence[Sequence[CountedFile]], settings: PackingSettings, run: StageRun
 ) -> list[Packing]:
     """Pack each group, several at once if there are several cores."""
-    length, whole = counted.max_sequence_length, to_histogram(counted)
+    length, whole = counted.max_sequence_length, build_histogram(counted)
     with run.reporter.task("plan", len(groups), "groups") as task:
 
         def pack(files: Sequence[CountedFile], _: ByteArray) -> Packing:
@@ -113,7 +113,7 @@ def _pack_groups(
         return list(map_in_threads(pack, groups, run.workers, lambda: np.zeros(0, np.uint8)))
 
 
-def _assemble_plan(
+def _build_plan(
     counted: HistogramFile,
     histogram_sha256: str,
     groups: Sequence[Sequence[CountedFile]],
@@ -135,7 +135,7 @@ def _assemble_plan(
     )
     masked_slots = max(packing.masked_slots or 0 for packing in packings) or None
     needed = [packing.masked_slots_needed for packing in packings if packing.masked_slots_needed is not None]
-    totals = totals_of(planned, counted.max_sequence_length, settings.algorithm)
+    totals = compute_totals(planned, counted.max_sequence_length, settings.algorithm)
     return Plan(
         format_version=2,
         algorithm=settings.algorithm,

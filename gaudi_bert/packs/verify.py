@@ -17,12 +17,19 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from gaudi_bert.artefacts.base import VERIFICATION_NAME, Artefact, InputFile, complete_parts, manifest_path, part_path
-from gaudi_bert.artefacts.completion import Signature, first_difference
-from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown_path
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, TableMetadata
-from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, result_of_part
-from gaudi_bert.artefacts.shards import check_shards, index_path, sizes_in
+from gaudi_bert.artefacts.base import VERIFICATION_NAME, Artefact, InputFile, find_complete_parts, manifest_path, part_path
+from gaudi_bert.artefacts.completion import Signature, describe_first_difference
+from gaudi_bert.artefacts.mirrored_folder import (
+    fetch_files,
+    format_path,
+    is_mirrored,
+    list_names,
+    remove_files,
+    remove_local_copies,
+)
+from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedTotals, RecordMetadata, TableMetadata
+from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, build_part_result
+from gaudi_bert.artefacts.shards import check_shard_sizes, index_path, list_file_sizes
 from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
@@ -75,10 +82,12 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
         """
         metadata, table = self.metadata, self.metadata.shard_table
         try:
-            check_shards(self.path, table, metadata.remedy)
+            check_shard_sizes(self.path, table, metadata.remedy)
         except InputError as error:
             raise FailedError(str(error)) from error
-        foreign = [name for name, _ in sizes_in(self.path) if name.startswith("packed-") and table.number(name) is None]
+        foreign = [
+            name for name, _ in list_file_sizes(self.path) if name.startswith("packed-") and table.number(name) is None
+        ]
         if foreign:
             raise FailedError(f"{self.path / min(foreign)}: is not listed in metadata.json; remove it, or {metadata.remedy}")
         for number, shards in enumerate(table.group_sizes.tolist()):
@@ -87,7 +96,7 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
                 problem = f"shard_multiple is {metadata.shard_multiple}, but group {number} has {shards} shards"
                 raise FailedError(f"{metadata.path_in(self.path)}: {problem}; {metadata.remedy}")
         known = {path(self.json_folder, number).name for number in self.groups for path in (manifest_path, index_path)}
-        for name in names_in(self.json_folder):
+        for name in list_names(self.json_folder):
             if re.fullmatch(r"group-.*\.(json|index)", name) and name not in known:
                 raise FailedError(
                     f"{self.json_folder / name}: belongs to a group that metadata.json does not list; {metadata.remedy}"
@@ -100,13 +109,13 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
             FailedError: it is missing, invalid, or another manifest.
         """
         path = manifest_path(self.json_folder, number)
-        fetch(path)
+        fetch_files(path)
         try:
             manifest, crc = self.manifest_type.read(path), crc32c(read_file(path))
         except InputError as error:
             raise FailedError(str(error)) from error
         finally:
-            release(path)
+            remove_local_copies(path)
         if crc != self.metadata.groups[number].manifest_crc32c or manifest.group != number:
             raise FailedError(f"{path}: differs from the manifest that metadata.json lists; {self.metadata.remedy}")
         return manifest
@@ -135,12 +144,14 @@ def check_same_content(
     Raises:
         FailedError: the contents differ. The message names the first key that differs.
     """
-    difference = first_difference(stored.as_json(), expected.as_json(), f"by {source}")
+    difference = describe_first_difference(stored.as_json(), expected.as_json(), f"by {source}")
     if difference is not None:
         raise FailedError(f"{path}: {difference}; {remedy}")
 
 
-def check_inputs(packed: Path, packed_files: Iterable[InputFile], present: Iterable[InputFile], remedy: str) -> None:
+def check_inputs_unchanged(
+    packed: Path, packed_files: Iterable[InputFile], present: Iterable[InputFile], remedy: str
+) -> None:
     """Check that the input files are those that were packed.
 
     Args:
@@ -164,7 +175,7 @@ def check_inputs(packed: Path, packed_files: Iterable[InputFile], present: Itera
 
 
 @dataclass(frozen=True)
-class ReadGroup(Generic[_Manifest]):
+class VerifiedGroup(Generic[_Manifest]):
     """A group whose shards were read and compared with their source during verification.
 
     Attributes:
@@ -180,7 +191,7 @@ class ReadGroup(Generic[_Manifest]):
     fingerprint: int = 0
 
 
-class GroupReader(Protocol[_Manifest]):
+class GroupVerifier(Protocol[_Manifest]):
     """Reads groups of packs and compares each with its source. Each file format has its own reader."""
 
     @property
@@ -188,7 +199,7 @@ class GroupReader(Protocol[_Manifest]):
         """The packed folder."""
         ...
 
-    def read_groups(self, manifests: Iterable[_Manifest]) -> Iterator[ReadGroup[_Manifest]]:
+    def read_groups(self, manifests: Iterable[_Manifest]) -> Iterator[VerifiedGroup[_Manifest]]:
         """Yield the groups in order.
 
         Raises:
@@ -196,7 +207,7 @@ class GroupReader(Protocol[_Manifest]):
         """
         ...
 
-    def expected_metadata(self, sums: PackedSums) -> PackedMetadata:
+    def expected_metadata(self, sums: PackedTotals) -> PackedMetadata:
         """Check the list of input files, and return the expected content of metadata.json.
 
         Args:
@@ -205,7 +216,7 @@ class GroupReader(Protocol[_Manifest]):
         ...
 
 
-def verify_packs(reader: GroupReader[Any], run: StageRun) -> StageOutput[Verification] | PlainResult:
+def verify_packs(reader: GroupVerifier[Any], run: StageRun) -> StageOutput[Verification] | PlainResult:
     """Verify a packed folder: all of its groups, the groups of a part, or the sums of all parts.
 
     Args:
@@ -226,20 +237,20 @@ def verify_packs(reader: GroupReader[Any], run: StageRun) -> StageOutput[Verific
         raise InputError(f"{folder.path}: is read-only, but parts store their sums there; verify the folder without --shard")
     folder.check_files()
     if run.finish:
-        parts = complete_parts(path, names_in(path.parent))
-        proof = _combine_parts(folder, path, parts)
+        parts = find_complete_parts(path, list_names(path.parent))
+        proof = _combine_part_verifications(folder, path, parts)
     else:
         parts = []
         try:
             proof = _verify_groups(reader, run.share_of(folder.groups))
         except FailedError:
             if writable:
-                remove(path)
+                remove_files(path)
             raise
     if run.part is not None:
         proof.write(part_path(path, run.part))
-        return result_of_part(proof.groups, proof.groups, proof)
-    sums = PackedSums()
+        return build_part_result(proof.groups, proof.groups, proof)
+    sums = PackedTotals()
     for manifest in folder.read_manifests():
         sums.add(manifest, folder.metadata.groups[manifest.group].manifest_crc32c)
     folder.check_metadata(reader.expected_metadata(sums))
@@ -256,15 +267,15 @@ def verify_packs(reader: GroupReader[Any], run: StageRun) -> StageOutput[Verific
         )
     if writable:
         proof.write(path)
-        remove(*parts)
+        remove_files(*parts)
     else:
-        run.reporter.say(f"note: {shown_path(folder.path)} is read-only, so the verification is not stored there")
+        run.reporter.say(f"note: {format_path(folder.path)} is read-only, so the verification is not stored there")
     return StageOutput(proof)
 
 
-def _verify_groups(reader: GroupReader[Any], numbers: Sequence[int]) -> Verification:
+def _verify_groups(reader: GroupVerifier[Any], numbers: Sequence[int]) -> Verification:
     """Read groups, check the manifest of each, and return the sums of what was proven."""
-    folder, sums, bound, fingerprint, shards = reader.folder, PackedSums(), 0, 0, 0
+    folder, sums, bound, fingerprint, shards = reader.folder, PackedTotals(), 0, 0, 0
     for group in reader.read_groups(folder.read_manifests(numbers)):
         stored, expected = group.stored_manifest, group.expected_manifest
         check_same_content(manifest_path(folder.json_folder, stored.group), stored, expected, stored.remedy)
@@ -282,7 +293,7 @@ def _verify_groups(reader: GroupReader[Any], numbers: Sequence[int]) -> Verifica
         lower_bound=bound,
         rows=sums.rows,
         input_files=len(sums.input_names),
-        bad_files=len(metadata.bad_files) if isinstance(metadata, Metadata) else 0,
+        bad_files=len(metadata.bad_files) if isinstance(metadata, RecordMetadata) else 0,
     )
     if isinstance(metadata, TableMetadata):
         columns = (*metadata.aligned_columns, *metadata.scalar_columns)
@@ -290,9 +301,9 @@ def _verify_groups(reader: GroupReader[Any], numbers: Sequence[int]) -> Verifica
     return proof.model_copy(update={"fingerprint": f"{fingerprint % 2**64:016x}"})
 
 
-def _combine_parts(folder: PackedFolder[Any, Any], path: Path, parts: Sequence[Path]) -> Verification:
+def _combine_part_verifications(folder: PackedFolder[Any, Any], path: Path, parts: Sequence[Path]) -> Verification:
     """Return the sums of what all parts proved. Without parts, return the verification that is already stored."""
-    fetch(path, *parts)
+    fetch_files(path, *parts)
     if not parts and path.exists():
         return Verification.read_of(path, folder.metadata)
     proofs = [Verification.read(part) for part in parts]
@@ -315,7 +326,7 @@ def _combine_parts(folder: PackedFolder[Any, Any], path: Path, parts: Sequence[P
 # --- lower bounds: how few packs any packing needs
 
 
-def prove_group_bound(folder: PackedFolder[Any, Any], counts: Sequence[int], packs: int) -> int:
+def prove_group_lower_bound(folder: PackedFolder[Any, Any], counts: Sequence[int], packs: int) -> int:
     """Return a proven lower bound on the packs of a group.
 
     The simple certificate is used, or a solver if that misses more than the group's share of the folder's gap.

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from gaudi_bert.artefacts.base import manifest_path
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature
-from gaudi_bert.artefacts.mirrored_folder import is_mirrored, read_ahead
-from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedSums, RecordManifest
-from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, result_of_part
-from gaudi_bert.artefacts.shards import index_bytes, index_path
+from gaudi_bert.artefacts.mirrored_folder import is_mirrored, prefetch_batches
+from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedTotals, RecordManifest
+from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun, build_part_result
+from gaudi_bert.artefacts.shards import index_path, index_size
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.files import read_file
@@ -108,7 +108,7 @@ class PackingJob(ABC, Generic[Inputs]):
         """
 
     @abstractmethod
-    def build_metadata(self, inputs: Inputs, sums: PackedSums) -> PackedMetadata:
+    def build_metadata(self, inputs: Inputs, sums: PackedTotals) -> PackedMetadata:
         """Return the content of metadata.json, given the sums of the manifests of all groups.
 
         Raises:
@@ -131,7 +131,7 @@ def write_packs(job: PackingJob[Any]) -> StageOutput[PackedMetadata] | PlainResu
         InputError: The source is bad, or the folder was written from another source.
         FailedError: Groups are missing when the folder is to be finished.
     """
-    started, run, output = time.monotonic(), job.run, _output_of(job)
+    started, run, output = time.monotonic(), job.run, _build_output(job)
     if output.begin(run.overwrite):
         return StageOutput(job.metadata_type.read(output.final), skipped=True)
     with ExitStack() as stack:
@@ -142,27 +142,27 @@ def write_packs(job: PackingJob[Any]) -> StageOutput[PackedMetadata] | PlainResu
             missing = [] if run.finish else output.missing(numbers)
             _write_groups(job, inputs, output, missing)
             if run.part is not None:
-                sums = PackedSums()
+                sums = PackedTotals()
                 for _, manifest in output.completed(numbers):
                     sums.add(manifest)
-                return result_of_part(len(numbers), len(missing), sums)
-        metadata = _finish_folder(job, inputs, output)
+                return build_part_result(len(numbers), len(missing), sums)
+        metadata = _write_metadata(job, inputs, output)
     return StageOutput(metadata, seconds=round(time.monotonic() - started, 3))
 
 
 def _write_groups(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutput, numbers: Sequence[int]) -> None:
     """Check the groups with these numbers, and then write the shards and the manifest of each."""
     paths, amount = job.check_groups(inputs, numbers)
-    with output.reporter.task("write", amount, job.unit) as task, read_ahead(paths) as batches:
+    with output.reporter.task("write", amount, job.unit) as task, prefetch_batches(paths) as batches:
         for batch, number in enumerate(numbers):
             with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as is_missing:
                 if is_missing:
                     job.write_group(inputs, number, task).write(output.summary_path(number))
 
 
-def _finish_folder(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutput) -> PackedMetadata:
+def _write_metadata(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutput) -> PackedMetadata:
     """Check that all groups are complete, write metadata.json and return its content."""
-    numbers, sums = range(job.count_groups(inputs)), PackedSums()
+    numbers, sums = range(job.count_groups(inputs)), PackedTotals()
     missing = set(numbers)
     for number, manifest in output.completed(numbers):
         missing.discard(number)
@@ -201,11 +201,11 @@ class _PackedOutput(GroupedOutput[int, GroupManifest]):
             return True
         paths = [(self.folder / shard.name, shard.bytes) for shard in summary.shards]
         if isinstance(summary, RecordManifest):
-            paths.append((index_path(self.folder, summary.group), index_bytes(summary.packs)))
+            paths.append((index_path(self.folder, summary.group), index_size(summary.packs)))
         return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
-def _output_of(job: PackingJob[Any]) -> _PackedOutput:
+def _build_output(job: PackingJob[Any]) -> _PackedOutput:
     """Return the folder of a job as an output that is written group by group, in which metadata.json is written last."""
     final = job.folder / job.metadata_type.file_name
     return _PackedOutput(

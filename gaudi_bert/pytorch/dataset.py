@@ -22,15 +22,15 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from gaudi_bert.artefacts.pack_kinds import pack_kind, refuse_row_tables
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.pack_kinds import check_no_row_tables, find_pack_kind
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.common.arrays import AnyArray, check_integer
 from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.common.files import format_location, is_in_store
 from gaudi_bert.encoders.trial import Row
 from gaudi_bert.reading.global_order import ORDER_VERSION, check_rank, first_pack_number_of_rank
 from gaudi_bert.reading.streams import StoredPacks
-from gaudi_bert.tables.packed_reader import open_tables
+from gaudi_bert.tables.packed_reader import open_packed_tables
 from gaudi_bert.tfrecords.random_access import check_before_reading, open_packs
 from gaudi_bert.tfrecords.wire.values import pack_rows
 
@@ -101,17 +101,17 @@ def _open(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]
             f"{format_location(folder)}: PackedDataset can only read a local folder; copy the packs to this machine, or "
             "train with `gaudi-bert train`, which reads URLs"
         )
-    kind = pack_kind(folder)
+    kind = find_pack_kind(folder)
     tables = sorted(folder.glob("packed-*.parquet")) or ([] if kind else sorted(folder.glob("*.parquet")))
     if tables:
         sizes = [[path.name, path.stat().st_size] for path in tables]
         identity = hashlib.sha256(repr(sizes).encode("utf-8")).hexdigest()[:_IDENTITY_DIGITS]
-        return open_tables(folder, tables), identity, list
+        return open_packed_tables(folder, tables), identity, list
     if kind is not None:
-        metadata = Metadata.read(folder)
+        metadata = RecordMetadata.read(folder)
         check_before_reading(folder, metadata.shard_table)
         return open_packs(folder, metadata), metadata.identity()[:_IDENTITY_DIGITS], _rows_of_packs
-    refuse_row_tables(folder)
+    check_no_row_tables(folder)
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder}: contains no packs; make packs of its data with `gaudi-bert pack`")
     raise InputError(f"{folder}: there is no such folder, or it is empty; check the path")

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.mirrored_folder import local_copy
+from gaudi_bert.artefacts.mirrored_folder import open_local_copy
 from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.arrays import AnyArray, IntArray, find_non_integer
 from gaudi_bert.common.errors import InputError, require_libraries, shorten
@@ -40,10 +40,10 @@ from gaudi_bert.packing.estimate import (
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.histogram import MAX_ROW_LENGTH, Histogram, count_lengths, resize_histogram
 from gaudi_bert.packing.strategies import estimate_limit
-from gaudi_bert.packs.plan import to_histogram
+from gaudi_bert.packs.plan import build_histogram
 from gaudi_bert.reporting import packing_pictures
-from gaudi_bert.tables.groups import table_lengths
-from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, table_files
+from gaudi_bert.tables.groups import count_row_tokens
+from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, list_table_files
 from gaudi_bert.tfrecords.histogram import histogram as count_records
 
 WITHOUT_DEPTH: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}
@@ -234,23 +234,23 @@ def _read_histogram(
         input_column: The column of a table that contains the tokens.
     """
     if is_table(source):
-        with local_copy(source) as table:
+        with open_local_copy(source) as table:
             return _count_checked_lengths(
-                table_lengths(table_files(table), input_column).astype(np.int64), max_sequence_length
+                count_row_tokens(list_table_files(table), input_column).astype(np.int64), max_sequence_length
             )
     shipped, ending = _find_bundled_histogram(source), Path(source).suffix.lower()
     if shipped is None and ending in _READERS:
-        with local_copy(source) as path:
+        with open_local_copy(source) as path:
             if path.is_file() and (ending != ".json" or read_file(path)[:_LIST_START_BYTES].lstrip().startswith(b"[")):
                 return _count_checked_lengths(_read_lengths(path), max_sequence_length)
     if shipped is not None or ending == ".json":
-        with local_copy(shipped or Path(source)) as path:
-            histogram = to_histogram(HistogramFile.read_all([path]))
+        with open_local_copy(shipped or Path(source)) as path:
+            histogram = build_histogram(HistogramFile.read_all([path]))
     else:
         with tempfile.TemporaryDirectory() as folder:
             counted = Path(folder) / "histogram.json"
             count_records(source, counted, StageRun(reporter))
-            histogram = to_histogram(HistogramFile.read_all([counted]))
+            histogram = build_histogram(HistogramFile.read_all([counted]))
     return histogram if max_sequence_length is None else resize_histogram(histogram, max_sequence_length)
 
 

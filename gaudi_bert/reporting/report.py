@@ -19,8 +19,8 @@ import numpy as np
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.examples import PreparedExamples
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.mirrored_folder import fetch, mirrored, shown_path
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.mirrored_folder import fetch_files, format_path, mirror_folder
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.plan import Plan, PlanTotals
 from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.artefacts.training import EvaluationResult, FineTuning, FineTuningLine, MetricsLine, TrainingResult
@@ -61,13 +61,13 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
     Raises:
         InputError: The folder does not exist, contains nothing to report on, or contains files that do not match.
     """
-    with mirrored(Path(workdir), store) as folder:
-        fetch(*(folder / name for name in INPUT_NAMES.values()))
+    with mirror_folder(Path(workdir), store) as folder:
+        fetch_files(*(folder / name for name in INPUT_NAMES.values()))
         inputs = _read_inputs(folder)
         page = _render_page(inputs)
         path = WorkFolder.existing(folder).report
         write_text(path, page)
-        name = shown_path(path)
+        name = format_path(path)
     figures = {card.name: f"{card.figure} ({card.note})" for card in _summary_cards(inputs)}
     size = len(page.encode("utf-8"))
     text = [f"{figure}: {value}" for figure, value in figures.items()]
@@ -90,7 +90,7 @@ def _input_files(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]
         "histogram_file": (train.histogram, HistogramFile.read),
         "plan": (train.plan, Plan.read),
         "plan_settings": (settings_path(train.plan), read_signature),
-        "metadata": (train.metadata, lambda path: Metadata.read(path.parent)),
+        "metadata": (train.metadata, lambda path: RecordMetadata.read(path.parent)),
         "verification": (train.verification, Verification.read),
         "metrics": (folder.train / "metrics.jsonl", MetricsLine.read_lines),
         "training": (folder.training_result, TrainingResult.read),
@@ -135,7 +135,7 @@ class _ReportInputs:
     histogram_file: HistogramFile | None
     plan: Plan | None
     plan_settings: Signature | None
-    metadata: Metadata | None
+    metadata: RecordMetadata | None
     verification: Verification | None
     metrics: tuple[MetricsLine, ...] | None
     training: TrainingResult | None
@@ -156,7 +156,7 @@ class _ReportInputs:
         return None
 
     @property
-    def totals(self) -> Metadata | PlanTotals | None:
+    def totals(self) -> RecordMetadata | PlanTotals | None:
         """The metrics of the packing: those of the written packs, or those of the plan if no packs were written."""
         if self.metadata is not None:
             return self.metadata

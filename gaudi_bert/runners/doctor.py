@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from gaudi_bert.artefacts.object_store import Objects
+from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.errors import EXTRAS, GaudiBertError, install_command, supports_tensorflow
 from gaudi_bert.common.files import store_url
 from gaudi_bert.common.processor import Processor, read_processor
@@ -80,7 +80,7 @@ def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
     folder = store_url(url)
     name, content = f"gaudi-bert-doctor-{os.urandom(8).hex()}", os.urandom(64)
     # A stage may retry for many minutes, but the user of this check waits for an answer, so allow three attempts at most.
-    objects = Objects(settings.store.model_copy(update={"attempts": min(settings.store.attempts, 3)}))
+    objects = ObjectStore(settings.store.model_copy(update={"attempts": min(settings.store.attempts, 3)}))
     written = False
     try:
         objects.write(f"{folder}/{name}", content)

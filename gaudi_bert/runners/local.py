@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from gaudi_bert.artefacts.mirrored_folder import existing_histograms, exists, local_copy
+from gaudi_bert.artefacts.mirrored_folder import file_exists, find_histogram_files, open_local_copy
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.training import FineTuning, TrainingResult
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
@@ -107,11 +107,11 @@ class RunRequest:
 
     def plan(self) -> StageResult:
         """Compute the packing plan of each split from its histogram."""
-        from gaudi_bert.packs.plan import plan
+        from gaudi_bert.packs.plan import plan_packs
 
         def make(paths: SplitPaths) -> SplitResult:
-            histograms = existing_histograms(paths.histogram, self.settings.store)
-            return plan(histograms, paths.plan, self.settings.packing, self._run)
+            histograms = find_histogram_files(paths.histogram, self.settings.store)
+            return plan_packs(histograms, paths.plan, self.settings.packing, self._run)
 
         return self._each_split(make)
 
@@ -137,7 +137,7 @@ class RunRequest:
         if _starts_processes(self.settings):
             files = {"--data": data, "--evaluation-data": evaluation_data, "--out": folder.train}
             _run_processes(self.settings, "train", files, ["--overwrite" if self.how.overwrite else "--resume"])
-            with local_copy(folder.training_result, self.settings.store) as path:
+            with open_local_copy(folder.training_result, self.settings.store) as path:
                 return StageOutput(TrainingResult.read(path))
 
         # Imported only here, because a process that only starts other processes must not load an engine.
@@ -355,7 +355,7 @@ def _missing_inputs(folder: WorkFolder, step: str) -> list[Path]:
         raise InputError(f"--for {step}: no such stage; choose one of {', '.join(STEPS)}")
     stage = STEPS[step]
     if stage.parts is not None and step != stage.name:
-        missing = [path for path in stage.parts(folder) if not exists(path, folder.store)]
+        missing = [path for path in stage.parts(folder) if not file_exists(path, folder.store)]
     else:
         missing = [path for name in (*stage.needs, *stage.follows) for path in STAGES[name].missing_products(folder)]
     return list(dict.fromkeys(missing))

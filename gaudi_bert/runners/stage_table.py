@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.mirrored_folder import existing_histograms, exists, local_copy
+from gaudi_bert.artefacts.mirrored_folder import file_exists, find_histogram_files, open_local_copy
 from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
@@ -64,7 +64,7 @@ class Stage:
     parts: Paths | None = None
     parallel: bool = False
     distributed: bool = False
-    is_finished: Callable[[Path, StoreSettings | None], bool] = exists
+    is_finished: Callable[[Path, StoreSettings | None], bool] = file_exists
     is_part_of: Callable[[PipelineSettings | WorkFolder], bool] = lambda pipeline: pipeline.has_pretraining
 
     @property
@@ -96,10 +96,10 @@ def _manifests(folder: WorkFolder) -> list[Path]:
     """
     products = []
     for paths in map(folder.split, folder.splits):
-        if not exists(paths.plan, folder.store):
+        if not file_exists(paths.plan, folder.store):
             products.append(paths.plan)
             continue
-        with local_copy(paths.plan, folder.store) as plan:
+        with open_local_copy(paths.plan, folder.store) as plan:
             products += [paths.manifest(group) for group in range(Plan.read(plan).totals.groups)]
     return products
 
@@ -107,7 +107,7 @@ def _manifests(folder: WorkFolder) -> list[Path]:
 def _unverified(folder: WorkFolder) -> list[Path]:
     """Return the verification file of each split that is not yet completely verified."""
     paths = [folder.split(name).verification for name in folder.splits]
-    return [path for path in paths if not existing_histograms(path, folder.store)]
+    return [path for path in paths if not find_histogram_files(path, folder.store)]
 
 
 _ROWS = (
@@ -118,7 +118,7 @@ _ROWS = (
         needs=("prepare",),
         shared=True,
         parallel=True,
-        is_finished=lambda path, store: bool(existing_histograms(path, store)),
+        is_finished=lambda path, store: bool(find_histogram_files(path, store)),
     ),
     Stage("plan", _of_each_split(lambda paths: paths.plan), needs=("histogram",), parallel=True),
     Stage(

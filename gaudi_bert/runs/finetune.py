@@ -13,7 +13,7 @@ from pathlib import Path
 
 from typing_extensions import Unpack
 
-from gaudi_bert.artefacts.mirrored_folder import local_copies
+from gaudi_bert.artefacts.mirrored_folder import open_local_copies
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
@@ -57,7 +57,7 @@ def finetune(
                 "from or to the store"
             )
     paths = (files.data, files.evaluation_data, files.model, files.vocabulary)
-    with local_copies(paths, settings.store) as copies:
+    with open_local_copies(paths, settings.store) as copies:
         name = settings.task.name
         if name is not None:
             check_first_row(str(copies[0]), name, settings.task, labelled=name not in LANGUAGE_MODELLING)

@@ -18,10 +18,10 @@ from typing_extensions import Unpack
 
 from gaudi_bert.artefacts.base import METADATA_NAME, VocabularyInfo
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.mirrored_folder import fetch, mirrored_bucket, shown_path
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.mirrored_folder import fetch_files, format_path, mirror_bucket
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.training import EvaluationFigures, LossFigures, TrainingResult
+from gaudi_bert.artefacts.training import EvaluationMetrics, LossMetrics, TrainingResult
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.arrays import AnyArray, BatchArrays
 from gaudi_bert.common.files import read_text, write_json, write_text
@@ -160,7 +160,7 @@ class _RecordsJob(Job[TrainingResult]):
         return [
             f"{preset_name_for(chosen) or 'a BERT'}: {format_count(config.num_hidden_layers, 'layer')}, "
             f"hidden size {config.hidden_size}, {count_parameters(config) / 1e6:,.1f} million parameters; {origin}",
-            f"{shown_path(source.path)} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
+            f"{format_path(source.path)} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
             f"{training.optimizer}, learning rate {training.learning_rate:g}"
             + (_SMALL_MODELS_RATE if config.hidden_size >= 512 and has_default_rate else ""),
             *plan.short_lines(),
@@ -227,8 +227,8 @@ class _RecordsJob(Job[TrainingResult]):
         """Return the result of the run."""
         return TrainingResult(
             **loop.outcome(),
-            training=cast(LossFigures, loop.report.figures) if loop.report is not None else None,
-            evaluation=cast(EvaluationFigures | None, loop.evaluation),
+            training=cast(LossMetrics, loop.report.figures) if loop.report is not None else None,
+            evaluation=cast(EvaluationMetrics | None, loop.evaluation),
             realized_speedup=self._speedup,
         )
 
@@ -246,14 +246,14 @@ def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, sto
         positions: The number of positions of the model.
         store: The settings of the object store.
     """
-    with mirrored_bucket(data, store) as packed:
-        fetch(packed / METADATA_NAME)
-        known = Metadata.read(packed).vocabulary if (packed / METADATA_NAME).is_file() else None
+    with mirror_bucket(data, store) as packed:
+        fetch_files(packed / METADATA_NAME)
+        known = RecordMetadata.read(packed).vocabulary if (packed / METADATA_NAME).is_file() else None
         if known is None:
             return
         above = (packed, *packed.resolve().parents[:3])
         for file in (folder / below / "vocab.txt" for folder in above for below in (".", "examples")):
-            fetch(file)
+            fetch_files(file)
             if file.is_file() and VocabularyInfo.of(file) == known:
                 write_text(run / "vocab.txt", read_text(file))
                 content = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case, "model_max_length": positions}

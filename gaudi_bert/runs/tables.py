@@ -23,11 +23,11 @@ from typing_extensions import Unpack
 from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.examples import TokenisedTexts
-from gaudi_bert.artefacts.mirrored_folder import fetch, local_copy, mirrored
-from gaudi_bert.artefacts.pack_kinds import RowTables, files_that_tell_kinds, pack_kind, row_table_path
+from gaudi_bert.artefacts.mirrored_folder import fetch_files, mirror_folder, open_local_copy
+from gaudi_bert.artefacts.pack_kinds import RowLengthTables, find_pack_kind, list_pack_kind_files, row_table_path
 from gaudi_bert.artefacts.packed import TableMetadata
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordFigures
+from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordMetrics
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray
 from gaudi_bert.common.errors import InputError
@@ -43,7 +43,7 @@ from gaudi_bert.model.heads import TaskKind
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.rows.tokenizer import RowTokenizer, has_tokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizer_files import TOKENIZER_NAME
-from gaudi_bert.tables.packed_reader import TableFiles, open_tables
+from gaudi_bert.tables.packed_reader import TableFiles, open_packed_tables
 from gaudi_bert.tables.sources import is_table
 from gaudi_bert.tasks.kinds.language_modelling import WordTargets
 from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, TaskObjective
@@ -70,11 +70,11 @@ def is_packed_table(data: Path, store: StoreSettings | None = None) -> bool:
     """
     if not is_in_store(data) and not os.path.lexists(data) and not glob.glob(os.fspath(data)):
         raise InputError(f"{data}: no such folder or file, and no file matches it as a pattern; check the path")
-    with mirrored(data, store) if is_in_store(data) else nullcontext(data) as folder:
+    with mirror_folder(data, store) if is_in_store(data) else nullcontext(data) as folder:
         tokenised = folder / TokenisedTexts.file_name
         if is_in_store(data):
-            fetch(*files_that_tell_kinds(folder), tokenised)
-        is_packed = pack_kind(folder) == "table" or RowTables.path_in(folder).is_file()
+            fetch_files(*list_pack_kind_files(folder), tokenised)
+        is_packed = find_pack_kind(folder) == "table" or RowLengthTables.path_in(folder).is_file()
         is_tokenised = tokenised.is_file()
     if not is_packed and (is_tokenised or (not is_in_store(data) and is_table(data))):
         name = format_location(data)
@@ -120,10 +120,10 @@ def train_on_table(
             )
     with ExitStack() as stack:
         source, held_out = (
-            None if each is None else _open_packed_table(stack.enter_context(local_copy(each, settings.store)))
+            None if each is None else _open_packed_table(stack.enter_context(open_local_copy(each, settings.store)))
             for each in (data, evaluation_data)
         )
-        given = None if model is None else stack.enter_context(local_copy(model, settings.store))
+        given = None if model is None else stack.enter_context(open_local_copy(model, settings.store))
         return run_job(_TableJob(settings, cast(_PackedTable, source), held_out, given), settings, out, **options)
 
 
@@ -243,7 +243,7 @@ class _TableJob(Job[TableTraining]):
             **loop.outcome(),
             task=self._task.name,
             model=start.architecture,
-            training=WordFigures(**_figures(figures["loss"], figures["accuracy"])) if figures is not None else None,
+            training=WordMetrics(**_figures(figures["loss"], figures["accuracy"])) if figures is not None else None,
             evaluation=cast(WordEvaluation | None, loop.evaluation),
         )
 
@@ -382,7 +382,7 @@ def _open_packed_table(path: Path) -> _PackedTable:
     Raises:
         InputError: The tables cannot be read, or their tokenizer is missing.
     """
-    several = RowTables.read_if_present(path)
+    several = RowLengthTables.read_if_present(path)
     folders = [path] if several is None else [row_table_path(path, length) for length in several.row_lengths]
     tables = tuple(map(TableMetadata.read, folders))
     notes = folders[0] / NOTES_NAME
@@ -391,7 +391,7 @@ def _open_packed_table(path: Path) -> _PackedTable:
             f"{folders[0]}: packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, which leaves it "
             f"with the table, or copy the tokenizer.json of its tokens to {notes}"
         )
-    stored = tuple(open_tables(folder, sorted(folder.glob("packed-*.parquet"))) for folder in folders)
+    stored = tuple(open_packed_tables(folder, sorted(folder.glob("packed-*.parquet"))) for folder in folders)
     return _PackedTable(path, open_tokenizer(notes), tables, stored)
 
 

@@ -28,7 +28,7 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gaudi_bert.artefacts.mirrored_folder import local_copies
+from gaudi_bert.artefacts.mirrored_folder import open_local_copies
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_text
 from gaudi_bert.common.progress import Reporter
@@ -279,7 +279,7 @@ def opened(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape
         InputError: The model cannot be opened, or the length of the rows does not suit it.
         FailedError: A shape with one row cannot be computed.
     """
-    with local_copies((path,)) as (copy,):
+    with open_local_copies((path,)) as (copy,):
         model = open_served_model(copy or path, settings)
     positions, device = model.loaded.positions, model.model.device.type
     row_length = settings.row_length or min(positions, max(model.longest, _USUAL_ROW[device]))

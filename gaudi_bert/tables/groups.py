@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gaudi_bert.artefacts.base import InputTable, TooLong, TooLongRows, counts_to_json_fields
-from gaudi_bert.artefacts.packed import PackedSums, TableMetadata
+from gaudi_bert.artefacts.packed import PackedTotals, TableMetadata
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, find_non_integer
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.histogram import find_oversized_files, form_groups
-from gaudi_bert.tables.parts import TablePart, list_parts, read_parts, table_schema
-from gaudi_bert.tables.sources import MASK_COLUMN, TOKENS_COLUMN, TableColumns, columns_of, table_files
+from gaudi_bert.tables.parts import TablePart, list_parts, read_parts, read_table_schema
+from gaudi_bert.tables.sources import MASK_COLUMN, TOKENS_COLUMN, TableColumns, list_table_files, select_columns
 
 _LARGEST_LENGTH = 2**31 - 1
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 2**17, 2**26
@@ -66,8 +66,8 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
     Raises:
         InputError: The table has no rows, or its columns cannot be packed.
     """
-    files = table_files(source, reporter)
-    columns = columns_of(files, settings.columns, settings.input_column)
+    files = list_table_files(source, reporter)
+    columns = select_columns(files, settings.columns, settings.input_column)
     columns.check_storable(files[0])
     limits = settings.group_sequences, settings.group_bytes
     parts: list[TablePart] = []
@@ -161,7 +161,7 @@ def read_sequences(
     columns = table.columns.tokens_only() if lengths_only else table.columns
     most = settings.longest_row_length if settings.too_long == "error" else _LARGEST_LENGTH
     rows = _read_rows(table.groups[number], columns, most, keep_values=not lengths_only, threads=threads)
-    sequences, too_long = _cut_rows(rows.lengths, settings.longest_row_length, settings.too_long)
+    sequences, too_long = _apply_too_long_policy(rows.lengths, settings.longest_row_length, settings.too_long)
     return rows, sequences.of_lengths(settings.accepted_sequence_lengths), too_long
 
 
@@ -183,7 +183,7 @@ def _read_rows(
         listed = list(of_file)
         for part, stored in zip(listed, read_parts(listed, columns.stored_names, columns.schema, threads), strict=True):
             table = stored.rename_columns(columns.names)
-            lists = _checked_lists(part, table, columns, most_tokens)
+            lists = _read_checked_lists(part, table, columns, most_tokens)
             lengths.append(np.diff(lists[TOKENS_COLUMN].offsets).astype(np.int32))
             numbers.append(np.arange(table.num_rows) + part.table_row)
             scalars.append(table.select(list(columns.scalars)))
@@ -197,15 +197,15 @@ def _read_rows(
     )
 
 
-def table_lengths(files: Sequence[Path], tokens: str = TOKENS_COLUMN) -> Int32Array:
+def count_row_tokens(files: Sequence[Path], tokens: str = TOKENS_COLUMN) -> Int32Array:
     """Return the number of tokens in each row of a table, int32 [rows], in the order of the table.
 
     Args:
         files: The files of the table.
         tokens: The column that contains the token ids.
     """
-    mask = {MASK_COLUMN} & set(table_schema(files[0]).names)
-    columns = columns_of(files, [*mask], tokens).tokens_only()
+    mask = {MASK_COLUMN} & set(read_table_schema(files[0]).names)
+    columns = select_columns(files, [*mask], tokens).tokens_only()
     lengths = [np.zeros(0, np.int32)]
     for file in files:
         for part in list_parts(file, columns.stored_names, _ROWS_AT_ONCE, _BYTES_AT_ONCE):
@@ -213,45 +213,47 @@ def table_lengths(files: Sequence[Path], tokens: str = TOKENS_COLUMN) -> Int32Ar
     return np.concatenate(lengths)
 
 
-def _checked_lists(part: TablePart, table: Any, columns: TableColumns, most_tokens: int) -> dict[str, ListValues]:
+def _read_checked_lists(part: TablePart, table: Any, columns: TableColumns, most_tokens: int) -> dict[str, ListValues]:
     """Return the aligned columns of a part as numpy arrays, after checking every row.
 
     Raises:
         InputError: A row is empty, too long or padded, a token id is invalid, or a column has another number of values than
             `input_ids`.
     """
-    lists = {name: list_values(part.path, part.first_row, name, table.column(name)) for name in columns.aligned}
+    lists = {name: convert_list_column(part.path, part.first_row, name, table.column(name)) for name in columns.aligned}
     tokens = lists[TOKENS_COLUMN]
     lengths = np.diff(tokens.offsets)
-    _refuse_rows(part, lengths == 0, "has no token; leave empty rows out")
+    _raise_for_first_row(part, lengths == 0, "has no token; leave empty rows out")
     too_long = lengths > most_tokens
     remedy = "raise --max-sequence-length, or pass --too-long truncate, split or drop"
-    _refuse_rows(part, too_long, f"has {lengths[np.argmax(too_long)]} tokens, allowed are 1 to {most_tokens}; {remedy}")
+    _raise_for_first_row(
+        part, too_long, f"has {lengths[np.argmax(too_long)]} tokens, allowed are 1 to {most_tokens}; {remedy}"
+    )
     wrong = find_non_integer(tokens.used, 0, MOST_TOKEN_ID)
     if wrong >= 0:
         row = int(np.searchsorted(tokens.offsets[1:] - tokens.offsets[0], wrong, side="right"))
         reason = f"input_ids holds {tokens.used[wrong]}; token ids are 0 to {MOST_TOKEN_ID}"
-        _refuse_rows(part, np.arange(lengths.size) == row, reason)
+        _raise_for_first_row(part, np.arange(lengths.size) == row, reason)
     for name, others in lists.items():
         row = int(np.argmax(np.diff(others.offsets) != lengths))
         reason = f"{name} has {others.offsets[row + 1] - others.offsets[row]} values for {lengths[row]} input_ids"
         remedy = "give as many, or leave the column out with --columns"
-        _refuse_rows(part, np.diff(others.offsets) != lengths, f"{reason}; {remedy}")
+        _raise_for_first_row(part, np.diff(others.offsets) != lengths, f"{reason}; {remedy}")
     if MASK_COLUMN in lists:
         mask = lists[MASK_COLUMN]
         if mask.used.size and mask.used.min() == 0:  # otherwise the padding would be packed as if it were tokens
             reason = "attention_mask holds a 0, so the row is padded; tokenise without padding, or cut the padding off"
-            _refuse_rows(part, np.logical_or.reduceat(mask.used == 0, mask.offsets[:-1] - mask.offsets[0]), reason)
+            _raise_for_first_row(part, np.logical_or.reduceat(mask.used == 0, mask.offsets[:-1] - mask.offsets[0]), reason)
     return lists
 
 
-def _refuse_rows(part: TablePart, wrong: BoolArray, reason: str) -> None:
+def _raise_for_first_row(part: TablePart, wrong: BoolArray, reason: str) -> None:
     """Raise an InputError for the first row of a part that is marked as wrong, if there is one."""
     if wrong.any():
         raise InputError(f"{part.path}: row {part.first_row + int(np.argmax(wrong))}: {reason}")
 
 
-def list_values(path: Path, first_row: int, name: str, column: Any) -> ListValues:
+def convert_list_column(path: Path, first_row: int, name: str, column: Any) -> ListValues:
     """Return a pyarrow column of lists of numbers or booleans as numpy arrays. The column must have been validated before.
 
     Args:
@@ -313,7 +315,9 @@ class RowSequences(NamedTuple):
         return self if chosen.all() else RowSequences(self.rows[chosen], self.starts[chosen], self.lengths[chosen])
 
 
-def _cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) -> tuple[RowSequences, TooLongRows]:
+def _apply_too_long_policy(
+    lengths: Int32Array, max_sequence_length: int, policy: TooLong
+) -> tuple[RowSequences, TooLongRows]:
     """Return the sequences of rows with these lengths, and a count of what the policy did.
 
     Under the policy "error", no row may be too long, because such rows were rejected before.
@@ -341,7 +345,9 @@ def _cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) ->
 # --- contents of the group manifests and metadata.json
 
 
-def row_figures(rows: GroupRows, sequences: RowSequences, too_long: TooLongRows, max_sequence_length: int) -> dict[str, Any]:
+def build_manifest_fields(
+    rows: GroupRows, sequences: RowSequences, too_long: TooLongRows, max_sequence_length: int
+) -> dict[str, Any]:
     """Return the fields of a group manifest that describe the rows of its group.
 
     Args:
@@ -354,10 +360,10 @@ def row_figures(rows: GroupRows, sequences: RowSequences, too_long: TooLongRows,
     return {"format_version": 2, "rows": rows.lengths.size, "too_long": too_long, **counts_to_json_fields(counts)}
 
 
-def table_metadata(
+def build_table_metadata(
     table: GroupedTable,
     settings: TableSettings,
-    groups: PackedSums,
+    groups: PackedTotals,
     inputs: Mapping[str, Mapping[str, int]],
     tool_version: str,
 ) -> TableMetadata:

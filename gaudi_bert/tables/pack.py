@@ -21,11 +21,11 @@ import numpy as np
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature
-from gaudi_bert.artefacts.mirrored_folder import local_copy, mirrored, release
-from gaudi_bert.artefacts.pack_kinds import RowTables, row_table_path
-from gaudi_bert.artefacts.packed import PackedSums, TableManifest, TableMetadata
+from gaudi_bert.artefacts.mirrored_folder import mirror_folder, open_local_copy, remove_local_copies
+from gaudi_bert.artefacts.pack_kinds import RowLengthTables, row_table_path
+from gaudi_bert.artefacts.packed import PackedTotals, TableManifest, TableMetadata
 from gaudi_bert.artefacts.results import ByRowLength, PackResult, PlainResult, StageRun, require_complete
-from gaudi_bert.artefacts.shards import Shard, count_shards, shard_bounds, shard_name
+from gaudi_bert.artefacts.shards import Shard, count_shards, divide_packs, shard_name
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.arrow import explain_unpackable_values, require_pyarrow
 from gaudi_bert.common.errors import FailedError, InputError
@@ -46,14 +46,14 @@ from gaudi_bert.tables.groups import (
     GroupedTable,
     GroupRows,
     RowSequences,
+    build_manifest_fields,
+    build_table_metadata,
     open_table,
     read_sequences,
-    row_figures,
-    table_metadata,
 )
 from gaudi_bert.tables.packed_writer import PackLayout, PackSequences, write_table_shard
-from gaudi_bert.tables.sources import table_files
-from gaudi_bert.tables.verify import verify_rows
+from gaudi_bert.tables.sources import list_table_files
+from gaudi_bert.tables.verify import verify_single_table
 from gaudi_bert.tfrecords.files import input_file
 
 _PackedTable: TypeAlias = PackResult | PlainResult
@@ -88,24 +88,28 @@ def pack_table(
         FailedError: The verification found a difference.
     """
     if settings.row_lengths is None:
-        return _pack_rows(source, out, settings, run, verify)
-    return _pack_row_lengths(source, out, settings, run, verify)
+        return _pack_one_length(source, out, settings, run, verify)
+    return _pack_several_lengths(source, out, settings, run, verify)
 
 
 # --- rows of one length
 
 
-def _pack_rows(source: str | Path, out: Path, settings: TableSettings, run: StageRun, verify: bool) -> _PackedTable:
+def _pack_one_length(source: str | Path, out: Path, settings: TableSettings, run: StageRun, verify: bool) -> _PackedTable:
     """Pack the rows of a table into rows of one length."""
-    with _opened(source, out, run.store) as (table, folder):
-        files = table_files(table)
-        _check_apart(folder, files)
+    with _open_locally(source, out, run.store) as (table, folder):
+        files = list_table_files(table)
+        _check_output_folder(folder, files)
         # The packs depend only on the settings, and on the name, size and CRC-32C of every input file.
-        signature = _signature(files, settings, "pack-table")
+        signature = _build_signature(files, settings, "pack-table")
         written = write_packs(_TablePacking(folder, run, signature, table, settings))
         if isinstance(written, PlainResult):
             return written
-        proof = require_complete(verify_rows(table, out, replace(run, overwrite=False, finish=False))) if verify else None
+        proof = (
+            require_complete(verify_single_table(table, out, replace(run, overwrite=False, finish=False)))
+            if verify
+            else None
+        )
     return PackResult(written, verified=proof)
 
 
@@ -153,13 +157,13 @@ class _TablePacking(PackingJob[GroupedTable]):
         """
         rows, sequences, too_long = read_sequences(inputs, number, self.settings, threads=self.run.workers != 1)
         task.advance(rows.lengths.size / 2)
-        packs, packing = _deal(sequences, self.settings, number)
+        packs, packing = _pack_group(sequences, self.settings, number)
         with explain_unpackable_values(inputs.files[0]):
             shards = self._write_shards(PackLayout.of(inputs.columns, self.settings), number, rows, packs)
-        release(*(self.folder / shard.name for shard in shards))
+        remove_local_copies(*(self.folder / shard.name for shard in shards))
         task.advance(rows.lengths.size / 2)
         return TableManifest(
-            **row_figures(rows, sequences, too_long, self.settings.max_sequence_length),
+            **build_manifest_fields(rows, sequences, too_long, self.settings.max_sequence_length),
             source_sha256=self.source_sha256,
             group=number,
             packs=packs.packs,
@@ -176,7 +180,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         shards = count_shards(
             packs.packs, size, settings.shard_multiple, settings.shard_bytes, packs_of_a_shard=_PACKS_OF_A_SHARD
         )
-        bounds = shard_bounds(packs.packs, shards, 0).tolist()
+        bounds = divide_packs(packs.packs, shards, 0).tolist()
         scalars = rows.scalars.take(packs.rows) if layout.columns.scalars else None
 
         def write_shard(shard: int, _: ByteArray) -> Shard:
@@ -186,7 +190,7 @@ class _TablePacking(PackingJob[GroupedTable]):
 
         return list(map_in_threads(write_shard, range(shards), self.run.workers, lambda: np.zeros(0, np.uint8)))
 
-    def build_metadata(self, inputs: GroupedTable, sums: PackedSums) -> TableMetadata:
+    def build_metadata(self, inputs: GroupedTable, sums: PackedTotals) -> TableMetadata:
         """Check that all rows are in the packs, copy the tokenizer, and return the metadata of the folder.
 
         Raises:
@@ -206,10 +210,10 @@ class _TablePacking(PackingJob[GroupedTable]):
         notes = inputs.files[0].parent / NOTES_NAME
         if (notes / TOKENIZER_NAME).is_file():
             save_tokenizer(open_tokenizer(notes), TableMetadata.path_in(self.folder).parent)
-        return table_metadata(inputs, self.settings, sums, self.signature.inputs, __version__)
+        return build_table_metadata(inputs, self.settings, sums, self.signature.inputs, __version__)
 
 
-def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> tuple[PackSequences, Packing]:
+def _pack_group(sequences: RowSequences, settings: TableSettings, group: int) -> tuple[PackSequences, Packing]:
     """Pack the sequences of a group, and return them in the order in which they are written, with the packing."""
     slots = settings.max_sequence_length
     packing = pack_histogram(
@@ -227,21 +231,21 @@ def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> tuple
 
 
 @contextmanager
-def _opened(source: str | Path, out: Path, store: StoreSettings | None) -> Iterator[tuple[str | Path, Path]]:
+def _open_locally(source: str | Path, out: Path, store: StoreSettings | None) -> Iterator[tuple[str | Path, Path]]:
     """Provide a local copy of the table, and a local folder for its packs."""
     require_pyarrow()
     check_file_name(out)
-    with local_copy(source, store) as table, mirrored(out, store) as folder:
+    with open_local_copy(source, store) as table, mirror_folder(out, store) as folder:
         yield table, folder
 
 
-def _check_apart(folder: Path, files: Sequence[Path]) -> None:
+def _check_output_folder(folder: Path, files: Sequence[Path]) -> None:
     """Check that the packs are not written into the folder of the table."""
     if resolve_links(folder) in {resolve_links(file).parent for file in files}:
         raise InputError(f"{folder}: the output folder is the folder of the table; choose another one")
 
 
-def _signature(files: Sequence[Path], settings: TableSettings, stage: str) -> Signature:
+def _build_signature(files: Sequence[Path], settings: TableSettings, stage: str) -> Signature:
     """Return the settings and the identity of every input file, which together determine the packs."""
     inputs = {file.name: input_file(file).identity for file in files}
     return Signature(stage, settings.model_dump(mode="json"), inputs)
@@ -250,22 +254,22 @@ def _signature(files: Sequence[Path], settings: TableSettings, stage: str) -> Si
 # --- rows of several lengths: one packed table per length, with the sequences that do not fit into shorter rows
 
 
-def _pack_row_lengths(
+def _pack_several_lengths(
     source: str | Path, out: Path, settings: TableSettings, run: StageRun, verify: bool
 ) -> _PackedTable | ByRowLength[_PackedTable]:
     """Pack the rows of a table into rows of several lengths, or of one length if several save little."""
-    with _opened(source, out, run.store) as (table, folder):
-        lengths = _choose_lengths(table, settings, run.reporter)
+    with _open_locally(source, out, run.store) as (table, folder):
+        lengths = _choose_row_lengths(table, settings, run.reporter)
         if len(lengths) == 1:
             one = settings.model_copy(update={"row_lengths": None, "max_sequence_length": lengths[0]})
-            return _pack_rows(table, folder, one, run, verify)
+            return _pack_one_length(table, folder, one, run, verify)
         chosen = settings.model_copy(update={"row_lengths": lengths, "max_sequence_length": lengths[-1]})
-        files, final = table_files(table), RowTables.path_in(folder)
-        _check_apart(folder, files)
+        files, final = list_table_files(table), RowLengthTables.path_in(folder)
+        _check_output_folder(folder, files)
         output: GroupedOutput[int, TableMetadata] = GroupedOutput(  # the packed tables come before the last file
             folder,
             final,
-            _signature(files, chosen, "pack-rows"),
+            _build_signature(files, chosen, "pack-rows"),
             TableMetadata,
             lambda length: TableMetadata.path_in(row_table_path(folder, length)),
             run.reporter,
@@ -275,15 +279,15 @@ def _pack_row_lengths(
         with output.removed_on_bad_input():
             each = {length: chosen.model_copy(update={"max_sequence_length": length}) for length in lengths}
             packed = {
-                length: _pack_rows(table, row_table_path(folder, length), own, of_each, verify)
+                length: _pack_one_length(table, row_table_path(folder, length), own, of_each, verify)
                 for length, own in each.items()
             }
         if run.part is None:
-            output.write_final(RowTables(format_version=1, format="row_lengths", row_lengths=lengths))
+            output.write_final(RowLengthTables(format_version=1, format="row_lengths", row_lengths=lengths))
         return ByRowLength(packed)
 
 
-def _choose_lengths(table: str | Path, settings: TableSettings, reporter: Reporter) -> tuple[int, ...]:
+def _choose_row_lengths(table: str | Path, settings: TableSettings, reporter: Reporter) -> tuple[int, ...]:
     """Return the row lengths to use.
 
     If lengths are given, these are the given lengths that some sequence needs. Otherwise, they are the lengths that cost

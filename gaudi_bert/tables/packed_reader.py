@@ -14,7 +14,7 @@ import numpy as np
 
 from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.artefacts.packed import TableManifest, TableMetadata
-from gaudi_bert.artefacts.shards import check_shards
+from gaudi_bert.artefacts.shards import check_shard_sizes
 from gaudi_bert.common.arrays import AnyArray, IntArray
 from gaudi_bert.common.arrow import check_column_names, open_parquet, require_pyarrow, validate_content
 from gaudi_bert.common.crc32c import append_crc, crc32c
@@ -23,15 +23,15 @@ from gaudi_bert.common.files import explain_os_errors, open_file
 from gaudi_bert.reading.global_order import choose_stream_count
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks
 from gaudi_bert.tables.groups import ListValues
-from gaudi_bert.tables.sources import is_list
+from gaudi_bert.tables.sources import is_list_type
 from gaudi_bert.tfrecords.random_access import ShardPaths
 
 _BYTES_AT_ONCE = 2**20
-_NEEDED = ("input_ids", "position_ids", "seq_lens", "sequence_ids")
-_ALONG = ("position_ids", "sequence_ids")
+_REQUIRED_COLUMNS = ("input_ids", "position_ids", "seq_lens", "sequence_ids")
+_TOKEN_COLUMNS = ("position_ids", "sequence_ids")
 
 
-class _Group(NamedTuple):
+class _RowGroup(NamedTuple):
     """A row group that was read from a file.
 
     Attributes:
@@ -60,7 +60,7 @@ class _Footer(NamedTuple):
     pieces: IntArray
 
 
-def open_tables(folder: Path, paths: Sequence[Path]) -> StoredPacks:
+def open_packed_tables(folder: Path, paths: Sequence[Path]) -> StoredPacks:
     """Open the packed tables of a folder.
 
     If metadata.json describes exactly these files, their sizes come from there, and otherwise from the footers of the files.
@@ -74,7 +74,7 @@ def open_tables(folder: Path, paths: Sequence[Path]) -> StoredPacks:
         metadata = TableMetadata.read(folder)
         table = metadata.shard_table
         if [path.name for path in paths] == [path.name for path in ShardPaths(folder, table)]:
-            check_shards(folder, table)
+            check_shard_sizes(folder, table)
             sizes, shard_multiple = table.packs, metadata.shard_multiple
             crc32c_of = partial(TableManifest.read_shard_crc32c, folder / NOTES_NAME, table)
     files = TableFiles(paths, sizes, crc32c_of)
@@ -100,10 +100,10 @@ class TableFiles(ShardFiles["_Footer"]):
         self.paths, self._crc32c_of = tuple(paths), crc32c_of
         self._read_pieces: dict[int, dict[int, int]] = {}  # for each file, the CRC-32C of the row groups read so far
         self._footers: dict[int, _Footer] = {}
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, _RowGroup] = {}
         self._windows: dict[int, int] = {}
-        _footer(self.paths[0])  # rejects a table that is not packed before anything is read
-        self.sizes = np.array([_rows(_footer(path)) for path in self.paths], np.int64) if sizes is None else sizes
+        _read_footer(self.paths[0])  # rejects a table that is not packed before anything is read
+        self.sizes = np.array([_rows(_read_footer(path)) for path in self.paths], np.int64) if sizes is None else sizes
         """The number of rows in each file, int64."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -125,7 +125,7 @@ class TableFiles(ShardFiles["_Footer"]):
         Raises:
             InputError: The file is not a packed table, or has another number of rows than expected.
         """
-        footer = _footer(self.paths[file])
+        footer = _read_footer(self.paths[file])
         if _rows(footer) != self.sizes[file]:
             raise InputError(
                 f"{self.paths[file]}: has {_rows(footer):,} rows, expected {self.sizes[file]:,}; pack the table again"
@@ -162,7 +162,7 @@ class TableFiles(ShardFiles["_Footer"]):
             rows.append({name: column.values[column.offsets[row] : column.offsets[row + 1]] for name, column in columns})
         return rows
 
-    def _group(self, file: int, record: int) -> _Group:
+    def _group(self, file: int, record: int) -> _RowGroup:
         """Return the row group that contains a row, which is read if it is not in memory."""
         group = self._groups.get(file)
         if group is None or not group.first <= record < group.last:
@@ -172,7 +172,7 @@ class TableFiles(ShardFiles["_Footer"]):
             number = int(np.searchsorted(ends, record, side="right"))
             self._groups.pop(file, None)
             first = int(ends[number - 1]) if number else 0
-            group = self._groups[file] = _Group(first, int(ends[number]), self._read_group(file, number))
+            group = self._groups[file] = _RowGroup(first, int(ends[number]), self._read_group(file, number))
         return group
 
     def _read_group(self, file: int, number: int) -> dict[str, ListValues]:
@@ -186,7 +186,7 @@ class TableFiles(ShardFiles["_Footer"]):
             array = table.column(name).combine_chunks()
             array = array.chunk(0) if isinstance(array, pyarrow.ChunkedArray) else array
             kind = array.type
-            if array.null_count or (name in _NEEDED and array.flatten().null_count):
+            if array.null_count or (name in _REQUIRED_COLUMNS and array.flatten().null_count):
                 raise InputError(
                     f"{self.paths[file]}: column {name} holds nulls, packed tables do not; pack the table again"
                 )
@@ -196,7 +196,7 @@ class TableFiles(ShardFiles["_Footer"]):
             elif pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
                 offsets = array.offsets.to_numpy().astype(np.int64)
                 columns[name] = ListValues(array.flatten().to_numpy(zero_copy_only=False), offsets - offsets[0])
-        for name in _ALONG:
+        for name in _TOKEN_COLUMNS:
             if not np.array_equal(columns[name].offsets, columns["input_ids"].offsets):
                 raise InputError(f"{self.paths[file]}: {name} and input_ids differ in length; pack the table again")
         return columns
@@ -227,26 +227,26 @@ class TableFiles(ShardFiles["_Footer"]):
                 raise InputError(f"{path}: its CRC-32C differs from the manifest of its group; pack the table again")
 
 
-def _footer(path: Path) -> _Footer:
+def _read_footer(path: Path) -> _Footer:
     """Read the footer of a file, and check that it is a packed table."""
     types = require_pyarrow().types
     with open_parquet(path, memory_map=True) as file:
         schema, metadata = check_column_names(path, file.schema_arrow), file.metadata
     names = schema.names
-    for name in _NEEDED:
+    for name in _REQUIRED_COLUMNS:
         if name not in names:
             raise InputError(
                 f"{path}: column {name} is missing, so this is not a packed table; pack it with `gaudi-bert pack`"
             )
         kind = schema.field(name).type
-        if not (is_list(kind) and types.is_integer(kind.value_type)):
+        if not (is_list_type(kind) and types.is_integer(kind.value_type)):
             raise InputError(f"{path}: column {name} holds {kind}, in packed tables lists of integers; pack again")
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
-    begins = [0, *map(_first_byte, groups[1:]), path.stat().st_size]
+    begins = [0, *map(_find_row_group_start, groups[1:]), path.stat().st_size]
     return _Footer(metadata, np.cumsum([group.num_rows for group in groups], dtype=np.int64), np.array(begins, np.int64))
 
 
-def _first_byte(group: Any) -> int:
+def _find_row_group_start(group: Any) -> int:
     """Return the position in the file at which a row group begins."""
     column = group.column(0)
     return int(column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset)

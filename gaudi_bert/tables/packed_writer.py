@@ -27,7 +27,7 @@ from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tables.groups import GroupRows
-from gaudi_bert.tables.sources import LABELS_COLUMN, TableColumns, is_list
+from gaudi_bert.tables.sources import LABELS_COLUMN, TableColumns, is_list_type
 from gaudi_bert.tfrecords.files import input_file
 
 _SLOTS_PER_ROW_GROUP = 2**21
@@ -66,24 +66,24 @@ class PackLayout(NamedTuple):
         pyarrow = require_pyarrow()
         int32, int64 = pyarrow.int32(), pyarrow.int64()
         of_sequences = {"seq_lens": int32, "indices": int64, **({"starts": int32} if self.with_starts else {})}
-        fields = [pyarrow.field(name, _list(kind)) for name, kind in of_sequences.items()]
+        fields = [pyarrow.field(name, _list_type(kind)) for name, kind in of_sequences.items()]
         along = {**self.columns.aligned, "position_ids": int32, "sequence_ids": int32}
         return pyarrow.schema(
             [
-                *(pyarrow.field(name, _list(kind, self.max_sequence_length), False) for name, kind in along.items()),
+                *(pyarrow.field(name, _list_type(kind, self.max_sequence_length), False) for name, kind in along.items()),
                 *fields,
                 *(pyarrow.field(name, pyarrow.list_(kind)) for name, kind in self.columns.scalars.items()),
             ]
         )
 
 
-def _list(kind: Any, size: int = -1) -> Any:
+def _list_type(kind: Any, size: int = -1) -> Any:
     """Return the pyarrow type of lists without nulls, of fixed size if `size` is given."""
     pyarrow = require_pyarrow()
     return pyarrow.list_(pyarrow.field("element", kind, nullable=False), size)
 
 
-def pad_value(name: str) -> int:
+def padding_value(name: str) -> int:
     """Return the value of padding slots in an aligned column."""
     return NOT_PREDICTED if name == LABELS_COLUMN else 0
 
@@ -112,16 +112,16 @@ def write_table_shard(
     schema = layout.schema()
     with (
         atomic_file(path) as handle,
-        parquet.ParquetWriter(handle, schema, compression="zstd", **_encodings(layout)) as writer,
+        parquet.ParquetWriter(handle, schema, compression="zstd", **_choose_encodings(layout)) as writer,
     ):
         for start in range(first, last, most):
             end = min(start + most, last)
-            columns = _columns(layout, rows, packs, scalars, start, end)
+            columns = _build_columns(layout, rows, packs, scalars, start, end)
             writer.write_batch(pyarrow.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema))
     return Shard(name=path.name, packs=last - first, **input_file(path).identity)
 
 
-def _encodings(layout: PackLayout) -> dict[str, Any]:
+def _choose_encodings(layout: PackLayout) -> dict[str, Any]:
     """Return the options that determine how the columns of a shard are encoded.
 
     Columns with L numbers per pack are split into their bytes: first all first bytes, then all second bytes, and so on. zstd
@@ -131,7 +131,7 @@ def _encodings(layout: PackLayout) -> dict[str, Any]:
     types = require_pyarrow().types
     split, others, counted = [], [], []
     for field in layout.schema():
-        if not is_list(field.type):
+        if not is_list_type(field.type):
             counted.append(field.name)
             continue
         kind, element = field.type.value_type, f"{field.name}.list.element"
@@ -150,7 +150,7 @@ def _encodings(layout: PackLayout) -> dict[str, Any]:
     }
 
 
-def _columns(
+def _build_columns(
     layout: PackLayout, rows: GroupRows, packs: PackSequences, scalars: Any, first: int, last: int
 ) -> dict[str, Any]:
     """Return all columns of the packs `first` .. `last` - 1, as pyarrow arrays by name."""
@@ -167,17 +167,17 @@ def _columns(
     columns = {}
     for name, each in counted.items():
         array = pyarrow.array(each)
-        columns[name] = lists(array, _list(array.type))
+        columns[name] = lists(array, _list_type(array.type))
     positions, numbers = (np.empty((last - first) * slots, np.int32) for _ in range(2))
-    _number(packs, first, last, slots, positions, numbers)
+    _fill_positions_and_numbers(packs, first, last, slots, positions, numbers)
     along = {"position_ids": pyarrow.array(positions), "sequence_ids": pyarrow.array(numbers)}
     tokens, is_token = rows.tokens_of(of_rows, starts, lengths), numbers > 0
     for name, kind in layout.columns.aligned.items():
-        values = np.full(is_token.size, pad_value(name), rows.values[name].dtype)
+        values = np.full(is_token.size, padding_value(name), rows.values[name].dtype)
         values[is_token] = rows.values[name][tokens]
         along[name] = pyarrow.array(values).cast(kind)
     for name, array in along.items():
-        columns[name] = pyarrow.FixedSizeListArray.from_arrays(array, type=_list(array.type, slots))
+        columns[name] = pyarrow.FixedSizeListArray.from_arrays(array, type=_list_type(array.type, slots))
     for name in layout.columns.scalars:
         values = scalars.column(name).slice(begin, end - begin)
         columns[name] = lists(values.chunk(0) if values.num_chunks == 1 else values.combine_chunks())
@@ -208,7 +208,9 @@ class PackSequences(NamedTuple):
 
 
 @borrowing_kernel
-def _number(packs: PackSequences, first: int, last: int, row_slots: int, positions: Int32Array, numbers: Int32Array) -> None:
+def _fill_positions_and_numbers(
+    packs: PackSequences, first: int, last: int, row_slots: int, positions: Int32Array, numbers: Int32Array
+) -> None:
     """Set the position of every slot in its sequence, and the number of that sequence from 1.
 
     Padding has the number 0, and its positions count from 0 as in one more sequence.

@@ -72,7 +72,7 @@ class TablePart(NamedTuple):
         return self.rows
 
 
-def table_schema(path: Path) -> Any:
+def read_table_schema(path: Path) -> Any:
     """Return the pyarrow schema of a table. For JSON lines, it is inferred from the first block.
 
     Raises:
@@ -80,10 +80,10 @@ def table_schema(path: Path) -> Any:
     """
     pyarrow = require_pyarrow()
     if _is_json(path):
-        rows = list(_rows(path, next(_blocks(path, 0, None), b""), 0))
+        rows = list(_parse_rows(path, next(_read_blocks(path, 0, None), b""), 0))
         if not rows:
             raise InputError(f"{path}: the table holds no row; there is nothing to pack")
-        return _checked_table(path, rows, 0, None).schema
+        return _build_checked_table(path, rows, 0, None).schema
     with explain_arrow_errors(path):
         if _is_parquet(path):
             from pyarrow import parquet
@@ -108,16 +108,16 @@ def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes:
     parts: list[TablePart] = []
     first_row = 0
     if _is_json(path):
-        for start, end, rows, size in _json_parts(path):
+        for start, end, rows, size in _list_json_blocks(path):
             if rows:
                 parts.append(TablePart(path, first_row, rows, size, start, 0, end - start))
             first_row += rows
         return parts
     with explain_arrow_errors(path):
         if _is_parquet(path):
-            sizes = list(_parquet_sizes(path, columns))
+            sizes = list(_list_row_group_sizes(path, columns))
         else:
-            sizes = [(batch.num_rows, batch.nbytes) for batch in _arrow_batches(path, columns)]
+            sizes = [(batch.num_rows, batch.nbytes) for batch in _read_arrow_batches(path, columns)]
     for position, (whole_rows, size) in enumerate(sizes):
         pieces = max(1, -(-whole_rows // most_rows), -(-size // most_bytes))
         step = max(1, -(-whole_rows // pieces))
@@ -146,10 +146,14 @@ def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, 
     if _is_json(path):
         for part in parts:
             table = _read_json_lines(path, part.position, part.position + part.step, part.first_row, schema)
-            yield _checked(part, table.select(list(columns)))
+            yield _check_row_count(part, table.select(list(columns)))
         return
     with explain_arrow_errors(path):
-        tables = _read_parquet(path, parts, columns, threads) if _is_parquet(path) else _read_arrow(path, parts, columns)
+        tables = (
+            _read_parquet_parts(path, parts, columns, threads)
+            if _is_parquet(path)
+            else _read_arrow_parts(path, parts, columns)
+        )
     while True:
         with explain_arrow_errors(path):  # exceptions of the caller between two parts must not be converted
             table = next(tables, None)
@@ -158,7 +162,7 @@ def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, 
         yield table
 
 
-def _checked(part: TablePart, table: Any) -> Any:
+def _check_row_count(part: TablePart, table: Any) -> Any:
     """Return the table of a part, after checking that it has as many rows as when the parts were listed."""
     if table.num_rows != part.rows:
         raise InputError(
@@ -174,7 +178,7 @@ def _is_parquet(path: Path) -> bool:
         return handle.read(4) == b"PAR1"
 
 
-def _parquet_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, int]]:
+def _list_row_group_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, int]]:
     """Yield (rows, bytes in memory) for each row group."""
     with open_parquet(path) as table:
         metadata = table.metadata
@@ -190,7 +194,7 @@ def _parquet_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, 
             yield group.num_rows, sum(map(max, encoded, values))
 
 
-def _read_parquet(path: Path, parts: Sequence[TablePart], columns: Sequence[str], threads: bool) -> Iterator[Any]:
+def _read_parquet_parts(path: Path, parts: Sequence[TablePart], columns: Sequence[str], threads: bool) -> Iterator[Any]:
     """Yield parts of a Parquet file as pyarrow Tables."""
     pyarrow = require_pyarrow()
     with open_parquet(path) as table:
@@ -199,12 +203,12 @@ def _read_parquet(path: Path, parts: Sequence[TablePart], columns: Sequence[str]
             step = next(iter(by_start.values())).step
             if table.metadata.row_group(number).num_rows <= step:
                 whole = table.read_row_group(number, columns=list(columns), use_threads=threads)
-                yield _checked(by_start[0], validate_content(path, whole))
+                yield _check_row_count(by_start[0], validate_content(path, whole))
                 continue
             batches = table.iter_batches(step, row_groups=[number], columns=list(columns), use_threads=threads)
             for start, batch in zip(range(0, max(by_start) + 1, step), batches, strict=False):
                 if start in by_start:
-                    yield _checked(by_start[start], pyarrow.Table.from_batches([validate_content(path, batch)]))
+                    yield _check_row_count(by_start[start], pyarrow.Table.from_batches([validate_content(path, batch)]))
 
 
 def _open_arrow(source: Any) -> Any:
@@ -215,7 +219,7 @@ def _open_arrow(source: Any) -> Any:
     return ipc.open_file(source) if is_file else ipc.open_stream(source)
 
 
-def _arrow_batches(path: Path, columns: Collection[str]) -> Iterator[Any]:
+def _read_arrow_batches(path: Path, columns: Collection[str]) -> Iterator[Any]:
     """Yield all record batches with these columns.
 
     They are views of the mapped file, so only values that are used are read.
@@ -229,13 +233,13 @@ def _arrow_batches(path: Path, columns: Collection[str]) -> Iterator[Any]:
             yield validate_content(path, batch.select(list(columns)))
 
 
-def _read_arrow(path: Path, parts: Sequence[TablePart], columns: Sequence[str]) -> Iterator[Any]:
+def _read_arrow_parts(path: Path, parts: Sequence[TablePart], columns: Sequence[str]) -> Iterator[Any]:
     """Yield parts of an Arrow file as pyarrow Tables."""
     pyarrow = require_pyarrow()
     by_batch = {number: list(group) for number, group in itertools.groupby(parts, key=lambda part: part.position)}
-    for number, batch in enumerate(_arrow_batches(path, columns)):
+    for number, batch in enumerate(_read_arrow_batches(path, columns)):
         for part in by_batch.get(number, ()):
-            yield _checked(part, pyarrow.Table.from_batches([batch.slice(part.start, part.rows)]))
+            yield _check_row_count(part, pyarrow.Table.from_batches([batch.slice(part.start, part.rows)]))
         if number >= parts[-1].position:
             return
 
@@ -252,11 +256,11 @@ def _is_json(path: Path) -> bool:
     return path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
-def _json_parts(path: Path) -> list[tuple[int, int, int, int]]:
+def _list_json_blocks(path: Path) -> list[tuple[int, int, int, int]]:
     """Return (start, end, rows, bytes in memory) for each block. A gzipped file is a single block."""
     parts, end = [], 0
-    for block in _blocks(path, 0, None):
-        parts.append((end, end + len(block), len(_lines(block)), _MEMORY_OF_TEXT * len(block)))
+    for block in _read_blocks(path, 0, None):
+        parts.append((end, end + len(block), len(_split_lines(block)), _MEMORY_OF_TEXT * len(block)))
         end += len(block)
     if path.suffix != ".gz" or not parts:
         return parts
@@ -269,15 +273,15 @@ def _read_json_lines(path: Path, start: int, end: int, first_row: int, schema: A
     For a gzipped file, decompressed bytes count.
     """
     tables = [schema.empty_table()]
-    for block in _blocks(path, start, end):
-        rows = _rows(path, block, first_row)
+    for block in _read_blocks(path, start, end):
+        rows = _parse_rows(path, block, first_row)
         while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-            tables.append(_checked_table(path, some, first_row, schema))
+            tables.append(_build_checked_table(path, some, first_row, schema))
             first_row += len(some)
     return require_pyarrow().concat_tables(tables)
 
 
-def _blocks(path: Path, start: int, end: int | None) -> Iterator[bytes]:
+def _read_blocks(path: Path, start: int, end: int | None) -> Iterator[bytes]:
     """Yield the decompressed text from byte `start` on, in blocks that end after a line feed, except perhaps the last."""
     with opened_text(path, "gzip" if path.suffix == ".gz" else None) as handle:
         handle.seek(start)
@@ -299,23 +303,25 @@ def _blocks(path: Path, start: int, end: int | None) -> Iterator[bytes]:
             yield rest
 
 
-def _lines(block: bytes) -> list[bytes]:
+def _split_lines(block: bytes) -> list[bytes]:
     """Return the lines of a block that are not blank."""
     return [line for line in block.removeprefix(_BYTE_ORDER_MARK).split(b"\n") if line.strip()]
 
 
-def _rows(path: Path, block: bytes, first_row: int) -> Iterator[dict[str, Any]]:
+def _parse_rows(path: Path, block: bytes, first_row: int) -> Iterator[dict[str, Any]]:
     """Yield the JSON object in each line of a block.
 
     Raises:
         InputError: A line is not an object, or is nested too deeply.
     """
-    for number, line in enumerate(_lines(block), start=first_row):
+    for number, line in enumerate(_split_lines(block), start=first_row):
         problem = "is not one JSON object"
         try:
             row = JSON.decode(line.decode("utf-8"))
             # Arrow would end the process while it infers the type of a value that is nested very deeply.
-            if isinstance(row, dict) and (line.count(b"[") + line.count(b"{") <= _DEEPEST or _depth(row) <= _DEEPEST):
+            if isinstance(row, dict) and (
+                line.count(b"[") + line.count(b"{") <= _DEEPEST or _nesting_depth(row) <= _DEEPEST
+            ):
                 yield row
                 continue
             problem = f"is nested deeper than {_DEEPEST} levels" if isinstance(row, dict) else problem
@@ -325,7 +331,7 @@ def _rows(path: Path, block: bytes, first_row: int) -> Iterator[dict[str, Any]]:
         raise InputError(f"{path}: row {number}: {beginning} {problem}; write one JSON object on each line")
 
 
-def _depth(value: Any) -> int:
+def _nesting_depth(value: Any) -> int:
     """Return how deeply lists and objects are nested in a value."""
     depth, values = 0, [value]
     while values := [one for one in values if isinstance(one, dict | list)]:
@@ -333,7 +339,7 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _checked_table(path: Path, rows: Sequence[Mapping[str, Any]], first_row: int, schema: Any) -> Any:
+def _build_checked_table(path: Path, rows: Sequence[Mapping[str, Any]], first_row: int, schema: Any) -> Any:
     """Return rows as a pyarrow Table.
 
     Raises:
@@ -343,13 +349,13 @@ def _checked_table(path: Path, rows: Sequence[Mapping[str, Any]], first_row: int
     def problem(count: int) -> Exception | None:
         """Return the exception that the first `count` rows raise, or None."""
         try:
-            _table(rows[:count], schema)
+            _build_table(rows[:count], schema)
         except (require_pyarrow().ArrowException, ValueError, OverflowError) as error:
             return error
         return None
 
     try:
-        return _table(rows, schema)
+        return _build_table(rows, schema)
     except (require_pyarrow().ArrowException, ValueError, OverflowError) as error:
         row = bisect.bisect_left(range(1, len(rows)), True, key=lambda count: problem(count) is not None)
         reason = shorten(str(problem(row + 1) or error), 160)
@@ -359,7 +365,7 @@ def _checked_table(path: Path, rows: Sequence[Mapping[str, Any]], first_row: int
         raise InputError(f"{path}: row {first_row + row}: {reason}; {remedy}") from error
 
 
-def _table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
+def _build_table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
     """Return rows as a pyarrow Table of `schema`. If it is None, the columns and types are inferred from the rows.
 
     Raises:
@@ -376,15 +382,15 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
         columns[name] = pyarrow.array(values)
         kind = columns[name].type if schema is None else schema.field(name).type
         if columns[name].type != kind:
-            if not _fits(columns[name].type, kind):
+            if not _can_store_type(columns[name].type, kind):
                 raise ValueError(f"column {short_repr(name)} holds {columns[name].type}, in the first rows {kind}")
             columns[name] = pyarrow.array(values, kind)
-        if "double" in str(kind) and any(_holds_truth(value, kind) for value in values):
+        if "double" in str(kind) and any(_contains_bool(value, kind) for value in values):
             raise ValueError(f"column {short_repr(name)} holds true or false among numbers")
     return pyarrow.table(columns, schema)
 
 
-def _fits(actual: Any, kind: Any) -> bool:
+def _can_store_type(actual: Any, kind: Any) -> bool:
     """Return whether every value of one type can be stored in the other type.
 
     For integers in a column of floating-point numbers, the answer is yes, and pyarrow itself rejects integers that would be
@@ -394,16 +400,18 @@ def _fits(actual: Any, kind: Any) -> bool:
     if actual == kind or types.is_null(actual):
         return True
     if types.is_list(actual) and types.is_list(kind):
-        return _fits(actual.value_type, kind.value_type)
+        return _can_store_type(actual.value_type, kind.value_type)
     if types.is_struct(actual) and types.is_struct(kind):
-        return all(kind.get_field_index(own.name) >= 0 and _fits(own.type, kind.field(own.name).type) for own in actual)
+        return all(
+            kind.get_field_index(own.name) >= 0 and _can_store_type(own.type, kind.field(own.name).type) for own in actual
+        )
     return bool(types.is_int64(actual) and types.is_float64(kind))
 
 
-def _holds_truth(value: Any, kind: Any) -> bool:
+def _contains_bool(value: Any, kind: Any) -> bool:
     """Return whether a value contains a bool in place of a floating-point number, which pyarrow would store as 0 or 1."""
     if isinstance(value, list):
-        return any(_holds_truth(each, kind.value_type) for each in value)
+        return any(_contains_bool(each, kind.value_type) for each in value)
     if isinstance(value, dict):
-        return any(_holds_truth(each, kind.field(name).type) for name, each in value.items())
+        return any(_contains_bool(each, kind.field(name).type) for name, each in value.items())
     return isinstance(value, bool) and bool(require_pyarrow().types.is_floating(kind))

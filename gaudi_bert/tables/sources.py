@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaudi_bert.artefacts.object_store import Objects
+from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import explain_os_errors, is_in_store, read_json
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.tables.parts import table_schema
+from gaudi_bert.tables.parts import read_table_schema
 
 _ENDINGS = (".parquet", ".arrow", ".feather", ".jsonl", ".jsonl.gz")
 _DATASET_STATE = "state.json"
@@ -33,17 +33,17 @@ def is_table(source: str | Path) -> bool:
     """
     path = Path(source)
     if is_in_store(source):
-        names = Objects().list(source, only_here=True)
-        return _has_ending(path) or any(name == _DATASET_STATE or name.endswith(_ENDINGS) for name in names)
+        names = ObjectStore().list(source, only_here=True)
+        return _has_table_ending(path) or any(name == _DATASET_STATE or name.endswith(_ENDINGS) for name in names)
     if path.is_dir():
-        return (path / _DATASET_STATE).is_file() or bool(_tables_in(path)) or bool(_splits_in(path))
+        return (path / _DATASET_STATE).is_file() or bool(_list_tables(path)) or bool(_list_split_folders(path))
     if os.path.lexists(path):
-        return _has_ending(path)
+        return _has_table_ending(path)
     matches = glob.glob(os.fspath(source))
-    return _has_ending(path) or (bool(matches) and all(name.endswith(_ENDINGS) for name in matches))
+    return _has_table_ending(path) or (bool(matches) and all(name.endswith(_ENDINGS) for name in matches))
 
 
-def table_files(source: str | Path, reporter: Reporter | None = None) -> list[Path]:
+def list_table_files(source: str | Path, reporter: Reporter | None = None) -> list[Path]:
     """Return the files of a table, sorted by name.
 
     Args:
@@ -57,10 +57,10 @@ def table_files(source: str | Path, reporter: Reporter | None = None) -> list[Pa
     if path.is_file():
         return [path]
     if not path.is_dir():
-        return _files_of_glob(source)
+        return _list_matching_tables(source)
     with explain_os_errors(path, "read"):
-        tables = _tables_in(path)
-    named = _files_of_saved_dataset(path)
+        tables = _list_tables(path)
+    named = _list_saved_dataset_files(path)
     if named is not None:
         others = [file.name for file in tables if file not in named]
         if others and reporter is not None:
@@ -68,32 +68,32 @@ def table_files(source: str | Path, reporter: Reporter | None = None) -> list[Pa
         return named
     if tables:
         return tables
-    splits = _splits_in(path)
+    splits = _list_split_folders(path)
     if splits:
         raise InputError(f"{path}: holds the splits {', '.join(splits)}; pass one of them, for example {path / splits[0]}")
     raise InputError(f"{path}: holds no {', '.join(_ENDINGS)} file; pass a folder of tables with a column input_ids")
 
 
-def _has_ending(path: Path) -> bool:
+def _has_table_ending(path: Path) -> bool:
     """Return whether a file name has the ending of a table."""
     return path.name.endswith(_ENDINGS)
 
 
-def _tables_in(folder: Path) -> list[Path]:
+def _list_tables(folder: Path) -> list[Path]:
     """Return the files in a folder that have the ending of a table, sorted.
 
     The caches of datasets are left out, and so are the hidden files that pyarrow ignores.
     """
     others = (".", "_", "cache-")
-    return sorted(child for child in folder.iterdir() if _has_ending(child) and not child.name.startswith(others))
+    return sorted(child for child in folder.iterdir() if _has_table_ending(child) and not child.name.startswith(others))
 
 
-def _splits_in(folder: Path) -> list[str]:
+def _list_split_folders(folder: Path) -> list[str]:
     """Return the subfolders that contain tables, which are the splits of a `DatasetDict`."""
     return sorted(child.name for child in folder.iterdir() if child.is_dir() and any(child.glob("*.arrow")))
 
 
-def _files_of_glob(source: str | Path) -> list[Path]:
+def _list_matching_tables(source: str | Path) -> list[Path]:
     """Return the files that match a pattern, sorted by name.
 
     Raises:
@@ -106,7 +106,7 @@ def _files_of_glob(source: str | Path) -> list[Path]:
             "a folder of them, or a pattern"
         )
     for path in paths:
-        if not (path.is_file() and _has_ending(path)):
+        if not (path.is_file() and _has_table_ending(path)):
             raise InputError(f"{path}: is not a {', '.join(_ENDINGS)} file; pass a pattern that matches tables only")
     for path, following in itertools.pairwise(paths):
         if path.name == following.name:
@@ -114,7 +114,7 @@ def _files_of_glob(source: str | Path) -> list[Path]:
     return paths
 
 
-def _files_of_saved_dataset(folder: Path) -> list[Path] | None:
+def _list_saved_dataset_files(folder: Path) -> list[Path] | None:
     """Return the files that `state.json` names, sorted, or None if `Dataset.save_to_disk` did not write the folder.
 
     Raises:
@@ -215,18 +215,18 @@ class TableColumns:
                 ) from error
 
 
-def is_list(kind: Any) -> bool:
+def is_list_type(kind: Any) -> bool:
     """Return whether a pyarrow type is a list of any kind."""
     types = require_pyarrow().types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def same_type(one: Any, other: Any) -> bool:
+def is_same_type(one: Any, other: Any) -> bool:
     """Return whether two pyarrow types are equal. Different kinds of lists with the same type of values count as equal."""
-    return bool(one.value_type == other.value_type if is_list(one) and is_list(other) else one == other)
+    return bool(one.value_type == other.value_type if is_list_type(one) and is_list_type(other) else one == other)
 
 
-def columns_of(files: Sequence[Path], chosen: Sequence[str] | None = None, tokens: str = TOKENS_COLUMN) -> TableColumns:
+def select_columns(files: Sequence[Path], chosen: Sequence[str] | None = None, tokens: str = TOKENS_COLUMN) -> TableColumns:
     """Return the columns of a table to pack, after checking that all files have the same columns.
 
     Args:
@@ -238,7 +238,7 @@ def columns_of(files: Sequence[Path], chosen: Sequence[str] | None = None, token
         InputError: A column is missing, has a type that cannot be packed, or differs between files.
     """
     path = files[0]
-    schema = table_schema(path)
+    schema = read_table_schema(path)
     names = list(schema.names)
     if tokens not in names:
         raise InputError(
@@ -250,20 +250,22 @@ def columns_of(files: Sequence[Path], chosen: Sequence[str] | None = None, token
             raise InputError(f"{path}: has no column {name}; it has {', '.join(names)}")
     packed = [name for name in names if chosen is None or name in chosen or name == tokens]
     if tokens != TOKENS_COLUMN and TOKENS_COLUMN in packed:
-        raise InputError(f"{path}: has both {TOKENS_COLUMN} and {tokens}; {_leave_out(TOKENS_COLUMN)}")
+        raise InputError(f"{path}: has both {TOKENS_COLUMN} and {tokens}; {_rename_or_omit_remedy(TOKENS_COLUMN)}")
     if len(set(packed)) < len(packed):
         raise InputError(f"{path}: has two columns of one name among {', '.join(packed)}; rename one")
     aligned, scalars = {}, {}
     for stored in sorted(packed, key=lambda name: name != tokens):
         kind, name = schema.field(stored).type, TOKENS_COLUMN if stored == tokens else stored
         if name in _ADDED_COLUMNS:
-            raise InputError(f"{path}: column {name} has a name that packing writes itself; {_leave_out(name)}")
-        if is_list(kind):
+            raise InputError(f"{path}: column {name} has a name that packing writes itself; {_rename_or_omit_remedy(name)}")
+        if is_list_type(kind):
             types, value = require_pyarrow().types, kind.value_type
             if name == TOKENS_COLUMN and not types.is_integer(value):
                 raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of integers")
             if not (types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)):
-                raise InputError(f"{path}: column {name} holds {kind}; only lists of numbers are packed, {_leave_out(name)}")
+                raise InputError(
+                    f"{path}: column {name} holds {kind}; only lists of numbers are packed, {_rename_or_omit_remedy(name)}"
+                )
             aligned[name] = value
         elif name == TOKENS_COLUMN:
             raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of integers")
@@ -276,7 +278,7 @@ def columns_of(files: Sequence[Path], chosen: Sequence[str] | None = None, token
     return columns
 
 
-def _leave_out(name: str) -> str:
+def _rename_or_omit_remedy(name: str) -> str:
     """Return the remedy for a column that cannot be packed."""
     return f"rename it, or name the columns to pack without {name}: --columns input_ids,..."
 
@@ -284,12 +286,12 @@ def _leave_out(name: str) -> str:
 def _check_same_columns(files: Sequence[Path], columns: TableColumns) -> None:
     """Check that all files have the packed columns, with the same types as in the first file."""
     for path in files[1:]:
-        schema = table_schema(path)
+        schema = read_table_schema(path)
         for name in columns.stored_names:
             if name not in schema.names:
                 raise InputError(f"{path}: has no column {name}, which {files[0].name} has; give all files the same columns")
             kind, first = schema.field(name).type, columns.schema.field(name).type
-            if not same_type(kind, first):
+            if not is_same_type(kind, first):
                 raise InputError(
                     f"{path}: column {name} holds {kind}, in {files[0].name} it holds {first}; cast it to one type"
                 )

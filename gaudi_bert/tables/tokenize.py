@@ -27,8 +27,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import NOTES_NAME, TooLongRows, VocabularyInfo
 from gaudi_bert.artefacts.completion import GroupedOutput, Signature
-from gaudi_bert.artefacts.examples import TextInput, TokenisedPart, TokenisedTexts, tokens_path
-from gaudi_bert.artefacts.mirrored_folder import is_mirrored, local_copies, mirrored, release, shown_path
+from gaudi_bert.artefacts.examples import TextInput, TokenisedPart, TokenisedTexts, token_table_path
+from gaudi_bert.artefacts.mirrored_folder import (
+    format_path,
+    is_mirrored,
+    mirror_folder,
+    open_local_copies,
+    remove_local_copies,
+)
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, require_libraries
@@ -88,15 +94,15 @@ def tokenize_texts(
     """
     require_libraries(["pyarrow", "tokenizers"], "tokenize")
     check_file_name(out)
-    with local_copies([*texts, tokenizer], run.store) as copies, mirrored(out, run.store) as folder:
+    with open_local_copies([*texts, tokenizer], run.store) as copies, mirror_folder(out, run.store) as folder:
         *files, model = [str(copy) for copy in copies]
         library = read_tokenizer(Path(model))
-        with _sources(files) as sources:
-            return _tokenize(sources, library, folder, settings, run)
+        with _open_sources(files) as sources:
+            return _tokenize_sources(sources, library, folder, settings, run)
 
 
 @contextmanager
-def _sources(texts: Sequence[str]) -> Iterator[list[Source]]:
+def _open_sources(texts: Sequence[str]) -> Iterator[list[Source]]:
     """Provide the text files. Standard input is copied to a file, because its size and checksum are needed first."""
     if STANDARD_INPUT not in texts:
         yield find_sources(texts, Path())
@@ -110,7 +116,7 @@ def _sources(texts: Sequence[str]) -> Iterator[list[Source]]:
         yield [Source(path.name, path, path.stat().st_size)]
 
 
-def _tokenize(
+def _tokenize_sources(
     sources: Sequence[Source],
     tokenizer: RowTokenizer,
     out: Path,
@@ -138,7 +144,7 @@ def _tokenize(
 
     def summary_path(number: int) -> Path:
         """Return the path of the summary of a part."""
-        return tokens_path(out / NOTES_NAME, number, len(parts)).with_suffix(".json")
+        return token_table_path(out / NOTES_NAME, number, len(parts)).with_suffix(".json")
 
     output = _TokensOutput(out, TokenisedTexts.path_in(out), signature, TokenisedPart, summary_path, run.reporter)
     if output.begin(run.overwrite):
@@ -150,13 +156,13 @@ def _tokenize(
                 # Another process may have written the part in the meantime. The summary is written last.
                 with output.writing(number, f"{out}: part {number}") as needed:
                     if needed:
-                        _write_part(parts[number], tokens_path(out, number, len(parts)), encoder, output, task).write(
+                        _write_part(parts[number], token_table_path(out, number, len(parts)), encoder, output, task).write(
                             output.summary_path(number)
                         )
-        return _finish(len(parts), tokenizer, encoder, output, identities)
+        return _write_summary(len(parts), tokenizer, encoder, output, identities)
 
 
-def _finish(
+def _write_summary(
     parts: int,
     tokenizer: RowTokenizer,
     encoder: _Encoder,
@@ -167,12 +173,14 @@ def _finish(
     files = tuple(file for _, file in output.completed(range(parts)))
     missing = parts - len(files)
     if missing:
-        output.reporter.say(f"{shown_path(output.folder)}: {missing} of {parts} parts remain for other shards")
+        output.reporter.say(f"{format_path(output.folder)}: {missing} of {parts} parts remain for other shards")
         left = f"{missing} of {format_count(parts, 'part')} to be done by other shards"
         return PlainResult([left], {"parts": parts, "missing_parts": missing})
     settings = encoder.settings
     if not any(file.rows for file in files):
-        raise InputError(f"{shown_path(output.folder)}: no text gives a row; give some that are not empty, nor all too long")
+        raise InputError(
+            f"{format_path(output.folder)}: no text gives a row; give some that are not empty, nor all too long"
+        )
     content = TokenisedTexts(
         tool_version=__version__,
         tokenizer=VocabularyInfo(size=tokenizer.vocabulary_size, sha256=tokenizer.sha256),
@@ -194,27 +202,31 @@ def _finish(
 def _write_part(part: RowPart, target: Path, encoder: _Encoder, output: _TokensOutput, task: Task) -> TokenisedPart:
     """Write the table of a part, and return its summary."""
     counts: Counter[str] = Counter()
-    size = _write_tables(target, encoder.columns, _tables(part, encoder, task, counts, output.reporter.say))
-    release(target)
+    size = _write_tables(target, encoder.columns, _tokenize_part(part, encoder, task, counts, output.reporter.say))
+    remove_local_copies(target)
     too_long = TooLongRows(
         policy=encoder.settings.too_long, rows=counts["too_long"], **{name: counts[name] for name in _LOST}
     )
     return TokenisedPart(name=target.name, bytes=size, too_long=too_long, **{name: counts[name] for name in _COUNTED})
 
 
-def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str], say: Callable[[str], None]) -> Iterator[Any]:
+def _tokenize_part(
+    part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str], say: Callable[[str], None]
+) -> Iterator[Any]:
     """Yield a table for each batch of texts, and add to the counts."""
 
     def encode(batch: list[TextRow]) -> tuple[Any, Counter[str], int]:
         """Return the table of a batch, its counts, and its number of characters."""
         values, counted = encoder.rows(batch, part)
-        return _token_table(encoder.columns, values), counted, sum(map(_characters, batch))
+        return _build_token_table(encoder.columns, values), counted, sum(map(_count_characters, batch))
 
     characters = 0
     reading, skipped = encoder.settings.row_reading_settings, SkippedRows()
     rows = raise_or_skip_bad_rows(read_part(part, None, reading), reading.on_bad_row, skipped)
     texts = (row for row in rows if isinstance(row, TextRow))
-    for table, counted, size in _ahead(encode, batch_by_size(texts, _characters, _BATCH_CHARACTERS, _BATCH_TEXTS)):
+    for table, counted, size in _encode_ahead(
+        encode, batch_by_size(texts, _count_characters, _BATCH_CHARACTERS, _BATCH_TEXTS)
+    ):
         counts.update(counted)
         # The progress within a compressed file is unknown, so its text is assumed to be as long as the file.
         characters, before = characters + size, characters
@@ -225,12 +237,12 @@ def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str], 
         say(str(skipped))
 
 
-def _characters(row: TextRow) -> int:
+def _count_characters(row: TextRow) -> int:
     """Return the number of characters of a text or pair."""
     return len(row.text) + len(row.text_pair or "")
 
 
-def _ahead(
+def _encode_ahead(
     encode: Callable[[list[TextRow]], tuple[Any, Counter[str], int]], batches: Iterator[list[TextRow]]
 ) -> Iterator[tuple[Any, Counter[str], int]]:
     """Yield the result of `encode` for each batch, in order. Threads encode a few batches in advance."""
@@ -360,7 +372,7 @@ class _Encoder:
 # --- the table of a part
 
 
-def _token_table(columns: Sequence[str], values: Sequence[Sequence[Sequence[int]]]) -> Any:
+def _build_token_table(columns: Sequence[str], values: Sequence[Sequence[Sequence[int]]]) -> Any:
     """Return a pyarrow Table of lists of int32, given the list of each row for each column."""
     pyarrow = require_pyarrow()
     kind = pyarrow.list_(pyarrow.int32())
@@ -380,7 +392,7 @@ def _write_tables(path: Path, columns: Sequence[str], tables: Iterable[Any]) -> 
         "use_dictionary": False,
         "column_encoding": {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in columns},
     }
-    schema = _token_table(columns, [[] for _ in columns]).schema
+    schema = _build_token_table(columns, [[] for _ in columns]).schema
     held: list[Any] = []
     tokens = 0
     with atomic_file(path) as handle, parquet.ParquetWriter(handle, schema, **options) as writer:

@@ -17,9 +17,9 @@ import numpy as np
 
 from gaudi_bert.artefacts.base import manifest_path
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
-from gaudi_bert.artefacts.mirrored_folder import exists, fetch, local_copy, mirrored, names_in
-from gaudi_bert.artefacts.pack_kinds import RowTables, row_table_path
-from gaudi_bert.artefacts.packed import PackedSums, TableManifest, TableMetadata
+from gaudi_bert.artefacts.mirrored_folder import fetch_files, file_exists, list_names, mirror_folder, open_local_copy
+from gaudi_bert.artefacts.pack_kinds import RowLengthTables, row_table_path
+from gaudi_bert.artefacts.packed import PackedTotals, TableManifest, TableMetadata
 from gaudi_bert.artefacts.results import ByRowLength, PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.verification import Verification
@@ -32,8 +32,8 @@ from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import resolve_depth
 from gaudi_bert.packs.verify import (
     PackedFolder,
-    ReadGroup,
-    check_inputs,
+    VerifiedGroup,
+    check_inputs_unchanged,
     check_lower_bound,
     check_same_content,
     verify_packs,
@@ -42,14 +42,14 @@ from gaudi_bert.tables.groups import (
     GroupedTable,
     GroupRows,
     RowSequences,
-    list_values,
+    build_manifest_fields,
+    build_table_metadata,
+    convert_list_column,
     open_table,
     read_sequences,
-    row_figures,
-    table_metadata,
 )
-from gaudi_bert.tables.packed_writer import PackLayout, pad_value
-from gaudi_bert.tables.sources import same_type, table_files
+from gaudi_bert.tables.packed_writer import PackLayout, padding_value
+from gaudi_bert.tables.sources import is_same_type, list_table_files
 from gaudi_bert.tfrecords.files import input_file
 
 _VerifiedTable: TypeAlias = StageOutput[Verification] | PlainResult
@@ -69,16 +69,18 @@ def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTa
     Raises:
         FailedError: The packs differ from the table.
     """
-    if exists(RowTables.path_in(packed), run.store):
+    if file_exists(RowLengthTables.path_in(packed), run.store):
         # Each packed table is proven to contain the sequences between two lengths. All of them belong to one packing, so
         # that the sequences of every length are in exactly one of them.
-        with local_copy(source, run.store) as table, mirrored(packed, run.store) as folder:
-            lengths = _checked_lengths(folder)
-            return ByRowLength({length: verify_rows(table, row_table_path(folder, length), run) for length in lengths})
-    return verify_rows(source, packed, run)
+        with open_local_copy(source, run.store) as table, mirror_folder(packed, run.store) as folder:
+            lengths = _read_row_lengths(folder)
+            return ByRowLength(
+                {length: verify_single_table(table, row_table_path(folder, length), run) for length in lengths}
+            )
+    return verify_single_table(source, packed, run)
 
 
-def verify_rows(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable:
+def verify_single_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable:
     """Verify the packed table of one row length.
 
     Args:
@@ -100,38 +102,38 @@ def verify_rows(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTab
                     f"{format_location(side)}: parts of a table are not verified in a store, where each part would copy the "
                     "complete table; verify it at once, without --shard and --finish"
                 )
-    with local_copy(source, run.store) as table, mirrored(packed, run.store) as here:
-        fetch(*(here / name for name in names_in(here)))
+    with open_local_copy(source, run.store) as table, mirror_folder(packed, run.store) as here:
+        fetch_files(*(here / name for name in list_names(here)))
         metadata = TableMetadata.read(here)
-        return verify_packs(_TableReader(table, PackedFolder(here, metadata, TableManifest), run), run)
+        return verify_packs(_TableVerifier(table, PackedFolder(here, metadata, TableManifest), run), run)
 
 
-def _checked_lengths(folder: Path) -> tuple[int, ...]:
+def _read_row_lengths(folder: Path) -> tuple[int, ...]:
     """Return the row lengths, after checking that their packed tables belong to one packing and that there are no others.
 
     Raises:
         FailedError: A packed table was written with other settings or inputs, or does not belong there.
     """
-    path = RowTables.path_in(folder)
+    path = RowLengthTables.path_in(folder)
     packing = settings_path(folder, path)
-    fetch(path, packing, *(folder / name for name in names_in(folder)))
-    lengths, common = RowTables.read(folder).row_lengths, read_signature(packing)
+    fetch_files(path, packing, *(folder / name for name in list_names(folder)))
+    lengths, common = RowLengthTables.read(folder).row_lengths, read_signature(packing)
     known = {row_table_path(folder, length): length for length in lengths}
     settings = {**common.settings, "row_lengths": lengths, "max_sequence_length": max(lengths)}
-    check_same_content(packing, common, Signature("pack-rows", settings, common.inputs), RowTables.remedy, str(path))
-    foreign = {folder / name.split("/")[0] for name in names_in(folder) if name.startswith("rows-")} - known.keys()
+    check_same_content(packing, common, Signature("pack-rows", settings, common.inputs), RowLengthTables.remedy, str(path))
+    foreign = {folder / name.split("/")[0] for name in list_names(folder) if name.startswith("rows-")} - known.keys()
     if foreign:
-        raise FailedError(f"{min(foreign)}: is not in {path}; remove it, or {RowTables.remedy}")
+        raise FailedError(f"{min(foreign)}: is not in {path}; remove it, or {RowLengthTables.remedy}")
     for table, length in known.items():
         right = Signature("pack-table", {**settings, "max_sequence_length": length}, common.inputs)
         own = settings_path(table, TableMetadata.path_in(table))
-        check_same_content(own, read_signature(own), right, RowTables.remedy, str(packing))
+        check_same_content(own, read_signature(own), right, RowLengthTables.remedy, str(packing))
     return lengths
 
 
 @dataclass(frozen=True)
-class _TableReader:
-    """Reads the rows of a table and the shards of its packs. It implements `GroupReader`.
+class _TableVerifier:
+    """Reads the rows of a table and the shards of its packs. It implements `GroupVerifier`.
 
     Attributes:
         source: The table.
@@ -147,8 +149,8 @@ class _TableReader:
     def _signature(self) -> Signature:
         """The settings and inputs with which the table was packed, after checking that the inputs are unchanged."""
         packed, metadata, signature = self.folder.path, self.folder.metadata, read_signature(self._settings_path)
-        present = [input_file(file) for file in table_files(self.source)]
-        check_inputs(packed, metadata.inputs, present, metadata.remedy)
+        present = [input_file(file) for file in list_table_files(self.source)]
+        check_inputs_unchanged(packed, metadata.inputs, present, metadata.remedy)
         if signature.inputs != {file.name: file.identity for file in present}:
             raise FailedError(f"{self._settings_path}: its inputs are not those of metadata.json; {metadata.remedy}")
         return signature
@@ -173,19 +175,19 @@ class _TableReader:
             )
         return table
 
-    def read_groups(self, manifests: Iterable[TableManifest]) -> Iterator[ReadGroup[TableManifest]]:
+    def read_groups(self, manifests: Iterable[TableManifest]) -> Iterator[VerifiedGroup[TableManifest]]:
         """Read groups, and compare each with the rows of the table. Every group has its own lower bound."""
         rows = sum(part.rows for group in self.run.share_of(self._table.groups) for part in group)
         with self.run.reporter.task("verify", rows, "rows") as task:
             for stored in manifests:
                 expected = self._prove(stored)
-                yield ReadGroup(stored, expected, expected.lower_bound)
+                yield VerifiedGroup(stored, expected, expected.lower_bound)
                 task.advance(expected.rows)
 
-    def expected_metadata(self, sums: PackedSums) -> TableMetadata:
+    def expected_metadata(self, sums: PackedTotals) -> TableMetadata:
         """Return the expected contents of metadata.json, computed from the manifests of all groups."""
         inputs, version = self._signature.inputs, self.folder.metadata.tool_version
-        return table_metadata(self._table, self._settings, sums, inputs, version)
+        return build_table_metadata(self._table, self._settings, sums, inputs, version)
 
     def _prove(self, claimed: TableManifest) -> TableManifest:
         """Compare the shards of a group with its rows, and return its manifest, computed again.
@@ -209,8 +211,8 @@ class _TableReader:
             claims = [shard for shard in claimed.shards if shard.name == path.name]
             if claims and claims[0].crc32c != identity["crc32c"]:
                 raise FailedError(f"{path}: its CRC-32C differs from the manifest of its group; {TableMetadata.remedy}")
-            for stored in _stored_packs(path, layout):
-                members = _members(stored, rows, sequences, is_there)
+            for stored in _read_row_groups(path, layout):
+                members = _find_sequences(stored, rows, sequences, is_there)
                 is_there[members] = True
                 packs += stored.offsets.size - 1
                 deepest = max(deepest, int(np.diff(stored.offsets).max(initial=0)))
@@ -229,7 +231,7 @@ class _TableReader:
         path, depth = manifest_path(self.folder.json_folder, claimed.group), resolve_depth(settings.depth, length)
         check_lower_bound(path, claimed.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
         return TableManifest(
-            **row_figures(rows, sequences, too_long, length),
+            **build_manifest_fields(rows, sequences, too_long, length),
             source_sha256=self._signature.sha256,
             group=claimed.group,
             packs=packs,
@@ -243,7 +245,7 @@ class _TableReader:
 # --- comparing a row group of a shard with the rows of the table
 
 
-def _members(stored: _StoredPacks, rows: GroupRows, sequences: RowSequences, is_there: BoolArray) -> IntArray:
+def _find_sequences(stored: _PackedRowGroup, rows: GroupRows, sequences: RowSequences, is_there: BoolArray) -> IntArray:
     """Return which sequences of the group some packs contain, int64, after checking that none of them occurred before.
 
     Raises:
@@ -266,7 +268,7 @@ def _members(stored: _StoredPacks, rows: GroupRows, sequences: RowSequences, is_
     return members
 
 
-class _StoredPacks(NamedTuple):
+class _PackedRowGroup(NamedTuple):
     """A row group of a shard.
 
     Attributes:
@@ -293,7 +295,7 @@ class _StoredPacks(NamedTuple):
         return f"{self.path}: from pack {self.first} on"
 
 
-def _stored_packs(path: Path, layout: PackLayout) -> Iterator[_StoredPacks]:
+def _read_row_groups(path: Path, layout: PackLayout) -> Iterator[_PackedRowGroup]:
     """Yield the row groups of a shard, after checking their columns and types.
 
     Raises:
@@ -307,29 +309,29 @@ def _stored_packs(path: Path, layout: PackLayout) -> Iterator[_StoredPacks]:
         empty = io.BytesIO()  # write and read the schema, because Parquet changes some types, such as seconds
         parquet.ParquetWriter(empty, layout.schema()).close()
         stored, expected = check_column_names(path, shard.schema_arrow), parquet.read_schema(empty)
-        if stored.names != expected.names or not all(map(same_type, stored.types, expected.types)):
+        if stored.names != expected.names or not all(map(is_same_type, stored.types, expected.types)):
             raise FailedError(f"{path}: has the columns {', '.join(stored.names)}, or other types; pack the table again")
         first = 0
         with shard:
             for number in range(shard.num_row_groups):
                 with explain_arrow_errors(path):
                     table = shard.read_row_group(number)
-                yield _checked(path, layout, first, validate_content(path, table))
+                yield _check_packs(path, layout, first, validate_content(path, table))
                 first += table.num_rows
     except InputError as error:
         raise FailedError(str(error)) from error
 
 
-def _checked(path: Path, layout: PackLayout, first: int, table: Any) -> _StoredPacks:
+def _check_packs(path: Path, layout: PackLayout, first: int, table: Any) -> _PackedRowGroup:
     """Return a row group, after checking that each sequence has one length and one index, and that no pack is too long."""
-    lengths, offsets = list_values(path, first, "seq_lens", table.column("seq_lens"))
-    indices, others = list_values(path, first, "indices", table.column("indices"))
+    lengths, offsets = convert_list_column(path, first, "seq_lens", table.column("seq_lens"))
+    indices, others = convert_list_column(path, first, "indices", table.column("indices"))
     starts = np.zeros(lengths.size, np.int32)
     if layout.with_starts:
-        starts, more = list_values(path, first, "starts", table.column("starts"))
+        starts, more = convert_list_column(path, first, "starts", table.column("starts"))
         if not np.array_equal(more, others):
             raise FailedError(f"{path}: from pack {first} on: starts and indices differ in number; pack the table again")
-    packs = _StoredPacks(path, first, offsets.astype(np.int64), indices, starts, lengths, table)
+    packs = _PackedRowGroup(path, first, offsets.astype(np.int64), indices, starts, lengths, table)
     if not np.array_equal(offsets, others) or (np.diff(offsets) < 1).any() or (lengths < 1).any():
         raise FailedError(f"{packs.location}: seq_lens and indices disagree; pack the table again")
     used = np.add.reduceat(lengths.astype(np.int64), offsets[:-1]) if lengths.size else lengths
@@ -339,7 +341,7 @@ def _checked(path: Path, layout: PackLayout, first: int, table: Any) -> _StoredP
     return packs
 
 
-def _check_tokens(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
+def _check_tokens(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
     """Check that every slot of every column with one value per token has the expected value.
 
     Args:
@@ -361,11 +363,11 @@ def _check_tokens(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_r
     in_pack = np.arange(lengths.size) - np.repeat(packs.offsets[:-1], np.diff(packs.offsets))
     numbers[is_token] = np.repeat(in_pack + 1, lengths)
     for name, expected in (("position_ids", positions), ("sequence_ids", numbers)):
-        _refuse(packs, name, _values(packs, name, *positions.shape) != expected)
+        _raise_for_first_slot(packs, name, _read_token_column(packs, name, *positions.shape) != expected)
     tokens = rows.tokens_of(of_rows, packs.starts, lengths)
     for name in layout.columns.aligned:
-        stored, right = _values(packs, name, *positions.shape), rows.values[name][tokens]
-        _refuse(packs, name, ~is_token & (stored != pad_value(name)))
+        stored, right = _read_token_column(packs, name, *positions.shape), rows.values[name][tokens]
+        _raise_for_first_slot(packs, name, ~is_token & (stored != padding_value(name)))
         of_bits = np.dtype(f"u{right.itemsize}")  # as bits, so that NaN equals NaN
         different = stored[is_token].view(of_bits) != right.view(of_bits)
         if different.any():
@@ -376,22 +378,22 @@ def _check_tokens(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_r
             )
 
 
-def _values(packs: _StoredPacks, name: str, count: int, slots: int) -> AnyArray:
+def _read_token_column(packs: _PackedRowGroup, name: str, count: int, slots: int) -> AnyArray:
     """Return a column as an array [packs, L], after checking its number of slots."""
-    values, offsets = list_values(packs.path, packs.first, name, packs.table.column(name))
+    values, offsets = convert_list_column(packs.path, packs.first, name, packs.table.column(name))
     if not (np.diff(offsets) == slots).all():
         raise FailedError(f"{packs.location}: {name} does not have {slots} slots per pack; pack the table again")
     return values[offsets[0] : offsets[-1]].reshape(count, slots)
 
 
-def _refuse(packs: _StoredPacks, name: str, wrong: AnyArray) -> None:
+def _raise_for_first_slot(packs: _PackedRowGroup, name: str, wrong: AnyArray) -> None:
     """Raise a FailedError for the first slot that is marked as wrong, if there is one."""
     if wrong.any():
         pack, slot = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
         raise FailedError(f"{packs.path}: pack {packs.first + pack}: {name} is wrong at slot {slot}; pack the table again")
 
 
-def _check_scalars(packs: _StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
+def _check_scalars(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
     """Check that every scalar column contains, for each sequence, the value of the row from which the sequence comes."""
     pyarrow = require_pyarrow()
     for name in layout.columns.scalars:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
 from gaudi_bert.artefacts.base import Artefact, Count, Sha256
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_place, is_finished
-from gaudi_bert.artefacts.mirrored_folder import shown_path
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_place, is_artefact_finished
+from gaudi_bert.artefacts.mirrored_folder import format_path
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.files import (
     atomic_file,
@@ -239,8 +239,8 @@ def open_answers(
     if out == STANDARD_OUTPUT:
         yield AnswerStream(rows, reporter, task)
         return
-    if not is_finished(Path(out), Path(out), signature):
-        check_place(Path(out), Path(out), signature.stage, overwrite)
+    if not is_artefact_finished(Path(out), Path(out), signature):
+        check_output_place(Path(out), Path(out), signature.stage, overwrite)
     with exclusive_lock(Path(out), str(Path(out))):
         yield _AnswerFile(Path(out), signature, rows, reporter, overwrite, task)
 
@@ -426,7 +426,7 @@ class _AnswerFile(AnswerStream):
         self, out: Path, signature: Signature, rows: RowSource, reporter: Reporter, overwrite: bool, task: Task | None = None
     ) -> None:
         super().__init__(rows, reporter, task)
-        self.out, self.name = out, str(shown_path(out))
+        self.out, self.name = out, str(format_path(out))
         self._partial, self._count = hidden_path_beside(out, "partial"), _count_path(out)
         self.finished = begin_artefact(out, out, signature, overwrite)
         if self.finished:

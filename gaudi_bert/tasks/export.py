@@ -13,8 +13,8 @@ from typing import Any
 
 from safetensors.numpy import save
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_place
-from gaudi_bert.artefacts.mirrored_folder import local_copies, mirrored, shown_path
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_place
+from gaudi_bert.artefacts.mirrored_folder import format_path, mirror_folder, open_local_copies
 from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, exclusive_lock, explain_os_errors, open_file, read_file
@@ -45,8 +45,8 @@ def export(
     Raises:
         InputError: The weights cannot be exported, or `out` contains other files.
     """
-    with local_weights(checkpoint) as weights, local_copies((vocabulary,)) as (words,), mirrored(out) as folder:
-        check_place(folder, folder / _CONFIG, "export", overwrite)
+    with local_weights(checkpoint) as weights, open_local_copies((vocabulary,)) as (words,), mirror_folder(out) as folder:
+        check_output_place(folder, folder / _CONFIG, "export", overwrite)
         check_finished(weights)
         return _export(read_weights(weights), folder, words, reporter, overwrite)
 
@@ -70,7 +70,7 @@ def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Repo
                 handle.write(content)
     names = tuple(sorted(files))
     done = "already there, nothing to do" if is_done else f"{weights.path} ({weights.kind}): {', '.join(names)}"
-    reporter.say(f"{shown_path(out) if is_done else 'export'}: {done}")
+    reporter.say(f"{format_path(out) if is_done else 'export'}: {done}")
     parameters, known = count_parameters(config), "without a vocabulary" if words is None else f"with the vocabulary {words}"
     return PlainResult(
         [f"{format_count(parameters, 'parameter')} in {', '.join(names)}, {known}"],

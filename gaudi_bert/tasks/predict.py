@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast, get_args
 
 import numpy as np
 
-from gaudi_bert.artefacts.mirrored_folder import local_copies, mirrored
+from gaudi_bert.artefacts.mirrored_folder import mirror_folder, open_local_copies
 from gaudi_bert.common.arrays import Float32Array, IntArray
 from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError
@@ -153,7 +153,7 @@ def _local_files(model: Path, data: str, out: str, store: StoreSettings | None =
     """
     if is_in_store(data) and is_in_store(out) and store_url(data) == store_url(out):
         raise InputError(f"{store_url(out)}: is the data itself; give another URL with --out")
-    with local_copies((model, data), store) as (weights, rows), mirrored(Path(out).parent, store) as folder:
+    with open_local_copies((model, data), store) as (weights, rows), mirror_folder(Path(out).parent, store) as folder:
         answers = str(folder / Path(out).name) if is_in_store(out) else out
         rows_file = str(rows) if is_in_store(data) else data
         is_pipe = rows_file == STANDARD_INPUT or answers == STANDARD_OUTPUT

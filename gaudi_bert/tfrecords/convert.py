@@ -19,9 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_place, is_finished, settings_path
+from gaudi_bert.artefacts.completion import (
+    Signature,
+    begin_artefact,
+    check_output_place,
+    is_artefact_finished,
+    settings_path,
+)
 from gaudi_bert.artefacts.conversion import Conversion, conversion_path
-from gaudi_bert.artefacts.packed import Metadata, PackedSums, RecordManifest
+from gaudi_bert.artefacts.packed import PackedTotals, RecordManifest, RecordMetadata
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.common.arrays import AnyArray, ByteArray
@@ -66,13 +72,13 @@ def convert(
     """
     started = time.monotonic()
     _check_apart(packed, out)
-    metadata = Metadata.read(packed)
+    metadata = RecordMetadata.read(packed)
     final, sibling = conversion_path(out), out.parent / f"{out.name}_metadata.json"
     signature = Signature("convert", {"to": "hdf5"}, {"packs": metadata.identity()})
-    if is_finished(out, final, signature):
+    if is_artefact_finished(out, final, signature):
         reporter.say(f"{out}: already there, nothing to do")
         return StageOutput(Conversion.read(final), skipped=True)
-    check_place(out, final, signature.stage, overwrite)
+    check_output_place(out, final, signature.stage, overwrite)
     if os.path.lexists(sibling) and not settings_path(out, final).exists():
         raise InputError(f"{sibling}: already exists, and `gaudi-bert convert` has not written {out}; choose another folder")
     require_h5py()
@@ -122,7 +128,7 @@ def _check_apart(packed: Path, out: Path) -> None:
 # the last slot of every pack stays unused.
 
 
-def _write_hdf5_shard(metadata: Metadata, slots: int, shard: Path, target: Path) -> None:
+def _write_hdf5_shard(metadata: RecordMetadata, slots: int, shard: Path, target: Path) -> None:
     """Write the packs of one shard to an HDF5 file, atomically.
 
     HDF5 has a global lock, and holding it during compression would limit all threads to one core. Therefore the chunks are
@@ -158,12 +164,12 @@ def _write_hdf5_shard(metadata: Metadata, slots: int, shard: Path, target: Path)
         handle.write(content)
 
 
-def _packs_at_once(metadata: Metadata) -> int:
+def _packs_at_once(metadata: RecordMetadata) -> int:
     """Return how many packs are read and written at once, which is the number of rows of an HDF5 chunk."""
     return max(1, _CHUNK_BYTES // (4 * metadata.max_sequence_length))
 
 
-def _columns_of(records: RecordFiles, metadata: Metadata) -> Iterator[tuple[int, dict[str, AnyArray]]]:
+def _columns_of(records: RecordFiles, metadata: RecordMetadata) -> Iterator[tuple[int, dict[str, AnyArray]]]:
     """Read the packs of one shard in batches. Yield (number of the first pack, features by name)."""
     packs, step = int(records.sizes[0]), _packs_at_once(metadata)
     for first in range(0, packs, step):
@@ -172,7 +178,7 @@ def _columns_of(records: RecordFiles, metadata: Metadata) -> Iterator[tuple[int,
 
 
 def _survey(
-    packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None
+    packed: Path, metadata: RecordMetadata, reporter: Reporter, workers: int | None
 ) -> tuple[Counter[tuple[int, ...]], int]:
     """Read and check all packs, and collect what must be known before the first file is written.
 
@@ -196,7 +202,7 @@ def _survey(
         )
     strategies: Counter[tuple[int, ...]] = Counter()
     masked, lock = [0], threading.Lock()
-    folder, sums, shards = PackedFolder(packed, metadata, RecordManifest), PackedSums(), list[Shard]()
+    folder, sums, shards = PackedFolder(packed, metadata, RecordManifest), PackedTotals(), list[Shard]()
     folder.check_files()
     for manifest in folder.read_manifests():
         sums.add(manifest, metadata.groups[manifest.group].manifest_crc32c)
@@ -229,7 +235,7 @@ def _survey(
     return strategies, max(masked)
 
 
-def _vendor_metadata(metadata: Metadata, strategies: Counter[tuple[int, ...]]) -> dict[str, Any]:
+def _vendor_metadata(metadata: RecordMetadata, strategies: Counter[tuple[int, ...]]) -> dict[str, Any]:
     """Return the content of `OUT_metadata.json`, which the vendor's trainer reads.
 
     `top_8_strategies` contains the sequence lengths of the eight most frequent strategies. The vendor's own files contain

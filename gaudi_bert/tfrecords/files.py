@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.base import InputFile
-from gaudi_bert.artefacts.mirrored_folder import fetch, files_in, mirrored
-from gaudi_bert.artefacts.object_store import Objects
-from gaudi_bert.artefacts.pack_kinds import refuse_row_tables
+from gaudi_bert.artefacts.mirrored_folder import fetch_files, list_files, mirror_folder
+from gaudi_bert.artefacts.object_store import ObjectStore
+from gaudi_bert.artefacts.pack_kinds import check_no_row_tables
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explain_os_errors, format_location, is_in_store, open_file, resolve_links, store_url
@@ -62,7 +62,7 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
                 raise InputError(f"{path}: {problem}")
         sizes = {path: path.stat().st_size for path in paths}
     if not sizes:
-        refuse_row_tables(location)
+        check_no_row_tables(location)
         raise InputError(f"{records}: {missing}")
     _check_one_format(records, sizes)
     for path, following in itertools.pairwise(sizes):
@@ -141,7 +141,8 @@ class RecordInputs:
     Attributes:
         shown: RECORDS as messages name them.
         folder: The folder of the files, or the local folder to which they are downloaded.
-        sizes: The size of each file in bytes, sorted by name. A file of a store exists only inside a batch of `read_ahead`.
+        sizes: The size of each file in bytes, sorted by name. A file of a store exists only inside a batch of
+            `prefetch_batches`.
         vocabulary: The local path of the `vocab.txt` next to the folder of the files, or None if there is none.
     """
 
@@ -171,15 +172,15 @@ def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iter
     url, pattern = store_url(records), "*"
     parent, _, name = url.rpartition("/")
     # If the URL is an object or a pattern, list its folder and select the matching names.
-    if not parent.endswith(":/") and (any(letter in name for letter in "*?[") or Objects(store).info(url) is not None):
+    if not parent.endswith(":/") and (any(letter in name for letter in "*?[") or ObjectStore(store).info(url) is not None):
         url, pattern, parent = parent, name, parent.rpartition("/")[0]
     # The vocabulary is next to the folder, so mount the parent folder. The root of a bucket has no parent.
     is_bucket = parent.endswith(":/")
-    with mirrored(Path(url if is_bucket else parent), store) as root:
+    with mirror_folder(Path(url if is_bucket else parent), store) as root:
         folder = root if is_bucket else root / Path(url).name
         sizes = {
             folder / name: info.bytes
-            for name, info in files_in(folder).items()
+            for name, info in list_files(folder).items()
             if fnmatch.fnmatchcase(name, pattern) and not _is_ignored(name)
         }
         if not sizes:
@@ -187,5 +188,5 @@ def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iter
         _check_one_format(records, sizes)
         vocabulary = root / "vocab.txt"
         if not is_bucket:
-            fetch(vocabulary)
+            fetch_files(vocabulary)
         yield RecordInputs(format_location(records), folder, sizes, vocabulary if vocabulary.exists() else None)

@@ -18,7 +18,7 @@ import numpy as np
 from gaudi_bert.artefacts.base import InputFile, VocabularyInfo, part_path
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
-from gaudi_bert.artefacts.mirrored_folder import mirrored, read_ahead
+from gaudi_bert.artefacts.mirrored_folder import mirror_folder, prefetch_batches
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.common.arrays import ByteArray, Int32Array
 from gaudi_bert.common.errors import InputError, shorten
@@ -78,7 +78,7 @@ def histogram(
     """
     if on_bad_file not in get_args(OnBadFile):
         raise InputError(f"--on-bad-file {on_bad_file}: one of {', '.join(get_args(OnBadFile))} is allowed")
-    with open_inputs(records, run.store) as inputs, mirrored(out.parent, run.store) as folder:
+    with open_inputs(records, run.store) as inputs, mirror_folder(out.parent, run.store) as folder:
         if run.part is not None:
             part = run.part[0], min(run.part[1], len(inputs.sizes))
             run, out = replace(run, part=part), part_path(out, part) if numbered else out
@@ -136,7 +136,7 @@ def _count(
         InputError: See `histogram`.
     """
     files, ahead = list(sizes), choose_worker_count(run.workers, len(sizes))
-    with run.reporter.task("histogram", sum(sizes.values()), "bytes") as task, read_ahead(files, ahead) as batches:
+    with run.reporter.task("histogram", sum(sizes.values()), "bytes") as task, prefetch_batches(files, ahead) as batches:
 
         def count(number: int, buffer: ByteArray) -> _Counted | tuple[InputFile, str]:
             """Count one file. If it is bad, return its identity and the reason instead."""

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.mirrored_folder import local_copies
-from gaudi_bert.artefacts.pack_kinds import pack_kind
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.mirrored_folder import open_local_copies
+from gaudi_bert.artefacts.pack_kinds import find_pack_kind
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature
@@ -149,11 +149,13 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
     Raises:
         InputError: The file cannot be read, or the record does not exist or is not a BERT pretraining example.
     """
-    with local_copies((file, vocabulary)) as (path, words):
+    with open_local_copies((file, vocabulary)) as (path, words):
         path = path or Path(file)
         if path.is_dir():
-            is_unpacked = pack_kind(path) is None
-            path = next(iter(list_record_files(path))) if is_unpacked else path / Metadata.read(path).shard_table.name(0)
+            is_unpacked = find_pack_kind(path) is None
+            path = (
+                next(iter(list_record_files(path))) if is_unpacked else path / RecordMetadata.read(path).shard_table.name(0)
+            )
         return _view(path, record, words)
 
 

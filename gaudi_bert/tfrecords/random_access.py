@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, release, shown_path
-from gaudi_bert.artefacts.packed import Metadata, RecordManifest
-from gaudi_bert.artefacts.shards import IndexedRecords, ShardTable, check_shards, index_path, read_index
+from gaudi_bert.artefacts.mirrored_folder import fetch_files, format_path, is_mirrored, remove_local_copies
+from gaudi_bert.artefacts.packed import RecordManifest, RecordMetadata
+from gaudi_bert.artefacts.shards import IndexedRecords, ShardTable, check_shard_sizes, index_path, read_index
 from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.crc32c import crc32c, crc32c_at, crc_of_word, mask_crc, masked_crc32c
@@ -466,11 +466,11 @@ class ShardCache:
             copy.users += 1
             self._make_room()
         with copy.fetching:  # otherwise two readers of a shard would both download it
-            fetch(path)
+            fetch_files(path)
         stored = path.stat().st_size if path.exists() else None
         if stored != size:
             problem = "no such object" if stored is None else f"has {stored:,} bytes, but {size:,} in the metadata"
-            raise InputError(f"{shown_path(path)}: {problem}; write the packed data again")
+            raise InputError(f"{format_path(path)}: {problem}; write the packed data again")
 
     def release(self, number: int) -> None:
         """Undo one call of `bring`. The shard may be evicted if no reader uses it any more."""
@@ -486,7 +486,7 @@ class ShardCache:
                 return
             del self._copies[number]
             here -= int(self._table.bytes[number])
-            release(self._folder / self._table.name(number))
+            remove_local_copies(self._folder / self._table.name(number))
 
 
 # --- the shards of a packed folder. There may be hundreds of thousands, so their paths are not kept in a list.
@@ -522,7 +522,7 @@ class ShardPaths(Sequence[Path]):
         return RecordManifest.read_shard_crc32c(self.folder, self.table, shard)
 
 
-def open_shards(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> RecordFiles:
+def open_shards(folder: Path, metadata: RecordMetadata, cache: ShardCache | None = None) -> RecordFiles:
     """Return the shards of a packed folder for random access to their packs.
 
     Args:
@@ -534,7 +534,7 @@ def open_shards(folder: Path, metadata: Metadata, cache: ShardCache | None = Non
     return RecordFiles(paths, PackedSchema.of(metadata), paths.table.packs, paths, cache)
 
 
-def open_packs(folder: Path, metadata: Metadata, cache: ShardCache | None = None) -> StoredPacks:
+def open_packs(folder: Path, metadata: RecordMetadata, cache: ShardCache | None = None) -> StoredPacks:
     """Return the packs of a folder with the settings for reading them in a global order.
 
     The order mixes packs from many shards and from all regions of the input. The parameters are those of `open_shards`.
@@ -559,7 +559,7 @@ def check_before_reading(folder: Path, table: ShardTable) -> None:
         InputError: A shard is missing or has another size.
     """
     if len(table) <= _MOST_SIZES or is_mirrored(folder):
-        check_shards(folder, table)
+        check_shard_sizes(folder, table)
         return
     is_there = np.zeros(len(table), bool)
     with os.scandir(folder) as entries:

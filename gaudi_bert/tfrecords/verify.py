@@ -20,8 +20,14 @@ import numpy as np
 
 from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, counts_to_json_fields
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
-from gaudi_bert.artefacts.mirrored_folder import fetch, mirrored, read_ahead, release, shown_path
-from gaudi_bert.artefacts.packed import Metadata, PackedSums, RecordManifest
+from gaudi_bert.artefacts.mirrored_folder import (
+    fetch_files,
+    format_path,
+    mirror_folder,
+    prefetch_batches,
+    remove_local_copies,
+)
+from gaudi_bert.artefacts.packed import PackedTotals, RecordManifest, RecordMetadata
 from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.artefacts.shards import IndexArray, Shard, index_path
 from gaudi_bert.artefacts.verification import Verification
@@ -33,10 +39,10 @@ from gaudi_bert.common.progress import Task, format_count
 from gaudi_bert.common.threads import choose_worker_count, map_in_threads
 from gaudi_bert.packs.verify import (
     PackedFolder,
-    ReadGroup,
-    check_inputs,
+    VerifiedGroup,
+    check_inputs_unchanged,
     check_same_content,
-    prove_group_bound,
+    prove_group_lower_bound,
     verify_packs,
 )
 from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
@@ -69,9 +75,9 @@ def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Veri
         FailedError: The packed folder differs from its records or from its own metadata.
         InputError: The records or the packed folder cannot be read.
     """
-    with mirrored(packed, run.store) as here, open_inputs(records, run.store) as inputs:
-        fetch(here / METADATA_NAME)
-        return verify_packs(_RecordsReader(inputs, PackedFolder(here, Metadata.read(here), RecordManifest), run), run)
+    with mirror_folder(packed, run.store) as here, open_inputs(records, run.store) as inputs:
+        fetch_files(here / METADATA_NAME)
+        return verify_packs(_RecordsReader(inputs, PackedFolder(here, RecordMetadata.read(here), RecordManifest), run), run)
 
 
 class _ReadFile(NamedTuple):
@@ -96,7 +102,7 @@ class _ReadFile(NamedTuple):
 
 @dataclass(frozen=True)
 class _RecordsReader:
-    """A `GroupReader` that reads the input files and the shards of groups and compares them.
+    """A `GroupVerifier` that reads the input files and the shards of groups and compares them.
 
     Attributes:
         inputs: The files of the records.
@@ -105,7 +111,7 @@ class _RecordsReader:
     """
 
     inputs: RecordInputs
-    folder: PackedFolder[Metadata, RecordManifest]
+    folder: PackedFolder[RecordMetadata, RecordManifest]
     run: StageRun
 
     @cached_property
@@ -113,7 +119,7 @@ class _RecordsReader:
         """The path of each input file by its name."""
         return {path.name: path for path in self.inputs.sizes}
 
-    def read_groups(self, manifests: Iterable[RecordManifest]) -> Iterator[ReadGroup[RecordManifest]]:
+    def read_groups(self, manifests: Iterable[RecordManifest]) -> Iterator[VerifiedGroup[RecordManifest]]:
         """Read groups in batches of 256 and yield each group after it was compared.
 
         The files of a batch are read by several threads, ahead of the group that is compared.
@@ -128,8 +134,10 @@ class _RecordsReader:
         metadata, plan_sha256 = self.folder.metadata, self.folder.read_manifest(0).source_sha256
         # The stored settings must name the plan of the first group and have the same values as metadata.json.
         path = settings_path(self.folder.path, self.folder.path / METADATA_NAME)
-        fetch(path)
-        right = Signature("write", {key: getattr(metadata, key) for key in Metadata.planned}, {"plan_sha256": plan_sha256})
+        fetch_files(path)
+        right = Signature(
+            "write", {key: getattr(metadata, key) for key in RecordMetadata.planned}, {"plan_sha256": plan_sha256}
+        )
         check_same_content(path, read_signature(path), right, metadata.remedy, "metadata.json and its manifests")
         rest = iter(manifests)
         total = int(metadata.shard_table.bytes.sum()) + sum(self.inputs.sizes.values())
@@ -170,7 +178,7 @@ class _RecordsReader:
             FailedError: A shard cannot be read or is invalid.
         """
         ahead, schema = choose_worker_count(self.run.workers, len(files)), PackedSchema.of(self.folder.metadata)
-        with read_ahead([path for path, _ in files], ahead) as batches:
+        with prefetch_batches([path for path, _ in files], ahead) as batches:
 
             def read(number: int, buffer: ByteArray) -> _ReadFile:
                 """Read one file. An error of a shard becomes a FailedError, because the packed folder is wrong."""
@@ -185,7 +193,9 @@ class _RecordsReader:
 
             yield from map_in_threads(read, range(len(files)), self.run.workers, scan_buffer)
 
-    def _compare(self, stored: RecordManifest, plan_sha256: str, files: Sequence[_ReadFile]) -> ReadGroup[RecordManifest]:
+    def _compare(
+        self, stored: RecordManifest, plan_sha256: str, files: Sequence[_ReadFile]
+    ) -> VerifiedGroup[RecordManifest]:
         """Compare the shards of a group with its input files, and recompute the group manifest.
 
         Args:
@@ -216,7 +226,7 @@ class _RecordsReader:
             if one.crc32c != other.crc32c:
                 raise FailedError(f"{packed / one.name}: its CRC-32C differs from its group's manifest; {metadata.remedy}")
         identities = tuple(file.identity for file in inputs)
-        check_inputs(packed, stored.inputs, identities, metadata.remedy)
+        check_inputs_unchanged(packed, stored.inputs, identities, metadata.remedy)
         expected = RecordManifest(
             format_version=2,
             source_sha256=plan_sha256,
@@ -227,10 +237,10 @@ class _RecordsReader:
             index_crc32c=_check_index(index_path(packed, stored.group), entries, stored.remedy),
             shards=written,
         )
-        bound = prove_group_bound(self.folder, expected.counts, expected.packs)
-        return ReadGroup(stored, expected, bound, fingerprint)
+        bound = prove_group_lower_bound(self.folder, expected.counts, expected.packs)
+        return VerifiedGroup(stored, expected, bound, fingerprint)
 
-    def expected_metadata(self, sums: PackedSums) -> Metadata:
+    def expected_metadata(self, sums: PackedTotals) -> RecordMetadata:
         """Return the expected contents of metadata.json, computed from the group manifests.
 
         Args:
@@ -249,10 +259,10 @@ class _RecordsReader:
                 raise FailedError(f"{packed}: input file {name} is not among those that were packed; {metadata.remedy}")
         self._check_bad_files(names)
         vocabulary = self.inputs.vocabulary
-        return Metadata(
+        return RecordMetadata(
             # The planned values need no recomputation. Every record was checked against the sizes, and the other values were
             # compared with the stored settings.
-            **{key: getattr(metadata, key) for key in Metadata.planned},
+            **{key: getattr(metadata, key) for key in RecordMetadata.planned},
             **sums.stored(metadata.max_sequence_length, metadata.lower_bound),
             tool_version=metadata.tool_version,
             vocabulary=metadata.vocabulary if vocabulary is None else VocabularyInfo.of(vocabulary),
@@ -272,7 +282,7 @@ class _RecordsReader:
             if path is None or bad.name in names:
                 problem = "is missing now" if path is None else "is in a manifest"
                 raise FailedError(f"{self.folder.path}: input file {bad.name} was skipped as bad, and {problem}; {remedy}")
-            with read_ahead([path]) as files, files.batch(0):
+            with prefetch_batches([path]) as files, files.batch(0):
                 if bad_file(path) != bad:
                     raise FailedError(f"{path}: was skipped as bad, and has changed since; {remedy}")
                 if why_bad(path) is None:
@@ -280,7 +290,7 @@ class _RecordsReader:
         if bad_files:
             named = ", ".join(file.name for file in bad_files[:_NAMED])
             count = format_count(len(bad_files), "bad file")
-            self.run.reporter.say(f"{shown_path(self.folder.path)}: {count} of the records skipped: {named}")
+            self.run.reporter.say(f"{format_path(self.folder.path)}: {count} of the records skipped: {named}")
 
 
 def _check_index(path: Path, record_index: Sequence[IndexArray], remedy: str) -> int:
@@ -294,10 +304,10 @@ def _check_index(path: Path, record_index: Sequence[IndexArray], remedy: str) ->
     Raises:
         FailedError: The index is missing or states something else.
     """
-    fetch(path)
+    fetch_files(path)
     right = np.concatenate(record_index).astype("<u4").tobytes()
     stored = read_file(path) if path.exists() else None
-    release(path)
+    remove_local_copies(path)
     if stored is None:
         raise FailedError(f"{path}: the index is missing; {remedy}")
     if stored != right:
@@ -433,7 +443,7 @@ def _describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: 
         schema: The sizes of the packs.
         workers: The number of threads, or None for the default.
     """
-    with read_ahead([[*files, *shards]]) as batches, batches.batch(0):
+    with prefetch_batches([[*files, *shards]]) as batches, batches.batch(0):
         expected, stored = _collect(files, schema.unpacked, workers), _collect(shards, schema, workers)
     parts = []
     for what, surplus, paths in (

@@ -18,12 +18,12 @@ import numpy as np
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, counts_to_json_fields, manifest_path
-from gaudi_bert.artefacts.completion import Signature, check_place
-from gaudi_bert.artefacts.mirrored_folder import local_copy, mirrored, release
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedMetadata, PackedSums, RecordManifest
+from gaudi_bert.artefacts.completion import Signature, check_output_place
+from gaudi_bert.artefacts.mirrored_folder import mirror_folder, open_local_copy, remove_local_copies
+from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedTotals, RecordManifest, RecordMetadata
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
 from gaudi_bert.artefacts.results import PackResult, PlainResult, StageOutput, StageRun, require_complete
-from gaudi_bert.artefacts.shards import IndexArray, Shard, index_path, shard_bounds, shard_name, write_index
+from gaudi_bert.artefacts.shards import IndexArray, Shard, divide_packs, index_path, shard_name, write_index
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.files import check_file_name, format_location, is_in_store, read_text, resolve_links, store_url
@@ -32,7 +32,7 @@ from gaudi_bert.common.sampling import sample_packs
 from gaudi_bert.common.threads import choose_worker_count, map_in_threads
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
-from gaudi_bert.packs.plan import plan as plan_packs
+from gaudi_bert.packs.plan import plan_packs
 from gaudi_bert.packs.write import GroupInputs, PackingJob, write_packs
 from gaudi_bert.tfrecords.files import RecordInputs, open_inputs, records_folder
 from gaudi_bert.tfrecords.histogram import OnBadFile, histogram
@@ -77,8 +77,8 @@ def pack(
     if not run.does_all:
         raise InputError(f"{out}: records are packed at once; use `histogram`, `plan` and `write` to share the work")
     _check_apart(records, out)
-    with mirrored(out, run.store) as folder:  # otherwise the plan of other packs would be replaced before the error
-        check_place(folder, folder / METADATA_NAME, "write", run.overwrite)
+    with mirror_folder(out, run.store) as folder:  # otherwise the plan of other packs would be replaced before the error
+        check_output_place(folder, folder / METADATA_NAME, "write", run.overwrite)
     histogram_path = out.with_name(f"{out.name}-plan") / "histogram.json"
     plan_path = histogram_path.with_name("plan.json")
     histogram(records, histogram_path, run, on_bad_file=on_bad_file)
@@ -113,9 +113,9 @@ def write(
         InputError: The records are not those of the plan, the plan is invalid, or the memory is not sufficient for a group.
     """
     _check_apart(records, out)
-    with local_copy(plan, run.store) as plan_path, mirrored(out, run.store) as folder:
+    with open_local_copy(plan, run.store) as plan_path, mirror_folder(out, run.store) as folder:
         content = WritablePlan.read(plan_path).model_copy(update=dict(shards or {}))
-        settings = {key: getattr(content, key) for key in Metadata.planned}
+        settings = {key: getattr(content, key) for key in RecordMetadata.planned}
         signature = Signature("write", settings, {"plan_sha256": content.sha256})
         return write_packs(_RecordPacking(folder, run, signature, records, plan_path, content))
 
@@ -178,7 +178,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
     plan_path: Path
     plan: WritablePlan
 
-    metadata_type = Metadata
+    metadata_type = RecordMetadata
     command = "gaudi-bert write"
     unit = "bytes"
 
@@ -248,23 +248,23 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         assignment = sample_packs(group.lengths, planned.strategies, plan.seed, number)
         encoder = PackEncoder(schema, group, assignment)
         shards = encoder.count_shards(plan.shard_multiple, plan.shard_bytes)
-        bounds = shard_bounds(planned.packs, shards, int(self._packs_before[number]))
+        bounds = divide_packs(planned.packs, shards, int(self._packs_before[number]))
         share = planned.input_bytes / planned.packs / 2
         cores = choose_worker_count(self.run.workers, shards)
         slots = threading.Semaphore(cores)
 
         def make(shard: int, output: ByteArray) -> tuple[Shard, IndexArray]:
             """Write one shard, and return its entry for the manifest and its part of the index."""
-            path = self.folder / shard_name(number, shard, Metadata.shard_ending)
+            path = self.folder / shard_name(number, shard, RecordMetadata.shard_ending)
             first, last = int(bounds[shard]), int(bounds[shard + 1])
             written = encoder.write_shard(path, first, last, output, slots, lambda packs: task.advance(packs * share))
-            release(path)
+            remove_local_copies(path)
             return written
 
         written = list(map_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, encoder.output_buffer))
         index = index_path(self.folder, number)
         index_crc32c = write_index(index, [entries for _, entries in written])
-        release(index)
+        remove_local_copies(index)
         return RecordManifest(
             format_version=2,
             source_sha256=self.source_sha256,
@@ -288,10 +288,10 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
             path, held = manifest_path(self.folder, manifest.group), format_count(manifest.packs, "pack")
             raise FailedError(f"{path}: {held}, {manifest.sequences} sequences, not those of the plan; {manifest.remedy}")
 
-    def build_metadata(self, inputs: _PlannedRecords, sums: PackedSums) -> Metadata:
+    def build_metadata(self, inputs: _PlannedRecords, sums: PackedTotals) -> RecordMetadata:
         """Return the metadata of the folder, computed from the plan and the totals of all manifests."""
-        return Metadata(
-            **{key: getattr(self.plan, key) for key in Metadata.planned},
+        return RecordMetadata(
+            **{key: getattr(self.plan, key) for key in RecordMetadata.planned},
             **sums.stored(self.plan.max_sequence_length, self.plan.totals.lower_bound),
             tool_version=__version__,
             vocabulary=self.plan.vocabulary,

@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationEr
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from gaudi_bert.artefacts.mirrored_folder import names_in, remove
+from gaudi_bert.artefacts.mirrored_folder import list_names, remove_files
 from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.common.files import atomic_file, check_regular_file, explain_os_errors, open_file
 from gaudi_bert.engines.protocol import Communicator, Model, Updates
@@ -294,9 +294,9 @@ def _read_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None
 
 def remove_old_checkpoints(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints."""
-    names = fnmatch.filter(names_in(folder), CHECKPOINT_NAMES)
+    names = fnmatch.filter(list_names(folder), CHECKPOINT_NAMES)
     with explain_os_errors(folder, "remove"):
-        remove(*(folder / name for name in names[: max(0, len(names) - keep)]))
+        remove_files(*(folder / name for name in names[: max(0, len(names) - keep)]))
 
 
 # --- Resuming a run from its newest intact checkpoint

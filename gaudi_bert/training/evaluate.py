@@ -21,9 +21,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
-from gaudi_bert.artefacts.mirrored_folder import mirrored, shown_path
+from gaudi_bert.artefacts.mirrored_folder import format_path, mirror_folder
 from gaudi_bert.artefacts.results import StageOutput
-from gaudi_bert.artefacts.training import EvaluationFigures, EvaluationResult
+from gaudi_bert.artefacts.training import EvaluationMetrics, EvaluationResult
 from gaudi_bert.common.arrays import AnyArray, Float32Array, FloatArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
@@ -75,7 +75,7 @@ def evaluate(
     """
     with (
         local_weights(checkpoint, store) as weights,
-        mirrored(Path(out or "").parent, store) as folder,
+        mirror_folder(Path(out or "").parent, store) as folder,
         ExitStack() as stack,
     ):
         sources = [stack.enter_context(open_data(each, store)) for each in (data, unpacked) if each is not None]
@@ -102,7 +102,7 @@ def _evaluate_once(
         # A file with the metrics of another checkpoint or other data is replaced even without --overwrite.
         signature = Signature("evaluate", {}, inputs)
         if out is not None and watched.from_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
-            reporter.say(f"{shown_path(out)}: already evaluated, nothing to do")
+            reporter.say(f"{format_path(out)}: already evaluated, nothing to do")
             return StageOutput(watched.from_first(lambda: EvaluationResult.read(out)), skipped=True)
         config = BertConfig.from_json(stored.settings["model"])
         model = engine.build(ModelSpec(config, PretrainingHead(settings.loss)), device, seed=None)
@@ -112,7 +112,7 @@ def _evaluate_once(
         for source in sources:
             check_fits(source, config)
             evaluations.append(RecordsEvaluation(source, config, settings.micro_batch_packs).evaluate(model, watched))
-            reporter.say(f"evaluate: {shown_path(source.path)}: {evaluations[-1].line()}")
+            reporter.say(f"evaluate: {format_path(source.path)}: {evaluations[-1].line()}")
         packed, *unpacked = evaluations
         difference = _difference(packed, unpacked[0], sources) if unpacked else None
         result = EvaluationResult(
@@ -129,7 +129,7 @@ def _evaluate_once(
     return StageOutput(result)
 
 
-def _difference(one: EvaluationFigures, other: EvaluationFigures, sources: list[DataSource]) -> float:
+def _difference(one: EvaluationMetrics, other: EvaluationMetrics, sources: list[DataSource]) -> float:
     """Return the largest absolute difference between the metrics of two sources.
 
     Counts are compared like all other metrics, so that counts that differ by one already fail.
@@ -234,7 +234,7 @@ def count_values(values: AnyArray, weights: AnyArray, size: int) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class RecordsEvaluation(EvaluationSet[EvaluationFigures]):
+class RecordsEvaluation(EvaluationSet[EvaluationMetrics]):
     """Pretraining records to evaluate on.
 
     Attributes:
@@ -266,7 +266,7 @@ class RecordsEvaluation(EvaluationSet[EvaluationFigures]):
             [sentences, count_values(batch["masked_lm_ids"], batch["masked_lm_weights"], self.config.vocab_size)]
         )
 
-    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> EvaluationFigures:
+    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> EvaluationMetrics:
         """Return the losses, the accuracies and their baselines.
 
         Raises:
@@ -275,7 +275,7 @@ class RecordsEvaluation(EvaluationSet[EvaluationFigures]):
         sums, next_counts, token_counts = np.split(totals, [8, 10])
         if not next_counts.any():
             raise InputError(f"{self.source.path}: holds no sequence to evaluate on; prepare more text")
-        return EvaluationFigures(
+        return EvaluationMetrics(
             **dict(PretrainingObjective().figures(sums)),
             unigram_baseline=majority_share(token_counts),
             next_sentence_baseline=majority_share(next_counts),

@@ -32,9 +32,9 @@ from typing import cast
 import numpy as np
 
 from gaudi_bert.artefacts.base import METADATA_NAME
-from gaudi_bert.artefacts.mirrored_folder import fetch, mirrored
-from gaudi_bert.artefacts.pack_kinds import pack_kind
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.mirrored_folder import fetch_files, mirror_folder
+from gaudi_bert.artefacts.pack_kinds import find_pack_kind
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import UnpackedFeature
@@ -82,7 +82,7 @@ class DataSource:
     packing_factor: float
     vocabulary_size: int | None
     identity: str
-    metadata: Metadata | None = None
+    metadata: RecordMetadata | None = None
     cache: ShardCache | None = None
 
     @property
@@ -164,15 +164,15 @@ def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[
         yield open_source(path)
         return
     settings = store or StoreSettings()
-    with mirrored(Path(path), settings) as folder:
-        fetch(folder / METADATA_NAME)
+    with mirror_folder(Path(path), settings) as folder:
+        fetch_files(folder / METADATA_NAME)
         if (folder / METADATA_NAME).exists():
-            metadata = Metadata.read(folder)
+            metadata = RecordMetadata.read(folder)
             cache = ShardCache(folder, metadata.shard_table, settings.cache_bytes, settings.connections)
             yield _packed_source(folder, metadata, cache)
             return
     with open_inputs(path, settings) as inputs:
-        fetch(*inputs.sizes)
+        fetch_files(*inputs.sizes)
         yield open_source(inputs.folder)
 
 
@@ -186,14 +186,14 @@ def open_source(path: Path | str) -> DataSource:
         InputError: The records cannot be read, or there are none.
     """
     path = Path(path)
-    if path.is_dir() and pack_kind(path) is not None:
-        metadata = Metadata.read(path)
+    if path.is_dir() and find_pack_kind(path) is not None:
+        metadata = RecordMetadata.read(path)
         check_before_reading(path, metadata.shard_table)
         return _packed_source(path, metadata)
     return _unpacked_source(path)
 
 
-def _packed_source(path: Path, metadata: Metadata, cache: ShardCache | None = None) -> DataSource:
+def _packed_source(path: Path, metadata: RecordMetadata, cache: ShardCache | None = None) -> DataSource:
     """Return the source of a packed folder. If the folder mirrors an object store, `cache` fetches its shards."""
     return DataSource(
         path=path,

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gaudi_bert.artefacts.base import whole_lines
+from gaudi_bert.artefacts.base import read_complete_lines
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explain_os_errors, write_text
 from gaudi_bert.config.sections import MlperfSettings
@@ -45,7 +45,7 @@ class MetricsWriter:
     def __init__(self, folder: Path, last_update: int) -> None:
         self.path = Path(folder) / "metrics.jsonl"
         lines: list[dict[str, Any]] = []
-        for number, text in enumerate(whole_lines(self.path) if self.path.exists() else (), start=1):
+        for number, text in enumerate(read_complete_lines(self.path) if self.path.exists() else (), start=1):
             try:
                 lines.append(json.loads(text))
             except ValueError as error:

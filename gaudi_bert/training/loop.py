@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.mirrored_folder import publish
+from gaudi_bert.artefacts.mirrored_folder import publish_files
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.launch import handle_signals
 from gaudi_bert.common.progress import Reporter, Task
@@ -72,7 +72,7 @@ class RunContext(Generic[R]):
         """Write the result of the first process, and return it in every process."""
         result = self.communicator.from_first(lambda: own_result)
         if self.communicator.is_first:
-            publish(self.folder)
+            publish_files(self.folder)
             result.write(self.result_path)
         return result
 
@@ -286,7 +286,7 @@ class TrainingLoop:
         )
         # If the checkpoint were uploaded first, a kill could leave it without the log lines before it. Therefore the logs
         # are uploaded first.
-        publish(context.folder)
+        publish_files(context.folder)
         write_checkpoint(context.checkpoints, checkpoint)
         context.communicator.note_saved(self._saved)
         remove_old_checkpoints(context.checkpoints, self._settings.keep_checkpoints)

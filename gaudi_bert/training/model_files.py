@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
-from gaudi_bert.artefacts.base import Figures
+from gaudi_bert.artefacts.base import ExtensibleArtefact
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError, join_with_and, short_repr, shorten
 from gaudi_bert.common.files import read_json, write_json
@@ -31,7 +31,7 @@ _USUAL_LABELS = 2
 """The number of labels that `transformers` assumes if config.json contains none, and omits when it writes config.json."""
 
 
-class _OwnConfig(Figures):
+class _OwnConfig(ExtensibleArtefact):
     """The values under the key `gaudi_bert` in config.json, which only our own commands read."""
 
     task: TaskName | None = None
@@ -39,7 +39,7 @@ class _OwnConfig(Figures):
     max_sequence_length: _Positions | None = None
 
 
-class TaskConfig(Figures):
+class TaskConfig(ExtensibleArtefact):
     """The keys of config.json that describe the head of a model and the names of its labels."""
 
     remedy = COPY_AGAIN
@@ -118,7 +118,7 @@ _HARMLESS_FOR_MODELS = ("attn_implementation", "add_pooling_layer", "device_map"
 _POOLING_KEYS = ("word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt")
 
 
-class _Module(Figures):
+class _Module(ExtensibleArtefact):
     """An entry of modules.json: the class of a module, and the folder with its settings."""
 
     type: str
@@ -130,7 +130,7 @@ class _Module(Figures):
         return self.type.rpartition(".")[2]
 
 
-class _TransformerSettings(Figures):
+class _TransformerSettings(ExtensibleArtefact):
     """The schema of sentence_bert_config.json: how the module Transformer is loaded, and how it treats texts.
 
     `unpad_inputs`, `backend` and `cache_dir` are ignored. The first only changes the layout of a batch, and the loader of
@@ -200,7 +200,7 @@ class _TransformerSettings(Figures):
             yield "processor_kwargs.use_fast"
 
 
-class _Prompts(Figures):
+class _Prompts(ExtensibleArtefact):
     """The schema of config_sentence_transformers.json: prompts by name, the default prompt, and the model type."""
 
     file_name = _PROMPTS

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
-from gaudi_bert.artefacts.training import LossFigures
+from gaudi_bert.artefacts.training import LossMetrics
 from gaudi_bert.common.arrays import AnyArray, BatchArrays, FloatArray, Int32Array, random_words
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import format_rate, format_seconds
@@ -107,13 +107,13 @@ class PretrainingObjective(Objective):
         masked = _masked_weight(batch["masked_lm_weights"], self.masked_lm_loss)
         return np.array([masked, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
 
-    def figures(self, sums: FloatArray) -> LossFigures:
+    def figures(self, sums: FloatArray) -> LossMetrics:
         """Compute both losses and both accuracies from the 8 sums."""
         values = sums.tolist()
         masked_sum, masked_weight, next_sum, next_weight, masked_correct, masked_count, next_correct, next_count = values
         masked_lm_loss = masked_sum / max(masked_weight, 1.0)
         next_sentence_loss = next_sum / max(next_weight, 1.0)
-        return LossFigures(
+        return LossMetrics(
             loss=masked_lm_loss + next_sentence_loss,
             masked_lm_loss=masked_lm_loss,
             masked_lm_accuracy=min(masked_correct / max(masked_count, 1.0), 1.0),

@@ -22,12 +22,19 @@ from typing_extensions import Required, Unpack
 from gaudi_bert.artefacts.completion import (
     Signature,
     begin_artefact,
-    check_place,
-    is_finished,
+    check_output_place,
+    is_artefact_finished,
     remove_artefact,
     settings_path,
 )
-from gaudi_bert.artefacts.mirrored_folder import fetch, is_mirrored, mirrored, names_in, remove, shown_path
+from gaudi_bert.artefacts.mirrored_folder import (
+    fetch_files,
+    format_path,
+    is_mirrored,
+    list_names,
+    mirror_folder,
+    remove_files,
+)
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, explain_os_errors, read_json, write_json, write_text
@@ -167,7 +174,7 @@ def run_job(job: Job[R], settings: PipelineSettings, out: Path, **options: Unpac
     reporter, dry_run = options["reporter"], options.get("dry_run", False)
     resume, overwrite = options.get("resume", False), options.get("overwrite", False)
     check_combination({"--resume": resume, "--overwrite": overwrite})
-    with mirrored(Path(out), settings.store) as folder:
+    with mirror_folder(Path(out), settings.store) as folder:
         chosen = _engine_of(job, folder, overwrite)
         say, reporter = reporter.say, reporter if is_first_process() else Reporter(quiet=True)
         launch = find_launch()
@@ -182,7 +189,7 @@ def run_job(job: Job[R], settings: PipelineSettings, out: Path, **options: Unpac
             raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
         # If a pod is lost when the others are already done, it is restarted alone, and would wait in vain for the others to
         # connect. Therefore check whether the run is finished before connecting.
-        if not (overwrite or dry_run) and processes_share_folders() and is_finished(folder, result_path, signature):
+        if not (overwrite or dry_run) and processes_share_folders() and is_artefact_finished(folder, result_path, signature):
             say(_nothing_to_do(folder, signature))
             return StageOutput(job.result_type.read(result_path), skipped=True)
         for line in (*prepared.lines, *((*plan.details(), *prepared.details()) if dry_run else ())):
@@ -304,9 +311,9 @@ def _run_folder(
     device = engine.open_device(section, threads)
     with communicator.watched(section) as watched, ExitStack() as stack:
         # Locking would fail if a finished folder is read-only, so check for a result before locking.
-        is_done = watched.from_first(lambda: not overwrite and is_finished(folder, result_path, signature))
+        is_done = watched.from_first(lambda: not overwrite and is_artefact_finished(folder, result_path, signature))
         if not is_done:
-            watched.from_first(lambda: check_place(folder, result_path, signature.stage, overwrite))
+            watched.from_first(lambda: check_output_place(folder, result_path, signature.stage, overwrite))
             if watched.is_first:
                 stack.enter_context(exclusive_lock(folder, str(folder)))
             named = section.model_copy(update={"engine": engine.NAME})
@@ -336,7 +343,7 @@ def _run_folder(
 def _nothing_to_do(folder: Path, signature: Signature) -> str:
     """Return the line that tells the user that a run is already finished."""
     done = "trained" if signature.stage == "train" else "fine-tuned"
-    return f"{shown_path(folder)}: already {done} with these settings, nothing to do"
+    return f"{format_path(folder)}: already {done} with these settings, nothing to do"
 
 
 # --- The engine of a run. `settings.yaml` in the folder contains the engine with which the run began.
@@ -345,7 +352,7 @@ def _nothing_to_do(folder: Path, signature: Signature) -> str:
 def _engine_of(job: Job[R], folder: Path, overwrite: bool) -> ChosenEngine:
     """Choose the engine for a run in `folder`. A resumed run keeps its engine unless the settings specify another one."""
     settings, file = job.section, folder / "settings.yaml"
-    fetch(file)
+    fetch_files(file)
     stored = None
     if file.is_file() and not overwrite:
         stored = getattr(load_pipeline(file), settings.section_name).engine
@@ -370,9 +377,9 @@ def _begin(
         InputError: The folder contains another run, or a run with fewer updates while `resume` is False.
     """
     folder, settings_file = result_path.parent, settings_path(result_path.parent)
-    fetch(settings_file)
+    fetch_files(settings_file)
     if overwrite:
-        check_place(folder, result_path, signature.stage, overwrite)
+        check_output_place(folder, result_path, signature.stage, overwrite)
         remove_artefact(folder, result_path, signature.stage)
     before = _fewer_updates(settings_file, signature)
     if before is not None:
@@ -385,7 +392,7 @@ def _begin(
         # A kill between the two writes must not leave a finished result with the wrong settings. Removing the result first
         # leaves a stopped run instead, which can be continued.
         with explain_os_errors(result_path, "remove"):
-            remove(result_path)
+            remove_files(result_path)
         write_json(settings_file, signature.as_json())
         reporter.say(
             f"train: training.updates = {before:,} is raised to {updates:,}: the moments stay, "
@@ -395,9 +402,9 @@ def _begin(
         return True
     write_text(folder / "settings.yaml", yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
     if is_mirrored(folder):  # resuming needs only the newest checkpoint and the files that grow
-        names = names_in(folder)
+        names = list_names(folder)
         newest = max(fnmatch.filter(names, f"checkpoints/{CHECKPOINT_NAMES}"), default=None)
-        fetch(*(folder / name for name in names if "/" not in name or name == newest))
+        fetch_files(*(folder / name for name in names if "/" not in name or name == newest))
     return False
 
 

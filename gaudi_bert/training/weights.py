@@ -17,8 +17,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from gaudi_bert.artefacts.base import Figures
-from gaudi_bert.artefacts.mirrored_folder import fetch, fetch_below, files_in, mirrored_bucket
+from gaudi_bert.artefacts.base import ExtensibleArtefact
+from gaudi_bert.artefacts.mirrored_folder import fetch_files, fetch_matching_files, list_files, mirror_bucket
 from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import check_model_exists, check_regular_file, explain_os_errors, is_in_store, read_json
@@ -41,7 +41,7 @@ _CONFIG_NAMES = ("config.json", "bert_config.json")
 _SAFETENSORS = "model.safetensors"
 
 
-class _WeightsIndex(Figures):
+class _WeightsIndex(ExtensibleArtefact):
     """The schema of model.safetensors.index.json, which maps the name of each tensor to the file that contains it."""
 
     remedy = COPY_AGAIN
@@ -236,22 +236,22 @@ def local_weights(path: Path | str, store: StoreSettings | None = None) -> Itera
     If the folder of a run is in a store, only its newest checkpoint and the small files next to it are copied. A folder of
     another tool is copied completely.
     """
-    with mirrored_bucket(path, store) as weights:
+    with mirror_bucket(path, store) as weights:
         if is_in_store(path):
-            fetch(weights)
+            fetch_files(weights)
             newest = (
                 folder / max(names)
                 for folder in (weights, weights / "checkpoints")
-                if (names := fnmatch.filter(files_in(folder), CHECKPOINT_NAMES))
+                if (names := fnmatch.filter(list_files(folder), CHECKPOINT_NAMES))
             )
             file = weights if weights.is_file() else next(newest, None)
             if file is None:
-                fetch_below(weights)
+                fetch_matching_files(weights)
             else:  # also the files of its model and its run that are next to it; outside the bucket, nothing is fetched
                 run = file.parent.parent
                 of_model = (file.parent / name for name in (*_CONFIG_NAMES, "vocab.txt"))
                 of_run = (run / name for name in ("settings.yaml", "vocab.txt", "tokenizer_config.json"))
-                fetch(file, *of_model, *of_run, run.parent / "examples" / "vocab.txt")
+                fetch_files(file, *of_model, *of_run, run.parent / "examples" / "vocab.txt")
         yield weights
 
 

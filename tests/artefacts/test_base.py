@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.base import Artefact, complete_parts, manifest_path, part_path
+from gaudi_bert.artefacts.base import Artefact, find_complete_parts, manifest_path, part_path
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.packed import Metadata, RecordManifest, TableManifest, TableMetadata
+from gaudi_bert.artefacts.packed import RecordManifest, RecordMetadata, TableManifest, TableMetadata
 from gaudi_bert.artefacts.plan import Plan, WritablePlan
 from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
 from gaudi_bert.artefacts.verification import Verification
@@ -33,7 +33,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
 
 
 def test_what_the_stages_write_is_written_again_byte_for_byte(case: PackingCase, tmp_path: Path) -> None:
-    Metadata.read(case.packed).write(tmp_path)
+    RecordMetadata.read(case.packed).write(tmp_path)
     assert (tmp_path / "metadata.json").read_bytes() == (case.packed / "metadata.json").read_bytes()
     files = {
         case.plan.with_name("histogram.json"): HistogramFile,
@@ -51,9 +51,9 @@ def test_parts_of_a_file_are_read_if_all_of_one_number_of_parts_are_there() -> N
     halves, thirds = ([part_path(file, (number, parts)) for number in range(parts)] for parts in (2, 3))
     names = [path.name for path in (*thirds, *halves)]
     others = ["histogram.json", "plan-00000-of-00001.json", "histogram-00000-of-00004.json"]
-    assert complete_parts(file, [*names, *others]) == halves
-    assert complete_parts(file, [*names[:4], *others]) == thirds
-    assert complete_parts(file, [*names[:2], *others]) == []
+    assert find_complete_parts(file, [*names, *others]) == halves
+    assert find_complete_parts(file, [*names[:4], *others]) == thirds
+    assert find_complete_parts(file, [*names[:2], *others]) == []
 
 
 def test_a_plan_is_known_by_all_that_it_says(case: PackingCase) -> None:
@@ -95,7 +95,7 @@ def test_whatever_a_file_holds_is_one_short_line(tmp_path: Path, content: bytes,
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", [Plan, WritablePlan, Metadata, RecordManifest, TableManifest, TableMetadata])
+@pytest.mark.parametrize("kind", [Plan, WritablePlan, RecordMetadata, RecordManifest, TableManifest, TableMetadata])
 def test_another_version_of_a_format_is_refused_with_the_remedy(tmp_path: Path, kind: type[Artefact]) -> None:
     path = tmp_path / "x.json"
     of_table = {"format": "table"} if kind is TableMetadata else {}

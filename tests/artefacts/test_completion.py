@@ -13,7 +13,7 @@ from gaudi_bert.artefacts.completion import (
     GroupedOutput,
     Signature,
     begin_artefact,
-    is_finished,
+    is_artefact_finished,
     remove_artefact,
     settings_path,
 )
@@ -29,10 +29,10 @@ def test_a_finished_file_of_the_same_settings_is_unchanged(tmp_path: Path) -> No
     plan = tmp_path / "plan.json"
     assert not begin_artefact(plan, plan, OLD)
     assert not begin_artefact(plan, plan, OLD), "begun but not finished: there is still work to do"
-    assert not is_finished(plan, plan, OLD)
+    assert not is_artefact_finished(plan, plan, OLD)
     plan.write_text("{}")
     assert begin_artefact(plan, plan, OLD)
-    assert [is_finished(plan, plan, signature) for signature in (OLD, NEW)] == [True, False]
+    assert [is_artefact_finished(plan, plan, signature) for signature in (OLD, NEW)] == [True, False]
     assert settings_path(plan) == tmp_path / "plan.settings.json"
 
 
@@ -69,7 +69,7 @@ def test_a_removal_that_is_killed_leaves_nothing_that_looks_finished(
     begin_artefact(folder, final, OLD)
     for name in ("group-00000.json", "metadata.json", "packed-00000-00000.tfrecord"):
         (folder / name).write_text("{}")
-    monkeypatch.setattr("gaudi_bert.artefacts.completion.remove", lambda *paths: removed.extend(p.name for p in paths))
+    monkeypatch.setattr("gaudi_bert.artefacts.completion.remove_files", lambda *paths: removed.extend(p.name for p in paths))
     remove_artefact(folder, final, OLD.stage)
     assert (removed[0], removed[-1], len(removed)) == ("metadata.json", "settings.json", 4)
 

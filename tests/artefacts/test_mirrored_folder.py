@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.artefacts.mirrored_folder import (
-    _scratch_folder,
-    fetch,
-    files_in,
+    _create_scratch_folder,
+    fetch_files,
+    format_path,
     is_mirrored,
-    local_copies,
-    local_copy,
-    mirrored,
-    names_in,
-    publish,
-    read_ahead,
-    release,
-    remove,
-    shown_path,
+    list_files,
+    list_names,
+    mirror_folder,
+    open_local_copies,
+    open_local_copy,
+    prefetch_batches,
+    publish_files,
+    remove_files,
+    remove_local_copies,
 )
-from gaudi_bert.artefacts.object_store import Objects
+from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import atomic_file, write_json, write_text
 from tests.builders.s3_server import ENVIRONMENT, ROOT, S3Server, contents, faulty_proxy, quick
@@ -36,10 +36,10 @@ URL = "s3://bucket/door"
 
 def test_each_file_is_up_when_it_is_whole_and_the_manifest_last(s3: S3Server, tmp_path: Path) -> None:
     store, url = quick(s3.endpoint, scratch=str(tmp_path)), f"{URL}/order.v2"
-    objects = Objects(store)
-    with mirrored(Path(url), store) as folder:
+    objects = ObjectStore(store)
+    with mirror_folder(Path(url), store) as folder:
         assert is_mirrored(folder / "shards" / "0")
-        assert shown_path(folder / "shards" / "0") == f"{url}/shards/0"
+        assert format_path(folder / "shards" / "0") == f"{url}/shards/0"
         for number in range(3):
             with atomic_file(folder / "shards" / str(number)) as handle:
                 handle.write(b"half, ")
@@ -59,7 +59,7 @@ def test_growing_files_go_up_when_they_are_published_and_only_if_they_grew(s3: S
     url = f"{URL}/growing"
     with faulty_proxy(s3.port) as counting:
         store = quick(counting.endpoint)
-        with mirrored(Path(url), store) as folder:
+        with mirror_folder(Path(url), store) as folder:
             write_text(folder / "settings.json", "{}")
             lines, board = folder / "metrics.jsonl", folder / "tensorboard" / "events"
             board.parent.mkdir()
@@ -68,13 +68,13 @@ def test_growing_files_go_up_when_they_are_published_and_only_if_they_grew(s3: S
                 with lines.open("a") as handle:
                     handle.write(f"{number}\n")
                 assert counting.requests["PUT"] == 1 + 2 * number
-                publish(folder)
-            publish(folder)
+                publish_files(folder)
+            publish_files(folder)
             assert counting.requests["PUT"] == 4, "settings, lines twice, events once"
-    made = contents(url, Objects(quick(s3.endpoint)))
+    made = contents(url, ObjectStore(quick(s3.endpoint)))
     assert made == {"settings.json": b"{}", "metrics.jsonl": b"0\n1\n", "tensorboard/events": b"one"}
-    with mirrored(Path(url), quick(s3.endpoint)) as folder:
-        fetch(folder / "metrics.jsonl", folder / "none.jsonl")
+    with mirror_folder(Path(url), quick(s3.endpoint)) as folder:
+        fetch_files(folder / "metrics.jsonl", folder / "none.jsonl")
         assert [path.name for path in folder.iterdir()] == ["metrics.jsonl"]
 
 
@@ -95,15 +95,15 @@ with mirrored(Path({url!r}), StoreSettings(**{store.model_dump()!r})) as folder:
 """
     killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env={**ENVIRONMENT, "PATH": ""}, check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert contents(url, Objects(store)) == {"shard": b"whole"}
+    assert contents(url, ObjectStore(store)) == {"shard": b"whole"}
     assert len(list(tmp_path.iterdir())) == 1
-    with mirrored(Path(url), store) as folder:
+    with mirror_folder(Path(url), store) as folder:
         assert [path.parent for path in tmp_path.rglob("shard")] == [], "scratch of the killed process is left"
-        fetch(folder / "shard", folder / "manifest.json")
+        fetch_files(folder / "shard", folder / "manifest.json")
         assert (folder / "shard").read_text() == "whole"
         assert not (folder / "manifest.json").exists()
         write_text(folder / "manifest.json", "whole")
-    assert contents(url, Objects(store)) == {"shard": b"whole", "manifest.json": b"whole"}
+    assert contents(url, ObjectStore(store)) == {"shard": b"whole", "manifest.json": b"whole"}
 
 
 @pytest.mark.parametrize("names", [("run-a", "run-b"), ("same", "same")])
@@ -111,46 +111,46 @@ def test_two_writers_in_one_process_neither_see_each_others_folder_nor_wait(name
     store, both_are_open = quick(s3.endpoint), threading.Barrier(2, timeout=60)
 
     def run(name: str) -> Path:
-        with mirrored(Path(f"{URL}/{name}"), store) as folder:
+        with mirror_folder(Path(f"{URL}/{name}"), store) as folder:
             both_are_open.wait()
             with ThreadPoolExecutor(2) as pool:  # a run's files are also written by threads of its own
                 list(pool.map(lambda number: write_text(folder / f"{number}", name), range(3)))
-            assert [shown_path(folder / "0"), *names_in(folder)] == [f"{URL}/{name}/0", "0", "1", "2"]
+            assert [format_path(folder / "0"), *list_names(folder)] == [f"{URL}/{name}/0", "0", "1", "2"]
             both_are_open.wait()
         return folder
 
     with ThreadPoolExecutor(2) as pool:
         folders = list(pool.map(run, names))
     for name, folder in zip(names, folders, strict=True):
-        assert contents(f"{URL}/{name}", Objects(store)) == {f"{number}": name.encode() for number in range(3)}
+        assert contents(f"{URL}/{name}", ObjectStore(store)) == {f"{number}": name.encode() for number in range(3)}
         assert not is_mirrored(folder), "a run's folder ends with its block"
 
 
 def test_what_is_released_is_in_the_store_and_what_is_removed_is_nowhere(s3: S3Server) -> None:
-    url, objects = f"{URL}/released", Objects(quick(s3.endpoint))
-    with mirrored(Path(url), objects.settings) as folder:
+    url, objects = f"{URL}/released", ObjectStore(quick(s3.endpoint))
+    with mirror_folder(Path(url), objects.settings) as folder:
         for name in ("a", "b", "c/d"):
             write_text(folder / name, name)
-        release(folder / "a", folder / "b", folder / "none")
+        remove_local_copies(folder / "a", folder / "b", folder / "none")
         assert not (folder / "a").exists()
-        assert names_in(folder) == ["a", "b", "c/d"]
-        assert sorted(files_in(folder)) == ["a", "b"]
-        fetch(folder / "a")
+        assert list_names(folder) == ["a", "b", "c/d"]
+        assert sorted(list_files(folder)) == ["a", "b"]
+        fetch_files(folder / "a")
         assert (folder / "a").read_text() == "a"
-        remove(folder / "a", folder / "c" / "d", folder / "none")
+        remove_files(folder / "a", folder / "c" / "d", folder / "none")
         assert not (folder / "a").exists()
-        assert names_in(folder) == ["b"]
+        assert list_names(folder) == ["b"]
     assert contents(url, objects) == {"b": b"b"}
 
 
 def test_batches_are_fetched_ahead_once_and_only_as_they_were_listed(s3: S3Server) -> None:
-    url, objects = f"{URL}/ahead", Objects(quick(s3.endpoint))
+    url, objects = f"{URL}/ahead", ObjectStore(quick(s3.endpoint))
     for number in range(7):
         objects.write(f"{url}/{number}", b"%d" % number)
-    with mirrored(Path(url), objects.settings) as folder:
-        paths = [folder / name for name in files_in(folder)]
+    with mirror_folder(Path(url), objects.settings) as folder:
+        paths = [folder / name for name in list_files(folder)]
         objects.write(f"{url}/6", b"another")
-        with read_ahead([[path] for path in paths], 2) as batches:
+        with prefetch_batches([[path] for path in paths], 2) as batches:
             for number in range(6):
                 with batches.batch(number):
                     assert paths[number].read_text() == str(number)
@@ -158,28 +158,28 @@ def test_batches_are_fetched_ahead_once_and_only_as_they_were_listed(s3: S3Serve
             with pytest.raises(InputError, match=f"{url}/6: changed while it was read"), batches.batch(6):
                 pass
         absent = pytest.raises(InputError, match=f"{url}/none: no such object")
-        with absent, read_ahead([[folder / "none"]]) as batches, batches.batch(0):
+        with absent, prefetch_batches([[folder / "none"]]) as batches, batches.batch(0):
             pass
 
 
 def test_a_folder_of_this_machine_is_worked_on_where_it_is(tmp_path: Path) -> None:
-    with mirrored(tmp_path) as folder:
+    with mirror_folder(tmp_path) as folder:
         assert folder == tmp_path
         write_text(folder / "a", "a")
         (folder / "b").mkdir()
-        fetch(folder / "a", folder / "none")
-        publish(folder)
-        release(folder / "a")
-        with read_ahead([[folder / "a"]]) as batches, batches.batch(0):
-            assert shown_path(folder / "a") == str(tmp_path / "a")
-        assert names_in(folder) == ["a", "b"]
-        assert files_in(folder)["a"].bytes == 1
-        remove(folder / "a", folder / "b")
+        fetch_files(folder / "a", folder / "none")
+        publish_files(folder)
+        remove_local_copies(folder / "a")
+        with prefetch_batches([[folder / "a"]]) as batches, batches.batch(0):
+            assert format_path(folder / "a") == str(tmp_path / "a")
+        assert list_names(folder) == ["a", "b"]
+        assert list_files(folder)["a"].bytes == 1
+        remove_files(folder / "a", folder / "b")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_errors_name_the_url_of_a_local_path(s3: S3Server) -> None:
-    with pytest.raises(FailedError, match=f"^{URL}/named/x: not whole$"), mirrored(Path(f"{URL}/named")) as folder:
+    with pytest.raises(FailedError, match=f"^{URL}/named/x: not whole$"), mirror_folder(Path(f"{URL}/named")) as folder:
         raise FailedError(f"{folder / 'x'}: not whole")
 
 
@@ -187,7 +187,7 @@ def test_scratch_that_is_made_while_others_clean_up_stays(tmp_path: Path) -> Non
     """Each command removes the scratch that a killed one left, and may see another's before that has its lock."""
 
     def make(number: int) -> bool:
-        with _scratch_folder(str(tmp_path)) as folder:
+        with _create_scratch_folder(str(tmp_path)) as folder:
             write_text(folder / "file", str(number))
             return (folder / "file").read_text() == str(number)
 
@@ -208,12 +208,12 @@ def names_below(folder: Path) -> list[str]:
 
 def test_an_object_a_prefix_and_a_pattern(s3: S3Server, tmp_path: Path) -> None:
     store = quick(s3.endpoint, scratch=str(tmp_path / "a [place] of*its own"))
-    objects = Objects(store)
+    objects = ObjectStore(store)
     for name in ("wiki.v2/a.txt", "wiki.v2/b.md", "wiki.v2/deep/c.txt", "other/d.txt"):
         objects.write(f"{AT}/{name}", name.encode())
     (tmp_path / "here.txt").write_text("here")
     places = (f"{AT}/wiki.v2/a.txt", None, str(tmp_path / "here.txt"), f"{AT}/wiki.v2/*.txt", Path(f"{AT}/other"))
-    with local_copies(places, store) as (one, nothing, here, pattern, folder):
+    with open_local_copies(places, store) as (one, nothing, here, pattern, folder):
         assert one.read_bytes() == b"wiki.v2/a.txt"
         assert nothing is None
         assert here == tmp_path / "here.txt"
@@ -221,13 +221,13 @@ def test_an_object_a_prefix_and_a_pattern(s3: S3Server, tmp_path: Path) -> None:
         assert not (one.parent / "b.md").exists()
         assert names_below(folder) == ["d.txt"]
         assert folder.parent == one.parent.parent
-    with local_copy(f"{AT}/wiki.v2/", store) as folder:
+    with open_local_copy(f"{AT}/wiki.v2/", store) as folder:
         assert names_below(folder) == ["a.txt", "b.md", "deep/c.txt"]
     assert list((tmp_path / "a [place] of*its own").iterdir()) == [], "scratch is left"
 
 
 @pytest.mark.parametrize("place", [f"{AT}/none.txt", f"{AT}/none-*", "s3://no-such-bucket/x", "s3://no-such-bucket"])
 def test_what_is_not_there_is_named(s3: S3Server, place: str) -> None:
-    with pytest.raises(InputError) as caught, local_copy(place, quick(s3.endpoint)):
+    with pytest.raises(InputError) as caught, open_local_copy(place, quick(s3.endpoint)):
         pass
     assert str(caught.value) == f"{place}: no objects there, or no such bucket; check the URL"

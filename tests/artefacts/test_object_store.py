@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.object_store import PART_BYTES, Objects
+from gaudi_bert.artefacts.object_store import PART_BYTES, ObjectStore
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import format_location, is_in_store, resolve_location, store_url
 from gaudi_bert.config.places import StoreSettings
@@ -31,7 +31,7 @@ def test_places_in_a_store_are_paths_too() -> None:
 
 def test_objects_survive_a_bad_server(s3: S3Server, tmp_path: Path) -> None:
     with faulty_proxy(s3.port, seed=3) as proxy:
-        objects, content = Objects(quick(proxy.endpoint)), bytes(range(256)) * 1001
+        objects, content = ObjectStore(quick(proxy.endpoint)), bytes(range(256)) * 1001
         (tmp_path / "file").write_bytes(content)
         proxy.share = 0.3
         for number in range(13):
@@ -48,7 +48,7 @@ def test_objects_survive_a_bad_server(s3: S3Server, tmp_path: Path) -> None:
 
 
 def test_large_objects_go_up_in_parts_and_come_back(s3: S3Server, tmp_path: Path) -> None:
-    objects, content = Objects(quick(s3.endpoint)), bytes(range(251)) * (5 * PART_BYTES // 2 // 251)
+    objects, content = ObjectStore(quick(s3.endpoint)), bytes(range(251)) * (5 * PART_BYTES // 2 // 251)
     (tmp_path / "large").write_bytes(content)
     objects.put(tmp_path / "large", "s3://bucket/large")
     objects.fetch("s3://bucket/large", tmp_path / "copy")
@@ -57,7 +57,7 @@ def test_large_objects_go_up_in_parts_and_come_back(s3: S3Server, tmp_path: Path
 
 def test_an_object_that_changes_while_it_is_read_is_refused(s3: S3Server, tmp_path: Path) -> None:
     """Half of the one comes, then the connection is lost, and the other half is asked for."""
-    direct, url = Objects(quick(s3.endpoint)), "s3://bucket/changing"
+    direct, url = ObjectStore(quick(s3.endpoint)), "s3://bucket/changing"
     direct.write(url, b"one" * 100)
     with faulty_proxy(s3.port) as proxy:
 
@@ -67,7 +67,7 @@ def test_an_object_that_changes_while_it_is_read_is_refused(s3: S3Server, tmp_pa
 
         proxy.faults, proxy.share, proxy.after_get = ("truncated",), 1.0, replace
         with pytest.raises(InputError, match=r"changing: changed while it was read \(300 bytes before, 700 now\)"):
-            Objects(quick(proxy.endpoint)).fetch(url, tmp_path / "copy")
+            ObjectStore(quick(proxy.endpoint)).fetch(url, tmp_path / "copy")
     known = direct.info(url)
     direct.write(url, b"third" * 100)
     with pytest.raises(InputError, match=r"changing: changed while it was read \(700 bytes before, 500 now\)"):
@@ -79,7 +79,7 @@ def test_an_object_that_changes_while_it_is_read_is_refused(s3: S3Server, tmp_pa
 
 
 def test_what_is_empty_or_not_there(s3: S3Server, tmp_path: Path) -> None:
-    objects = Objects(quick(s3.endpoint))
+    objects = ObjectStore(quick(s3.endpoint))
     assert objects.info("s3://bucket/none") is None
     assert objects.list("s3://bucket/none") == {}
     assert objects.list("s3://no-such-bucket/none") == {}
@@ -101,7 +101,7 @@ def test_a_server_that_is_away_is_asked_again_with_growing_pauses(
     pausing = {"attempts": 5, "first_pause_seconds": 0.5, "longest_pause_seconds": 3, "timeout_seconds": 1}
     settings = StoreSettings(endpoint_url="http://127.0.0.1:9", **pausing)
     with pytest.raises(FailedError, match=r"s3://bucket/x: cannot look at: .*127.0.0.1:9.* \(5 attempts\); .*endpoint_url"):
-        Objects(settings, sleep=pauses.append).info("s3://bucket/x")
+        ObjectStore(settings, sleep=pauses.append).info("s3://bucket/x")
     assert pauses == [0.5, 1, 2, 3]
     said = capsys.readouterr().err.splitlines()
     assert said, "one line in some seconds, on a slow machine more"
@@ -112,7 +112,7 @@ def test_a_library_that_cannot_be_loaded_is_one_line(monkeypatch: pytest.MonkeyP
     """As that of hdfs:// where there is no Java: an error of many lines, which is none of the data."""
     monkeypatch.setenv("ARROW_LIBHDFS_DIR", "/nonexistent")
     with pytest.raises(InputError, match=r"^hdfs://: .*; install what reads such URLs, or copy the data") as caught:
-        Objects().info("hdfs://host/x")
+        ObjectStore().info("hdfs://host/x")
     assert "\n" not in str(caught.value)
 
 
@@ -122,18 +122,18 @@ def test_missing_credentials_are_said_at_once(s3: S3Server, monkeypatch: pytest.
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     with pytest.raises(FailedError, match="no credentials"):
-        Objects(quick(s3.endpoint, timeout_seconds=7), sleep=pytest.fail).write("s3://bucket/x", b"x")
+        ObjectStore(quick(s3.endpoint, timeout_seconds=7), sleep=pytest.fail).write("s3://bucket/x", b"x")
 
 
 def test_a_scheme_that_nothing_reads_names_the_extra() -> None:
     with pytest.raises(InputError, match=r"gs://: nothing here reads such URLs; run: .*\[gcs\]"):
-        Objects().info("gs://bucket/x")
+        ObjectStore().info("gs://bucket/x")
     with pytest.raises(InputError, match=r"xyz://: .*; use s3://, gs:// or az://"):
-        Objects().info("xyz://bucket/x")
+        ObjectStore().info("xyz://bucket/x")
 
 
 def test_a_full_disk_is_said_at_once(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    objects = Objects(quick(s3.endpoint), sleep=pytest.fail)
+    objects = ObjectStore(quick(s3.endpoint), sleep=pytest.fail)
     objects.write("s3://bucket/full", b"x")
 
     def fail(*_: object) -> None:

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from gaudi_bert.artefacts.results import ByRowLength, PlainResult, StageOutput, require_complete, result_of_part, to_json
+from gaudi_bert.artefacts.results import ByRowLength, PlainResult, StageOutput, build_part_result, require_complete, to_json
 from gaudi_bert.common.errors import InputError
 from tests.builders.reporters import a_run
 
 
 def test_a_part_of_the_groups_says_what_they_hold_and_is_not_all() -> None:
-    part = result_of_part(2, 0, SimpleNamespace(sequences=1, packs=3, tokens=9))
+    part = build_part_result(2, 0, SimpleNamespace(sequences=1, packs=3, tokens=9))
     assert to_json({"a": [part]})["a"][0] == {"groups": 2, "groups_written": 0, "sequences": 1, "packs": 3, "tokens": 9}
     assert part.lines()[0].startswith("2 groups: 1 sequence in 3 packs (already there, nothing to do); --finish")
     with pytest.raises(InputError, match="leave out --shard"):

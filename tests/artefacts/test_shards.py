@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.shards import count_shards, index_path, read_index, shard_bounds, write_index
+from gaudi_bert.artefacts.shards import count_shards, divide_packs, index_path, read_index, write_index
 from gaudi_bert.common.crc32c import crc32c
 
 
 @pytest.mark.parametrize("packs", [0, 1, 3, 31, 32, 33, 1000])
 @pytest.mark.parametrize("before", [0, 1, 17, 64])
 def test_shard_bounds(packs: int, before: int) -> None:
-    sizes = np.diff(shard_bounds(packs, 32, before))
+    sizes = np.diff(divide_packs(packs, 32, before))
     assert sizes.sum() == packs
     assert sizes.max() - sizes.min() <= 1
     for workers in (2, 4, 8, 16, 32):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.packs.plan import plan
+from gaudi_bert.packs.plan import plan_packs
 from gaudi_bert.tfrecords.histogram import histogram
 from gaudi_bert.tfrecords.write import write
 from tests.builders.reporters import a_run
@@ -51,7 +51,7 @@ def make_case(
         (records / f"part-{number}").write_bytes(compress(b"".join(frame(payload) for payload in payloads)))
     chosen = PackingSettings(**{"group_sequences": 2 * sequences_per_file, "shard_multiple": 4, **settings})
     histogram(records, folder / "histogram.json", a_run())
-    plan([folder / "histogram.json"], folder / "plan.json", chosen, a_run())
+    plan_packs([folder / "histogram.json"], folder / "plan.json", chosen, a_run())
     write(records, folder / "plan.json", folder / "packed", a_run())
     return PackingCase(records, folder / "plan.json", folder / "packed", sequences)
 

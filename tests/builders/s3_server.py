@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from gaudi_bert.artefacts.object_store import Objects
+from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.config.places import StoreSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,13 +70,13 @@ def quick(endpoint: str, **values: object) -> StoreSettings:
     )
 
 
-def upload(folder: Path, url: str, objects: Objects) -> None:
+def upload(folder: Path, url: str, objects: ObjectStore) -> None:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             objects.put(path, f"{url}/{path.relative_to(folder).as_posix()}")
 
 
-def contents(url: str, objects: Objects) -> dict[str, bytes]:
+def contents(url: str, objects: ObjectStore) -> dict[str, bytes]:
     return {name: objects.read(f"{url}/{name}") for name in objects.list(url)}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gaudi_bert.artefacts.completion import read_signature
-from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+from gaudi_bert.artefacts.packed import RecordMetadata, TableMetadata
 from gaudi_bert.config.sections import PackingSettings
 from tests.builders import tables
 from tests.builders.command_line import refusal, succeed
@@ -159,10 +159,10 @@ def test_write_takes_what_the_plan_leaves_open(case: PackingCase, tmp_path: Path
     write = ("write", case.records, "--plan", case.plan)
     changed = ("--set", "packing.shard_multiple=3", "--set", "packing.shard_bytes=2kB")
     succeed(*write, "--out", tmp_path / "packed", *changed)
-    metadata = Metadata.read(tmp_path / "packed")
+    metadata = RecordMetadata.read(tmp_path / "packed")
     assert metadata.shard_multiple == 3
     assert set(metadata.shard_table.group_sizes % 3) == {0}
-    assert metadata.shard_table.bytes.max() <= 2_000 < Metadata.read(case.packed).shard_table.bytes.max()
+    assert metadata.shard_table.bytes.max() <= 2_000 < RecordMetadata.read(case.packed).shard_table.bytes.max()
     succeed("verify", case.records, tmp_path / "packed")
     for part in (1, 0):
         succeed(*write, "--out", tmp_path / "parts", *changed, "--shard", f"{part}/2")

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.object_store import Objects
+from gaudi_bert.artefacts.object_store import ObjectStore
 from tests.builders.agree import identical
 from tests.builders.command_line import succeed
 from tests.builders.folders import comparable, contents
@@ -119,7 +119,7 @@ def losses(metrics: bytes) -> list[float]:
 
 
 def test_a_bucket_on_loopback(on_disk: Path, s3: S3Server, docker: Docker, tmp_path: Path) -> None:
-    objects = Objects(quick(s3.endpoint))
+    objects = ObjectStore(quick(s3.endpoint))
     upload(on_disk / "text", "s3://bucket/docker/text", objects)
     pipeline = TINY_STORED.replace("text: text", "text: s3://bucket/docker/text")
     (tmp_path / "tiny.yaml").write_text(

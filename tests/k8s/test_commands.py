@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gaudi_bert.artefacts.object_store import Objects
+from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, section_from_mapping
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
@@ -52,7 +52,7 @@ def run_pod(commands: list[list[str]]) -> str:
 
 @pytest.mark.slow
 def test_the_pods_of_all_steps_together_make_what_one_process_makes(s3: S3Server, tmp_path: Path) -> None:
-    objects = Objects(quick(s3.endpoint))
+    objects = ObjectStore(quick(s3.endpoint))
     objects.write("s3://bucket/corpus/text.txt", TEXT.encode())
     (tmp_path / "text.txt").write_text(TEXT)
     values = {

@@ -11,7 +11,7 @@ from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.packs.plan import plan
+from gaudi_bert.packs.plan import plan_packs
 from tests.builders.agree import agree
 from tests.builders.histograms import HISTOGRAMS
 from tests.builders.reporters import a_run
@@ -40,7 +40,7 @@ def settings(**changes: Any) -> PackingSettings:
 
 def test_a_plan_holds_what_the_contract_says(tmp_path: Path) -> None:
     source = histogram(files=5, sequences=300)
-    result = plan([write(tmp_path / "histogram.json", source)], tmp_path / "plan.json", settings(), a_run())
+    result = plan_packs([write(tmp_path / "histogram.json", source)], tmp_path / "plan.json", settings(), a_run())
     made = json.loads((tmp_path / "plan.json").read_text())
     assert (made["format_version"], made["algorithm"], made["depth"], made["seed"]) == (2, "lpfhp", 3, 12345)
     assert (made["max_sequence_length"], made["max_predictions"], made["masked_slots"]) == (16, 3, 6)
@@ -58,25 +58,25 @@ def test_a_plan_holds_what_the_contract_says(tmp_path: Path) -> None:
     assert result.content.as_json() == made["totals"]
     agree(result.content.efficiency, 1 - result.content.padding_tokens / (16 * result.content.packs))
     agree(result.content.packing_factor, result.content.sequences / result.content.packs)
-    more = plan([tmp_path / "histogram.json"], tmp_path / "more.json", settings(masked_slots=9), a_run())
+    more = plan_packs([tmp_path / "histogram.json"], tmp_path / "more.json", settings(masked_slots=9), a_run())
     assert more.content.masked_slots == 9
 
 
 def test_finished_is_skipped_and_other_settings_and_histograms_are_refused(tmp_path: Path) -> None:
     source, out = write(tmp_path / "histogram.json", histogram(2, 100)), tmp_path / "plan.json"
-    first = plan([source], out, settings(), a_run())
-    again = plan([source], out, settings(), a_run())
+    first = plan_packs([source], out, settings(), a_run())
+    again = plan_packs([source], out, settings(), a_run())
     assert (again.skipped, again.content) == (True, first.content)
     with pytest.raises(InputError, match=r"depth: 3 there, 4 now"):
-        plan([source], out, settings(depth=4), a_run())
+        plan_packs([source], out, settings(depth=4), a_run())
     write(source, histogram(3, 100))
     with pytest.raises(InputError, match="histogram_sha256"):
-        plan([source], out, settings(), a_run())
+        plan_packs([source], out, settings(), a_run())
 
 
 def test_counts_alone_are_planned_and_said_not_to_be_writable(tmp_path: Path) -> None:
     heard = io.StringIO()
-    result = plan([HISTOGRAMS / "squad-384.json"], tmp_path / "plan.json", settings(), a_run(reporter=Reporter(heard)))
+    result = plan_packs([HISTOGRAMS / "squad-384.json"], tmp_path / "plan.json", settings(), a_run(reporter=Reporter(heard)))
     made = json.loads((tmp_path / "plan.json").read_text())
     assert result.content.packs == 40_631
     assert made["writable"] is False
@@ -86,7 +86,7 @@ def test_counts_alone_are_planned_and_said_not_to_be_writable(tmp_path: Path) ->
 
 def test_depth_max_stores_the_depth_that_is_used(tmp_path: Path) -> None:
     source = write(tmp_path / "histogram.json", histogram(2, 300))
-    result = plan([source], tmp_path / "plan.json", settings(depth="max"), a_run())
+    result = plan_packs([source], tmp_path / "plan.json", settings(depth="max"), a_run())
     made = json.loads((tmp_path / "plan.json").read_text())
     assert made["depth"] == result.content.depth_used < 16
     assert made["depth"] == max(len(strategy) for group in made["groups"] for strategy, _ in group["strategies"])
@@ -96,10 +96,10 @@ def test_depth_max_stores_the_depth_that_is_used(tmp_path: Path) -> None:
 def test_the_plan_of_many_groups_does_not_depend_on_how_they_were_counted(tmp_path: Path) -> None:
     many = [write(tmp_path / f"{n}.json", histogram(150, 20, part=slice(n, None, 3))) for n in range(3)]
     chosen = settings(group_sequences=22)  # each file is a group
-    totals = plan(many, tmp_path / "a.json", chosen, a_run()).content
+    totals = plan_packs(many, tmp_path / "a.json", chosen, a_run()).content
     whole = write(tmp_path / "histogram.json", histogram(150, 20))
     for histograms, workers in ((many[::-1], 3), ([whole], 1)):
-        plan(histograms, tmp_path / "b.json", chosen, a_run(workers=workers, overwrite=True))
+        plan_packs(histograms, tmp_path / "b.json", chosen, a_run(workers=workers, overwrite=True))
         assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     content = Plan.read(tmp_path / "a.json")
     strategies = {strategy for group in content.groups for strategy, _ in group.strategies}

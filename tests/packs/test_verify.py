@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gaudi_bert.artefacts.base import part_path
-from gaudi_bert.artefacts.packed import Metadata, RecordManifest
+from gaudi_bert.artefacts.packed import RecordManifest, RecordMetadata
 from gaudi_bert.artefacts.results import PlainResult, StageOutput
 from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.errors import FailedError, InputError
@@ -116,12 +116,12 @@ def test_a_verification_of_other_packs_is_refused(records: Case, tmp_path: Path)
     proof = verify(records.source, records.packed, a_run()).content
     proof.model_copy(update={"packs_sha256": "0" * 64}).write(tmp_path)
     with pytest.raises(InputError, match="is of other packs"):
-        Verification.read_of(tmp_path, Metadata.read(records.packed))
+        Verification.read_of(tmp_path, RecordMetadata.read(records.packed))
 
 
 def test_a_bound_that_only_a_solver_proves(tmp_path: Path) -> None:
     case = make_records(tmp_path, files=6, sequences_per_file=40, max_sequence_length=61, depth=4, algorithm="optimal")
-    folder = PackedFolder(case.packed, Metadata.read(case.packed), RecordManifest)
+    folder = PackedFolder(case.packed, RecordMetadata.read(case.packed), RecordManifest)
     counts = [np.array(manifest.counts) for manifest in folder.read_manifests()]
     simple = sum(simple_certificate(each, folder.metadata.depth).bound for each in counts)
     assert simple < folder.metadata.lower_bound == verify(case.source, case.packed, a_run()).content.lower_bound

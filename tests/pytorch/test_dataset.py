@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.reading.global_order import WINDOW_PACKS, regions_of_shards
@@ -42,7 +42,7 @@ def epochs(case: PackingCase) -> list[list[bytes]]:
     packs = [
         [decode_example(each) for each in read_records(case.packed / shard.name)] if shard.packs else [] for shard in shards
     ]
-    metadata = Metadata.read(case.packed)
+    metadata = RecordMetadata.read(case.packed)
     regions = regions_of_shards(metadata.shard_table.group_sizes, metadata.input_files, metadata.seed).tolist()
     return [
         [

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert.artefacts.object_store import Objects
+from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.processor import Processor
 from gaudi_bert.common.progress import Reporter
@@ -207,7 +207,7 @@ def stored(endpoint: str, **changes: Any) -> PipelineSettings:
 
 def test_a_place_that_is_ready_is_left_as_it_was_and_what_is_missing_is_named(s3: S3Server) -> None:
     assert examine_store("s3://bucket/ready/", stored(s3.endpoint)).verdict == "ok"
-    assert Objects(quick(s3.endpoint)).list("s3://bucket/ready") == {}
+    assert ObjectStore(quick(s3.endpoint)).list("s3://bucket/ready") == {}
     bucket = examine_store("s3://no-such-bucket/x", stored(s3.endpoint))
     assert bucket.verdict == "failed"
     assert "no-such-bucket" in bucket.found

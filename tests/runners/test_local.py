@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert.artefacts.object_store import Objects
+from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
@@ -172,7 +172,7 @@ def test_no_artefact_names_a_folder_of_this_machine(
 
 @pytest.mark.slow
 def test_a_bucket_behind_a_bad_server(s3: S3Server, text: Path, on_disk: dict[str, bytes], tmp_path: Path) -> None:
-    objects = Objects(quick(s3.endpoint))
+    objects = ObjectStore(quick(s3.endpoint))
     upload(text, "s3://bucket/text", objects)
     with faulty_proxy(s3.port, seed=5) as proxy:
         proxy.share = 0.1
@@ -195,7 +195,7 @@ def test_a_bucket_behind_a_bad_server(s3: S3Server, text: Path, on_disk: dict[st
 @pytest.mark.slow
 def test_training_goes_on_from_the_bucket(s3: S3Server, on_disk: dict[str, bytes], tmp_path: Path) -> None:
     """A run that lost its machine after the checkpoint of update 4: what is put is what goes on."""
-    objects = Objects(quick(s3.endpoint))
+    objects = ObjectStore(quick(s3.endpoint))
     for name, content in contents("s3://bucket/work/small", objects).items():
         if not name.startswith("train/") or name.endswith(("00000004.safetensors", "settings.json", "metrics.jsonl")):
             objects.write(f"s3://bucket/resumed/small/{name}", content)

@@ -13,7 +13,7 @@ pytest.importorskip("pyarrow", exc_type=ImportError)
 
 from pyarrow import dataset, parquet
 
-from gaudi_bert.artefacts.pack_kinds import RowTables
+from gaudi_bert.artefacts.pack_kinds import RowLengthTables
 from gaudi_bert.artefacts.results import ByRowLength, PackResult, StageOutput
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
@@ -86,7 +86,7 @@ def test_rows_of_several_lengths(tmp_path: Path, policy: str) -> None:
         with pytest.raises(FailedError, match=r"\d of \d+ groups"):
             pack_table(tmp_path / "rows.arrow", tmp_path / "parts", chosen, a_run(finish=True))
         pack_table(tmp_path / "rows.arrow", tmp_path / "parts", chosen, a_run(part=(part, 2)))
-    assert not RowTables.path_in(tmp_path / "parts").exists()
+    assert not RowLengthTables.path_in(tmp_path / "parts").exists()
     pack_table(tmp_path / "rows.arrow", tmp_path / "parts", chosen, a_run(finish=True))
     verify_table(tmp_path / "rows.arrow", tmp_path / "parts", a_run())
     assert contents(tmp_path / "parts") == contents(tmp_path / "out")

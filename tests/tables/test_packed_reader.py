@@ -14,7 +14,7 @@ import numpy as np
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tables.pack import pack_table
-from gaudi_bert.tables.packed_reader import open_tables
+from gaudi_bert.tables.packed_reader import open_packed_tables
 from tests.builders import tables
 from tests.builders.reporters import a_run
 from tests.builders.tables import settings
@@ -30,7 +30,7 @@ def test_a_shard_that_is_a_copy_of_another_is_noticed_when_it_was_read_once(tmp_
     paths = sorted(out.glob("*.parquet"))
 
     def read(rank: int) -> None:
-        stored = open_tables(out, paths)
+        stored = open_packed_tables(out, paths)
         order = stored.make_order(seed=1)
         reader = stored.open_reader(order, rank, processes)
         numbers = np.arange(rank, order.packs, processes)

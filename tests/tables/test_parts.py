@@ -14,7 +14,7 @@ import pyarrow
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import LONGEST_ROW_BYTES
-from gaudi_bert.tables.parts import TablePart, list_parts, read_parts, table_schema
+from gaudi_bert.tables.parts import TablePart, list_parts, read_parts, read_table_schema
 from tests.builders.agree import identical
 
 GOOD = b'{"a": [1, 2]}\n'
@@ -26,7 +26,7 @@ def nested(brackets: bytes, levels: int) -> bytes:
 
 
 def rows_of(path: Path) -> list[dict]:
-    schema = table_schema(path)
+    schema = read_table_schema(path)
     parts = list_parts(path, schema.names, 10**9, 10**9)
     return [row for table in read_parts(parts, schema.names, schema) for row in table.to_pylist()]
 
@@ -84,7 +84,7 @@ def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"a": "' + b"x" * (LONGEST_ROW_BYTES + (17 << 20)) + b'"}\n', 1))
     with pytest.raises(InputError, match=r"rows\.jsonl\.gz: a line is longer than 64 MiB; write one JSON object on each"):
-        table_schema(path)
+        read_table_schema(path)
 
 
 @pytest.mark.parametrize(

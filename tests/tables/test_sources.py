@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pyarrow", exc_type=ImportError)
 
-from gaudi_bert.artefacts.object_store import Objects
+from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tables.pack import pack_table
 from gaudi_bert.tables.sources import is_table
@@ -32,7 +32,7 @@ def test_only_chosen_columns_are_packed(tmp_path: Path) -> None:
 def test_a_folder_of_tables_is_known_by_what_is_in_it(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
     for name in ("records/part-0", "rows/part-0.parquet"):
-        Objects().write(f"s3://bucket/known/{name}", b"x")
+        ObjectStore().write(f"s3://bucket/known/{name}", b"x")
     assert is_table("s3://bucket/known/rows")
     assert is_table("s3://bucket/known/none.parquet")
     assert not is_table("s3://bucket/known/records")

@@ -18,7 +18,7 @@ import pyarrow
 from pyarrow import parquet
 
 from gaudi_bert.artefacts.base import NOTES_NAME
-from gaudi_bert.artefacts.object_store import Objects
+from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tables.pack import pack_table
@@ -230,7 +230,7 @@ def local(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Path:
     tables.write_parquet(folder / "rows" / "part-0.parquet", tables.random_rows(41, 61, seed=0))
     tables.write_file(folder / "rows" / "part-1.arrow", tables.random_rows(41, 61, seed=1))
     tables.write_lines(folder / "rows" / "part-2.jsonl", tables.random_rows(41, 61, seed=2))
-    upload(folder / "rows", SOURCE, Objects(quick(s3.endpoint)))
+    upload(folder / "rows", SOURCE, ObjectStore(quick(s3.endpoint)))
     pack_table(folder / "rows", folder / "packed", SETTINGS, a_run(), verify=True)
     return folder
 
@@ -240,7 +240,7 @@ def test_rows_of_several_lengths_from_and_to_a_bucket(local: Path, s3: S3Server,
     pack_table(local / "rows", tmp_path / "packed", settings, a_run())
     out, store = Path("s3://bucket/tables/lengths"), quick(s3.endpoint)
     pack_table(SOURCE, out, settings, a_run(store=store))
-    assert contents(str(out), Objects(store)) == local_contents(tmp_path / "packed")
+    assert contents(str(out), ObjectStore(store)) == local_contents(tmp_path / "packed")
     proven = verify_table(SOURCE, out, a_run(store=store))
     assert {length: table.content.sequences for length, table in proven.tables.items()} == {16: 31, 61: 92}
     again = pack_table(SOURCE, out, settings, a_run(store=store))
@@ -248,7 +248,7 @@ def test_rows_of_several_lengths_from_and_to_a_bucket(local: Path, s3: S3Server,
 
 
 def test_a_row_at_fault_leaves_nothing_and_names_the_object(s3: S3Server, tmp_path: Path) -> None:
-    objects = Objects(quick(s3.endpoint))
+    objects = ObjectStore(quick(s3.endpoint))
     objects.write("s3://bucket/tables/bad.jsonl", b'{"input_ids": [1, 2]}\n{"input_ids": "no"}\n')
     out = Path("s3://bucket/tables/never")
     with pytest.raises(InputError, match=r"^s3://bucket/tables/bad.jsonl: "):

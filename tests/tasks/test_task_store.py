@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert.artefacts.object_store import Objects
+from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict
@@ -28,7 +28,7 @@ def folder(model, files, finished, tmp_path_factory: pytest.TempPathFactory, s3:
     for path in files["classification"]:
         shutil.copyfile(path, made / path.name)
     shutil.copytree(finished("classification").out, made / "tuned", ignore=shutil.ignore_patterns("checkpoints", ".*"))
-    upload(made, URL, Objects(quick(s3.endpoint)))
+    upload(made, URL, ObjectStore(quick(s3.endpoint)))
     return made
 
 
@@ -53,7 +53,7 @@ def test_fine_tuning_from_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -
 
 
 def test_predictions_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -> None:
-    objects, options = Objects(quick(s3.endpoint)), PredictOptions()
+    objects, options = ObjectStore(quick(s3.endpoint)), PredictOptions()
     predict(folder / "tuned", str(folder / HELD_OUT), str(tmp_path / "here.jsonl"), options, {}, reporter=QUIET)
     there = (Path(f"{URL}/tuned"), f"{URL}/{HELD_OUT}", f"{URL}/answers/there.jsonl", options, {})
     common = {"reporter": QUIET, "store": objects.settings}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("h5py", exc_type=ImportError)
 
 from gaudi_bert.artefacts.conversion import conversion_path
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.convert import convert
@@ -50,7 +50,7 @@ def test_every_sequence_is_read_back(tmp_path_factory, depth, count, length, pre
     packed = packs_of(folder, sequences, depth=depth)
     result = convert(packed, folder / "out", reporter=QUIET).content
     packs = read_packs(folder / "out", length, predictions)
-    metadata = Metadata.read(packed)
+    metadata = RecordMetadata.read(packed)
     assert (result.packs, result.sequences) == (len(packs), count) == (metadata.packs, metadata.sequences)
     back = [key for each in packs for key in sequences_of(each)]
     assert sorted(back) == sorted(map(unpacked_key, sequences))
@@ -69,7 +69,7 @@ def test_a_pack_of_all_masked_slots_ends_in_an_unused_one(tmp_path: Path) -> Non
 def test_the_metadata_beside_it_is_the_vendors(tmp_path: Path) -> None:
     packed = packs_of(tmp_path, sequences_for_hdf5(90, 29, 5, seed=1))
     convert(packed, tmp_path / "training", reporter=QUIET)
-    beside, metadata = json.loads((tmp_path / "training_metadata.json").read_text()), Metadata.read(packed)
+    beside, metadata = json.loads((tmp_path / "training_metadata.json").read_text()), RecordMetadata.read(packed)
     strategies: dict[tuple, int] = {}
     for each in read_packs(tmp_path / "training", 29, 5):
         lengths = tuple(sorted(len(ids) for ids, *_ in sequences_of(each)))

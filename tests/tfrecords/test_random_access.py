@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.shards import index_path
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords import random_access
@@ -28,7 +28,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
 
 
 def open_case(case: PackingCase) -> RecordFiles:
-    return open_shards(case.packed, Metadata.read(case.packed))
+    return open_shards(case.packed, RecordMetadata.read(case.packed))
 
 
 @pytest.mark.parametrize("depth", [1, 3, 7])
@@ -88,7 +88,7 @@ def test_damage_is_named(tmp_path: Path, change, message: str) -> None:
 def indexed_case(folder: Path, change=lambda sizes: sizes) -> tuple[RecordFiles, int]:
     """A case whose index has other sizes for the largest shard, and the number of this shard."""
     case = make_case(folder)
-    table = Metadata.read(case.packed).shard_table
+    table = RecordMetadata.read(case.packed).shard_table
     largest = int(np.argmax(table.packs))
     index, first = index_path(case.packed, table.group_and_number(largest)[0]), table.packs_before(largest)
     entries, own = np.fromfile(index, "<u4").reshape(-1, 2), slice(first, first + int(table.packs[largest]))
@@ -174,7 +174,7 @@ def test_files_are_closed_unless_they_are_excepted(case: PackingCase) -> None:
 
 def test_of_very_many_shards_only_the_names_are_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case(tmp_path, files=3)
-    metadata = Metadata.read(case.packed)
+    metadata = RecordMetadata.read(case.packed)
     shard = case.packed / metadata.shard_table.name(1)
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(InputError, match=f"{shard.name}: has .* bytes, but .* in the metadata"):

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.mirrored_folder import mirrored
-from gaudi_bert.artefacts.object_store import Objects
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.mirrored_folder import mirror_folder
+from gaudi_bert.artefacts.object_store import ObjectStore
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.shards import GroupShards, ShardTable
 from gaudi_bert.artefacts.verification import Verification
@@ -41,7 +41,7 @@ PACKING = PackingSettings(group_sequences=80, shard_multiple=4)
 def case(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> PackingCase:
     """A small data set on the disk, and the same records in the bucket."""
     made = make_case(tmp_path_factory.mktemp("case"), files=7, sequences_per_file=40)
-    objects = Objects(quick(s3.endpoint))
+    objects = ObjectStore(quick(s3.endpoint))
     upload(made.records, "s3://bucket/records", objects)
     objects.put(made.plan, "s3://bucket/plan.json")
     return made
@@ -64,7 +64,7 @@ def test_packing_through_a_bad_server(case: PackingCase, s3: S3Server, proxy: Fa
     verified = _packed_and_verified("s3://bucket/records", Path("s3://bucket/bad/packed"), store=quick(proxy.endpoint))
     proxy.share = 0.0
     assert verified == wanted
-    objects = Objects(quick(s3.endpoint))
+    objects = ObjectStore(quick(s3.endpoint))
     assert contents("s3://bucket/bad/packed", objects) == local_contents(tmp_path / "packed")
     assert contents("s3://bucket/bad/packed-plan", objects) == local_contents(tmp_path / "packed-plan")
     assert sum(proxy.happened.values()) > 20
@@ -84,11 +84,14 @@ def test_parts_by_many_machines_and_one_that_finishes(case: PackingCase, s3: S3S
     verify("s3://bucket/records", out, a_run(store=store, finish=True))
     here = Path(shutil.copytree(case.packed, tmp_path / "here"))
     verify(case.records, here, a_run())
-    assert contents("s3://bucket/parts", Objects(store)) == local_contents(here)
+    assert contents("s3://bucket/parts", ObjectStore(store)) == local_contents(here)
 
 
 def test_compressed_files_and_one_side_on_the_disk(s3: S3Server, tmp_path: Path) -> None:
-    case, objects = make_case(tmp_path, files=3, sequences_per_file=17, compress=gzip.compress), Objects(quick(s3.endpoint))
+    case, objects = (
+        make_case(tmp_path, files=3, sequences_per_file=17, compress=gzip.compress),
+        ObjectStore(quick(s3.endpoint)),
+    )
     upload(case.records, "s3://bucket/gzip", objects)
     write("s3://bucket/gzip/part-*", case.plan, tmp_path / "here", a_run(store=objects.settings))
     assert local_contents(tmp_path / "here") == local_contents(case.packed)
@@ -125,7 +128,7 @@ BATCH = 4
 def few(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> PackingCase:
     """A small data set on the disk, and in the bucket."""
     made = make_case(tmp_path_factory.mktemp("case"), files=3, sequences_per_file=17)
-    upload(made.packed, "s3://bucket/cached", Objects(quick(s3.endpoint)))
+    upload(made.packed, "s3://bucket/cached", ObjectStore(quick(s3.endpoint)))
     return made
 
 
@@ -138,8 +141,8 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def stored_source(few: PackingCase, endpoint: str, room: int = 1 << 30, url: str = "s3://bucket/cached"):
-    metadata, store = Metadata.read(few.packed), quick(endpoint)
-    with mirrored(Path(url), store) as folder:
+    metadata, store = RecordMetadata.read(few.packed), quick(endpoint)
+    with mirror_folder(Path(url), store) as folder:
         yield _packed_source(folder, metadata, ShardCache(folder, metadata.shard_table, room, 3))
 
 
@@ -149,7 +152,7 @@ def rows(batches) -> list[bytes]:
 
 def test_a_bucket_is_read_through_the_shards_of_its_streams(few: PackingCase, s3: S3Server) -> None:
     """Equal to a local folder, over epochs, with room for four sets of one stream and the next shard."""
-    metadata = Metadata.read(few.packed)
+    metadata = RecordMetadata.read(few.packed)
     table, batches = metadata.shard_table, 3 * metadata.packs // BATCH
     sizes = {table.name(shard): int(table.bytes[shard]) for shard in range(len(table))}
     local, room = open_source(few.packed), int(np.sort(table.bytes)[-5:].sum())
@@ -175,9 +178,9 @@ def test_two_readers_of_a_shard_fetch_it_once(few: PackingCase, s3: S3Server) ->
 
 
 def test_a_shard_that_is_not_the_one_of_the_metadata_is_refused(few: PackingCase, s3: S3Server) -> None:
-    objects, url = Objects(quick(s3.endpoint)), "s3://bucket/replaced"
+    objects, url = ObjectStore(quick(s3.endpoint)), "s3://bucket/replaced"
     upload(few.packed, url, objects)
-    table = Metadata.read(few.packed).shard_table
+    table = RecordMetadata.read(few.packed).shard_table
     shard, other = (int(number) for number in np.flatnonzero(table.bytes)[:2])
     content = objects.read(f"{url}/{table.name(shard)}")
     with stored_source(few, s3.endpoint, room=1, url=url) as stored:
@@ -199,8 +202,8 @@ def test_a_shard_stays_while_it_is_read_and_then_until_its_room_is_needed(s3: S3
     table = table_of([1] * 4, [10] * 4)
     for number in range(3):
         (tmp_path / table.name(number)).write_bytes(b"0123456789")
-    upload(tmp_path, "s3://bucket/held", Objects(quick(s3.endpoint)))
-    with mirrored(Path("s3://bucket/held"), quick(s3.endpoint)) as folder:
+    upload(tmp_path, "s3://bucket/held", ObjectStore(quick(s3.endpoint)))
+    with mirror_folder(Path("s3://bucket/held"), quick(s3.endpoint)) as folder:
         cache = ShardCache(folder, table, 20, 1)
         here = lambda: sorted(int(path.name[-1]) for path in folder.iterdir())  # noqa: E731
         for number in (0, 0, 1):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
@@ -38,7 +38,7 @@ def mutate(case: PackingCase, out: Path, change: Callable[[Packs], None]) -> Pat
     for shard, part in zip(shards, (packs[:sizes], packs[sizes:]), strict=True):
         data = b"".join(frame(encode_example(row)) for row in part)
         (out / shard.name).write_bytes(data)
-    for group in range(len(Metadata.read(out).shard_table.group_firsts)):
+    for group in range(len(RecordMetadata.read(out).shard_table.group_firsts)):
         mend_sums(out, group)
     return out
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.plan import WritablePlan
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.packs.plan import plan
+from gaudi_bert.packs.plan import plan_packs
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
@@ -65,7 +65,7 @@ def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Pat
 
 def test_a_seed_makes_another_folder_of_the_same_sequences(case: PackingCase, tmp_path: Path) -> None:
     settings = PackingSettings(group_sequences=80, shard_multiple=4, seed=99)
-    plan([case.plan.with_name("histogram.json")], tmp_path / "other.json", settings, a_run())
+    plan_packs([case.plan.with_name("histogram.json")], tmp_path / "other.json", settings, a_run())
     write(case.records, tmp_path / "other.json", tmp_path / "reseeded", a_run())
     assert sequences_in(tmp_path / "reseeded") == sequences_in(case.packed)
     assert contents(tmp_path / "reseeded") != contents(case.packed)
@@ -112,11 +112,11 @@ def test_files_that_are_not_those_of_the_plan_are_named(case: PackingCase, tmp_p
 def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) -> None:
     out = Path(shutil.copytree(case.packed, tmp_path / "packed"))
     counts = case.plan.with_name("histogram.json")
-    plan([counts], tmp_path / "deeper.json", PackingSettings(depth=5, shard_multiple=4), a_run())
+    plan_packs([counts], tmp_path / "deeper.json", PackingSettings(depth=5, shard_multiple=4), a_run())
     with pytest.raises(InputError, match=r"masked_slots: \d+ there, .*--overwrite"):
         write(case.records, tmp_path / "deeper.json", out, a_run())
     write(case.records, tmp_path / "deeper.json", out, a_run(overwrite=True))
-    assert Metadata.read(out).depth == 5
+    assert RecordMetadata.read(out).depth == 5
     assert sequences_in(out) == sequences_in(case.packed)
     with pytest.raises(InputError, match="is the folder of the records"):
         write(case.records, case.plan, case.records, a_run())
@@ -173,7 +173,7 @@ def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingC
 def test_a_group_that_memory_cannot_hold_is_to_be_split(
     case: PackingCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan([case.plan.with_name("histogram.json")], tmp_path / "plan.json", PackingSettings(group_sequences=80), a_run())
+    plan_packs([case.plan.with_name("histogram.json")], tmp_path / "plan.json", PackingSettings(group_sequences=80), a_run())
     monkeypatch.setattr("gaudi_bert.tfrecords.write._available_bytes", lambda: 2000)
     with pytest.raises(InputError, match=f"{case.records}/part-.: group 0, of 2 files, is packed in memory"):
         write(case.records, tmp_path / "plan.json", tmp_path / "packed", a_run())

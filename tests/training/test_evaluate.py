@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gaudi_bert.artefacts.results import StageOutput, to_json
-from gaudi_bert.artefacts.training import EvaluationFigures, TrainingResult
+from gaudi_bert.artefacts.training import EvaluationMetrics, TrainingResult
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.model.config import BertConfig
@@ -27,7 +27,7 @@ PACKS = data.make_packs(29)
 CONFIG = BertConfig(**data.MODEL, vocab_size=data.VOCABULARY, max_position_embeddings=data.LENGTH, initializer_range=0.3)
 
 
-def run(folder: Path, batch_packs: int = 8, loss: Loss = "token") -> EvaluationFigures:
+def run(folder: Path, batch_packs: int = 8, loss: Loss = "token") -> EvaluationMetrics:
     model, source = pretraining_model(CONFIG, 5, loss), open_source(folder)
     return RecordsEvaluation(source, CONFIG, batch_packs).evaluate(model, Communicator())
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gaudi_bert.artefacts.object_store import Objects
+from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster, Json
@@ -169,7 +169,7 @@ def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[
     removed = [f"{kind} {name}" for kind, name in names if cluster.delete(kind, name)]
     if data and settings.kubernetes.store:
         # Delete only the objects below the work folder of this pipeline, and nothing else in the bucket.
-        objects, url = Objects(settings.store), f"{settings.kubernetes.store}/{settings.name}"
+        objects, url = ObjectStore(settings.store), f"{settings.kubernetes.store}/{settings.name}"
         urls = [f"{url}/{name}" for name in objects.list(url)]
         with ThreadPoolExecutor(settings.store.connections) as pool:
             for _ in pool.map(objects.remove, urls):

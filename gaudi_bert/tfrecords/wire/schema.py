@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.plan import WritablePlan
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
@@ -97,7 +97,7 @@ class PackedSchema:
     max_predictions: int
 
     @classmethod
-    def of(cls, sizes: WritablePlan | Metadata) -> PackedSchema:
+    def of(cls, sizes: WritablePlan | RecordMetadata) -> PackedSchema:
         """Return the schema of the packed records that a plan or the metadata of a packed folder describes."""
         return cls(sizes.max_sequence_length, sizes.masked_slots, sizes.depth, sizes.max_predictions)
 

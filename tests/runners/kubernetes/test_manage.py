@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gaudi_bert.artefacts.object_store import Objects
+from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
@@ -180,7 +180,7 @@ def test_a_bucket_is_touched_only_with_data(
     server: FakeApiServer, cluster: Cluster, reporter: Reporter, s3: S3Server
 ) -> None:
     settings = load_pipeline(None, ["kubernetes.store=s3://bucket/cluster", f"store.endpoint_url={s3.endpoint}"])
-    objects = Objects(quick(s3.endpoint))
+    objects = ObjectStore(quick(s3.endpoint))
     before = {"demo/plan.json": b"plan", "demo/packed/train/metadata.json": b"metadata", "demo-2/plan.json": b"another's"}
     for name, content in before.items():
         objects.write(f"s3://bucket/cluster/{name}", content)
