@@ -105,7 +105,7 @@ class Card:
         self.kind, self.rounds = kind, rounds
         engine = load_engine("pytorch")
         self.settings = TrainingSettings(device=kind, seed=1)
-        self.communicator: Communicator = engine.connect(self.settings, {})
+        self.communicator: Communicator = engine.connect_processes(self.settings, {})
         self.device = engine.open_device(self.settings)
         self.engine = engine
 
@@ -158,8 +158,8 @@ class Ours:
     ) -> None:
         spec = ModelSpec(config, PretrainingHead())
         compiled = card.device.compiles if compiled is None else compiled
-        model = card.engine.build(spec, card.device, seed=1, compute_dtype=precision, compiled=compiled)
-        updates = card.engine.updates(model, card.settings, card.communicator, 1)
+        model = card.engine.build_model(spec, card.device, seed=1, compute_dtype=precision, compiled=compiled)
+        updates = card.engine.create_updates(model, card.settings, card.communicator, 1)
         self._step = TrainingStep(updates, card.communicator, card.settings, PretrainingObjective())
         order = TrainingOrder(seed=1, shuffle_packs=4096, rank=card.communicator.rank, size=card.communicator.size)
         self._batches = training_batches(source, config, rows, order)

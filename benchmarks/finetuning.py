@@ -60,9 +60,9 @@ def set_threads(threads: int | None) -> None:
 
 def measure_speed_up(options: argparse.Namespace) -> None:
     """What of the packing factor arrives: an update of the same number of sequences, packed and unpacked, in turn."""
-    from gaudi_bert.engines.tensorflow import prepare_tensorflow
+    from gaudi_bert.engines.tensorflow import set_tensorflow_environment
 
-    prepare_tensorflow()
+    set_tensorflow_environment()
     depth, micro_batch = options.depth, options.micro_batch
     sides = {name: planned(options.data, options.model, options.rows, d) for name, d in (("packed", depth), ("alone", 1))}
     factor = sides["packed"].packing_factor
@@ -99,9 +99,9 @@ class OurTrainer:
     """Our side of `trainer`: an update of about `BATCH` sequences."""
 
     def __init__(self, data: Path, model: Path, rows: int | None, depth: int) -> None:
-        from gaudi_bert.engines.tensorflow import prepare_tensorflow
+        from gaudi_bert.engines.tensorflow import set_tensorflow_environment
 
-        prepare_tensorflow()
+        set_tensorflow_environment()
         planned_data = planned(data, model, rows, depth)
         tuner = Tuner(planned_data, len(emotion_names(data)), 30522, packs_of_batch(planned_data.packing_factor))
         self.run = tuner.run

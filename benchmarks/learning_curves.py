@@ -46,7 +46,7 @@ from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.files import write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TrainingSettings
-from gaudi_bert.engines.tensorflow import prepare_tensorflow
+from gaudi_bert.engines.tensorflow import set_tensorflow_environment
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 QUIET = Reporter(quiet=True)
@@ -212,8 +212,8 @@ def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dic
     dropout = {"hidden_dropout_prob": arm.dropout, "attention_probs_dropout_prob": arm.dropout}
     config = BertConfig(vocab_size=PREPARE.train_vocab, max_position_embeddings=ROW, **dropout, **study.sizes)
     spec = ModelSpec(config, PretrainingHead(settings.loss))
-    model = engine.build(spec, seed=seed, compute_dtype=arm.precision, compiled=True)
-    updates = engine.updates(model, settings, alone, 1)
+    model = engine.build_model(spec, seed=seed, compute_dtype=arm.precision, compiled=True)
+    updates = engine.create_updates(model, settings, alone, 1)
     step = TrainingStep(updates, alone, settings, PretrainingObjective(settings.loss))
     held_out = RecordsEvaluation(open_source(work / "short" / "evaluation"), config, 64, study.held_out)
     order = TrainingOrder(seed=seed, shuffle_packs=settings.shuffle_packs)
@@ -333,7 +333,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="keep data and finished runs here; default: a temporary folder")
     parser.add_argument("--out", type=Path, default=DOCS, help="where the numbers go")
     arguments = parser.parse_args()
-    prepare_tensorflow()
+    set_tensorflow_environment()
     study, arms = (CURVES, VARIANTS) if arguments.what == "curves" else (PAIRED, ARMS)
     arms = {name: replace(arm, seeds=arguments.seeds if arm.seeds == 12 else arm.seeds) for name, arm in arms.items()}
     if arguments.updates is not None:

@@ -46,9 +46,9 @@ def mixes(seed: int = 1) -> dict[str, np.ndarray]:
 
 def compare_mixes(rounds: int, layers: int) -> None:
     """Packed beside unpacked, each batch of the latter padded to its longest, in order of arrival."""
-    from gaudi_bert.engines.tensorflow import prepare_tensorflow
+    from gaudi_bert.engines.tensorflow import set_tensorflow_environment
 
-    prepare_tensorflow()
+    set_tensorflow_environment()
     from gaudi_bert.common.sampling import SampledPacks
     from gaudi_bert.engines.protocol import ModelSpec
     from gaudi_bert.engines.tensorflow import engine
@@ -63,12 +63,12 @@ def compare_mixes(rounds: int, layers: int) -> None:
     random = np.random.default_rng(1)
     weights = {name: random.normal(0, 0.05, spec.shape).astype(np.float32) for name, spec in parameter_specs(config).items()}
     model = ModelSpec(config, VectorHead("mean", normalize=True))
-    embedder = engine.build(model, seed=None, compute_dtype="float32")
-    embedder.load_values({name: weights[name] for name in embedder.shapes()})
+    embedder = engine.build_model(model, seed=None, compute_dtype="float32")
+    embedder.load_values({name: weights[name] for name in embedder.variable_shapes()})
 
     def runner(batch_tokens: int | None = None) -> PackRunner:
         given = {} if batch_tokens is None else {"batch_tokens": batch_tokens}
-        return PackRunner(embedder.outputs, per_token=False, width=config.hidden_size, **given)
+        return PackRunner(embedder.compute_outputs, per_token=False, width=config.hidden_size, **given)
 
     for goal, (name, lengths) in zip(MIX_GOALS, mixes().items(), strict=True):
         offsets = np.concatenate([[0], np.cumsum(lengths)])

@@ -104,9 +104,9 @@ class Packed:
         start, shape = self.planned.start, self.planned.shape_of(-(-self.planned.shape.packs // micro_batches))
         self.data = _PairData(self.planned.sequences, self.planned.paired, self.planned.stream, shape)
         engine, settings = load_engine("pytorch"), TrainingSettings(learning_rate=RATE, warmup_updates=0)
-        network = engine.build(ModelSpec(start.config, self.planned.task.head), seed=None)
+        network = engine.build_model(ModelSpec(start.config, self.planned.task.head), seed=None)
         network.load_values(start.variables)
-        updates = engine.updates(network, settings, Communicator(), shape.micro_batches)
+        updates = engine.create_updates(network, settings, Communicator(), shape.micro_batches)
         objective = _PairObjective(task=self.planned.task, data=self.data)
         self.step = TrainingStep(updates, Communicator(), settings, objective)
 

@@ -129,9 +129,9 @@ class Packed:
         section = FineTuneSettings(batch_sequences=len(lengths), epochs=1, micro_batch_packs=most, seed=1)
         plan = _plan_run(section, data, 1)
         engine = load_engine("pytorch")
-        network = engine.build(ModelSpec(start.config, task.head), seed=None)
+        network = engine.build_model(ModelSpec(start.config, task.head), seed=None)
         network.load_values(start.variables)
-        updates = engine.updates(network, section, alone, plan.accumulation_steps)
+        updates = engine.create_updates(network, section, alone, plan.accumulation_steps)
         self._step, self._name = TrainingStep(updates, alone, section, TaskObjective(task)), data.lengths
         order = TrainingOrder(1, 1)
         batches = task_batches(data, task, plan, 1, order)

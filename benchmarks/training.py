@@ -31,7 +31,7 @@ import numpy as np
 from measuring import InOwnProcess, processor, show, show_processor, timed
 
 from gaudi_bert.config.values import EngineName, Precision
-from gaudi_bert.engines.tensorflow import prepare_tensorflow
+from gaudi_bert.engines.tensorflow import set_tensorflow_environment
 
 SECTIONS = ("speed-up", "transformers", "utilisation", "input")
 PYTORCH_SECTIONS = ("engines", "speed-up", "transformers", "utilisation", "input")
@@ -257,7 +257,7 @@ def main() -> None:
         parser.error("--vendor needs --engine pytorch")
     if unknown := set(arguments.only or ()) - set(sections):
         parser.error(f"--engine {engine} has no section {' '.join(sorted(unknown))}; it has {' '.join(sections)}")
-    prepare_tensorflow()
+    set_tensorflow_environment()
     from training_data import make_records
 
     show_processor()

@@ -84,8 +84,8 @@ class Trainer:
         engine, in_pytorch = load_engine(self.engine), self.engine == "pytorch"
         device = engine.open_device(settings) if in_pytorch else None
         spec = ModelSpec(self.config, PretrainingHead())
-        model = engine.build(spec, device, seed=1, compute_dtype=self.precision, compiled=not in_pytorch)
-        updates = engine.updates(model, settings, self.communicator, 1)
+        model = engine.build_model(spec, device, seed=1, compute_dtype=self.precision, compiled=not in_pytorch)
+        updates = engine.create_updates(model, settings, self.communicator, 1)
         self._step = TrainingStep(updates, self.communicator, settings, PretrainingObjective())
         self._batches = self._read()
 

@@ -136,7 +136,7 @@ def difference_alone(model: Any, head: TaskHead) -> float:
         each["ids"] = tokens[each["ids"] - 5]
     batch, largest, scale = batch_of(packs, head), 0.0, 1e-30
     with torch.no_grad():
-        packed = model.forward(model.tensors(batch), False)
+        packed = model.forward(model.copy_to_device(batch), False)
         for row, pack in enumerate(packs):
             for number, each in enumerate(pack):
                 alone = _logits_of(model.module(input_ids=torch.from_numpy(each["ids"][None])))[0]

@@ -16,35 +16,35 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-_LEAST_WORK = 1 << 22  # multiplications; for smaller products, the overhead of calling oneDNN would dominate
-_PART = 768  # number of terms of a sum that are computed at a time
+_MIN_MULTIPLICATIONS = 1 << 22  # multiplications; for smaller products, the overhead of calling oneDNN would dominate
+_TERMS_PER_PART = 768  # number of terms of a sum that are computed at a time
 _MANY_COLUMNS = 1 << 14  # a product with at least so many columns computes the logits of a vocabulary
-_MOST_ADDED = 1 << 22  # elements of a result that still stay in the cache while its parts are added
-_EAGER = (Tensor, torch.nn.Parameter)
+_MAX_ADDED_ELEMENTS = 1 << 22  # elements of a result that still stay in the cache while its parts are added
+_PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
 def linear(inputs: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute `inputs @ weights.T + bias` for matrices."""
     if is_large_product(inputs, weights.t()):
-        return Product.apply(inputs, weights, bias, True)
+        return LargeProduct.apply(inputs, weights, bias, True)
     return functional.linear(inputs, weights, bias)
 
 
 class _LinearPatch(TorchFunctionMode):
-    """A context in which calls of `torch.nn.functional.linear` call `_linear_layer` instead."""
+    """A context in which calls of `torch.nn.functional.linear` call `_patched_linear` instead."""
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         del types
-        compute = _linear_layer if function is functional.linear else function
+        compute = _patched_linear if function is functional.linear else function
         return compute(*arguments, **(options or {}))
 
 
-def patch_linear() -> TorchFunctionMode:
+def patch_linear_layers() -> TorchFunctionMode:
     """Return a context in which the linear layers of all modules are computed by `linear`."""
     return _LinearPatch()
 
 
-def _linear_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _patched_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute a linear layer for inputs with any number of axes, with `linear` if the product is large."""
     if input.dim() < 2 or not is_large_product(input.flatten(0, -2), weight.t()):
         return functional.linear(input, weight, bias)
@@ -52,16 +52,22 @@ def _linear_layer(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 
 def is_large_product(left: Tensor, right: Tensor) -> bool:
-    """Return whether `left @ right` should be computed by `multiply_large`.
+    """Return whether `left @ right` should be computed by `multiply_large_matrices`.
 
     This is the case for large float32 matrices on a CPU, if this build of PyTorch contains oneDNN.
     """
     work = left.shape[-2] * left.shape[-1] * right.shape[-1]
     wide = left.dtype == right.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return wide and work >= _LEAST_WORK and is_eager(left) and is_eager(right) and has_onednn()
+    return (
+        wide
+        and work >= _MIN_MULTIPLICATIONS
+        and is_plain_cpu_tensor(left)
+        and is_plain_cpu_tensor(right)
+        and onednn_supports()
+    )
 
 
-def has_onednn(dtype: torch.dtype = torch.float32) -> bool:
+def onednn_supports(dtype: torch.dtype = torch.float32) -> bool:
     """Return whether oneDNN can multiply matrices of a dtype here.
 
     PyTorch's interface to the required oneDNN operations is not public, so its existence is checked.
@@ -74,15 +80,15 @@ def has_onednn(dtype: torch.dtype = torch.float32) -> bool:
     return dtype == torch.float32
 
 
-def is_eager(tensor: Tensor) -> bool:
+def is_plain_cpu_tensor(tensor: Tensor) -> bool:
     """Return whether a tensor is an ordinary tensor with data on a CPU, outside of compilation.
 
     Tensors that only trace shapes contain no data.
     """
-    return tensor.device.type == "cpu" and type(tensor) in _EAGER and not torch.compiler.is_compiling()
+    return tensor.device.type == "cpu" and type(tensor) in _PLAIN_TENSORS and not torch.compiler.is_compiling()
 
 
-class Product(torch.autograd.Function):
+class LargeProduct(torch.autograd.Function):
     """Computes `left @ right + bias`, or `left @ right.T + bias` if `transposed`.
 
     The gradient of `right` has the same layout as `right`, and is not a view.
@@ -93,18 +99,23 @@ class Product(torch.autograd.Function):
         """Compute the product."""
         context.save_for_backward(left, right)
         context.transposed = transposed
-        return multiply_large(left, right.t() if transposed else right, bias)
+        return multiply_large_matrices(left, right.t() if transposed else right, bias)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Compute those gradients that are needed."""
         (gradient,), (left, right), needs = gradients, context.saved_tensors, context.needs_input_grad
-        of_left = multiply_large(gradient, right if context.transposed else right.t()) if needs[0] else None
+        left_gradient = multiply_large_matrices(gradient, right if context.transposed else right.t()) if needs[0] else None
         factors = (gradient.t(), left) if context.transposed else (left.t(), gradient)
-        return of_left, multiply_large(*factors) if needs[1] else None, gradient.sum(0) if needs[2] else None, None
+        return (
+            left_gradient,
+            multiply_large_matrices(*factors) if needs[1] else None,
+            gradient.sum(0) if needs[2] else None,
+            None,
+        )
 
 
-def multiply_large(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+def multiply_large_matrices(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute `left @ right + bias` with the faster library, for matrices or, without a bias, for batches of matrices.
 
     If the sums in a product have many terms, the product is computed in parts, with which oneDNN takes up to a sixth less
@@ -113,24 +124,24 @@ def multiply_large(left: Tensor, right: Tensor, bias: Tensor | None = None) -> T
     if torch.backends.cpu.get_cpu_capability() == "AVX2" and right.shape[-1] < _MANY_COLUMNS:
         return torch.matmul(left, right) if bias is None else torch.addmm(bias, left, right)
     if left.dim() == 3:
-        products = [multiply_large(*pair) for pair in zip(left, right, strict=True)]
+        products = [multiply_large_matrices(*pair) for pair in zip(left, right, strict=True)]
         return torch.stack(products) if len(products) > 1 else products[0][None]
-    if left.shape[1] >= 2 * _PART and left.shape[0] * right.shape[1] <= _MOST_ADDED:
-        first, *others = zip(left.split(_PART, 1), right.split(_PART, 0), strict=True)
-        total = multiply_large(*first, bias)
+    if left.shape[1] >= 2 * _TERMS_PER_PART and left.shape[0] * right.shape[1] <= _MAX_ADDED_ELEMENTS:
+        first, *others = zip(left.split(_TERMS_PER_PART, 1), right.split(_TERMS_PER_PART, 0), strict=True)
+        total = multiply_large_matrices(*first, bias)
         for part in others:
-            total.add_(multiply_large(*part))
+            total.add_(multiply_large_matrices(*part))
         return total
-    return multiply_by_onednn(_dense(left), _dense(right).t(), bias)
+    return multiply_with_onednn(_make_contiguous(left), _make_contiguous(right).t(), bias)
 
 
-def multiply_by_onednn(left: Tensor, right_OI: Tensor, bias: Tensor | None) -> Tensor:
+def multiply_with_onednn(left: Tensor, right_OI: Tensor, bias: Tensor | None) -> Tensor:
     """Compute `left @ right.T + bias` with oneDNN."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(left, right_OI, bias, "none", [], "")  # noqa: SLF001
     return result
 
 
-def _dense(matrix: Tensor) -> Tensor:
+def _make_contiguous(matrix: Tensor) -> Tensor:
     """Return a matrix that is contiguous by rows or by columns, copied if necessary.
 
     For matrices with gaps, or expanded from a single number, oneDNN is a thousand times slower.

@@ -38,7 +38,7 @@ from gaudi_bert.encoders.feeding import (
     widen,
 )
 from gaudi_bert.encoders.feeding_trial import alone_bound, feeding_of, packed_batch, try_model
-from gaudi_bert.encoders.matrix_products import patch_linear
+from gaudi_bert.encoders.matrix_products import patch_linear_layers
 from gaudi_bert.encoders.trial import (
     TRIAL_SEED,
     Row,
@@ -161,7 +161,7 @@ class PackedModel:
         if patches and self.module.training:  # recomputed layers must not be patched in only one of the two passes
             names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # in current and older transformers
             patches = not next((getattr(self.module, name) for name in names if hasattr(self.module, name)), False)
-        with patch_linear() if patches else nullcontext():
+        with patch_linear_layers() if patches else nullcontext():
             return cast(Tensor, token_outputs(self._encoder(**inputs)))
 
     def _answers_of_texts(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:

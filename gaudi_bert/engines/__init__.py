@@ -24,7 +24,7 @@ class ChosenEngine(NamedTuple):
     name: EngineName
     reason: str
 
-    def line(self) -> str:
+    def format_choice(self) -> str:
         """Format the choice as a line for the user."""
         return f"engine {self.name}: {self.reason}"
 

@@ -63,11 +63,11 @@ class Communicator:
         """Return the sums of tensors over all processes. This is called inside a TensorFlow graph."""
         return tensors
 
-    def any_true(self, value: bool) -> bool:
+    def is_true_in_any_process(self, value: bool) -> bool:
         """Return whether `value` is true in at least one process. All processes call this together."""
         return bool(self.sum_array(np.array([float(value)]))[0] > 0)
 
-    def from_first(self, make: Callable[[], T]) -> T:
+    def run_on_first(self, make: Callable[[], T]) -> T:
         """Call `make` in the first process, and return its result in every process. All processes call this together."""
         return make()
 
@@ -79,7 +79,7 @@ class Communicator:
         """Wait until every process has called this method."""
         self.sum_array(np.zeros(1))
 
-    def note(self, activity: str, *, slow: bool = False) -> None:
+    def note_activity(self, activity: str, *, slow: bool = False) -> None:
         """Tell the watchdog what this process is doing, which also shows that it makes progress.
 
         Args:
@@ -87,14 +87,14 @@ class Communicator:
             slow: Whether the activity may take longer than usual.
         """
 
-    def note_saved(self, update: int) -> None:
+    def note_saved_update(self, update: int) -> None:
         """Tell the watchdog the number of the last update whose checkpoint is complete."""
 
-    def arrive(self) -> None:
+    def note_waiting(self) -> None:
         """Tell the watchdog that this process has done its part and is about to wait for the others."""
 
     @contextmanager
-    def watched(self, settings: LoopSettings) -> Iterator[Communicator]:
+    def watch_processes(self, settings: LoopSettings) -> Iterator[Communicator]:
         """Watch the other processes during the context, and end this process if another one is lost or hangs.
 
         `watchdog.py` implements this for several processes. The device must already be open.
@@ -139,7 +139,7 @@ class ModelSpec:
     head: Head
 
 
-class Trial(NamedTuple):
+class LossesAndGradients(NamedTuple):
     """The results of one forward and backward pass of a pretraining model without dropout.
 
     Attributes:
@@ -162,7 +162,7 @@ class Model(Protocol):
 
     spec: ModelSpec
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def variable_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the variables by name, in the order in which the forward pass uses them."""
 
     def buffers(self) -> Collection[str]:
@@ -181,23 +181,23 @@ class Model(Protocol):
     def freeze(self) -> None:
         """Give up training and the loading of weights, so that an engine may arrange them for inference.
 
-        Afterwards only `outputs` and `evaluate` may be called.
+        Afterwards only `compute_outputs` and `evaluate_batch` may be called.
         """
 
-    def outputs(self, batch: BatchArrays) -> Float32Array:
+    def compute_outputs(self, batch: BatchArrays) -> Float32Array:
         """Return the outputs of the head for a batch, without dropout. The head must be one that keeps outputs."""
 
-    def evaluate(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
+    def evaluate_batch(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
         """Run the model on a batch without dropout.
 
         Returns:
             The outputs of the head, or None if the head does not keep outputs, and the K sums.
         """
 
-    def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
+    def compute_losses_and_gradients(self, batch: BatchArrays, loss: Loss) -> LossesAndGradients:
         """Compute outputs, losses and gradients of a pretraining model, without dropout."""
 
-    def work(self, batch: BatchArrays) -> float:
+    def run_training_pass(self, batch: BatchArrays) -> float:
         """Do a forward and backward pass with dropout, for timing.
 
         Returns:
@@ -238,14 +238,14 @@ the K sums, and the gradients of the loss with respect to these M arrays. Every 
 """
 
 
-Sums = Callable[[], NDArray[Any]]
+WaitForSums = Callable[[], NDArray[Any]]
 """A function that waits until the device has finished an update, and returns its sums, float32 [K + 1]."""
 
 
 class Updates(Protocol):
-    """Runs the updates of one model with one optimizer. Every process calls `run` at the same time."""
+    """Runs the updates of one model with one optimizer. Every process calls `run_update` at the same time."""
 
-    def run(
+    def run_update(
         self,
         micro_batches: Sequence[BatchArrays],
         seeds_M2: Int32Array,
@@ -253,7 +253,7 @@ class Updates(Protocol):
         scalars: UpdateScalars,
         update: int,
         update_loss: UpdateLoss | None = None,
-    ) -> Sums:
+    ) -> WaitForSums:
         """Do one update: add the gradients of all micro-batches and processes, clip the sum, and apply it.
 
         With an `update_loss`, all micro-batches are first computed without gradients, except for the last one. After the
@@ -274,7 +274,7 @@ class Updates(Protocol):
             process, and the gradient norm over all processes before clipping.
         """
 
-    def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
+    def copy_moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
         """Return a copy of the first and of the second moments, by variable name."""
 
     def load_moments(self, first: WeightArrays, second: WeightArrays) -> None:
@@ -286,7 +286,7 @@ class Engine(Protocol):
 
     NAME: EngineName
 
-    def connect(self, settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
+    def connect_processes(self, settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
         """Connect the processes that a launcher started. Without a launcher, there is only this process.
 
         Args:
@@ -300,7 +300,7 @@ class Engine(Protocol):
         """
 
     def open_device(self, settings: LoopSettings, threads: int | None = None) -> Device:
-        """Open the device that the settings specify. Call this after `connect` and before any model is built.
+        """Open the device that the settings specify. Call this after `connect_processes` and before any model is built.
 
         Args:
             settings: The settings of the training loop.
@@ -310,7 +310,7 @@ class Engine(Protocol):
             InputError: The device is not available, or does not support the settings.
         """
 
-    def build(
+    def build_model(
         self,
         spec: ModelSpec,
         device: Device | None = None,
@@ -331,7 +331,9 @@ class Engine(Protocol):
             compiled: Whether the model is compiled.
         """
 
-    def updates(self, model: Any, settings: LoopSettings, communicator: Communicator, accumulation_steps: int) -> Updates:
+    def create_updates(
+        self, model: Any, settings: LoopSettings, communicator: Communicator, accumulation_steps: int
+    ) -> Updates:
         """Return the updates of a model with the optimizer of the settings, whose moments start at zero.
 
         Args:

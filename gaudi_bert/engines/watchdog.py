@@ -3,9 +3,9 @@
 When a process is killed, its connections break, and the sum for which the other processes wait raises an error. When a
 process is suspended (SIGSTOP), hangs or is cut off from the network, there is no error. Therefore a thread in each process
 checks whether the process itself makes progress. If there is none for `stall_seconds`, the thread ends the process with exit
-code 1 and prints one line that names the process that is lost or silent (`roll_call.py`). Slow work may take three times as
-long. The connection time-outs of Horovod and torch.distributed are also three times as long, so that they do not expire
-first.
+code 1 and prints one line that names the process that is lost or silent (`failure_detector.py`). Slow work may take three
+times as long. The connection time-outs of Horovod and torch.distributed are also three times as long, so that they do not
+expire first.
 
 If the launcher of a process has ended, the process requests a stop, which saves a checkpoint. If it has not ended soon
 after, it is ended.
@@ -31,15 +31,15 @@ import numpy as np
 from gaudi_bert import __version__
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError, shorten
 from gaudi_bert.config.sections import LoopSettings
+from gaudi_bert.engines.failure_detector import FailureDetector, start_failure_detector, summarize_gloo_error
 from gaudi_bert.engines.protocol import Communicator, T
-from gaudi_bert.engines.roll_call import RollCall, describe_error, open_roll_call
 
 # Slow work, such as building a graph or writing a checkpoint, may take longer than `stall_seconds` by this factor.
 SLOW_WORK_FACTOR = 3
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 # A launcher ends all processes as soon as one has ended. Therefore a process waits before it ends, so that the others have
 # time to report the reason.
-_LAST_WORDS_SECONDS = 1.5
+_EXIT_DELAY_SECONDS = 1.5
 # The time that a process has to save a checkpoint and end, after its launcher has ended.
 ORPHAN_SECONDS = 10.0
 
@@ -52,21 +52,21 @@ class Watchdog:
         stall_seconds: The maximum time without progress.
 
     Attributes:
-        roll_call: Calls the other processes. None until the processes have exchanged their addresses.
+        failure_detector: Calls the other processes. None until the processes have exchanged their addresses.
     """
 
     def __init__(self, who: str, stall_seconds: float) -> None:
         self._who, self._stall_seconds = who, stall_seconds
-        self._activity, self._limit = "the beginning", stall_seconds * SLOW_WORK_FACTOR
-        self._moved = time.monotonic()
+        self._activity, self._limit = "the start", stall_seconds * SLOW_WORK_FACTOR
+        self._progressed_at = time.monotonic()
         self._saved, self._waits = 0, False
-        self.roll_call: RollCall | None = None
+        self.failure_detector: FailureDetector | None = None
         # Two threads must not both report why this process ends. The thread that acquires the lock reports the reason, and
         # the other one waits for the end of the process.
-        self._last_word = threading.Lock()
+        self._error_report = threading.Lock()
         self._launcher, self._orphaned = os.getppid(), False
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._watch_progress, name="watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
         self._thread.start()
@@ -74,18 +74,18 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        if self.roll_call is not None:
-            self.roll_call.close()
+        if self.failure_detector is not None:
+            self.failure_detector.close()
 
-    def moved(self) -> None:
+    def note_progress(self) -> None:
         """Note that this process has made progress."""
-        self._moved, self._waits = time.monotonic(), False
+        self._progressed_at, self._waits = time.monotonic(), False
 
-    def arrived(self) -> None:
+    def note_waiting(self) -> None:
         """Note that this process has done its part and waits for the others."""
-        self._moved, self._waits = time.monotonic(), True
+        self._progressed_at, self._waits = time.monotonic(), True
 
-    def note(self, activity: str, slow: bool) -> None:
+    def note_activity(self, activity: str, slow: bool) -> None:
         """Note that this process begins an activity.
 
         Args:
@@ -94,56 +94,60 @@ class Watchdog:
         """
         self._activity = activity
         self._limit = self._stall_seconds * (SLOW_WORK_FACTOR if slow else 1)
-        self.moved()
+        self.note_progress()
 
-    def note_saved(self, update: int) -> None:
+    def note_saved_update(self, update: int) -> None:
         """Note the number of the last update whose checkpoint is complete."""
         self._saved = update
 
-    def describe(self) -> dict[str, Any]:
+    def describe_activity(self) -> dict[str, Any]:
         """Return what this process is doing. Other processes get this as the answer when they call."""
-        return {"waits": self._waits, "activity": self._activity, "seconds": time.monotonic() - self._moved}
+        return {"waits": self._waits, "activity": self._activity, "seconds": time.monotonic() - self._progressed_at}
 
-    def find_reason(self, busy_seconds: float = math.inf) -> str:
-        """Return which other processes are lost, silent or busy. See `RollCall.find_reason`.
+    def find_failure(self, busy_seconds: float = math.inf) -> str:
+        """Return which other processes are lost, silent or busy. See `FailureDetector.find_failure`.
 
         The result is empty if all of them make progress, or if they cannot be called.
         """
-        return "" if self.roll_call is None else self.roll_call.find_reason(busy_seconds)
+        return "" if self.failure_detector is None else self.failure_detector.find_failure(busy_seconds)
 
-    def take_last_word(self) -> None:
+    def claim_error_report(self) -> None:
         """Prevent the thread from ending this process, because the caller reports the reason itself.
 
         If the thread is already ending the process, this call does not return.
         """
-        self._last_word.acquire()
+        self._error_report.acquire()
 
-    def error(self, reason: str) -> FailedError:
+    def abort_error(self, reason: str) -> FailedError:
         """Return the error with which this process ends because of another process."""
-        saved = f"the last saved update is {self._saved}, and " if self._saved else ""
-        return FailedError(f"{self._who} aborts: {reason}, in {self._activity}; {saved}the same command goes on")
+        saved = f"the last saved update is {self._saved}; " if self._saved else ""
+        return FailedError(
+            f"{self._who} aborts during {self._activity}: {reason}; {saved}run the same command again to resume"
+        )
 
-    def _watch(self) -> None:
+    def _watch_progress(self) -> None:
         """Check for progress, for a reason that another process sent, and for the launcher, until the context ends."""
-        while not self._done.wait(_LOOK_SECONDS):
-            waited = time.monotonic() - self._moved
+        while not self._done.wait(_POLL_SECONDS):
+            waited = time.monotonic() - self._progressed_at
             if waited > self._limit:
-                unknown = f"no sign of work for {waited:.0f} s: another process is lost, stopped or asleep, or this one"
-                self._end(self.find_reason(self._stall_seconds / 2) or unknown)
-            if self.roll_call is not None and self.roll_call.reason:
-                self._end(self.roll_call.reason)
+                unknown = (
+                    f"no progress for {waited:.0f} s, because this process or another one is lost, stopped or suspended"
+                )
+                self._report_and_exit(self.find_failure(self._stall_seconds / 2) or unknown)
+            if self.failure_detector is not None and self.failure_detector.reason:
+                self._report_and_exit(self.failure_detector.reason)
             if os.getppid() != self._launcher and not self._orphaned:
                 self._orphaned = True
                 os.kill(os.getpid(), signal.SIGTERM)
-                threading.Timer(ORPHAN_SECONDS, self._end, ["its launcher has ended"]).start()
+                threading.Timer(ORPHAN_SECONDS, self._report_and_exit, ["its launcher has exited"]).start()
 
-    def _end(self, reason: str) -> None:
+    def _report_and_exit(self, reason: str) -> None:
         """Print the reason and end this process with exit code 1, unless the context has already ended."""
-        self._last_word.acquire()
+        self._error_report.acquire()
         if self._done.is_set():
             return
-        print(f"error: {self.error(reason)}", file=sys.stderr, flush=True)  # noqa: T201 - nothing else can report it before the process exits
-        time.sleep(_LAST_WORDS_SECONDS)
+        print(f"error: {self.abort_error(reason)}", file=sys.stderr, flush=True)  # noqa: T201 - nothing else can report it before the process exits
+        time.sleep(_EXIT_DELAY_SECONDS)
         os._exit(FailedError.exit_code)
 
 
@@ -152,7 +156,7 @@ class ConnectedProcess(Communicator):
     """The communicator of a run with several processes. The subclasses in the engines exchange arrays.
 
     Attributes:
-        watchdog: Watches this process. Until `watched` is entered, it does nothing.
+        watchdog: Watches this process. Until `watch_processes` is entered, it does nothing.
         facts: Values that must be equal in all processes. They are compared before the training begins.
     """
 
@@ -162,11 +166,11 @@ class ConnectedProcess(Communicator):
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size}"
 
-    def from_first(self, make: Callable[[], T]) -> T:
+    def run_on_first(self, make: Callable[[], T]) -> T:
         """Call `make` in the first process only, and return its result in every process."""
-        return self._from_rank(0, make)
+        return self._run_on_rank(0, make)
 
-    def _from_rank(self, rank: int, make: Callable[[], T]) -> T:
+    def _run_on_rank(self, rank: int, make: Callable[[], T]) -> T:
         """Call `make` in one process only, and return its result in every process."""
         content = np.frombuffer(pickle.dumps(make()) if self.rank == rank else b"", np.uint8)
         size = int(self.sum_array(np.array([len(content)]))[0])
@@ -174,14 +178,14 @@ class ConnectedProcess(Communicator):
         value: T = pickle.loads(shared.astype(np.uint8).tobytes())
         return value
 
-    def compare(self) -> None:
+    def check_equal_facts(self) -> None:
         """Check that the `facts` of all processes are equal to those of rank 0.
 
         Raises:
             InputError: A value differs. All processes raise the same error, about the first process that differs.
         """
         host = socket.gethostname()
-        first_host, first = self.from_first(lambda: (host, dict(self.facts)))
+        first_host, first = self.run_on_first(lambda: (host, dict(self.facts)))
         names = [name for name, value in first.items() if self.facts.get(name) != value]
         differs = np.zeros(self.size)
         differs[self.rank] = bool(names)
@@ -190,26 +194,26 @@ class ConnectedProcess(Communicator):
         def difference() -> str:
             """Describe the first value of this process that differs from that of rank 0."""
             own, right = (shorten(str(each.get(names[0]))) for each in (self.facts, first))
-            return f"rank {self.rank} ({host}) has {names[0]} = {own}, rank 0 ({first_host}) has {right}"
+            return f"{names[0]} is {own} in rank {self.rank} ({host}), but {right} in rank 0 ({first_host})"
 
         if differs.any():
-            reported = self._from_rank(int(differs.argmax()), difference)
+            reported = self._run_on_rank(int(differs.argmax()), difference)
             raise InputError(f"{reported}; start all ranks with the same version, settings, model and data")
 
-    def note(self, activity: str, *, slow: bool = False) -> None:
+    def note_activity(self, activity: str, *, slow: bool = False) -> None:
         """Tell the watchdog what this process is doing."""
-        self.watchdog.note(activity, slow)
+        self.watchdog.note_activity(activity, slow)
 
-    def note_saved(self, update: int) -> None:
+    def note_saved_update(self, update: int) -> None:
         """Tell the watchdog the number of the last update whose checkpoint is complete."""
-        self.watchdog.note_saved(update)
+        self.watchdog.note_saved_update(update)
 
-    def arrive(self) -> None:
+    def note_waiting(self) -> None:
         """Tell the watchdog that this process is about to wait for the others."""
-        self.watchdog.arrived()
+        self.watchdog.note_waiting()
 
     @contextmanager
-    def watched(self, settings: LoopSettings) -> Iterator[Communicator]:
+    def watch_processes(self, settings: LoopSettings) -> Iterator[Communicator]:
         """Watch this process during the context, which all processes enter and leave at the same time.
 
         Yields:
@@ -222,25 +226,25 @@ class ConnectedProcess(Communicator):
         with Watchdog(str(self), settings.stall_seconds) as watchdog:
             own = replace(self, watchdog=watchdog)
             try:
-                own.compare()
-                watchdog.roll_call = open_roll_call(own, watchdog.describe)
+                own.check_equal_facts()
+                watchdog.failure_detector = start_failure_detector(own, watchdog.describe_activity)
                 yield own
                 own.barrier()
             except StoppedError:  # raised by all processes after the same update
-                _outlive_the_launcher()
+                _ignore_sigterm()
                 with suppress(*self.errors):
                     own.barrier()
                 raise
             except (GaudiBertError, KeyboardInterrupt):
-                _outlive_the_launcher()
+                _ignore_sigterm()
                 raise
             except self.errors as error:  # another process did not take part in a sum
-                watchdog.take_last_word()
-                _outlive_the_launcher()
-                raise watchdog.error(watchdog.find_reason() or describe_error(error)) from error
+                watchdog.claim_error_report()
+                _ignore_sigterm()
+                raise watchdog.abort_error(watchdog.find_failure() or summarize_gloo_error(error)) from error
 
 
-def _outlive_the_launcher() -> None:
+def _ignore_sigterm() -> None:
     """Ignore SIGTERM, so that this process can still report why it ends.
 
     Launchers terminate all other processes as soon as one process has ended.
@@ -249,7 +253,7 @@ def _outlive_the_launcher() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def shared_facts(settings: LoopSettings, facts: Mapping[str, Any]) -> dict[str, Any]:
+def facts_to_compare(settings: LoopSettings, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that must be equal in all processes of a run, by name.
 
     Args:

@@ -192,7 +192,7 @@ class _RecordsJob(Job[TrainingResult]):
 
     def _measure_speedup(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> None:
         """Measure how many times more sequences per second the model trains on when they are packed."""
-        run.communicator.note("measuring the speed-up", slow=True)
+        run.communicator.note_activity("measuring the speed-up", slow=True)
         run.reporter.say("train: measuring how much faster packs are than padded rows")
         settings, communicator = plan.settings, run.communicator
         order = TrainingOrder(settings.seed, settings.shuffle_packs, communicator.rank, communicator.size)
@@ -205,7 +205,7 @@ class _RecordsJob(Job[TrainingResult]):
         def seconds(inputs: BatchArrays) -> float:
             """Return the time of a forward and backward pass in seconds."""
             started = clock()
-            model.work(inputs)
+            model.run_training_pass(inputs)
             return clock() - started
 
         pairs = [(seconds(packed), seconds(unpacked)) for _ in range(_PAIRS + 1)]

@@ -338,7 +338,7 @@ class FineTuneJob(Job[FineTuning]):
     def finish(self, loop: TrainingLoop) -> FineTuning:
         """Load the best weights, evaluate them once more, and write the model and its predictions."""
         model, communicator, out, start = loop.model, loop.context.communicator, self._out, self._start
-        best = communicator.from_first(lambda: BestCheckpoint.read_if_present(out / BEST_NAME))
+        best = communicator.run_on_first(lambda: BestCheckpoint.read_if_present(out / BEST_NAME))
         if best is not None and communicator.is_first:
             model.load_values(read_checkpoint(find_checkpoint(out / "best")).variables)
         if communicator.size > 1:

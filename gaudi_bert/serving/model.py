@@ -99,7 +99,7 @@ class ServedModel:
         Returns:
             float32 [rows, texts per row, C], or [rows, slots, C] if `is_per_token`. C is the `width`.
         """
-        return self.model.outputs(batch)
+        return self.model.compute_outputs(batch)
 
     def cuts_left(self, direction: str | None) -> bool:
         """Return whether texts that are too long are cut at their beginning.
@@ -176,7 +176,7 @@ class ServedModel:
 
     def _checked(self, sequences: Sequences) -> Sequences:
         """Return the sequences, after the model has checked that it can compute them together with other texts."""
-        self.model.checked({"input_ids": sequences.input_ids})
+        self.model.prepare_batch({"input_ids": sequences.input_ids})
         return sequences
 
     def encode(self, text: str, special: bool) -> Any:

@@ -32,7 +32,7 @@ def measure_bfloat16_shares() -> dict[str, float]:
 def build_frozen_model(compute_dtype: ComputeDtype) -> Model:
     """Return a small frozen BERT. Its weights are random, but the same in every call."""
     spec = ModelSpec(_CONFIG, VectorHead("mean", normalize=True))
-    model = load_engine("pytorch").build(spec, seed=1, compute_dtype=compute_dtype)
+    model = load_engine("pytorch").build_model(spec, seed=1, compute_dtype=compute_dtype)
     model.freeze()
     return model
 
@@ -52,11 +52,11 @@ def _measure_share(models: dict[ComputeDtype, Model], batch: BatchArrays) -> flo
     """Return the shortest time of the batch in bfloat16, divided by the shortest time in float32."""
     shortest = dict.fromkeys(models, np.inf)
     for model in models.values():
-        model.outputs(batch)  # not timed, because the first batch also allocates memory
+        model.compute_outputs(batch)  # not timed, because the first batch also allocates memory
     end = time.perf_counter() + _SECONDS
     while time.perf_counter() < end:
         for kind, model in models.items():
             begun = time.perf_counter()
-            model.outputs(batch)
+            model.compute_outputs(batch)
             shortest[kind] = min(shortest[kind], time.perf_counter() - begun)
     return float(shortest["bfloat16"] / shortest["float32"])

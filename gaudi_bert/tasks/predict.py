@@ -252,7 +252,7 @@ def _load(
     with _with_a_way_on(path):
         device, precision, notes = _open_device(engine, options)
         compiled = device.compiles if options.compile is None else options.compile
-        model = engine.build(ModelSpec(start.config, head), device, seed=None, compiled=compiled)
+        model = engine.build_model(ModelSpec(start.config, head), device, seed=None, compiled=compiled)
         model.load_values(start.variables)
         if isinstance(start.config, EncoderConfig):
             cast("TorchEncoder", model).check_packs()
@@ -266,7 +266,7 @@ def _load(
         max_row_length=None if isinstance(start.config, BertConfig) else positions,
     )
     incomplete: IncompleteBatch = "filled" if one_shape else "single" if engine.NAME == "tensorflow" else "smaller"
-    runner = PackRunner(model.outputs, head.predicts_per_token, width, incomplete=incomplete)
+    runner = PackRunner(model.compute_outputs, head.predicts_per_token, width, incomplete=incomplete)
     return LoadedModel(path, tokenizer, longest, positions, start.identity, plan, runner, model, precision, notes)
 
 

@@ -345,7 +345,7 @@ def resume_run(
             f"{checkpoints}: holds a position in the order {short_repr(progress.get('order'))}, this edition reads in "
             f"the order {ORDER_VERSION}; train again with --overwrite"
         )
-    shapes, buffers = model.shapes(), model.buffers()
+    shapes, buffers = model.variable_shapes(), model.buffers()
     trained = {name: shape for name, shape in shapes.items() if name not in buffers}
     moments = (checkpoint.first_moments, checkpoint.second_moments)
     for needed, values in ((shapes, checkpoint.variables), *((trained, each) for each in moments)):
@@ -396,5 +396,5 @@ def share_state(progress: Progress, model: Model, updates: Updates, communicator
     first = communicator.is_first
     shared = communicator.sum_array(np.array(astuple(progress) if first else astuple(Progress()), np.float64))
     model.load_values(communicator.broadcast(model.values()))
-    updates.load_moments(*(communicator.broadcast(moments) for moments in updates.moments()))
+    updates.load_moments(*(communicator.broadcast(moments) for moments in updates.copy_moments()))
     return Progress(*(int(value) for value in shared))

@@ -89,23 +89,23 @@ def _evaluate_once(
     chosen = choose_engine(requested, key="--engine")
     engine = load_engine(chosen.name)
     inputs = {"checkpoint": checkpoint_identity(file), "data": [source.identity for source in sources]}
-    communicator = engine.connect(TrainingSettings(), inputs)
+    communicator = engine.connect_processes(TrainingSettings(), inputs)
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
     stored = read_checkpoint(file)
     if not {"model", "training"} <= stored.settings.keys():
         raise InputError(f"{file}: holds no model and training settings; use a checkpoint that `train` wrote")
     settings = section_from_mapping(TrainingSettings, stored.settings["training"], str(file))
-    reporter.say(f"evaluate: {chosen.line()}")
+    reporter.say(f"evaluate: {chosen.format_choice()}")
     # Always compute in float32, also if the model was trained in another precision or on another device.
     device = engine.open_device(settings.model_copy(update={"device": "auto", "precision": "float32"}), settings.threads)
-    with communicator.watched(settings) as watched:
+    with communicator.watch_processes(settings) as watched:
         # A file with the metrics of another checkpoint or other data is replaced even without --overwrite.
         signature = Signature("evaluate", {}, inputs)
-        if out is not None and watched.from_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
+        if out is not None and watched.run_on_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
             reporter.say(f"{format_path(out)}: already evaluated, nothing to do")
-            return StageOutput(watched.from_first(lambda: EvaluationResult.read(out)), skipped=True)
+            return StageOutput(watched.run_on_first(lambda: EvaluationResult.read(out)), skipped=True)
         config = BertConfig.from_json(stored.settings["model"])
-        model = engine.build(ModelSpec(config, PretrainingHead(settings.loss)), device, seed=None)
+        model = engine.build_model(ModelSpec(config, PretrainingHead(settings.loss)), device, seed=None)
         model.load_values(stored.variables)
         model.freeze()
         evaluations = []
@@ -193,8 +193,8 @@ class EvaluationSet(ABC, Generic[E]):
         """
         totals, outputs = np.zeros(self.sums, np.float64), self.outputs()
         for number, (batch, scatter) in enumerate(self.batches(communicator.rank, communicator.size)):
-            communicator.note("an evaluation", slow=number == 0)
-            values, sums = model.evaluate(batch)
+            communicator.note_activity("an evaluation", slow=number == 0)
+            values, sums = model.evaluate_batch(batch)
             totals += np.concatenate([sums.astype(np.float64), self.counted(batch)])
             if outputs is not None and values is not None and scatter is not None:
                 scatter(values, outputs)

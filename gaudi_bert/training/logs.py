@@ -59,7 +59,7 @@ class MetricsWriter:
             board.mkdir(parents=True, exist_ok=True)
             name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}"
             self._lines, self._events = open(self.path, "ab"), open(board / name, "ab")  # noqa: SIM115 - see __exit__
-        self._append(self._events, frame(_time(now) + _message(3, _VERSION)))
+        self._append_and_flush(self._events, frame(_encode_time(now) + _encode_field(3, _VERSION)))
 
     def write(self, kind: str, update: int, values: Mapping[str, float]) -> None:
         """Write one report to both files.
@@ -70,14 +70,16 @@ class MetricsWriter:
             values: The metrics by name.
         """
         line: dict[str, Any] = {"update": update, "kind": kind, **values}
-        self._append(self._lines, json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._append_and_flush(self._lines, json.dumps(line, allow_nan=False).encode() + b"\n")
         summary = b"".join(
-            _message(1, _message(1, f"{kind}/{name}".encode()) + b"\x15" + struct.pack("<f", value))
+            _encode_field(1, _encode_field(1, f"{kind}/{name}".encode()) + b"\x15" + struct.pack("<f", value))
             for name, value in values.items()
         )
-        self._append(self._events, frame(_time(time.time()) + b"\x10" + _varint(update) + _message(5, summary)))
+        self._append_and_flush(
+            self._events, frame(_encode_time(time.time()) + b"\x10" + _encode_varint(update) + _encode_field(5, summary))
+        )
 
-    def _append(self, handle: BinaryIO, content: bytes) -> None:
+    def _append_and_flush(self, handle: BinaryIO, content: bytes) -> None:
         """Append bytes to an open file, and flush it."""
         with explain_os_errors(self.path, "write"):
             handle.write(content)
@@ -100,17 +102,17 @@ class MetricsWriter:
 _VERSION = b"brain.Event:2"
 
 
-def _time(seconds: float) -> bytes:
+def _encode_time(seconds: float) -> bytes:
     """Encode field 1 of an Event, the time in seconds."""
     return b"\x09" + struct.pack("<d", seconds)
 
 
-def _message(field: int, content: bytes) -> bytes:
+def _encode_field(field: int, content: bytes) -> bytes:
     """Encode a field that contains a string, bytes or a nested message."""
-    return bytes([field << 3 | 2]) + _varint(len(content)) + content
+    return bytes([field << 3 | 2]) + _encode_varint(len(content)) + content
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     """Encode a non-negative integer as a protocol buffer varint."""
     groups = []
     while number > 0x7F:
@@ -174,9 +176,9 @@ class MlperfLog:
             (keys.SUBMISSION_STATUS, keys.ONPREM),
         ):
             self._log.event(key, value)
-        self._describe(plan, source, config)
+        self._log_hyperparameters(plan, source, config)
 
-    def _describe(self, plan: RunPlan, source: DataSource, config: BertConfig) -> None:
+    def _log_hyperparameters(self, plan: RunPlan, source: DataSource, config: BertConfig) -> None:
         """Log the hyperparameters and, if the data states it, the number of training sequences."""
         settings, keys = plan.settings, self._keys
         values: Mapping[str, Any] = {
@@ -205,18 +207,18 @@ class MlperfLog:
     def __enter__(self) -> MlperfLog:
         return self
 
-    def begins(self, sequences: int) -> None:
+    def log_run_start(self, sequences: int) -> None:
         """Log that initialization has ended and that the timed run begins after `sequences` sequences."""
         self._log.end(self._keys.INIT_STOP)
         self._log.start(self._keys.RUN_START)
-        self._open_block(sequences)
+        self._log_block_start(sequences)
 
-    def evaluation_begins(self, sequences: int) -> None:
+    def log_evaluation_start(self, sequences: int) -> None:
         """Log that a training block ends and an evaluation begins, after `sequences` sequences."""
-        self._close_block()
-        self._log.start(self._keys.EVAL_START, metadata=_position(sequences))
+        self._log_block_end()
+        self._log.start(self._keys.EVAL_START, metadata=_position_metadata(sequences))
 
-    def evaluation_ends(self, sequences: int, masked_lm_accuracy: float, evaluated: int, finished: bool) -> None:
+    def log_evaluation_end(self, sequences: int, masked_lm_accuracy: float, evaluated: int, finished: bool) -> None:
         """Log the result of an evaluation. Unless the run is finished, also log that the next training block begins.
 
         Args:
@@ -228,36 +230,36 @@ class MlperfLog:
         if not self._eval_samples_logged:
             self._log.event(self._keys.EVAL_SAMPLES, evaluated)
             self._eval_samples_logged = True
-        self._log.event(self._keys.EVAL_ACCURACY, masked_lm_accuracy, metadata=_position(sequences))
-        self._log.end(self._keys.EVAL_STOP, metadata=_position(sequences))
+        self._log.event(self._keys.EVAL_ACCURACY, masked_lm_accuracy, metadata=_position_metadata(sequences))
+        self._log.end(self._keys.EVAL_STOP, metadata=_position_metadata(sequences))
         self._reached = finished
         if not finished:
-            self._open_block(sequences)
+            self._log_block_start(sequences)
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._close_block()
+        self._log_block_end()
         keys = self._keys
         status = keys.SUCCESS if self._reached and kind is None else keys.ABORTED
         self._log.end(keys.RUN_STOP, metadata={keys.STATUS: status})
         self._handler.close()
 
-    def _open_block(self, sequences: int) -> None:
+    def _log_block_start(self, sequences: int) -> None:
         """Log that a training block begins."""
         self._block_start = sequences
-        self._log.start(self._keys.BLOCK_START, metadata=_block(sequences))
+        self._log.start(self._keys.BLOCK_START, metadata=_block_metadata(sequences))
 
-    def _close_block(self) -> None:
+    def _log_block_end(self) -> None:
         """Log that the current training block ends, if there is one."""
         if self._block_start is not None:
-            self._log.end(self._keys.BLOCK_STOP, metadata=_block(self._block_start))
+            self._log.end(self._keys.BLOCK_STOP, metadata=_block_metadata(self._block_start))
             self._block_start = None
 
 
-def _position(sequences: int) -> dict[str, int]:
+def _position_metadata(sequences: int) -> dict[str, int]:
     """Return the log metadata of a position in the run."""
     return {"epoch_num": sequences, "samples_count": sequences}
 
 
-def _block(sequences: int) -> dict[str, int]:
+def _block_metadata(sequences: int) -> dict[str, int]:
     """Return the log metadata of a training block that begins after `sequences` sequences."""
     return {"first_epoch_num": sequences, "epoch_count": 1, "samples_count": sequences}

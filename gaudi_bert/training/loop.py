@@ -70,7 +70,7 @@ class RunContext(Generic[R]):
 
     def finish(self, own_result: R) -> R:
         """Write the result of the first process, and return it in every process."""
-        result = self.communicator.from_first(lambda: own_result)
+        result = self.communicator.run_on_first(lambda: own_result)
         if self.communicator.is_first:
             publish_files(self.folder)
             result.write(self.result_path)
@@ -127,7 +127,7 @@ class TrainingLoop:
             FailedError: A loss or gradient is not finite.
         """
         context, first_update, updates = self.context, self.progress.update, self._settings.updates
-        context.communicator.note_saved(first_update)
+        context.communicator.note_saved_update(first_update)
         if first_update:
             context.reporter.say(f"{self._stage}: resuming after update {first_update}")
         with ExitStack() as stack:
@@ -135,20 +135,20 @@ class TrainingLoop:
             if context.communicator.is_first:
                 self._metrics = stack.enter_context(MetricsWriter(context.folder, first_update))
             if self.mlperf_log is not None:
-                stack.enter_context(self.mlperf_log).begins(self.progress.sequences)
+                stack.enter_context(self.mlperf_log).log_run_start(self.progress.sequences)
             # The run may have been stopped or killed between an update and its evaluation, which is then done first.
             is_due = self.evaluates_first and first_update == 0
             if self._metrics is not None and first_update:
                 at_interval = first_update % self._settings.evaluate_every_updates == 0
                 is_missing = first_update not in self._metrics.evaluated_updates
                 is_due = first_update == updates or (at_interval and is_missing)
-            if self.held_out is not None and context.communicator.any_true(is_due):
+            if self.held_out is not None and context.communicator.is_true_in_any_process(is_due):
                 self._evaluate(self.held_out)
             task = stack.enter_context(context.reporter.task(self._stage, updates, "updates"))
             task.count_from_now(first_update)
             while not self._is_finished:
                 self._update(task)
-                self._after_update(context.communicator.any_true(is_stopping()))
+                self._after_update(context.communicator.is_true_in_any_process(is_stopping()))
 
     @property
     def _is_finished(self) -> bool:
@@ -180,7 +180,7 @@ class TrainingLoop:
     def _update(self, task: Task) -> None:
         """Do one update, and advance the progress bar and the position."""
         context, update = self.context, self.progress.update + 1
-        context.communicator.note(f"update {update}", slow=self._is_cold)
+        context.communicator.note_activity(f"update {update}", slow=self._is_cold)
         self._interval.begin()
         batches = list(islice(self.batches, len(self.plan.micro_batches_of(update))))
         sums = self.step.run(batches, update, learning_rate_at(update, self._settings))
@@ -202,7 +202,9 @@ class TrainingLoop:
             StoppedError: A stop is requested, and the run is not finished.
         """
         settings, update = self._settings, self.progress.update
-        self.context.communicator.note_saved(self._saved)  # saved for certain: the first process saves before it goes on
+        self.context.communicator.note_saved_update(
+            self._saved
+        )  # saved for certain: the first process saves before it goes on
         last = update == settings.updates
         evaluates = last or (not stopping and update % settings.evaluate_every_updates == 0)
         saves = last or stopping or update % settings.save_every_updates == 0
@@ -244,12 +246,12 @@ class TrainingLoop:
         """Evaluate the model and log the metrics. Every process does this at the same time."""
         log, sequences = self.mlperf_log, self.progress.sequences
         if log is not None:
-            log.evaluation_begins(sequences)
+            log.log_evaluation_start(sequences)
         self.evaluation = held_out.evaluate(self.model, self.context.communicator)
         update, target = self.progress.update, self._settings.target_masked_lm_accuracy
         succeeded = self._is_finished if target is None else self.reached_target
         if log is not None:
-            log.evaluation_ends(sequences, self.evaluation.accuracy, self.evaluation.sequences, succeeded)
+            log.log_evaluation_end(sequences, self.evaluation.accuracy, self.evaluation.sequences, succeeded)
         if self.evaluated is not None:
             self.evaluated(update, self.evaluation)
         if self._metrics is not None and update not in self._metrics.evaluated_updates:
@@ -268,8 +270,8 @@ class TrainingLoop:
         self._saved = progress.update
         if not context.communicator.is_first:
             return
-        context.communicator.note(f"the checkpoint of update {progress.update}", slow=True)
-        first_moments, second_moments = self.step.updates.moments()
+        context.communicator.note_activity(f"the checkpoint of update {progress.update}", slow=True)
+        first_moments, second_moments = self.step.updates.copy_moments()
         checkpoint = Checkpoint(
             update=progress.update,
             variables=self.model.values(),
@@ -288,7 +290,7 @@ class TrainingLoop:
         # are uploaded first.
         publish_files(context.folder)
         write_checkpoint(context.checkpoints, checkpoint)
-        context.communicator.note_saved(self._saved)
+        context.communicator.note_saved_update(self._saved)
         remove_old_checkpoints(context.checkpoints, self._settings.keep_checkpoints)
 
 

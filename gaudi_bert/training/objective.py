@@ -23,7 +23,7 @@ from gaudi_bert.common.arrays import AnyArray, BatchArrays, FloatArray, Int32Arr
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import format_rate, format_seconds
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
-from gaudi_bert.engines.protocol import Communicator, Sums, UpdateLoss, Updates, UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, UpdateLoss, Updates, UpdateScalars, WaitForSums
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.training.input import Batch, DataSource
@@ -237,7 +237,7 @@ class TrainingStep:
     objective: Objective
     denominators: LossDenominators = GLOBAL
 
-    def run(self, micro_batches: Sequence[BatchArrays], update: int, learning_rate: float) -> Sums:
+    def run(self, micro_batches: Sequence[BatchArrays], update: int, learning_rate: float) -> WaitForSums:
         """Do one update. Every process calls this at the same time.
 
         Args:
@@ -257,7 +257,7 @@ class TrainingStep:
         corrections = (1.0 / (1.0 - beta**update) for beta in (self.settings.beta_1, self.settings.beta_2))
         scalars = UpdateScalars(learning_rate, *corrections)
         update_loss = self.objective.update_loss(micro_batches, update, self.communicator)
-        return self.updates.run(micro_batches, seeds_M2, factors_M2, scalars, update, update_loss)
+        return self.updates.run_update(micro_batches, seeds_M2, factors_M2, scalars, update, update_loss)
 
 
 # --- The interval since the last report: loss sums, work done, and time
@@ -331,7 +331,7 @@ class Interval:
     has_cold_start: bool
     section: str = "training"
     clock: Callable[[], float] = time.perf_counter
-    _sums: list[Sums] = field(default_factory=list)
+    _sums: list[WaitForSums] = field(default_factory=list)
     _work: list[tuple[int, int, int, int]] = field(default_factory=list)
     _began: float | None = None
 
@@ -343,7 +343,7 @@ class Interval:
             self._sums[0]()  # wait until the device has finished the first update
             self._began = self.clock()
 
-    def add(self, sums: Sums, batches: list[Batch]) -> None:
+    def add(self, sums: WaitForSums, batches: list[Batch]) -> None:
         """Add an update to the interval.
 
         Args:

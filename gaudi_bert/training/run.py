@@ -182,7 +182,7 @@ def run_job(job: Job[R], settings: PipelineSettings, out: Path, **options: Unpac
         if dry_run and processes == 1:  # without a launcher, plan for the number of processes in the settings
             processes = settings.resources.workers * settings.resources.processes_per_worker
         prefix = "" if dry_run else f"{'train' if job.section.section_name == 'training' else 'finetune'}: "
-        reporter.say(f"{prefix}{chosen.line()}")  # first, because what follows takes seconds to load
+        reporter.say(f"{prefix}{chosen.format_choice()}")  # first, because what follows takes seconds to load
         prepared = job.prepare(processes, reporter)
         plan, signature, result_path = prepared.plan, prepared.signature, folder / job.result_name
         if plan.settings.target_masked_lm_accuracy is not None and prepared.evaluation is None:
@@ -197,7 +197,7 @@ def run_job(job: Job[R], settings: PipelineSettings, out: Path, **options: Unpac
         if dry_run:
             return plan
         engine = load_engine(chosen.name)
-        communicator = engine.connect(job.section, signature.facts())
+        communicator = engine.connect_processes(job.section, signature.facts())
         opened = _run_folder(
             job, folder, signature, settings, engine, communicator, reporter, resume=resume, overwrite=overwrite
         )
@@ -214,8 +214,8 @@ def _train(job: Job[R], prepared: Prepared, run: RunContext[R]) -> R:
         begun = job.prepare(run.begun_by, Reporter(quiet=True)).plan
         plan = replace(begun, processes=plan.processes, begun_by=run.begun_by)
     settings = plan.settings
-    model = run.engine.build(prepared.spec, run.device, seed=settings.seed, compiled=run.compiled)
-    updates = run.engine.updates(model, settings, communicator, plan.accumulation_steps)
+    model = run.engine.build_model(prepared.spec, run.device, seed=settings.seed, compiled=run.compiled)
+    updates = run.engine.create_updates(model, settings, communicator, plan.accumulation_steps)
     step = TrainingStep(updates, communicator, settings, prepared.objective, prepared.denominators)
     mlperf_log = job.begin(run, plan, model)
     progress = Progress()
@@ -309,20 +309,20 @@ def _run_folder(
     if threads is None and communicator.local_size > 1:  # divide the cores among the processes of a host
         threads = max(1, usable_cores() // communicator.local_size)
     device = engine.open_device(section, threads)
-    with communicator.watched(section) as watched, ExitStack() as stack:
+    with communicator.watch_processes(section) as watched, ExitStack() as stack:
         # Locking would fail if a finished folder is read-only, so check for a result before locking.
-        is_done = watched.from_first(lambda: not overwrite and is_artefact_finished(folder, result_path, signature))
+        is_done = watched.run_on_first(lambda: not overwrite and is_artefact_finished(folder, result_path, signature))
         if not is_done:
-            watched.from_first(lambda: check_output_place(folder, result_path, signature.stage, overwrite))
+            watched.run_on_first(lambda: check_output_place(folder, result_path, signature.stage, overwrite))
             if watched.is_first:
                 stack.enter_context(exclusive_lock(folder, str(folder)))
             named = section.model_copy(update={"engine": engine.NAME})
             stored = settings.model_copy(update={section.section_name: named})
-            is_done = watched.from_first(lambda: _begin(result_path, signature, stored, reporter, resume, overwrite))
+            is_done = watched.run_on_first(lambda: _begin(result_path, signature, stored, reporter, resume, overwrite))
         context = RunContext[R](folder, result_path, engine, watched, reporter, device, signature)
         if is_done:
             reporter.say(_nothing_to_do(folder, signature))
-            yield replace(context, stored=watched.from_first(lambda: job.result_type.read(result_path)))
+            yield replace(context, stored=watched.run_on_first(lambda: job.result_type.read(result_path)))
             return
         others = f", {watched.size} processes" if watched.size > 1 else ""
         reporter.say(f"{signature.stage}: on {device.description}{others}")
@@ -333,7 +333,7 @@ def _run_folder(
             stack.enter_context(redirect_native_output(folder / log))
         # Compiled dropout draws other masks, and another number of processes would divide the packs differently. Therefore
         # a resumed run continues with the choices with which it began.
-        begun = watched.from_first(lambda: beginning_of(context.checkpoints))
+        begun = watched.run_on_first(lambda: beginning_of(context.checkpoints))
         begun_by, compiled = begun or (watched.size, device.compiles)
         if compiled and not device.compiles:
             reporter.say("note: the run began with a compiled step, and here it is not; dropout masks differ from now on")

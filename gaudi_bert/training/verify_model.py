@@ -109,8 +109,11 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
                 raise InputError(f"{weights}: holds no model settings; use a checkpoint that `train` wrote")
             config, values = BertConfig.from_json(stored.settings["model"]), stored.variables
     chosen = choose_engine(engine, key="--engine")
-    reporter.say(f"verify-model: {chosen.line()}")
-    build, batch = partial(load_engine(chosen.name).build, ModelSpec(config, PretrainingHead()), seed=_SEED), _packs(config)
+    reporter.say(f"verify-model: {chosen.format_choice()}")
+    build, batch = (
+        partial(load_engine(chosen.name).build_model, ModelSpec(config, PretrainingHead()), seed=_SEED),
+        _packs(config),
+    )
 
     def model_of(compute_dtype: _Dtype) -> Model:
         """Build the model with a compute dtype, and load the weights."""
@@ -217,8 +220,8 @@ def _compare_packed_with_unpacked(
     """
     placed = split_packs(packed)
     length, slots = packed["input_ids"].shape[1], packed["masked_lm_ids"].shape[1]
-    ours = model.trial(packed, loss)
-    single = model.trial(join_sequences([[each.sequence] for each in placed], length, slots, 1), loss)
+    ours = model.compute_losses_and_gradients(packed, loss)
+    single = model.compute_losses_and_gradients(join_sequences([[each.sequence] for each in placed], length, slots, 1), loss)
     outputs: _Differences = {name: (abs(ours.losses[name] - alone), abs(alone)) for name, alone in single.losses.items()}
     for row, each in enumerate(placed):
         alone = _PlacedSequence(each.sequence, row, 1, 0, np.arange(len(each.masked_slots)))
@@ -278,7 +281,10 @@ def _probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen
     for each, changes in zip(placed, is_chosen, strict=True):
         if changes:
             changed_ids[each.pack, each.positions] = (each.sequence.input_ids + 1) % vocabulary_size
-    before, after = (model.trial(batch, "token").outputs for batch in (packed, {**packed, "input_ids": changed_ids}))
+    before, after = (
+        model.compute_losses_and_gradients(batch, "token").outputs
+        for batch in (packed, {**packed, "input_ids": changed_ids})
+    )
     leaks, moved = 0, True
     for each, changes in zip(placed, is_chosen, strict=True):
         pairs = zip(_outputs_of(before, each), _outputs_of(after, each), strict=True)

@@ -134,7 +134,7 @@ def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
                 f"set model.{name} to {there}, or give other weights"
             )
     problem = find_shape_mismatch(
-        model.shapes(), weights.variables, () if weights.kind == "gaudi-bert" else _OPTIONAL_SCOPES
+        model.variable_shapes(), weights.variables, () if weights.kind == "gaudi-bert" else _OPTIONAL_SCOPES
     )
     if problem is not None:
         raise InputError(

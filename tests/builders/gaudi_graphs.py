@@ -135,8 +135,8 @@ def traced_pass(model: Any, batch: BatchArrays, update_loss: UpdateLoss | None =
 
         def forward(self, tensors: dict[str, Any]) -> Any:
             if update_loss is not None:
-                return widen(model.training_outputs(tensors, seed))
-            return model.loss(tensors, seed, torch.ones(2))[0]
+                return widen(model.compute_training_outputs(tensors, seed))
+            return model.compute_loss(tensors, seed, torch.ones(2))[0]
 
     def forward_and_backward(parameters: dict[str, Any], tensors: dict[str, Any]) -> Sequence[Any]:
         leaves = {name: value.requires_grad_() for name, value in parameters.items()}

@@ -43,7 +43,7 @@ def small_model(
 ) -> Any:
     """A model whose biases and layer norms are not at their start of 0 and 1 either."""
     spec = ModelSpec(small_config(**changes), PretrainingHead())
-    model = load_engine(engine).build(spec, seed=seed, compute_dtype=compute_dtype, compiled=compiled)
+    model = load_engine(engine).build_model(spec, seed=seed, compute_dtype=compute_dtype, compiled=compiled)
     noise = np.random.default_rng(seed)
     moved = {
         name: value + noise.normal(0, 0.2, value.shape).astype(np.float32)
@@ -92,4 +92,4 @@ def pretraining_model(
 
 
 def model_of(config: BertConfig, head: Head, seed: int | None = 1, engine: EngineName = "tensorflow") -> Model:
-    return load_engine(engine).build(ModelSpec(config, head), seed=seed)
+    return load_engine(engine).build_model(ModelSpec(config, head), seed=seed)

@@ -37,7 +37,7 @@ def make_model(dropout: float = 0.0, loss: str = "token", engine: EngineName = "
         attention_probs_dropout_prob=dropout,
         initializer_range=0.2,
     )
-    return load_engine(engine).build(ModelSpec(config, PretrainingHead(loss)), seed=5)
+    return load_engine(engine).build_model(ModelSpec(config, PretrainingHead(loss)), seed=5)
 
 
 def make_step(
@@ -49,7 +49,7 @@ def make_step(
     denominators: LossDenominators = GLOBAL,
     engine: EngineName = "tensorflow",
 ) -> TrainingStep:
-    updates = load_engine(engine).updates(model, settings, communicator, micro_batches)
+    updates = load_engine(engine).create_updates(model, settings, communicator, micro_batches)
     return TrainingStep(updates, communicator, settings, PretrainingObjective(settings.loss), denominators)
 
 

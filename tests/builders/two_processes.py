@@ -18,7 +18,7 @@ from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.tensorflow.engine import connect
+from gaudi_bert.engines.tensorflow.engine import connect_processes
 from gaudi_bert.runs.records import train
 from gaudi_bert.training.evaluate import evaluate
 from gaudi_bert.training.objective import TrainingStep
@@ -84,9 +84,9 @@ def main() -> None:
     # As the stage `train` would set them, before TensorFlow is used.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    connected = connect(TrainingSettings(), {})
+    connected = connect_processes(TrainingSettings(), {})
     facts = {}
-    with connected.watched(TrainingSettings(stall_seconds=60)) as communicator:
+    with connected.watch_processes(TrainingSettings(stall_seconds=60)) as communicator:
         for name, arguments in CASES.items():
             parameters = work.run_updates(communicator, **arguments)
             if communicator.is_first:

@@ -8,19 +8,19 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from gaudi_bert.encoders import matrix_products  # noqa: E402
 from gaudi_bert.encoders.matrix_products import linear  # noqa: E402
-from gaudi_bert.engines.pytorch.packed_weights import product  # noqa: E402
+from gaudi_bert.engines.pytorch.packed_weights import multiply  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 
 
 @pytest.mark.parametrize(("part", "capability"), [(4, "AVX512"), (768, "AVX512"), (768, "AVX2")])
 @pytest.mark.parametrize(("left", "right"), [((1, 1), (1, 1)), ((7, 31), (31, 13)), ((5, 8), (8, 1)), ((1, 9), (9, 2))])
-@pytest.mark.parametrize("multiply", [product, linear])
+@pytest.mark.parametrize("multiply", [multiply, linear])
 def test_large_products(
     multiply, left: tuple[int, int], right: tuple[int, int], part: int, capability: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of any shape, also of transposed views, at once and in parts; with the gradients that are needed, and no others."""
-    monkeypatch.setattr(matrix_products, "_LEAST_WORK", 0)
-    monkeypatch.setattr(matrix_products, "_PART", part)
+    monkeypatch.setattr(matrix_products, "_MIN_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(matrix_products, "_TERMS_PER_PART", part)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     random = torch.Generator().manual_seed(1)
     one, other = (torch.randn(*shape[::-1], generator=random, requires_grad=True) for shape in (left, right))
@@ -42,11 +42,11 @@ def test_large_products(
 @pytest.mark.parametrize("shape", [(5,), (2, 5), (2, 3, 5)])
 def test_linear_layers_of_any_module(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """While it lasts, and not afterwards; in a module that calls its layers in any way."""
-    monkeypatch.setattr(matrix_products, "_LEAST_WORK", 0)
+    monkeypatch.setattr(matrix_products, "_MIN_MULTIPLICATIONS", 0)
     layers = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3, bias=False))
     inputs = torch.randn(shape, generator=torch.Generator().manual_seed(1), requires_grad=True)
     exact = layers(inputs)
-    with matrix_products.patch_linear():
+    with matrix_products.patch_linear_layers():
         result = layers(inputs)
         with torch.autocast("cpu", torch.bfloat16):
             assert layers(inputs).dtype == torch.bfloat16

@@ -23,7 +23,7 @@ def test_which_engine_and_why(monkeypatch, requested, is_bert, stored, installed
     monkeypatch.setattr(engines, "is_installed", lambda name: name in installed)
     chosen = choose_engine(requested, is_bert=is_bert, stored=stored)
     assert chosen == (expected, reason)
-    assert chosen.line() == f"engine {expected}: {reason}"
+    assert chosen.format_choice() == f"engine {expected}: {reason}"
 
 
 @pytest.mark.parametrize(

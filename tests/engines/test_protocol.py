@@ -44,7 +44,7 @@ def check_gradients(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) 
 
 def check_against_naive(model: Model, packs, length: int, masked_slots: int, depth: int, loss: Loss) -> None:
     batch = join_sequences(packs, length, masked_slots, depth)
-    outputs, losses, gradients = model.trial(batch, loss)
+    outputs, losses, gradients = model.compute_losses_and_gradients(batch, loss)
     sequences = [sequence for pack in packs for sequence in pack]
     expected = naive.everything(model.spec.config, model.values(), sequences, loss)
     for placed, (hidden, words, sentence) in zip(split_packs(batch), expected[0], strict=True):
@@ -104,8 +104,10 @@ def test_float64_shows_that_the_rest_is_rounding(engine: EngineName):
 @BY_EACH_ENGINE
 def test_bfloat16_is_near_float32(engine: EngineName):
     batch = join_sequences(random_packs(1, [[11, 5, 13], [17, 9]]), 31, 17, 3)
-    wide, losses, gradients = small_model(engine=engine).trial(batch, "token")
-    narrow, narrow_losses, narrow_gradients = small_model(compute_dtype="bfloat16", engine=engine).trial(batch, "token")
+    wide, losses, gradients = small_model(engine=engine).compute_losses_and_gradients(batch, "token")
+    narrow, narrow_losses, narrow_gradients = small_model(
+        compute_dtype="bfloat16", engine=engine
+    ).compute_losses_and_gradients(batch, "token")
     assert all(part.dtype == np.float32 for part in (*narrow.values(), *narrow_gradients.values()))
     for placed in split_packs(batch):
         for name, where in (("hidden_states", placed.positions), ("masked_lm_logits", placed.masked_slots)):

@@ -34,7 +34,7 @@ def test_first_weights_are_a_function_of_seed_and_name() -> None:
     spec, config = ModelSpec(small_config(), PretrainingHead()), small_config()
     expected = {name: draw_initial_value(name, each, 0.2, 7) for name, each in parameter_specs(config).items()}
     for engine in ("tensorflow", "pytorch"):
-        values = load_engine(engine).build(spec, seed=7).values()
+        values = load_engine(engine).build_model(spec, seed=7).values()
         assert list(values) == list(expected)
         identical(values, expected)
 
@@ -106,12 +106,12 @@ def half_square(outputs: Sequence[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
 def updated(engine: str, batches: list[dict[str, Any]], seeds: np.ndarray, update_loss: UpdateLoss, dropout: float) -> Any:
     """Sums and norms of three updates, and the weights after them."""
     config = small_config(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
-    model = load_engine(engine).build(ModelSpec(config, VectorHead("mean", normalize=False)), seed=3)
+    model = load_engine(engine).build_model(ModelSpec(config, VectorHead("mean", normalize=False)), seed=3)
     noise = np.random.default_rng(3)
     model.load_values({k: v + noise.normal(0, 0.2, v.shape).astype(np.float32) for k, v in model.values().items()})
-    updates = load_engine(engine).updates(model, SETTINGS, Communicator(), len(batches))
+    updates = load_engine(engine).create_updates(model, SETTINGS, Communicator(), len(batches))
     figures = [
-        updates.run(batches, seeds, np.ones((len(batches), 2)), scalars_of(update), update, update_loss)()
+        updates.run_update(batches, seeds, np.ones((len(batches), 2)), scalars_of(update), update, update_loss)()
         for update in (1, 2, 3)
     ]
     assert engine == "pytorch" or len(updates.graphs) == 1

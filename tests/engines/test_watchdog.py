@@ -34,24 +34,26 @@ def watched(body: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_process_that_waits_in_vain_ends_by_one_line_with_the_last_saved_update() -> None:
-    done = watched("dog.note_saved(3)\ndog.note('update 4', slow=False)\nfor _ in range(600): time.sleep(0.05)")
+    done = watched(
+        "dog.note_saved_update(3)\ndog.note_activity('update 4', slow=False)\nfor _ in range(600): time.sleep(0.05)"
+    )
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: rank 1 of 3 aborts: no sign of work for 1 s")
-    assert line.endswith("in update 4; the last saved update is 3, and the same command goes on")
+    assert line.startswith("error: rank 1 of 3 aborts during update 4: no progress for 1 s")
+    assert line.endswith("; the last saved update is 3; run the same command again to resume")
 
 
 def test_a_process_that_sleeps_where_no_python_runs_ends_too() -> None:
-    done = watched("dog.note('a step', slow=False)\nimport ctypes\nctypes.CDLL(None).sleep(60)")
+    done = watched("dog.note_activity('a step', slow=False)\nimport ctypes\nctypes.CDLL(None).sleep(60)")
     assert done.returncode == 1
-    assert "in a step; the same command goes on" in done.stderr
+    assert "during a step: " in done.stderr
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        "for _ in range(8): time.sleep(0.25); dog.moved()",
-        "dog.note('a graph', slow=True)\ntime.sleep(1.5)",
+        "for _ in range(8): time.sleep(0.25); dog.note_progress()",
+        "dog.note_activity('a graph', slow=True)\ntime.sleep(1.5)",
         "pass",
     ],
     ids=["moves", "slow work", "left"],
@@ -61,7 +63,7 @@ def test_a_process_that_works_or_has_left_is_not_touched(body: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")
 
 
-@pytest.mark.parametrize(("kind", "last_words"), [("stops", "asked to stop"), ("hangs", "has ended")])
+@pytest.mark.parametrize(("kind", "last_words"), [("stops", "asked to stop"), ("hangs", "has exited")])
 def test_a_process_ends_with_its_launcher(kind: str, last_words: str) -> None:
     """The launcher is killed; the pipe closes when the process that it started has ended too."""
     command = [sys.executable, "-m", "tests.builders.launched", kind]
@@ -91,7 +93,7 @@ def test_all_end_alike_and_name_the_first_rank_that_runs_something_else(size: in
     def end_of(rank: int) -> str:
         facts = {"gaudi-bert": "1.0", "training.updates": 7 + 100 * rank * (rank in others)}
         try:
-            OneThread(rank, size, facts=facts).compare()
+            OneThread(rank, size, facts=facts).check_equal_facts()
         except InputError as error:
             return str(error)
         return ""
@@ -99,5 +101,5 @@ def test_all_end_alike_and_name_the_first_rank_that_runs_something_else(size: in
     with ThreadPoolExecutor(size) as pool:
         (end,) = set(pool.map(end_of, range(size)))
     host, first = socket.gethostname(), min(others, default=0)
-    said = f"rank {first} ({host}) has training.updates = {7 + 100 * first}, rank 0 ({host}) has 7"
+    said = f"training.updates is {7 + 100 * first} in rank {first} ({host}), but 7 in rank 0 ({host})"
     assert end.startswith(said) if others else end == ""

@@ -90,8 +90,8 @@ def weighted_model(engine: EngineName, task: Task) -> Model:
     """A model of noise of a size that makes outputs differ."""
     random = np.random.default_rng(3)
     config = dataclasses.replace(SMALL, attention="causal" if task.head.is_causal else "bidirectional")
-    model = load_engine(engine).build(ModelSpec(config, task.head), seed=None)
-    for name, shape in model.shapes().items():
+    model = load_engine(engine).build_model(ModelSpec(config, task.head), seed=None)
+    for name, shape in model.variable_shapes().items():
         noise = random.normal(0, size(name), shape) + float(name.endswith("gamma"))
         model.load_values({name: noise.astype(np.float32)})
     return model
@@ -183,10 +183,10 @@ def gradients_of(model: Any, batch: dict[str, np.ndarray], weight: float) -> dic
     if not hasattr(model, "parameters_by_name"):
         tensors = {name: tf.constant(value) for name, value in batch.items()}
         with tf.GradientTape() as tape:
-            loss, _ = model.loss(tensors, None, tf.constant(factors))
+            loss, _ = model.compute_loss(tensors, None, tf.constant(factors))
         found = tape.gradient(loss, model.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return {name: tf.convert_to_tensor(gradient).numpy() for name, gradient in found.items()}
-    loss, _ = model.loss(model.tensors(batch), np.zeros(2, np.int32), torch.tensor(factors))
+    loss, _ = model.compute_loss(model.copy_to_device(batch), np.zeros(2, np.int32), torch.tensor(factors))
     leaves = model.parameters_by_name
     found = torch.autograd.grad(loss, [*leaves.values()], materialize_grads=True, allow_unused=True)
     return {name: gradient.numpy() for name, gradient in zip(leaves, found, strict=True)}
@@ -205,7 +205,7 @@ def test_packed_is_alone(name: str, engine: EngineName) -> None:
         packs = packed_in(depth)
         batch = PackedSequences(sequences, packs).lay_out(np.arange(len(packs)), BatchShape(len(packs) + 1, LENGTH, depth))
         features = {**batch.features(), **task.target_features(batch, MaskKey(5, 0))}
-        logits, (loss_sum, weight, _) = model.evaluate(features)
+        logits, (loss_sum, weight, _) = model.evaluate_batch(features)
         assert abs(loss_sum / weight - theirs.loss) <= 1e-5
         assert (logits is None) == (not task.head.needs_outputs)
         if logits is not None:
@@ -214,7 +214,7 @@ def test_packed_is_alone(name: str, engine: EngineName) -> None:
             batch.scatter_outputs(logits, ours, per_token=task.head.predicts_per_token)
             right = np.concatenate([each.reshape(-1, task.width) for each in theirs.logits])
             agree(ours, right, 1e-5, scale=1.0)
-            identical(model.outputs(features), logits)
+            identical(model.compute_outputs(features), logits)
         for key, ours in to_hugging_face(gradients_of(model, features, float(weight))).items():
             right = theirs.gradients.get(key, np.zeros_like(ours))
             apart = np.linalg.norm((ours - right).astype(np.float64))

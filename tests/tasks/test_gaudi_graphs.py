@@ -30,7 +30,7 @@ from tests.tasks.conftest import ONE_ANSWER
 
 def problems(engine: str, spec: ModelSpec, batches: list[Any], settings: Any, objective: Objective) -> set[tuple[str, str]]:
     """Of an update of these micro-batches."""
-    model = load_engine(engine).build(spec, seed=None)
+    model = load_engine(engine).build_model(spec, seed=None)
     update_loss = objective.update_loss(batches, 1, Communicator())
     if engine == "pytorch":
         return pytorch_problems(traced_pass(model, batches[0], update_loss))
@@ -38,7 +38,7 @@ def problems(engine: str, spec: ModelSpec, batches: list[Any], settings: Any, ob
 
 
 def graphs_of(model: Any, batches: list[Any], settings: Any, objective: Objective) -> list[tf.Graph]:
-    updates = load_engine("tensorflow").updates(model, settings, Communicator(), len(batches))
+    updates = load_engine("tensorflow").create_updates(model, settings, Communicator(), len(batches))
     TrainingStep(updates, Communicator(), settings, objective).run(batches, 1, 1e-3)
     return updates.graphs
 
@@ -84,7 +84,7 @@ def test_what_gaudi_converts_to_bfloat16_is_there_and_is_none_of_what_must_stay(
     from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST
 
     lists = SimpleNamespace(**json.loads(BFLOAT16_LIST.read_text(encoding="utf-8")))
-    model = load_engine("tensorflow").build(ModelSpec(small_config(), PretrainingHead("sequence")), seed=None)
+    model = load_engine("tensorflow").build_model(ModelSpec(small_config(), PretrainingHead("sequence")), seed=None)
     settings = TrainingSettings(optimizer="lamb", loss="sequence")
     (graph,) = graphs_of(model, [small_batch()], settings, PretrainingObjective("sequence"))
     operations = list(operations_of(graph))

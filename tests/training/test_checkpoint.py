@@ -155,7 +155,7 @@ def test_only_the_newest_are_kept_and_the_newest_whole_one_is_read(tmp_path) -> 
 def make_run(seed: int, **changes) -> tuple[Model, Updates]:
     sizes = {"vocab_size": 11, "hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 5}
     model = pretraining_model(BertConfig(**{**sizes, "max_position_embeddings": 7, **changes}), seed)
-    return model, load_engine("tensorflow").updates(model, TrainingSettings(), Communicator(), 1)
+    return model, load_engine("tensorflow").create_updates(model, TrainingSettings(), Communicator(), 1)
 
 
 SIGNATURE = {"stage": "train", "settings": {"training": {"seed": 1, "updates": 9}}, "inputs": {"data": "abc"}}
@@ -174,7 +174,7 @@ def test_a_checkpoint_of_another_order_is_refused_and_without_any_a_run_starts_a
     model, updates = make_run(1)
     assert resume_run(tmp_path, model, updates, SIGNATURE, print) == Progress()
     position = {"packs": 6, "order": 3, "processes": 2, "sequences": 80, "tokens": 900}
-    write_checkpoint(tmp_path, Checkpoint(5, model.values(), *updates.moments(), position))
+    write_checkpoint(tmp_path, Checkpoint(5, model.values(), *updates.copy_moments(), position))
     with pytest.raises(InputError, match="a position in the order 3, this edition reads in the order 4;"):
         resume_run(tmp_path, model, updates, SIGNATURE, print)
 
@@ -224,6 +224,6 @@ def test_the_other_processes_are_given_the_state_of_the_first() -> None:
     model, updates = make_run(2)
     own = Progress(99, 99, 99, 99)
     assert share_state(own, model, updates, SecondOfTwo(rank=1, size=2)) == Progress(5, 30, 80, 900)
-    for values in (model.values(), *updates.moments()):
+    for values in (model.values(), *updates.copy_moments()):
         assert all((value == 7).all() for value in values.values())
     assert share_state(own, model, updates, Communicator()) == own

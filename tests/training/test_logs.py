@@ -91,12 +91,12 @@ def write_log(path: Path, accuracies: list[float | Exception]) -> None:
     training = TrainingSettings(optimizer="lamb", global_batch_sequences=448, micro_batch_packs=28)
     plan = RunPlan(RunSettings.of_training(training), 2.0, processes=8, slots_per_pack=512, packs=1000)
     with MlperfLog(path, WHO, plan, SimpleNamespace(packs=1000, packing_factor=2.0), LARGE) as log:
-        log.begins(0)
+        log.log_run_start(0)
         for number, accuracy in enumerate(accuracies, start=1):
             if isinstance(accuracy, Exception):
                 raise accuracy
-            log.evaluation_begins(number * 448)
-            log.evaluation_ends(number * 448, accuracy, 10_000, finished=number == len(accuracies))
+            log.log_evaluation_start(number * 448)
+            log.log_evaluation_end(number * 448, accuracy, 10_000, finished=number == len(accuracies))
 
 
 @pytest.mark.repeated

@@ -31,7 +31,7 @@ def one_update(micro_batches, loss="token", clip_norm=0.0):
     settings = TrainingSettings(beta_1=0.5, loss=loss, clip_norm=clip_norm, seed=3)
     step = work.make_step(work.make_model(loss=loss), settings, Communicator(), len(micro_batches))
     sums = step.run(micro_batches, 1, 1e-3)()
-    return {name: 2 * moment for name, moment in step.updates.moments()[0].items()}, sums
+    return {name: 2 * moment for name, moment in step.updates.copy_moments()[0].items()}, sums
 
 
 def assert_same_gradients(one, other) -> None:
@@ -57,7 +57,7 @@ def test_micro_batches_are_one_big_batch(loss, parts) -> None:
 @pytest.mark.parametrize("loss", ["token", "sequence"])
 def test_the_weights_known_before_are_those_of_the_loss(loss) -> None:
     batch = work.packed(PACKS)
-    _, sums = work.make_model(loss=loss).evaluate(batch)
+    _, sums = work.make_model(loss=loss).evaluate_batch(batch)
     expected = [sums[1], sums[3]]
     agree(PretrainingObjective(loss).denominators(batch), expected, 1e-6)
 
@@ -76,12 +76,12 @@ def test_dropout_is_a_function_of_the_update_and_no_sum_has_an_order_that_may_va
     """TensorFlow's `AddN` of three or more adds into whichever input's memory is free: its last bit differs by run."""
     model, settings = work.make_model(dropout=0.2, engine=engine), TrainingSettings(seed=3)
     step = work.make_step(model, settings, Communicator(), 1, engine=engine)
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in model.shapes().items()}
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in model.variable_shapes().items()}
     moments = []
     for update in (7, 7, 8):
         step.updates.load_moments(zeros, zeros)
         step.run([work.packed(PACKS)], update, 0.0)
-        moments.append(step.updates.moments()[0]["bert/embeddings/word_embeddings"])
+        moments.append(step.updates.copy_moments()[0]["bert/embeddings/word_embeddings"])
     one, again, later = moments
     identical(again, one)
     assert np.abs(later - one).max() > 1e-6
@@ -166,7 +166,7 @@ def random_values(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
 def run_ours(settings, values, gradients_of_updates, rates, compiled: bool = False) -> dict[str, np.ndarray]:
     variables = {name: tf.Variable(value) for name, value in values.items()}
     optimizer = _Optimizer(variables, settings, compiled=compiled)
-    apply = tf.function(optimizer.apply, autograph=False)
+    apply = tf.function(optimizer.apply_gradients, autograph=False)
     for number, (gradients, rate) in enumerate(zip(gradients_of_updates, rates, strict=True), start=1):
         given = [tf.constant(gradients[name] / FACTOR) for name in variables]
         corrections = (1.0 / (1.0 - beta**number) for beta in (settings.beta_1, settings.beta_2))

@@ -121,13 +121,13 @@ CONNECTS = """
 import os, signal, sys
 from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.engines.tensorflow.engine import connect
+from gaudi_bert.engines.tensorflow.engine import connect_processes
 rank = os.environ["HOROVOD_RANK"]
 if rank == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 try:
     settings = TrainingSettings()
-    with connect(settings, {}).watched(settings):
+    with connect_processes(settings, {}).watch_processes(settings):
         pass
 except GaudiBertError as error:
     print(error, file=sys.stderr)
@@ -175,5 +175,5 @@ def test_a_process_that_is_lost_in_an_update_ends_the_other(
     with pytest.raises(FailedError):
         run_training_processes(settings, "train", [sys.executable, "-c", LOST, end, *command])
     (line,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("error: "))
-    assert line.startswith("error: rank 0 of 2 aborts: ")
-    assert line.endswith("; the last saved update is 2, and the same command goes on")
+    assert line.startswith("error: rank 0 of 2 aborts during ")
+    assert line.endswith("; the last saved update is 2; run the same command again to resume")

@@ -14,7 +14,7 @@ from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.engines.tensorflow import bert
-from gaudi_bert.engines.tensorflow.bert import _attention_bias
+from gaudi_bert.engines.tensorflow.bert import _additive_attention_mask
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
 from gaudi_bert.training.verify_model import verify_model
 from tests.builders.model_packs import pretraining_model, small_config
@@ -50,7 +50,9 @@ def test_a_checkpoint(checkpoint):
 
 
 def test_a_leaking_mask_is_found(monkeypatch):
-    monkeypatch.setattr(bert, "_attention_bias", lambda mask, *rest: _attention_bias(tf.minimum(mask, 1), *rest))
+    monkeypatch.setattr(
+        bert, "_additive_attention_mask", lambda mask, *rest: _additive_attention_mask(tf.minimum(mask, 1), *rest)
+    )
     with pytest.raises(FailedError, match="packed and unpacked differ by"):
         verify_model(checkpoint=None, reporter=QUIET)
 

@@ -204,7 +204,9 @@ def test_transformers_loads_it_and_computes_the_same(whole_run, tmp_path) -> Non
     ours = pretraining_model(read_weights(whole_run).config, 3)
     load_weights(whole_run, ours, ours.spec.config)
     (sequence,) = data.make_packs(1)[0]  # it fills its row
-    outputs = ours.trial(join_sequences([[sequence]], data.LENGTH, data.MASKED_SLOTS, 1), "token").outputs
+    outputs = ours.compute_losses_and_gradients(
+        join_sequences([[sequence]], data.LENGTH, data.MASKED_SLOTS, 1), "token"
+    ).outputs
     with torch.no_grad():
         ids, types = (torch.from_numpy(each[None]).long() for each in (sequence.input_ids, sequence.segment_ids))
         found = theirs.eval()(ids, token_type_ids=types)

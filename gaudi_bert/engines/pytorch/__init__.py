@@ -37,23 +37,23 @@ _QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
 _SHORT_WAIT = {"GOMP_SPINCOUNT": "1000"}
 
 
-def has_gaudi() -> bool:
+def has_gaudi_software() -> bool:
     """Return whether the Gaudi software is installed, without importing it."""
     return importlib.util.find_spec("habana_frameworks") is not None
 
 
-def _prepare(environment: MutableMapping[str, str] = os.environ) -> None:
+def _set_environment_defaults(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set the environment variables that are not set. This has no effect after torch or the Gaudi software was imported."""
     # PyTorch starts a thread for every core on which it may run, and ignores the CPU limit of a container.
     cores = usable_cores_if_limited()
     threads = {} if cores is None else {"OMP_NUM_THREADS": str(cores)}
     wait = {} if "OMP_WAIT_POLICY" in environment else _SHORT_WAIT
-    of_gaudi = VARIABLES if has_gaudi() and "habana_frameworks.torch" not in sys.modules else {}
+    of_gaudi = VARIABLES if has_gaudi_software() and "habana_frameworks.torch" not in sys.modules else {}
     for name, value in {**_QUIET, **threads, **wait, **of_gaudi}.items():
         environment.setdefault(name, value)
 
 
-def environment_notes() -> tuple[str, ...]:
+def describe_overridden_variables() -> tuple[str, ...]:
     """Return a note for the user for each variable of the Gaudi software whose value differs from our default."""
     notes = []
     for name, value in VARIABLES.items():
@@ -65,4 +65,4 @@ def environment_notes() -> tuple[str, ...]:
     return tuple(notes)
 
 
-_prepare()
+_set_environment_defaults()

@@ -26,8 +26,8 @@ from gaudi_bert.common.arrays import Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.feeding import widen
 from gaudi_bert.encoders.matrix_products import is_large_product, linear
-from gaudi_bert.engines.pytorch.cpu_operations import attention_in_cache, dropout
-from gaudi_bert.engines.pytorch.packed_weights import pack_weights, product
+from gaudi_bert.engines.pytorch.cpu_operations import dropout, tiled_attention
+from gaudi_bert.engines.pytorch.packed_weights import multiply, pack_weights
 from gaudi_bert.model.config import BertConfig, layer_name_prefix
 from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
 
@@ -36,8 +36,8 @@ WORDS_TO_LOOK_UP = f"{WORDS}/rows"
 """The name under which the same variable is used for looking up rows, if the gradient of the rows is sparse."""
 SEQUENCE_OFFSETS = "sequence_offsets"
 """The feature that `compute_sequence_offsets` adds to a batch if the device has `varlen_attention`."""
-_ALL_PARTS = ("query", "key", "value")
-_SOME_PARTS = (("query",), ("key", "value"))
+_QUERY_KEY_VALUE = ("query", "key", "value")
+_QUERY_AND_KEY_VALUE = (("query",), ("key", "value"))
 """The parts of self-attention that are computed together in the last layer if not every position is a query."""
 _Parameters = Mapping[str, Tensor]
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
@@ -54,10 +54,10 @@ def _plain_attention(
 ) -> Tensor:
     """Compute attention with two matrix products and a softmax. See `Attention`."""
     scores_BNPL = torch.matmul(query_BNPD * (1.0 / math.sqrt(query_BNPD.shape[-1])), key_BNLD.mT)
-    shares_BNPL = torch.softmax(widen(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
+    probabilities_BNPL = torch.softmax(widen(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
     if dropout_rate > 0:
-        shares_BNPL = dropout(shares_BNPL, dropout_rate)
-    return torch.matmul(shares_BNPL, value_BNLD)
+        probabilities_BNPL = dropout(probabilities_BNPL, dropout_rate)
+    return torch.matmul(probabilities_BNPL, value_BNLD)
 
 
 def _fused_attention(
@@ -71,17 +71,17 @@ def _fused_attention(
     return functional.scaled_dot_product_attention(query_BNPD, key_BNLD, value_BNLD, bias, dropout_rate)
 
 
-def _attention_on_cpu(
+def _cpu_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
     """Compute attention in the fastest way on a CPU. See `Attention`. PyTorch's fused operation is slow with dropout."""
     form = _fused_attention
     if dropout_rate > 0:
-        form = attention_in_cache if is_large_product(query_BNPD, key_BNLD.mT) else _plain_attention
+        form = tiled_attention if is_large_product(query_BNPD, key_BNLD.mT) else _plain_attention
     return form(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, dropout_rate)
 
 
-def _gaudi_attention() -> Attention:
+def _load_gaudi_attention() -> Attention:
     """Return an attention function that uses the fused kernel of the Gaudi software.
 
     Raises:
@@ -169,19 +169,19 @@ def varlen_attention(
     return context_TND
 
 
-def attention_on(device: str, by_vendor: bool) -> Attention:
+def select_attention_function(device: str, use_gaudi_kernel: bool) -> Attention:
     """Return the attention function for a device.
 
     Args:
         device: The kind of device: "cpu", "cuda" or "hpu".
-        by_vendor: Whether the fused kernel of the Gaudi software is used on a Gaudi card.
+        use_gaudi_kernel: Whether the fused kernel of the Gaudi software is used on a Gaudi card.
 
     Raises:
         InputError: The fused kernel is requested but missing.
     """
     if device == "hpu":  # how PyTorch's fused operation computes on Gaudi is not documented, so it is not used
-        return _gaudi_attention() if by_vendor else _plain_attention
-    return _attention_on_cpu if device == "cpu" else _fused_attention
+        return _load_gaudi_attention() if use_gaudi_kernel else _plain_attention
+    return _cpu_attention if device == "cpu" else _fused_attention
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,8 @@ class Network:
         training: Whether dropout is applied.
         attention: The attention function.
         recomputes: Whether layers are computed again in the backward pass, which saves memory.
-        reads_few: Whether the last layer computes only the needed positions even if they are not fewer than all positions.
+        restricts_last_layer: Whether the last layer computes only the needed positions even if they are not fewer than all
+            positions.
         sequence_offsets: Where each sequence of the batch begins, if layers compute attention with `varlen_attention`.
             Otherwise None, and layers use `attention`.
     """
@@ -204,39 +205,39 @@ class Network:
     training: bool = False
     attention: Attention = _plain_attention
     recomputes: bool = False
-    reads_few: bool = False
+    restricts_last_layer: bool = False
     sequence_offsets: Tensor | None = None
 
-    def drop(self, inputs: Tensor) -> Tensor:
+    def apply_dropout(self, inputs: Tensor) -> Tensor:
         """Apply hidden-state dropout, in training only."""
         rate = self.config.hidden_dropout_prob
         return dropout(inputs, rate) if self.training and rate > 0 else inputs
 
-    def dense(self, inputs: Tensor, scope: str) -> Tensor:
-        """Apply the dense layer `scope` to inputs [rows, features]."""
-        return product(inputs, self.parameters[f"{scope}/kernel"], self.parameters[f"{scope}/bias"])
+    def apply_dense(self, inputs: Tensor, name_prefix: str) -> Tensor:
+        """Apply the dense layer `name_prefix` to inputs [rows, features]."""
+        return multiply(inputs, self.parameters[f"{name_prefix}/kernel"], self.parameters[f"{name_prefix}/bias"])
 
-    def layer_norm(self, inputs: Tensor, scope: str) -> Tensor:
-        """Apply the layer normalization `scope` over the last axis.
+    def apply_layer_norm(self, inputs: Tensor, name_prefix: str) -> Tensor:
+        """Apply the layer normalization `name_prefix` over the last axis.
 
         It is computed in at least float32, and returned in the dtype of the inputs.
         """
-        gamma_H, beta_H = self.parameters[f"{scope}/gamma"], self.parameters[f"{scope}/beta"]
+        gamma_H, beta_H = self.parameters[f"{name_prefix}/gamma"], self.parameters[f"{name_prefix}/beta"]
         normal = functional.layer_norm(widen(inputs), gamma_H.shape, gamma_H, beta_H, self.config.layer_norm_eps)
         return normal.to(inputs.dtype)
 
-    def activate(self, inputs: Tensor) -> Tensor:
+    def apply_activation(self, inputs: Tensor) -> Tensor:
         """Apply the activation that the config specifies."""
         return _ACTIVATIONS[self.config.hidden_act](inputs)
 
 
-def _wide_product(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+def _float32_linear(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
     """Compute `inputs @ weights + bias` in at least float32, even under autocast."""
     with torch.autocast(inputs.device.type, enabled=False):
         return torch.addmm(bias, widen(inputs), weights)
 
 
-def _attention_bias(input_mask_BL: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
+def _additive_attention_mask(input_mask_BL: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
     """Return the mask that is added to attention scores, [B, 1, L, L]: 0 if attention is allowed, otherwise -10,000."""
     allowed_BLL = input_mask_BL[:, :, None] == input_mask_BL[:, None, :]
     if causal:
@@ -245,7 +246,7 @@ def _attention_bias(input_mask_BL: Tensor, causal: bool, dtype: torch.dtype) -> 
     return ((1.0 - allowed_BLL.to(dtype)) * FORBIDDEN_SCORE)[:, None]
 
 
-def pick_tokens(hidden_TX: Tensor, positions_BP: Tensor, length: int) -> Tensor:
+def gather_tokens(hidden_TX: Tensor, positions_BP: Tensor, length: int) -> Tensor:
     """Select the rows at P positions of each pack, flattened, [B * P, X].
 
     Args:
@@ -270,36 +271,36 @@ def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Te
     """
     config, (packs, length) = network.config, batch["input_ids"].shape
     network = replace(network, sequence_offsets=batch.get(SEQUENCE_OFFSETS))
-    hidden_TH = _embed(network, batch)
-    bias_B1LL = _attention_bias(batch["input_mask"], config.attention == "causal", hidden_TH.dtype)
-    reads_few = positions_BP is not None and (network.reads_few or positions_BP.shape[1] < length)
+    hidden_TH = _embed_tokens(network, batch)
+    bias_B1LL = _additive_attention_mask(batch["input_mask"], config.attention == "causal", hidden_TH.dtype)
+    restricts_last_layer = positions_BP is not None and (network.restricts_last_layer or positions_BP.shape[1] < length)
     for layer in range(config.num_hidden_layers):
         query_RH, bias_B1PL = hidden_TH, bias_B1LL
-        if positions_BP is not None and reads_few and layer == config.num_hidden_layers - 1:
-            query_RH = pick_tokens(hidden_TH, positions_BP, length)
-            bias_RL = pick_tokens(bias_B1LL.reshape(packs * length, length), positions_BP, length)
+        if positions_BP is not None and restricts_last_layer and layer == config.num_hidden_layers - 1:
+            query_RH = gather_tokens(hidden_TH, positions_BP, length)
+            bias_RL = gather_tokens(bias_B1LL.reshape(packs * length, length), positions_BP, length)
             bias_B1PL = bias_RL.reshape(packs, 1, -1, length)
         inputs = (network, layer_name_prefix(layer), query_RH, hidden_TH, bias_B1PL)
         if network.recomputes:  # `checkpoint` restores the random numbers of the first pass
-            hidden_TH = checkpoint(_encoder_layer, *inputs, use_reentrant=False)
+            hidden_TH = checkpoint(_run_encoder_layer, *inputs, use_reentrant=False)
         else:
-            hidden_TH = _encoder_layer(*inputs)
-    if positions_BP is not None and not reads_few:
-        return pick_tokens(hidden_TH, positions_BP, length)
+            hidden_TH = _run_encoder_layer(*inputs)
+    if positions_BP is not None and not restricts_last_layer:
+        return gather_tokens(hidden_TH, positions_BP, length)
     return hidden_TH
 
 
-def _embed(network: Network, batch: Mapping[str, Tensor]) -> Tensor:
+def _embed_tokens(network: Network, batch: Mapping[str, Tensor]) -> Tensor:
     """Compute the input of the encoder, [T, H], in at least float32."""
-    scope, parameters = "bert/embeddings", network.parameters
+    name_prefix, parameters = "bert/embeddings", network.parameters
     words, sparse = parameters.get(WORDS_TO_LOOK_UP, parameters[WORDS]), WORDS_TO_LOOK_UP in parameters
     words_TH = functional.embedding(batch["input_ids"].reshape(-1), words, sparse=sparse)
-    positions_TH = functional.embedding(batch["positions"].reshape(-1), parameters[f"{scope}/position_embeddings"])
-    types_TH = functional.embedding(batch["segment_ids"].reshape(-1), parameters[f"{scope}/token_type_embeddings"])
-    return network.drop(network.layer_norm(words_TH + positions_TH + types_TH, f"{scope}/LayerNorm"))
+    positions_TH = functional.embedding(batch["positions"].reshape(-1), parameters[f"{name_prefix}/position_embeddings"])
+    types_TH = functional.embedding(batch["segment_ids"].reshape(-1), parameters[f"{name_prefix}/token_type_embeddings"])
+    return network.apply_dropout(network.apply_layer_norm(words_TH + positions_TH + types_TH, f"{name_prefix}/LayerNorm"))
 
 
-def _encoder_layer(network: Network, scope: str, query_RH: Tensor, hidden_TH: Tensor, bias_B1PL: Tensor) -> Tensor:
+def _run_encoder_layer(network: Network, name_prefix: str, query_RH: Tensor, hidden_TH: Tensor, bias_B1PL: Tensor) -> Tensor:
     """Compute a layer, with layer normalization after each residual sum (Vaswani et al., 2017; Devlin et al., 2019).
 
     Args:
@@ -312,27 +313,27 @@ def _encoder_layer(network: Network, scope: str, query_RH: Tensor, hidden_TH: Te
     Returns:
         [R, H].
     """
-    context_RH = _self_attention(network, f"{scope}/attention/self", query_RH, hidden_TH, bias_B1PL)
-    output_RH = network.drop(network.dense(context_RH, f"{scope}/attention/output/dense"))
-    attended_RH = network.layer_norm(output_RH + query_RH, f"{scope}/attention/output/LayerNorm")
-    inner_RI = network.activate(network.dense(attended_RH, f"{scope}/intermediate/dense"))
-    output_RH = network.drop(network.dense(inner_RI, f"{scope}/output/dense"))
-    return network.layer_norm(output_RH + attended_RH, f"{scope}/output/LayerNorm")
+    context_RH = _run_self_attention(network, f"{name_prefix}/attention/self", query_RH, hidden_TH, bias_B1PL)
+    output_RH = network.apply_dropout(network.apply_dense(context_RH, f"{name_prefix}/attention/output/dense"))
+    attended_RH = network.apply_layer_norm(output_RH + query_RH, f"{name_prefix}/attention/output/LayerNorm")
+    inner_RI = network.apply_activation(network.apply_dense(attended_RH, f"{name_prefix}/intermediate/dense"))
+    output_RH = network.apply_dropout(network.apply_dense(inner_RI, f"{name_prefix}/output/dense"))
+    return network.apply_layer_norm(output_RH + attended_RH, f"{name_prefix}/output/LayerNorm")
 
 
-def _joined(parameters: _Parameters, scope: str, parts: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+def _concatenate_projections(parameters: _Parameters, name_prefix: str, parts: tuple[str, ...]) -> tuple[Tensor, Tensor]:
     """Concatenate the kernels of parts of self-attention, [H, O], and their biases, [O]."""
-    name = f"{scope}/{'+'.join(parts)}"
+    name = f"{name_prefix}/{'+'.join(parts)}"
     if f"{name}/kernel" in parameters:
         return parameters[f"{name}/kernel"], parameters[f"{name}/bias"]
-    biases = {part: parameters[f"{scope}/{part}/bias"] for part in parts}
+    biases = {part: parameters[f"{name_prefix}/{part}/bias"] for part in parts}
     if "key" in biases:  # the key bias does not affect the softmax, and its gradient would only be rounding noise
         biases["key"] = biases["key"].detach()
-    return torch.cat([parameters[f"{scope}/{part}/kernel"] for part in parts], dim=1), torch.cat(list(biases.values()))
+    return torch.cat([parameters[f"{name_prefix}/{part}/kernel"] for part in parts], dim=1), torch.cat(list(biases.values()))
 
 
-def packed_parameters(
-    parameters: _Parameters, config: BertConfig, dtype: torch.dtype, *, reads_few: bool
+def pack_parameters(
+    parameters: _Parameters, config: BertConfig, dtype: torch.dtype, *, restricts_last_layer: bool
 ) -> dict[str, Tensor]:
     """Convert variables for inference, without gradients.
 
@@ -343,50 +344,52 @@ def packed_parameters(
         parameters: All variables by name.
         config: The config of the model.
         dtype: The dtype of the matrix products, float32 or bfloat16.
-        reads_few: See `Network`.
+        restricts_last_layer: See `Network`.
 
     Returns:
         The converted variables by name.
     """
     packed = dict(parameters)
     for layer in range(config.num_hidden_layers):
-        scope, is_last = layer_name_prefix(layer), layer == config.num_hidden_layers - 1
-        attention = f"{scope}/attention/self"
-        for parts in _SOME_PARTS if is_last and reads_few else (_ALL_PARTS,):
-            kernel_HO, bias_O = _joined(parameters, attention, parts)
+        name_prefix, is_last = layer_name_prefix(layer), layer == config.num_hidden_layers - 1
+        attention = f"{name_prefix}/attention/self"
+        for parts in _QUERY_AND_KEY_VALUE if is_last and restricts_last_layer else (_QUERY_KEY_VALUE,):
+            kernel_HO, bias_O = _concatenate_projections(parameters, attention, parts)
             name = f"{attention}/{'+'.join(parts)}"
             packed |= {f"{name}/kernel": pack_weights(kernel_HO, dtype), f"{name}/bias": bias_O.to(dtype)}
             if len(parts) > 1:
                 for part in parts:
                     del packed[f"{attention}/{part}/kernel"], packed[f"{attention}/{part}/bias"]
         for name in ("attention/output/dense", "intermediate/dense", "output/dense"):
-            packed[f"{scope}/{name}/kernel"] = pack_weights(parameters[f"{scope}/{name}/kernel"], dtype)
-            packed[f"{scope}/{name}/bias"] = parameters[f"{scope}/{name}/bias"].to(dtype)
+            packed[f"{name_prefix}/{name}/kernel"] = pack_weights(parameters[f"{name_prefix}/{name}/kernel"], dtype)
+            packed[f"{name_prefix}/{name}/bias"] = parameters[f"{name_prefix}/{name}/bias"].to(dtype)
     return packed
 
 
-def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: Tensor, bias_B1PL: Tensor) -> Tensor:
+def _run_self_attention(
+    network: Network, name_prefix: str, query_RH: Tensor, hidden_TH: Tensor, bias_B1PL: Tensor
+) -> Tensor:
     """Compute the context of every query, [R, H], before the output projection."""
     config, (packs, _, queries, length) = network.config, bias_B1PL.shape
     heads, size = config.num_attention_heads, config.head_size
 
     def project(inputs: Tensor, positions: int, parts: tuple[str, ...]) -> tuple[Tensor, ...]:
         """Project the inputs to query, key or value, [B, N, positions, D], with one matrix product for all `parts`."""
-        fused = product(inputs, *_joined(network.parameters, scope, parts))
+        fused = multiply(inputs, *_concatenate_projections(network.parameters, name_prefix, parts))
         return tuple(part.transpose(1, 2) for part in fused.reshape(packs, positions, len(parts), heads, size).unbind(2))
 
     rate = config.attention_probs_dropout_prob if network.training else 0.0
     if network.sequence_offsets is not None and query_RH is hidden_TH:
-        fused = product(hidden_TH, *_joined(network.parameters, scope, _ALL_PARTS))
-        query_TND, key_TND, value_TND = fused.reshape(packs * length, len(_ALL_PARTS), heads, size).unbind(1)
+        fused = multiply(hidden_TH, *_concatenate_projections(network.parameters, name_prefix, _QUERY_KEY_VALUE))
+        query_TND, key_TND, value_TND = fused.reshape(packs * length, len(_QUERY_KEY_VALUE), heads, size).unbind(1)
         is_causal = config.attention == "causal"
         context_TND = varlen_attention(query_TND, key_TND, value_TND, network.sequence_offsets, length, rate, is_causal)
         return context_TND.reshape(-1, heads * size)
     if query_RH is hidden_TH:
-        query_BNPD, key_BNLD, value_BNLD = project(hidden_TH, length, _ALL_PARTS)
+        query_BNPD, key_BNLD, value_BNLD = project(hidden_TH, length, _QUERY_KEY_VALUE)
     else:
-        (query_BNPD,) = project(query_RH, queries, _SOME_PARTS[0])
-        key_BNLD, value_BNLD = project(hidden_TH, length, _SOME_PARTS[1])
+        (query_BNPD,) = project(query_RH, queries, _QUERY_AND_KEY_VALUE[0])
+        key_BNLD, value_BNLD = project(hidden_TH, length, _QUERY_AND_KEY_VALUE[1])
     context_BNPD = network.attention(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, rate)
     return context_BNPD.transpose(1, 2).reshape(packs * queries, heads * size)
 
@@ -394,35 +397,37 @@ def _self_attention(network: Network, scope: str, query_RH: Tensor, hidden_TH: T
 # --- Layers after the encoder
 
 
-def pool(network: Network, first_PH: Tensor) -> Tensor:
+def apply_pooler(network: Network, cls_PH: Tensor) -> Tensor:
     """Apply BERT's pooler, a dense layer and tanh, to the hidden states of [CLS] tokens.
 
     Returns:
         [sequences, H], in at least float32.
     """
-    scope, parameters = "bert/pooler/dense", network.parameters
-    return torch.tanh(_wide_product(first_PH, parameters[f"{scope}/kernel"], parameters[f"{scope}/bias"]))
+    name_prefix, parameters = "bert/pooler/dense", network.parameters
+    return torch.tanh(_float32_linear(cls_PH, parameters[f"{name_prefix}/kernel"], parameters[f"{name_prefix}/bias"]))
 
 
-def word_scores(network: Network, picked_PH: Tensor) -> Tensor:
+def masked_lm_logits(network: Network, hidden_PH: Tensor) -> Tensor:
     """Compute the masked-LM logits of hidden states, [P, V], in at least float32.
 
     The output matrix is tied to the word embeddings.
     """
-    scope = "cls/predictions/transform"
-    changed_PH = network.layer_norm(network.activate(network.dense(picked_PH, f"{scope}/dense")), f"{scope}/LayerNorm")
+    name_prefix = "cls/predictions/transform"
+    changed_PH = network.apply_layer_norm(
+        network.apply_activation(network.apply_dense(hidden_PH, f"{name_prefix}/dense")), f"{name_prefix}/LayerNorm"
+    )
     return widen(linear(changed_PH, network.parameters[WORDS])).add_(network.parameters["cls/predictions/output_bias"])
 
 
-def pretraining_outputs(network: Network, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def pretraining_logits(network: Network, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Compute the masked-LM logits, [B, Q, V], and the next-sentence logits, [B, S, 2], in at least float32."""
     positions_BP = torch.cat([batch["next_sentence_positions"], batch["masked_lm_positions"]], dim=1)
     packs, depth = batch["next_sentence_positions"].shape
     check_logit_count(packs, batch["masked_lm_positions"].shape[1], network.config.vocab_size)
     read_BPH = encode_packs(network, batch, positions_BP).reshape(packs, positions_BP.shape[1], -1)
-    first_PH, masked_PH = read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
-    words_BQV = word_scores(network, masked_PH).reshape(packs, -1, network.config.vocab_size)
+    cls_PH, masked_PH = read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
+    words_BQV = masked_lm_logits(network, masked_PH).reshape(packs, -1, network.config.vocab_size)
     # Next-sentence class 0 means that the second text follows the first, and class 1 that it was chosen at random.
     weights_2H, bias_2 = (network.parameters[f"cls/seq_relationship/output_{name}"] for name in ("weights", "bias"))
-    sentences_P2 = _wide_product(pool(network, first_PH), weights_2H.t(), bias_2)
+    sentences_P2 = _float32_linear(apply_pooler(network, cls_PH), weights_2H.t(), bias_2)
     return words_BQV, sentences_P2.reshape(packs, -1, 2)

@@ -15,23 +15,23 @@ from torch import Tensor
 
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.encoders.feeding import vectors_of_sequences, widen
-from gaudi_bert.encoders.matrix_products import is_eager
-from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, Trial
+from gaudi_bert.encoders.matrix_products import is_plain_cpu_tensor
+from gaudi_bert.engines.protocol import ComputeDtype, Device, LossesAndGradients, ModelSpec
 from gaudi_bert.engines.pytorch.bert import (
     SEQUENCE_OFFSETS,
     WORDS,
     WORDS_TO_LOOK_UP,
     Network,
-    attention_on,
+    apply_pooler,
     compute_sequence_offsets,
     encode_packs,
     has_varlen_attention,
-    packed_parameters,
-    pool,
-    pretraining_outputs,
-    word_scores,
+    masked_lm_logits,
+    pack_parameters,
+    pretraining_logits,
+    select_attention_function,
 )
-from gaudi_bert.engines.pytorch.cpu_operations import TableOfRows
+from gaudi_bert.engines.pytorch.cpu_operations import TiedEmbeddingTable
 from gaudi_bert.engines.pytorch.losses import pretraining_sums
 from gaudi_bert.engines.pytorch.model import Tensors, TorchModel, to_numpy
 from gaudi_bert.model.config import BertConfig, draw_initial_value, has_weight_decay
@@ -61,22 +61,22 @@ class TorchBert(TorchModel):
         for name, variable in parameter_specs_with_head(self.config, spec.head).items():
             value = torch.from_numpy(draw_initial_value(name, variable, self.config.initializer_range, seed))
             self.parameters_by_name[name] = torch.nn.Parameter(value.to(self.device))
-        self.attention = attention_on(self.device.type, device is not None and device.fuses_attention)
+        self.attention = select_attention_function(self.device.type, device is not None and device.fuses_attention)
         self._uses_varlen_attention = (
             self.compute_dtype == "bfloat16"
             and not self.is_compiled  # the number of sequences is not static
             and has_varlen_attention(self.device, self.config.head_size)
         )
         self.frozen: dict[str, Tensor] | None = None
-        self._compute: Callable[..., Any] = self._heads
+        self._compute: Callable[..., Any] = self._run_network
         if compiler is not None:
-            self._compute = torch.compile(self._heads, backend=compiler, dynamic=False, fullgraph=True)
+            self._compute = torch.compile(self._run_network, backend=compiler, dynamic=False, fullgraph=True)
 
     def has_weight_decay(self, name: str) -> bool:
         """Return whether weight decay applies to a variable."""
         return has_weight_decay(name)
 
-    def checked(self, batch: BatchArrays) -> BatchArrays:
+    def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
         """Return a batch, with the sequence offsets added to it if this model uses `varlen_attention`."""
         if not self._uses_varlen_attention or "input_mask" not in batch:
             return batch
@@ -84,20 +84,20 @@ class TorchBert(TorchModel):
 
     def forward(self, batch: Tensors, training: bool) -> Any:
         """Compute the outputs of the head. For pretraining, return the logits of both tasks."""
-        return self._compute(self._parameters(), batch, training)
+        return self._compute(self._parameters_for_pass(), batch, training)
 
-    def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
+    def compute_losses_and_gradients(self, batch: BatchArrays, loss: Loss) -> LossesAndGradients:
         """Compute outputs, losses and gradients of a pretraining model, without dropout."""
-        tensors, network = self.tensors(batch), self._network(self._parameters())
-        with torch.no_grad(), self.autocast():
+        tensors, network = self.copy_to_device(batch), self._build_network(self._parameters_for_pass())
+        with torch.no_grad(), self.autocast_context():
             hidden_TH = encode_packs(network, tensors)
-        with self.autocast():
-            words_BQV, sentences_BS2 = pretraining_outputs(network, tensors)
+        with self.autocast_context():
+            words_BQV, sentences_BS2 = pretraining_logits(network, tensors)
         sums = pretraining_sums(words_BQV, sentences_BS2, tensors, loss)
         masked_lm_loss, next_sentence_loss = sums[0] / sums[1], sums[2] / sums[3]
         leaves = self.parameters_by_name
         gradients = torch.autograd.grad(masked_lm_loss + next_sentence_loss, list(leaves.values()), allow_unused=True)
-        return Trial(
+        return LossesAndGradients(
             {
                 "hidden_states": to_numpy(widen(hidden_TH)).reshape(*batch["input_ids"].shape, -1),
                 "masked_lm_logits": to_numpy(words_BQV),
@@ -110,10 +110,10 @@ class TorchBert(TorchModel):
             },
         )
 
-    def pack(self, dtype: torch.dtype) -> None:
+    def pack_weights_for_inference(self, dtype: torch.dtype) -> None:
         """Concatenate the kernels of attention, and convert all kernels of the encoder layers for inference."""
-        reads_few = isinstance(self.spec.head, PretrainingHead) or self.spec.head.positions_feature is not None
-        self.frozen = packed_parameters(self.parameters_by_name, self.config, dtype, reads_few=reads_few)
+        restricts_last_layer = isinstance(self.spec.head, PretrainingHead) or self.spec.head.positions_feature is not None
+        self.frozen = pack_parameters(self.parameters_by_name, self.config, dtype, restricts_last_layer=restricts_last_layer)
         self.parameters_by_name = {}
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
@@ -126,38 +126,38 @@ class TorchBert(TorchModel):
 
         self.attention = attend_after_callback
 
-    def _parameters(self) -> dict[str, Tensor]:
+    def _parameters_for_pass(self) -> dict[str, Tensor]:
         """Return the variables for a forward pass, by name."""
         if self.frozen is not None:
             return self.frozen
         if self.compute_dtype == "float64":
             return {name: parameter.double() for name, parameter in self.parameters_by_name.items()}
         parameters: dict[str, Tensor] = dict(self.parameters_by_name)
-        if is_eager(parameters[WORDS]) and not self.is_compiled:
-            parameters[WORDS_TO_LOOK_UP], parameters[WORDS] = TableOfRows.apply(parameters[WORDS])
+        if is_plain_cpu_tensor(parameters[WORDS]) and not self.is_compiled:
+            parameters[WORDS_TO_LOOK_UP], parameters[WORDS] = TiedEmbeddingTable.apply(parameters[WORDS])
         return parameters
 
-    def _network(self, parameters: Tensors, training: bool = False) -> Network:
+    def _build_network(self, parameters: Tensors, training: bool = False) -> Network:
         """Return what the layers need for a forward pass."""
-        recomputes, reads_few = training and self.recomputes, self.frozen is not None
-        return Network(self.config, parameters, training, self.attention, recomputes, reads_few)
+        recomputes, restricts_last_layer = training and self.recomputes, self.frozen is not None
+        return Network(self.config, parameters, training, self.attention, recomputes, restricts_last_layer)
 
-    def _heads(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:
+    def _run_network(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:
         """Compute the outputs of the head. This function is compiled."""
-        network, head = self._network(parameters, training), self.spec.head
+        network, head = self._build_network(parameters, training), self.spec.head
         if isinstance(head, PretrainingHead):
-            return pretraining_outputs(network, batch)
+            return pretraining_logits(network, batch)
         hidden_RH = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
         if isinstance(head, VectorHead):
             return vectors_of_sequences(head, widen(hidden_RH), batch)
         packs, length = batch["input_ids"].shape
         if not head.needs_outputs:
             check_logit_count(packs, length, self.config.vocab_size)
-            return word_scores(network, hidden_RH)
-        inputs_PH = pool(network, hidden_RH) if head.predicts_per_text else widen(hidden_RH)
+            return masked_lm_logits(network, hidden_RH)
+        inputs_PH = apply_pooler(network, hidden_RH) if head.predicts_per_text else widen(hidden_RH)
         if head.kind != "question-answering":  # BERT's span head has no dropout
-            inputs_PH = network.drop(inputs_PH)
+            inputs_PH = network.apply_dropout(inputs_PH)
         with torch.autocast(self.device.type, enabled=False):
-            return network.dense(inputs_PH, head.dense_name_prefix).reshape(
+            return network.apply_dense(inputs_PH, head.dense_name_prefix).reshape(
                 packs, -1 if head.predicts_per_text else length, head.width
             )

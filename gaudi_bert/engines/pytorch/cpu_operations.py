@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gaudi_bert.encoders.matrix_products import is_eager, multiply_large
+from gaudi_bert.encoders.matrix_products import is_plain_cpu_tensor, multiply_large_matrices
 
 _DROPOUT_STEPS = 1 << 16
-_NUMBERS_TOGETHER = 1 << 18  # elements per thread that stay in its cache together with intermediate results
+_TILE_ELEMENTS = 1 << 18  # elements per thread that stay in its cache together with intermediate results
 
 
 def dropout(inputs: Tensor, rate: float) -> Tensor:
@@ -29,25 +29,27 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
     On a CPU, random numbers are most of the cost of dropout. Therefore only 16 bits are drawn per element, and the rate is
     rounded to a multiple of 1 / 65,536. On other devices, and when compiling or tracing, PyTorch's own dropout is used.
     """
-    if not is_eager(inputs):
+    if not is_plain_cpu_tensor(inputs):
         return functional.dropout(inputs, rate)
-    dropped = _steps(rate)
-    stays = torch.ge(_draw(inputs.shape), dropped - _DROPOUT_STEPS // 2, out=torch.empty(inputs.shape, dtype=inputs.dtype))
-    return inputs * stays.mul_(_DROPOUT_STEPS / (_DROPOUT_STEPS - dropped))
+    steps_dropped = _dropped_steps(rate)
+    keep_mask = torch.ge(
+        _draw_int16(inputs.shape), steps_dropped - _DROPOUT_STEPS // 2, out=torch.empty(inputs.shape, dtype=inputs.dtype)
+    )
+    return inputs * keep_mask.mul_(_DROPOUT_STEPS / (_DROPOUT_STEPS - steps_dropped))
 
 
-def _steps(rate: float) -> int:
+def _dropped_steps(rate: float) -> int:
     """Return the dropout rate as a multiple of 1 / 65,536, at least 1."""
     return max(1, round(rate * _DROPOUT_STEPS))
 
 
-def _draw(shape: torch.Size) -> Tensor:
+def _draw_int16(shape: torch.Size) -> Tensor:
     """Draw random int16 values."""
     words = torch.empty((shape.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
     return words.view(torch.int16)[: shape.numel()].reshape(shape)
 
 
-def attention_in_cache(
+def tiled_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
     """Compute attention in float32 on a CPU, for a few heads at a time.
@@ -62,73 +64,81 @@ def attention_in_cache(
     Returns:
         The context of every query, [B, N, P, D].
     """
-    return _Attention.apply(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, dropout_rate)
+    return _TiledAttention.apply(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, dropout_rate)
 
 
-class _Attention(torch.autograd.Function):
+class _TiledAttention(torch.autograd.Function):
     """Computes attention with dropout. The probabilities before dropout and the random numbers are kept for the gradient."""
 
     @staticmethod
     def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, rate: float) -> Tensor:
         """Compute the context of every query. Its memory is in the order [B, P, N, D]."""
-        drawn = _draw(torch.Size((*query.shape[:3], key.shape[2]))) if rate > 0 else None
-        keeps, dropped, result = any(context.needs_input_grad), _steps(rate) if rate > 0 else 0, _by_positions(query)
+        random_int16 = _draw_int16(torch.Size((*query.shape[:3], key.shape[2]))) if rate > 0 else None
+        keeps, steps_dropped, result = (
+            any(context.needs_input_grad),
+            _dropped_steps(rate) if rate > 0 else 0,
+            _empty_in_position_order(query),
+        )
         shares = []
-        for tile in _tiles(query, key):
-            scores_GPL = multiply_large(query[tile] / math.sqrt(query.shape[-1]), key[tile].mT).add_(bias[tile[0]])
-            shares_GPL = torch.softmax(scores_GPL, -1)
+        for tile in _head_tiles(query, key):
+            scores_GPL = multiply_large_matrices(query[tile] / math.sqrt(query.shape[-1]), key[tile].mT).add_(bias[tile[0]])
+            probabilities_GPL = torch.softmax(scores_GPL, -1)
             if keeps:
-                shares.append(shares_GPL)
-            used_GPL = shares_GPL if drawn is None else _stays(drawn[tile], dropped, scores_GPL).mul_(shares_GPL)
-            result[tile] = multiply_large(used_GPL, value[tile])
-        context.save_for_backward(query, key, value, drawn, *shares)
-        context.dropped = dropped
-        return result.mul_(_DROPOUT_STEPS / (_DROPOUT_STEPS - dropped))
+                shares.append(probabilities_GPL)
+            kept_GPL = (
+                probabilities_GPL
+                if random_int16 is None
+                else _write_keep_mask(random_int16[tile], steps_dropped, scores_GPL).mul_(probabilities_GPL)
+            )
+            result[tile] = multiply_large_matrices(kept_GPL, value[tile])
+        context.save_for_backward(query, key, value, random_int16, *shares)
+        context.steps_dropped = steps_dropped
+        return result.mul_(_DROPOUT_STEPS / (_DROPOUT_STEPS - steps_dropped))
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients of query, key and value."""
-        query, key, value, drawn, *shares = context.saved_tensors
-        dropped = context.dropped
-        keep_scale, size_scale = _DROPOUT_STEPS / (_DROPOUT_STEPS - dropped), 1.0 / math.sqrt(query.shape[-1])
-        of_query, of_key, of_value = (_by_positions(each) for each in (query, key, value))
-        for tile, shares_GPL in zip(_tiles(query, key), shares, strict=True):
+        query, key, value, random_int16, *shares = context.saved_tensors
+        steps_dropped = context.steps_dropped
+        keep_scale, size_scale = _DROPOUT_STEPS / (_DROPOUT_STEPS - steps_dropped), 1.0 / math.sqrt(query.shape[-1])
+        query_gradient, key_gradient, value_gradient = (_empty_in_position_order(each) for each in (query, key, value))
+        for tile, probabilities_GPL in zip(_head_tiles(query, key), shares, strict=True):
             gradient_GPD = (gradients[0][tile] * keep_scale).contiguous()
-            of_shares_GPL = multiply_large(gradient_GPD, value[tile].mT)
-            used_GPL = shares_GPL
-            if drawn is not None:
-                stays_GPL = _stays(drawn[tile], dropped, torch.empty_like(shares_GPL))
-                of_shares_GPL.mul_(stays_GPL)
-                used_GPL = stays_GPL.mul_(shares_GPL)
-            of_value[tile] = multiply_large(gradient_GPD.mT, used_GPL).mT
-            of_scores_GPL = torch._softmax_backward_data(of_shares_GPL, shares_GPL, -1, torch.float32)  # noqa: SLF001
-            of_query[tile] = multiply_large(of_scores_GPL, key[tile]) * size_scale
-            of_key[tile] = multiply_large(query[tile].mT * size_scale, of_scores_GPL).mT
-        return of_query, of_key, of_value, None, None
+            probability_gradient_GPL = multiply_large_matrices(gradient_GPD, value[tile].mT)
+            kept_GPL = probabilities_GPL
+            if random_int16 is not None:
+                keep_mask_GPL = _write_keep_mask(random_int16[tile], steps_dropped, torch.empty_like(probabilities_GPL))
+                probability_gradient_GPL.mul_(keep_mask_GPL)
+                kept_GPL = keep_mask_GPL.mul_(probabilities_GPL)
+            value_gradient[tile] = multiply_large_matrices(gradient_GPD.mT, kept_GPL).mT
+            score_gradient_GPL = torch._softmax_backward_data(probability_gradient_GPL, probabilities_GPL, -1, torch.float32)  # noqa: SLF001
+            query_gradient[tile] = multiply_large_matrices(score_gradient_GPL, key[tile]) * size_scale
+            key_gradient[tile] = multiply_large_matrices(query[tile].mT * size_scale, score_gradient_GPL).mT
+        return query_gradient, key_gradient, value_gradient, None, None
 
 
-def _stays(drawn: Tensor, dropped: int, out: Tensor) -> Tensor:
+def _write_keep_mask(random_int16: Tensor, steps_dropped: int, out: Tensor) -> Tensor:
     """Write to `out` 1 for each element that is kept, and 0 for each element that is dropped, and return it."""
-    return torch.ge(drawn, dropped - _DROPOUT_STEPS // 2, out=out)
+    return torch.ge(random_int16, steps_dropped - _DROPOUT_STEPS // 2, out=out)
 
 
-def _tiles(query: Tensor, key: Tensor) -> Iterator[tuple[int, slice]]:
+def _head_tiles(query: Tensor, key: Tensor) -> Iterator[tuple[int, slice]]:
     """Yield (pack, heads) for each group of heads of a pack that are computed together."""
     packs, heads, positions, _ = query.shape
-    together = max(1, _NUMBERS_TOGETHER * torch.get_num_threads() // (positions * key.shape[2]))
+    together = max(1, _TILE_ELEMENTS * torch.get_num_threads() // (positions * key.shape[2]))
     for pack in range(packs):
         for first in range(0, heads, together):
             yield pack, slice(first, first + together)
 
 
-def _by_positions(like_BNPD: Tensor) -> Tensor:
+def _empty_in_position_order(projection_BNPD: Tensor) -> Tensor:
     """Return an empty tensor [B, N, P, D] whose memory is in the order [B, P, N, D], as that of the projections."""
-    return torch.empty_like(like_BNPD.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+    return torch.empty_like(projection_BNPD.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def cross_entropy(logits_RC: Tensor, labels_R: Tensor) -> Tensor:
     """Compute the negative log-likelihood of each label, [R]."""
-    if is_eager(logits_RC):
+    if is_plain_cpu_tensor(logits_RC):
         return _CrossEntropy.apply(logits_RC, labels_R)
     return functional.cross_entropy(logits_RC, labels_R, reduction="none")
 
@@ -139,7 +149,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the losses [R] from logits [R, C] and labels [R]."""
-        sums_R = torch.cat([torch.logsumexp(logits[rows], -1) for rows in _rows(logits)])
+        sums_R = torch.cat([torch.logsumexp(logits[rows], -1) for rows in _row_slices(logits)])
         context.save_for_backward(logits, labels, sums_R)
         return sums_R - logits.gather(1, labels[:, None])[:, 0]
 
@@ -148,18 +158,18 @@ class _CrossEntropy(torch.autograd.Function):
         """Compute the gradient of the logits."""
         (gradient_R,), (logits, labels, sums_R) = gradients, context.saved_tensors
         result = torch.empty_like(logits)
-        for rows in _rows(logits):
+        for rows in _row_slices(logits):
             torch.sub(logits[rows], sums_R[rows, None], out=result[rows]).exp_().mul_(gradient_R[rows, None])
         return result.scatter_add_(1, labels[:, None], -gradient_R[:, None]), None
 
 
-def _rows(logits: Tensor) -> list[slice]:
+def _row_slices(logits: Tensor) -> list[slice]:
     """Return the slices of rows that are computed together."""
-    together = max(1, _NUMBERS_TOGETHER * torch.get_num_threads() // logits.shape[1])
+    together = max(1, _TILE_ELEMENTS * torch.get_num_threads() // logits.shape[1])
     return [slice(first, first + together) for first in range(0, max(1, len(logits)), together)]
 
 
-class TableOfRows(torch.autograd.Function):
+class TiedEmbeddingTable(torch.autograd.Function):
     """Returns a table of embeddings twice: for looking up rows, whose gradient is sparse, and for a matrix product.
 
     The sparse gradient of the rows is added in place to the gradient of the product. PyTorch would allocate two dense
@@ -175,7 +185,7 @@ class TableOfRows(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *gradients: Tensor | None) -> Tensor | None:
         """Compute the dense gradient of the table."""
-        of_rows, of_table = gradients
-        if of_rows is None or of_table is None:
-            return of_table if of_rows is None else of_rows.to_dense()
-        return of_table.add_(of_rows)
+        row_gradient, table_gradient = gradients
+        if row_gradient is None or table_gradient is None:
+            return table_gradient if row_gradient is None else row_gradient.to_dense()
+        return table_gradient.add_(row_gradient)

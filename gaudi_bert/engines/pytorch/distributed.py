@@ -32,7 +32,7 @@ from gaudi_bert.common.launch import MASTER_ADDRESS, MASTER_PORT, Launch, find_l
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, DeviceKind
-from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, Watchdog, shared_facts
+from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, Watchdog, facts_to_compare
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hpu": "hccl"}
 _FIRST_PORT, _PORTS = 20_000, 12_000
@@ -50,7 +50,7 @@ class TorchCommunicator(ConnectedProcess):
 
     def sum_array(self, values: NDArray[Any]) -> FloatArray:
         """Return the sum of a small array on the host over all processes, float64."""
-        self.arrive()
+        self.note_waiting()
         tensor = torch.from_numpy(np.array(values, np.float64))
         torch_distributed.all_reduce(tensor, group=self.host_group)
         array: FloatArray = tensor.numpy()
@@ -58,7 +58,7 @@ class TorchCommunicator(ConnectedProcess):
 
     def broadcast(self, arrays: WeightArrays) -> WeightArrays:
         """Return the arrays of rank 0 in every process."""
-        self.arrive()
+        self.note_waiting()
         shared = {}
         for name, array in arrays.items():
             tensor = torch.from_numpy(np.array(array))
@@ -67,7 +67,7 @@ class TorchCommunicator(ConnectedProcess):
         return shared
 
 
-class GradientSums:
+class GradientReducer:
     """Sums gradients over processes, beginning while the last backward pass of an update still runs.
 
     Gradients are divided into parts, and the gradients of a part are merged into one buffer. Every process sends the parts
@@ -76,68 +76,68 @@ class GradientSums:
 
     Args:
         parameters: The parameters of the model.
-        part_bytes: The maximum size of a part in bytes. A larger gradient is a part by itself.
+        bucket_bytes: The maximum size of a part in bytes. A larger gradient is a part by itself.
     """
 
-    def __init__(self, parameters: Sequence[Parameter], part_bytes: int) -> None:
-        self._parts = [*_parts(parameters, part_bytes)][::-1]
-        self._part_of = {id(parameter): number for number, part in enumerate(self._parts) for parameter in part}
+    def __init__(self, parameters: Sequence[Parameter], bucket_bytes: int) -> None:
+        self._parts = [*_split_into_buckets(parameters, bucket_bytes)][::-1]
+        self._bucket_index = {id(parameter): number for number, bucket in enumerate(self._parts) for parameter in bucket}
         self._missing: list[int] = []
         self._sent: list[tuple[Tensor, Any]] = []
         for parameter in parameters:
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._add)
+                parameter.register_post_accumulate_grad_hook(self._note_computed_gradient)
 
-    def begin(self) -> None:
+    def start_last_pass(self) -> None:
         """Note that the next backward pass is the last one of the update, so that complete gradients are sent."""
-        self._missing = [sum(parameter.requires_grad for parameter in part) for part in self._parts]
+        self._missing = [sum(parameter.requires_grad for parameter in bucket) for bucket in self._parts]
 
-    def _add(self, parameter: Tensor) -> None:
+    def _note_computed_gradient(self, parameter: Tensor) -> None:
         """Handle a gradient that was just computed.
 
         In the last backward pass, the gradient is then complete. Send all parts that are complete, in their order.
         """
         if not self._missing:
             return
-        self._missing[self._part_of[id(parameter)]] -= 1
+        self._missing[self._bucket_index[id(parameter)]] -= 1
         while len(self._sent) < len(self._parts) and self._missing[len(self._sent)] == 0:
-            self._send()
+            self._start_next_sum()
 
-    def _send(self) -> None:
+    def _start_next_sum(self) -> None:
         """Begin the sum of the next part over all processes."""
-        part = self._parts[len(self._sent)]
-        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in part]
+        bucket = self._parts[len(self._sent)]
+        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
         merged = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        for parameter in part:
+        for parameter in bucket:
             parameter.grad = None  # frees the memory during the sum
         self._sent.append((merged, torch_distributed.all_reduce(merged, async_op=True)))
 
-    def finish(self) -> None:
+    def wait_for_sums(self) -> None:
         """Wait for all sums, and set them as the gradients of the parameters."""
         while len(self._sent) < len(self._parts):  # parts with a parameter that the loss does not depend on
-            self._send()
-        for part, (merged, work) in zip(self._parts, self._sent, strict=True):
+            self._start_next_sum()
+        for bucket, (merged, work) in zip(self._parts, self._sent, strict=True):
             work.wait()
-            for parameter, total in zip(part, merged.split([each.numel() for each in part]), strict=True):
+            for parameter, total in zip(bucket, merged.split([each.numel() for each in bucket]), strict=True):
                 parameter.grad = total.reshape(parameter.shape)
         self._missing, self._sent = [], []
 
 
-def _parts(tensors: Sequence[Parameter], most_bytes: int) -> Iterator[list[Parameter]]:
-    """Divide tensors into consecutive parts of at most `most_bytes` bytes. A larger tensor is a part by itself."""
-    part: list[Parameter] = []
+def _split_into_buckets(tensors: Sequence[Parameter], max_bytes: int) -> Iterator[list[Parameter]]:
+    """Divide tensors into consecutive parts of at most `max_bytes` bytes. A larger tensor is a part by itself."""
+    bucket: list[Parameter] = []
     size = 0
     for tensor in tensors:
         own = tensor.numel() * tensor.element_size()
-        if part and size + own > most_bytes:
-            yield part
-            part, size = [], 0
-        part.append(tensor)
+        if bucket and size + own > max_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
         size += own
-    yield part
+    yield bucket
 
 
-def connect(device: DeviceKind, settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
+def connect_processes(device: DeviceKind, settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
     """Connect the processes that a launcher started. Without a launcher, there is only this process.
 
     Args:
@@ -155,60 +155,64 @@ def connect(device: DeviceKind, settings: LoopSettings, facts: Mapping[str, Any]
     launch = find_launch()
     if launch is None or launch.size == 1:
         return Communicator()
-    who = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
-    local_size = _first_number(_LOCAL_SIZES, launch.size)  # if the launcher does not tell, all processes are on this host
-    _set_address(launch, local_size, who)
+    process_name = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
+    local_size = _first_numeric_variable(
+        _LOCAL_SIZE_VARIABLES, launch.size
+    )  # if the launcher does not tell, all processes are on this host
+    _set_rendezvous_address(launch, local_size, process_name)
     if device == "hpu":
         # Importing this module registers the backend, which reads the number of the card from the variables that torchrun
         # and mpirun set.
         hccl = importlib.import_module("habana_frameworks.torch.distributed.hccl")
-        if not any(all(name in os.environ for name in names) for names in _KNOWN_TO_HCCL):
-            hccl.initialize_distributed_hpu(world_size=launch.size, rank=launch.rank, local_rank=local_rank())
+        if not any(all(name in os.environ for name in names) for names in _VARIABLES_OF_HCCL):
+            hccl.initialize_distributed_hpu(world_size=launch.size, rank=launch.rank, local_rank=find_local_rank())
     timeout = timedelta(seconds=SLOW_WORK_FACTOR * settings.stall_seconds)
     try:
         if not torch_distributed.is_initialized():
             with Watchdog(f"rank {launch.rank} of {launch.size}", settings.stall_seconds) as watchdog:
-                store = meet(launch, settings.meeting_seconds, watchdog)
+                store = rendezvous(launch, settings.meeting_seconds, watchdog)
                 torch_distributed.init_process_group(
                     _BACKENDS[device], store=store, rank=launch.rank, world_size=launch.size, timeout=timeout
                 )
             # If the threads of the process group were still running at interpreter exit, the process would sometimes abort.
-            atexit.register(_part)
+            atexit.register(_destroy_process_group)
         host_group = None if device == "cpu" else torch_distributed.new_group(backend="gloo", timeout=timeout)
     except (RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise FailedError(f"{who}: torch.distributed cannot connect ({reason}); start all ranks again") from error
-    facts = {"torch": torch.__version__, "device": device, **shared_facts(settings, facts)}
+        raise FailedError(
+            f"{process_name}: torch.distributed cannot connect the processes ({reason}); start all ranks again"
+        ) from error
+    facts = {"torch": torch.__version__, "device": device, **facts_to_compare(settings, facts)}
     return TorchCommunicator(launch.rank, launch.size, local_size, facts=facts, host_group=host_group)
 
 
-def _part() -> None:
+def _destroy_process_group() -> None:
     """Destroy the process group."""
     if torch_distributed.is_initialized():
         with suppress(RuntimeError):  # the other processes may have ended
             torch_distributed.destroy_process_group()
 
 
-_KNOWN_TO_HCCL = (
+_VARIABLES_OF_HCCL = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
 )
-_LOCAL_SIZES = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS")
-_LOCAL_RANKS = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", "MPI_LOCALRANKID")
+_LOCAL_SIZE_VARIABLES = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS")
+_LOCAL_RANK_VARIABLES = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", "MPI_LOCALRANKID")
 
 
-def local_rank() -> int:
+def find_local_rank() -> int:
     """Return the number of this process among the processes on its host, which is also the number of its card."""
     launch = find_launch()
-    return _first_number(_LOCAL_RANKS, launch.rank if launch is not None else 0)
+    return _first_numeric_variable(_LOCAL_RANK_VARIABLES, launch.rank if launch is not None else 0)
 
 
-def _first_number(names: Sequence[str], default: int) -> int:
+def _first_numeric_variable(names: Sequence[str], default: int) -> int:
     """Return the value of the first environment variable that contains a number, or the default."""
     return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), default)
 
 
-def _set_address(launch: Launch, local_size: int, who: str) -> None:
+def _set_rendezvous_address(launch: Launch, local_size: int, process_name: str) -> None:
     """Set the environment variables with the address and port of rank 0, unless they are already set.
 
     Raises:
@@ -217,8 +221,8 @@ def _set_address(launch: Launch, local_size: int, who: str) -> None:
     if "MASTER_ADDR" not in os.environ:
         if local_size != launch.size:
             raise InputError(
-                f"{who}: the processes are on several hosts, and MASTER_ADDR is not set; give the name of the first host, "
-                "for example mpirun -x MASTER_ADDR=host-0"
+                f"{process_name}: the processes run on several hosts, but MASTER_ADDR is not set; set it to the name of the "
+                "first host, for example with mpirun -x MASTER_ADDR=host-0"
             )
         os.environ["MASTER_ADDR"] = "127.0.0.1"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -239,7 +243,7 @@ _QUIET_SECONDS = 5.0
 _CONNECT_SECONDS = 10.0
 
 
-def _wait(who: str, watchdog: Watchdog, reason: Callable[[], str | None], seconds: float) -> None:
+def _wait_while(process_name: str, watchdog: Watchdog, reason: Callable[[], str | None], seconds: float) -> None:
     """Wait until `reason()` returns None, and tell the user once what this process is waiting for.
 
     Args:
@@ -252,18 +256,18 @@ def _wait(who: str, watchdog: Watchdog, reason: Callable[[], str | None], second
         FailedError: There is still a reason after `seconds`.
     """
     began, is_reported = time.monotonic(), False
-    while (because := reason()) is not None:
-        watchdog.moved()
+    while (cause := reason()) is not None:
+        watchdog.note_progress()
         waited = time.monotonic() - began
         if waited >= seconds:
-            raise FailedError(f"{who}: {because}, after {seconds:g} s; the same command tries again")
+            raise FailedError(f"{process_name}: {cause} within {seconds:g} s; run the same command again")
         if waited >= _QUIET_SECONDS and not is_reported:
             is_reported = True
-            Reporter().say(f"{who} waits, at most {seconds:g} s: {because}")
+            Reporter().say(f"{process_name} is waiting for at most {seconds:g} s: {cause}")
         time.sleep(_POLL_SECONDS)
 
 
-def meet(launch: Launch, seconds: float, watchdog: Watchdog) -> Any:
+def rendezvous(launch: Launch, seconds: float, watchdog: Watchdog) -> Any:
     """Wait until all processes of a launch have connected to rank 0.
 
     Args:
@@ -278,25 +282,31 @@ def meet(launch: Launch, seconds: float, watchdog: Watchdog) -> Any:
         FailedError: A process does not connect within `seconds`, or is lost.
         InputError: The port is already in use, so that rank 0 cannot listen.
     """
-    watchdog.note("the meeting", slow=False)
-    who, host, port = f"rank {launch.rank} of {launch.size}", os.environ[MASTER_ADDRESS], int(os.environ[MASTER_PORT])
+    watchdog.note_activity("the rendezvous", slow=False)
+    process_name, host, port = (
+        f"rank {launch.rank} of {launch.size}",
+        os.environ[MASTER_ADDRESS],
+        int(os.environ[MASTER_PORT]),
+    )
 
     def absent() -> str | None:
         """Describe the processes that have not connected yet. None if all have."""
         ranks = [str(rank) for rank in range(launch.size) if not store.check([f"here/{rank}"])]
         shown = f"{', '.join(ranks[:8])}{', ...' if len(ranks) > 8 else ''}"
-        return f"rank{'s' if len(ranks) > 1 else ''} {shown} did not come" if ranks else None
+        return f"rank{'s' if len(ranks) > 1 else ''} {shown} did not connect" if ranks else None
 
     try:
         store = _open_store(launch, seconds, watchdog, host, port)
         store.set(f"here/{launch.rank}", "")
-        _wait(who, watchdog, absent, seconds)
+        _wait_while(process_name, watchdog, absent, seconds)
     except (RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split("\n")[0].split())
         if "EADDRINUSE" in reason:
-            raise InputError(f"{who}: {MASTER_PORT} = {port} is in use; set another one in all processes") from error
+            raise InputError(
+                f"{process_name}: {MASTER_PORT} = {port} is already in use; set another port in all processes"
+            ) from error
         raise FailedError(
-            f"{who}: another process was lost while they met at {host}, port {port} ({reason}); the same command tries again"
+            f"{process_name}: lost another process while connecting at {host}:{port} ({reason}); run the same command again"
         ) from error
     return store
 
@@ -309,12 +319,12 @@ def _open_store(launch: Launch, seconds: float, watchdog: Watchdog, host: str, p
         try:
             socket.create_connection((host, port), _CONNECT_SECONDS).close()
         except OSError as error:
-            return f"rank 0 does not answer at {host}, port {port} ({error.strerror or error})"
+            return f"rank 0 does not answer at {host}:{port} ({error.strerror or error})"
         return None
 
     listens = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not listens:
-        _wait(f"rank {launch.rank} of {launch.size}", watchdog, silence, seconds)
+        _wait_while(f"rank {launch.rank} of {launch.size}", watchdog, silence, seconds)
     else:
         # If rank 0 cannot resolve its own name, it uses the loopback address. Otherwise its own address is better, because
         # torch looks up the name of the address to which it connects, and without a name server the lookup of the loopback

@@ -94,9 +94,9 @@ class TorchEncoder(TorchModel):
             except ValueError as error:
                 kind = type(self.module).__name__
                 raise InputError(f"recompute = true: {kind} cannot compute its layers twice; set it to false") from error
-        self._compute: Callable[[Tensors], Tensor] = self._outputs
+        self._compute: Callable[[Tensors], Tensor] = self._run_encoder_and_head
         if compiler is not None:
-            self._compute = torch.compile(self._outputs, backend=compiler, dynamic=False, fullgraph=True)
+            self._compute = torch.compile(self._run_encoder_and_head, backend=compiler, dynamic=False, fullgraph=True)
 
     def buffers(self) -> dict[str, Tensor]:
         """Return the buffers that are stored in addition to the parameters, by name."""
@@ -106,7 +106,7 @@ class TorchEncoder(TorchModel):
         """Return whether weight decay applies to a variable. It does not apply to biases and to normalization layers."""
         return name not in self._undecayed and self.parameters_by_name[name].requires_grad
 
-    def checked(self, batch: BatchArrays) -> BatchArrays:
+    def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
         """Return a batch after checking its tokens.
 
         Raises:
@@ -132,12 +132,12 @@ class TorchEncoder(TorchModel):
         finally:
             self.module.to(self.device)
 
-    def outputs(self, batch: BatchArrays) -> Float32Array:
+    def compute_outputs(self, batch: BatchArrays) -> Float32Array:
         """Return the outputs of the head, without dropout. If rows are longer than before, check them first."""
         row_tokens = batch["input_ids"].shape[1]
         if row_tokens > self.packed.tried_tokens:
             self.check_packs(row_tokens)
-        return super().outputs(batch)
+        return super().compute_outputs(batch)
 
     def forward(self, batch: Tensors, training: bool) -> Tensor:
         """Compute the outputs of the head, with dropout if `training`."""
@@ -150,18 +150,18 @@ class TorchEncoder(TorchModel):
         for layer in max(lists, key=len, default=()):
             layer.register_forward_pre_hook(lambda *_: callback())
 
-    def pack(self, dtype: torch.dtype) -> None:
+    def pack_weights_for_inference(self, dtype: torch.dtype) -> None:
         """Convert the weights of the linear layers for inference. A trial shows which layers are called."""
         trial = self.packed.trial_batch()
 
         def compute() -> None:
-            with torch.inference_mode(), self.autocast():
+            with torch.inference_mode(), self.autocast_context():
                 self.forward(trial, False)
 
         pack_linear_layers(self.module, compute, dtype)
         self.parameters_by_name = dict(self.module.named_parameters())
 
-    def _outputs(self, batch: Tensors) -> Tensor:
+    def _run_encoder_and_head(self, batch: Tensors) -> Tensor:
         """Compute the outputs of the head. This function is compiled."""
         head = self.spec.head
         return self.packed.vectors(batch, head) if isinstance(head, VectorHead) else self.packed.answers(batch)

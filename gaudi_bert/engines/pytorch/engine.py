@@ -22,7 +22,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Communicator, ComputeDtype, Device, DeviceKind, ModelSpec
-from gaudi_bert.engines.pytorch import distributed, environment_notes, has_gaudi
+from gaudi_bert.engines.pytorch import describe_overridden_variables, distributed, has_gaudi_software
 from gaudi_bert.engines.pytorch.bert_model import TorchBert
 from gaudi_bert.engines.pytorch.model import TorchModel
 from gaudi_bert.engines.pytorch.updates import TorchUpdates
@@ -33,15 +33,15 @@ NAME: EngineName = "pytorch"
 # The backend of torch.compile for each kind of device.
 _COMPILERS: dict[DeviceKind, str] = {"cpu": "inductor", "cuda": "inductor", "hpu": "hpu_backend"}
 
-updates = TorchUpdates
+create_updates = TorchUpdates
 
 
-def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-    """Connect the processes that a launcher started, with torch.distributed. See `Engine.connect`."""
-    return distributed.connect(_kind_of(settings), settings, facts)
+def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
+    """Connect the processes that a launcher started, with torch.distributed. See `Engine.connect_processes`."""
+    return distributed.connect_processes(_select_device_kind(settings), settings, facts)
 
 
-def build(
+def build_model(
     spec: ModelSpec,
     device: Device | None = None,
     *,
@@ -49,7 +49,7 @@ def build(
     compute_dtype: ComputeDtype | None = None,
     compiled: bool = False,
 ) -> TorchModel:
-    """Build a model on a device, or on the CPU in float32 if no device is given. See `Engine.build`.
+    """Build a model on a device, or on the CPU in float32 if no device is given. See `Engine.build_model`.
 
     Raises:
         InputError: The model cannot be built or fed packs, or compilation needs g++, which is missing.
@@ -74,7 +74,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants from malloc.h of glibc
 _GAUDI = "use the image of docker/train-gaudi-pytorch.Dockerfile, or install the vendor's PyTorch of the driver's release"
 
 
-def _kind_of(settings: LoopSettings) -> DeviceKind:
+def _select_device_kind(settings: LoopSettings) -> DeviceKind:
     """Return the kind of device of a run, and register the Gaudi device if it is used.
 
     For "auto", prefer a Gaudi card, then a GPU, then the CPU.
@@ -84,7 +84,7 @@ def _kind_of(settings: LoopSettings) -> DeviceKind:
     """
     section, kind = settings.section_name, settings.device
     if kind in ("auto", "hpu"):
-        missing = _load_gaudi()
+        missing = _find_gaudi_problem()
         if missing is None:
             return "hpu"
         if kind == "hpu":
@@ -98,7 +98,7 @@ def _kind_of(settings: LoopSettings) -> DeviceKind:
 
 
 def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
-    """Open the device that the settings specify. Call this after `connect`.
+    """Open the device that the settings specify. Call this after `connect_processes`.
 
     Args:
         settings: The settings of the training loop.
@@ -107,7 +107,7 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
     Raises:
         InputError: The device is not available, or this machine has fewer GPUs than processes.
     """
-    kind = _kind_of(settings)
+    kind = _select_device_kind(settings)
     device = partial(
         Device,
         kind,
@@ -128,7 +128,7 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
             mallopt(_M_TRIM_THRESHOLD, -1)
         return device("cpu", description=f"CPU, {torch.get_num_threads()} threads")
     if kind == "cuda":
-        # In deterministic mode, PyTorch raises an error for operations without a deterministic kernel (`updates.py`).
+        # In deterministic mode, PyTorch raises an error for operations without a deterministic kernel (`create_updates.py`).
         # Attention has a deterministic kernel.
         torch.use_deterministic_algorithms(settings.deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = False  # uninitialized memory is never read here
@@ -136,23 +136,23 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
         if settings.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it starts
             notes = ()
-        card, cards = distributed.local_rank(), torch.cuda.device_count()
+        card, cards = distributed.find_local_rank(), torch.cuda.device_count()
         if card >= cards:
             raise InputError(f"this machine has {cards} GPUs, and process {card + 1} has none: start at most {cards} on it")
         torch.cuda.set_device(card)
         return device(f"cuda:{card}", description=f"GPU {card}, {torch.cuda.get_device_name(card)}", notes=notes)
-    notes = (*environment_notes(), f"{_MAY_DIFFER}: the vendor of Gaudi does not promise the same bits twice")
+    notes = (*describe_overridden_variables(), f"{_MAY_DIFFER}: the vendor of Gaudi does not promise the same bits twice")
     return device("hpu", description="Gaudi card, PyTorch", notes=notes)
 
 
-def _load_gaudi() -> str | None:
+def _find_gaudi_problem() -> str | None:
     """Register the device `hpu`.
 
     Returns:
         None if a card is available. Otherwise, a description of what is missing (the software, the driver or the card), and
         what to do.
     """
-    if not has_gaudi():
+    if not has_gaudi_software():
         return f"the package habana_frameworks is not installed; {_GAUDI}"
     try:
         importlib.import_module("habana_frameworks.torch.core")

@@ -17,19 +17,23 @@ from gaudi_bert.engines.pytorch.cpu_operations import cross_entropy
 from gaudi_bert.model.heads import OTHER_SEQUENCE, Loss, TaskHead
 
 
-def pretraining_sums(words_BQV: Tensor, sentences_BS2: Tensor, batch: Mapping[str, Tensor], loss: Loss) -> Tensor:
+def pretraining_sums(
+    masked_lm_logits_BQV: Tensor, next_sentence_logits_BS2: Tensor, batch: Mapping[str, Tensor], loss: Loss
+) -> Tensor:
     """Compute the 8 sums of pretraining, [8].
 
     Returns:
         The masked-LM loss and its weight, the next-sentence loss and its weight, and then for each of the two tasks the
         total weight of the correct predictions and of all predictions.
     """
-    weights_BQ, masked_weight = _masked_slot_weights(batch, loss, words_BQV.dtype)
-    masked_sum, masked_right = _weighed_likelihoods(words_BQV, batch["masked_lm_ids"], weights_BQ)
-    sentence_weights_BS = batch["next_sentence_weights"].to(words_BQV.dtype)
-    sentence_sum, sentence_right = _weighed_likelihoods(sentences_BS2, batch["next_sentence_labels"], sentence_weights_BS)
+    weights_BQ, masked_weight = _masked_slot_weights(batch, loss, masked_lm_logits_BQV.dtype)
+    masked_sum, masked_correct = _sum_losses_and_correct(masked_lm_logits_BQV, batch["masked_lm_ids"], weights_BQ)
+    sentence_weights_BS = batch["next_sentence_weights"].to(masked_lm_logits_BQV.dtype)
+    sentence_sum, sentence_correct = _sum_losses_and_correct(
+        next_sentence_logits_BS2, batch["next_sentence_labels"], sentence_weights_BS
+    )
     sentence_weight = sentence_weights_BS.sum()
-    correct = (masked_right, masked_weight, sentence_right, sentence_weight)
+    correct = (masked_correct, masked_weight, sentence_correct, sentence_weight)
     return torch.stack([masked_sum, masked_weight, sentence_sum, sentence_weight, *correct])
 
 
@@ -48,7 +52,7 @@ def _masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.d
     return (belongs_BSQ / slots_BS1.clamp(min=1.0)).sum(1), slots_BS1.clamp(max=1.0).sum()
 
 
-def _likelihoods(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _losses_and_correct(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the negative log-likelihood of each label, and 1 if the label has the largest logit, otherwise 0.
 
     Logits have the shape [..., C]. Both results are flattened, [P].
@@ -58,11 +62,11 @@ def _likelihoods(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return losses_P, (logits_PC.detach().argmax(-1) == labels_P).to(logits.dtype)
 
 
-def _weighed_likelihoods(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_losses_and_correct(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the weighted sums of the negative log-likelihoods and of the correct predictions."""
-    losses_P, right_P = _likelihoods(logits, labels)
+    losses_P, correct_P = _losses_and_correct(logits, labels)
     weights_P = weights.reshape(-1)
-    return (losses_P * weights_P).sum(), (right_P * weights_P).sum()
+    return (losses_P * weights_P).sum(), (correct_P * weights_P).sum()
 
 
 def task_sums(head: TaskHead, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
@@ -71,26 +75,26 @@ def task_sums(head: TaskHead, logits: Tensor, batch: Mapping[str, Tensor]) -> Te
     if head.kind in ("multi-label", "reranking"):
         targets_BSC = batch["targets"].to(logits.dtype).reshape(logits.shape)
         losses = functional.binary_cross_entropy_with_logits(logits, targets_BSC, reduction="none").mean(-1)
-        right = ((logits >= 0) == (targets_BSC > 0.5)).all(-1).to(logits.dtype)
+        correct = ((logits >= 0) == (targets_BSC > 0.5)).all(-1).to(logits.dtype)
     elif head.kind == "regression":
         losses = (logits.squeeze(-1) - batch["targets"].to(logits.dtype)).square()
-        right = torch.zeros_like(losses)
+        correct = torch.zeros_like(losses)
     elif head.kind == "question-answering":
-        losses, right = _span_losses(logits, batch)
+        losses, correct = _span_losses_and_correct(logits, batch)
     else:
-        losses, right = _likelihoods(logits, batch["targets"])
+        losses, correct = _losses_and_correct(logits, batch["targets"])
     weights = weights.reshape(losses.shape)
-    return torch.stack([(losses * weights).sum(), weights.sum(), (right * weights).sum()])
+    return torch.stack([(losses * weights).sum(), weights.sum(), (correct * weights).sum()])
 
 
-def _span_losses(logits_BL2: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def _span_losses_and_correct(logits_BL2: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Compute the loss of each span, and whether its start and end are both predicted correctly, [B, S].
 
     The loss is the mean of the negative log-likelihoods of start and end. The logits of tokens in other sequences are
     lowered, so that they do not contribute to the softmax.
     """
     packs, depth = batch["target_weights"].shape
-    own_BSL = belongs(batch["input_mask"], depth).to(logits_BL2.dtype)
-    own_BS2L = logits_BL2.transpose(1, 2)[:, None] + ((1.0 - own_BSL) * OTHER_SEQUENCE)[:, :, None, :]
-    losses_P, right_P = _likelihoods(own_BS2L, batch["targets"])
-    return losses_P.reshape(packs, depth, 2).mean(-1), right_P.reshape(packs, depth, 2).amin(-1)
+    membership_BSL = belongs(batch["input_mask"], depth).to(logits_BL2.dtype)
+    logits_BS2L = logits_BL2.transpose(1, 2)[:, None] + ((1.0 - membership_BSL) * OTHER_SEQUENCE)[:, :, None, :]
+    losses_P, correct_P = _losses_and_correct(logits_BS2L, batch["targets"])
+    return losses_P.reshape(packs, depth, 2).mean(-1), correct_P.reshape(packs, depth, 2).amin(-1)

@@ -60,7 +60,7 @@ class TorchModel(ABC):
         """Return whether weight decay applies to a variable."""
 
     @abstractmethod
-    def pack(self, dtype: torch.dtype) -> None:
+    def pack_weights_for_inference(self, dtype: torch.dtype) -> None:
         """Convert the weights of matrix products to a dtype, and to the layout with which products are fastest."""
 
     # --- The methods of `engines/protocol.Model`
@@ -69,57 +69,57 @@ class TorchModel(ABC):
         """Return the variables without a gradient, which are stored in addition to the parameters, by name."""
         return {}
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def variable_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the variables by name."""
-        return {name: tuple(variable.shape) for name, variable in self._variables().items()}
+        return {name: tuple(variable.shape) for name, variable in self._variables_by_name().items()}
 
     def values(self) -> dict[str, Float32Array]:
         """Return a copy of the variables by name."""
-        return {name: to_numpy(variable).copy() for name, variable in self._variables().items()}
+        return {name: to_numpy(variable).copy() for name, variable in self._variables_by_name().items()}
 
     def load_values(self, values: WeightArrays) -> None:
         """Set variables by name. Variables that are missing in `values` keep their values."""
-        check_weights(self.shapes(), values)
-        variables = self._variables()
+        check_weights(self.variable_shapes(), values)
+        variables = self._variables_by_name()
         with torch.no_grad():
             for name, value in values.items():
                 variables[name].copy_(torch.from_numpy(np.array(value)))
 
-    def _variables(self) -> dict[str, Tensor]:
+    def _variables_by_name(self) -> dict[str, Tensor]:
         """Return the parameters and the buffers by name."""
         return {**self.parameters_by_name, **self.buffers()}
 
-    def outputs(self, batch: BatchArrays) -> Float32Array:
+    def compute_outputs(self, batch: BatchArrays) -> Float32Array:
         """Return the outputs of the head for a batch, float32, without dropout."""
-        with torch.inference_mode(), self.autocast():
-            return to_numpy(widen(self.forward(self.tensors(batch), False)).float())
+        with torch.inference_mode(), self.autocast_context():
+            return to_numpy(widen(self.forward(self.copy_to_device(batch), False)).float())
 
-    def evaluate(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
+    def evaluate_batch(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
         """Run the model without dropout, and return the outputs of the head (or None if it keeps none) and the K sums."""
-        tensors, head = self.tensors(batch), self.spec.head
+        tensors, head = self.copy_to_device(batch), self.spec.head
         with torch.inference_mode():
-            with self.autocast():
+            with self.autocast_context():
                 outputs = self.forward(tensors, False)
-            sums = self.sums(outputs, tensors)
+            sums = self.compute_sums(outputs, tensors)
         return to_numpy(outputs.float()) if head.needs_outputs else None, to_numpy(sums.float())
 
-    def work(self, batch: BatchArrays) -> float:
+    def run_training_pass(self, batch: BatchArrays) -> float:
         """Do a forward and backward pass with dropout, and return a number that depends on all gradients. For timing."""
-        loss, _ = self.loss(self.tensors(batch), _WORK_SEED, torch.ones(2, device=self.device))
+        loss, _ = self.compute_loss(self.copy_to_device(batch), _WORK_SEED, torch.ones(2, device=self.device))
         trained = [parameter for parameter in self.parameters_by_name.values() if parameter.requires_grad]
         gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         return float(sum(gradient.sum() for gradient in gradients if gradient is not None))
 
     def freeze(self) -> None:
-        """Prepare the model for inference only. Afterwards, only `outputs` and `evaluate` may be called.
+        """Prepare the model for inference only. Afterwards, only `compute_outputs` and `evaluate_batch` may be called.
 
         On a CPU, the weights are stored only once, in the dtype and layout that matrix products need.
         """
         for parameter in self.parameters_by_name.values():
             parameter.requires_grad_(False)
         if self.device.type == "cpu" and not self.is_compiled and self.compute_dtype != "float64":
-            self.pack(torch.bfloat16 if self.compute_dtype == "bfloat16" else torch.float32)
-            return_freed_memory()
+            self.pack_weights_for_inference(torch.bfloat16 if self.compute_dtype == "bfloat16" else torch.float32)
+            release_freed_memory()
 
     @abstractmethod
     def call_between_layers(self, callback: Callable[[], None]) -> None:
@@ -127,33 +127,33 @@ class TorchModel(ABC):
 
     # --- Methods for `updates.py`
 
-    def loss(self, batch: Tensors, dropout_seed: Int32Array, factors_2: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_loss(self, batch: Tensors, dropout_seed: Int32Array, loss_factors_2: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the loss of a batch for training.
 
         Args:
             batch: The features on the device.
             dropout_seed: int32 [2].
-            factors_2: The factors by which the two loss sums are multiplied.
+            loss_factors_2: The factors by which the two loss sums are multiplied.
 
         Returns:
             The loss, and the K sums without gradients.
         """
-        outputs = self.training_outputs(batch, dropout_seed)
-        sums = self.sums(outputs, batch)
+        outputs = self.compute_training_outputs(batch, dropout_seed)
+        sums = self.compute_sums(outputs, batch)
         if isinstance(self.spec.head, PretrainingHead):
-            return sums[0] * factors_2[0] + sums[2] * factors_2[1], sums.detach()
-        return sums[0] * factors_2[0], sums.detach()
+            return sums[0] * loss_factors_2[0] + sums[2] * loss_factors_2[1], sums.detach()
+        return sums[0] * loss_factors_2[0], sums.detach()
 
-    def training_outputs(self, batch: Tensors, dropout_seed: Int32Array) -> Any:
+    def compute_training_outputs(self, batch: Tensors, dropout_seed: Int32Array) -> Any:
         """Compute the outputs of the head with dropout from a seed, int32 [2]."""
         number = int(np.ascontiguousarray(dropout_seed).view(np.uint64)[0] & np.uint64((1 << 63) - 1))
         torch.manual_seed(number)
         if self.device.type != "cpu":
             getattr(torch, self.device.type).manual_seed(number)
-        with self.autocast():
+        with self.autocast_context():
             return self.forward(batch, True)
 
-    def sums(self, outputs: Any, batch: Tensors) -> Tensor:
+    def compute_sums(self, outputs: Any, batch: Tensors) -> Tensor:
         """Compute the K sums of the head from its outputs."""
         head = self.spec.head
         if isinstance(head, PretrainingHead):
@@ -163,15 +163,15 @@ class TorchModel(ABC):
             return torch.zeros(0)
         return task_sums(head, widen(outputs), batch)
 
-    def tensors(self, batch: BatchArrays) -> dict[str, Tensor]:
+    def copy_to_device(self, batch: BatchArrays) -> dict[str, Tensor]:
         """Check a batch, and copy it to the device."""
-        return _on_device(self.checked(batch), self.device)
+        return _copy_to_device(self.prepare_batch(batch), self.device)
 
-    def checked(self, batch: BatchArrays) -> BatchArrays:
+    def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
         """Return a batch after checking that the model can compute it. Subclasses add checks."""
         return batch
 
-    def autocast(self) -> AbstractContextManager[Any]:
+    def autocast_context(self) -> AbstractContextManager[Any]:
         """Return a context in which matrix products are computed in bfloat16, if that is the compute dtype."""
         if self.compute_dtype != "bfloat16":
             return nullcontext()
@@ -181,7 +181,7 @@ class TorchModel(ABC):
 # --- Copying to and from the device
 
 
-def _on_device(batch: BatchArrays, device: torch.device) -> dict[str, Tensor]:
+def _copy_to_device(batch: BatchArrays, device: torch.device) -> dict[str, Tensor]:
     """Copy a batch to a device. For a GPU, copy from pinned memory, so that the host does not wait."""
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in batch.items()}
     if device.type != "cuda":
@@ -189,16 +189,16 @@ def _on_device(batch: BatchArrays, device: torch.device) -> dict[str, Tensor]:
     return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
 
 
-def ahead_on_device(batches: Iterable[BatchArrays], device: torch.device) -> Iterator[dict[str, Tensor]]:
+def prefetch_to_device(batches: Iterable[BatchArrays], device: torch.device) -> Iterator[dict[str, Tensor]]:
     """Yield batches on the device. On a GPU, each batch is copied while the one before it is computed."""
     if device.type != "cuda":
-        yield from (_on_device(batch, device) for batch in batches)
+        yield from (_copy_to_device(batch, device) for batch in batches)
         return
     copies, computes = torch.cuda.Stream(device), torch.cuda.current_stream(device)
 
     def copied(batch: BatchArrays) -> dict[str, Tensor]:
         with torch.cuda.stream(copies):
-            return _on_device(batch, device)
+            return _copy_to_device(batch, device)
 
     remaining = iter(batches)
     following = next((copied(batch) for batch in remaining), None)
@@ -211,7 +211,7 @@ def ahead_on_device(batches: Iterable[BatchArrays], device: torch.device) -> Ite
         yield batch
 
 
-def return_freed_memory() -> None:
+def release_freed_memory() -> None:
     """Return freed memory to the kernel. glibc does not do this by itself, because `open_device` turns it off."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -13,15 +13,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gaudi_bert.encoders.matrix_products import Product, has_onednn, is_eager, is_large_product, multiply_by_onednn
+from gaudi_bert.encoders.matrix_products import (
+    LargeProduct,
+    is_large_product,
+    is_plain_cpu_tensor,
+    multiply_with_onednn,
+    onednn_supports,
+)
 
 
-def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute `left @ right + bias` for matrices. `right` may be a result of `pack_weights`."""
     if right.is_mkldnn:
-        return multiply_by_onednn(left.to(right.dtype), right, bias)
+        return multiply_with_onednn(left.to(right.dtype), right, bias)
     if is_large_product(left, right):
-        return Product.apply(left, right, bias, False)
+        return LargeProduct.apply(left, right, bias, False)
     return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
 
 
@@ -36,10 +42,10 @@ def pack_weights(weights_IO: Tensor, dtype: torch.dtype = torch.float32) -> Tens
         dtype: The dtype of the products, float32 or bfloat16.
 
     Returns:
-        The weights in oneDNN's layout, which only `product` can use. If oneDNN cannot be used, the layout does not change.
+        The weights in oneDNN's layout, which only `multiply` can use. If oneDNN cannot be used, the layout does not change.
     """
     weights_IO = weights_IO.detach().to(dtype)
-    if not (is_eager(weights_IO) and has_onednn(dtype)):
+    if not (is_plain_cpu_tensor(weights_IO) and onednn_supports(dtype)):
         return weights_IO
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weights_IO.t().contiguous())  # noqa: SLF001
     return packed
@@ -64,7 +70,7 @@ class PackedLinear(torch.nn.Linear):
         if self.packed.dtype != input.dtype and not torch.is_autocast_enabled("cpu"):
             return functional.linear(input, self.weight.to(input.dtype), self.bias)  # trials compute in float32
         bias = None if self.bias is None else self.bias.to(self.packed.dtype)
-        return product(input.flatten(0, -2), self.packed, bias).unflatten(0, input.shape[:-1])
+        return multiply(input.flatten(0, -2), self.packed, bias).unflatten(0, input.shape[:-1])
 
 
 def pack_linear_layers(module: torch.nn.Module, compute: Callable[[], object], dtype: torch.dtype) -> None:
@@ -78,7 +84,7 @@ def pack_linear_layers(module: torch.nn.Module, compute: Callable[[], object], d
         compute: A function that runs the module on a batch, under autocast if `dtype` is bfloat16.
         dtype: The dtype of the products, float32 or bfloat16.
     """
-    if not has_onednn(dtype):
+    if not onednn_supports(dtype):
         return
     owners = Counter(id(weight) for owner in module.modules() for weight in owner.parameters(recurse=False))
     calls: dict[torch.nn.Linear, bool] = {}
@@ -89,7 +95,9 @@ def pack_linear_layers(module: torch.nn.Module, compute: Callable[[], object], d
         fits = converts and bool(inputs) and inputs[0].dim() >= 2 and owners[id(layer.weight)] == 1
         calls[layer] = calls.get(layer, True) and fits
 
-    linear_layers = [layer for layer in module.modules() if type(layer) is torch.nn.Linear and is_eager(layer.weight)]
+    linear_layers = [
+        layer for layer in module.modules() if type(layer) is torch.nn.Linear and is_plain_cpu_tensor(layer.weight)
+    ]
     hooks = [layer.register_forward_pre_hook(note) for layer in linear_layers]
     try:
         compute()

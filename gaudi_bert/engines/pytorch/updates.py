@@ -1,7 +1,7 @@
 """Updates in PyTorch: forward and backward passes of micro-batches, sums over processes, clipping, and the optimizer.
 
 Gradients are added over the micro-batches, and then over the processes, which begins while the last backward pass still runs
-(`distributed.GradientSums`). The complete gradient is clipped once.
+(`distributed.GradientReducer`). The complete gradient is clipped once.
 
 Letters in shapes: M micro-batches, K sums of a head.
 """
@@ -18,9 +18,9 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int3
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.encoders.feeding import widen
-from gaudi_bert.engines.protocol import Communicator, Sums, UpdateLoss, UpdateScalars
-from gaudi_bert.engines.pytorch.distributed import GradientSums, TorchCommunicator
-from gaudi_bert.engines.pytorch.model import TorchModel, ahead_on_device, to_numpy
+from gaudi_bert.engines.protocol import Communicator, UpdateLoss, UpdateScalars, WaitForSums
+from gaudi_bert.engines.pytorch.distributed import GradientReducer, TorchCommunicator
+from gaudi_bert.engines.pytorch.model import TorchModel, prefetch_to_device, to_numpy
 
 
 class TorchUpdates:
@@ -41,11 +41,11 @@ class TorchUpdates:
         self._lengths: set[int] = set()
         self._has_run = False  # after the first update, the graphs are compiled
         self._optimizer = _Optimizer(model.parameters_by_name, settings, model.has_weight_decay)
-        self._gradient_sums = None
+        self._gradient_reducer = None
         if isinstance(communicator, TorchCommunicator):
-            self._gradient_sums = GradientSums(list(model.parameters_by_name.values()), settings.fusion_bytes)
+            self._gradient_reducer = GradientReducer(list(model.parameters_by_name.values()), settings.fusion_bytes)
 
-    def run(
+    def run_update(
         self,
         micro_batches: Sequence[BatchArrays],
         seeds_M2: Int32Array,
@@ -53,8 +53,8 @@ class TorchUpdates:
         scalars: UpdateScalars,
         update: int,
         update_loss: UpdateLoss | None = None,
-    ) -> Sums:
-        """Do one update. See `engines/protocol.Updates.run`.
+    ) -> WaitForSums:
+        """Do one update. See `engines/protocol.Updates.run_update`.
 
         Raises:
             InputError: An operation of the model has no deterministic kernel, but `deterministic` is true.
@@ -62,28 +62,28 @@ class TorchUpdates:
         model, communicator = self._model, self._communicator
         try:
             if update_loss is None:
-                sums = self._backward(micro_batches, seeds_M2, factors_M2, update)
+                sums = self._accumulate_gradients(micro_batches, seeds_M2, factors_M2, update)
             else:
-                sums = self._backward_in_two_passes(micro_batches, seeds_M2, update_loss, update)
+                sums = self._accumulate_gradients_in_two_passes(micro_batches, seeds_M2, update_loss, update)
         except RuntimeError as error:
             if "use_deterministic_algorithms" not in str(error):
                 raise
             reason = " ".join(str(error).split(", but you set")[0].split())
             raise InputError(f"{self._settings.section_name}.deterministic = true: {reason}; set it to false") from error
         with torch.no_grad():
-            if self._gradient_sums is not None:
+            if self._gradient_reducer is not None:
                 if model.device.type != "cpu":
                     sums.cpu()  # wait until the device has finished the passes
-                communicator.arrive()
-                self._gradient_sums.finish()
+                communicator.note_waiting()
+                self._gradient_reducer.wait_for_sums()
             gradients = {
                 name: parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
                 for name, parameter in model.parameters_by_name.items()
             }
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in gradients.values()]))
             most = self._settings.clip_norm  # maximum of the joint norm, or 0 for no clipping
-            factor = torch.ones_like(norm) if most == 0 else most / norm.clamp(min=most)
-            self._optimizer.apply(gradients, scalars, factor, update)
+            clip_factor = torch.ones_like(norm) if most == 0 else most / norm.clamp(min=most)
+            self._optimizer.apply_gradients(gradients, scalars, clip_factor, update)
             for parameter in model.parameters_by_name.values():
                 parameter.grad = None
             if communicator.size > 1 and model.buffers():  # layers may have changed them differently in each process
@@ -92,54 +92,60 @@ class TorchUpdates:
             self._has_run = True
             return partial(to_numpy, torch.cat([sums, norm.reshape(1)]))
 
-    def _backward(
+    def _accumulate_gradients(
         self, micro_batches: Sequence[BatchArrays], seeds_M2: Int32Array, factors_M2: FloatArray, update: int
     ) -> Tensor:
         """Compute the gradients of the sum of the losses of all micro-batches, and return the K sums."""
         model = self._model
         factors = torch.tensor(factors_M2, dtype=torch.float32, device=model.device)
         sums = torch.zeros(model.spec.head.sums, device=model.device)
-        for number, batch in enumerate(ahead_on_device(map(model.checked, micro_batches), model.device)):
-            self._note(number, update, batch)
-            loss, batch_sums = model.loss(batch, seeds_M2[number], factors[number])
-            if self._gradient_sums is not None and number == len(micro_batches) - 1:
-                self._gradient_sums.begin()
+        for number, batch in enumerate(prefetch_to_device(map(model.prepare_batch, micro_batches), model.device)):
+            self._note_micro_batch(number, update, batch)
+            loss, batch_sums = model.compute_loss(batch, seeds_M2[number], factors[number])
+            if self._gradient_reducer is not None and number == len(micro_batches) - 1:
+                self._gradient_reducer.start_last_pass()
             loss.backward()
             sums += batch_sums
         return sums
 
-    def _backward_in_two_passes(
+    def _accumulate_gradients_in_two_passes(
         self, micro_batches: Sequence[BatchArrays], seeds_M2: Int32Array, update_loss: UpdateLoss, update: int
     ) -> Tensor:
         """Compute the gradients of a loss over all micro-batches, and return the K sums.
 
         The last micro-batch is computed once, and all others twice.
         """
-        model, batches, last = self._model, [self._model.tensors(batch) for batch in micro_batches], len(micro_batches) - 1
+        model, batches, last = (
+            self._model,
+            [self._model.copy_to_device(batch) for batch in micro_batches],
+            len(micro_batches) - 1,
+        )
         outputs = []
         for number, batch in enumerate(batches):
-            self._note(number, update, batch)
+            self._note_micro_batch(number, update, batch)
             with torch.set_grad_enabled(number == last):
-                outputs.append(widen(model.training_outputs(batch, seeds_M2[number])))
+                outputs.append(widen(model.compute_training_outputs(batch, seeds_M2[number])))
         sums, gradients = update_loss([to_numpy(each) for each in outputs])
         for number in (sequence := (last, *range(last))):
-            self._note(number, update, batches[number])
-            output = outputs[last] if number == last else widen(model.training_outputs(batches[number], seeds_M2[number]))
-            if self._gradient_sums is not None and number == sequence[-1]:
-                self._gradient_sums.begin()
+            self._note_micro_batch(number, update, batches[number])
+            output = (
+                outputs[last] if number == last else widen(model.compute_training_outputs(batches[number], seeds_M2[number]))
+            )
+            if self._gradient_reducer is not None and number == sequence[-1]:
+                self._gradient_reducer.start_last_pass()
             output.backward(torch.as_tensor(gradients[number], dtype=output.dtype, device=output.device))
         return torch.as_tensor(sums, dtype=torch.float32, device=model.device)
 
-    def _note(self, number: int, update: int, batch: Mapping[str, Tensor]) -> None:
+    def _note_micro_batch(self, number: int, update: int, batch: Mapping[str, Tensor]) -> None:
         """Tell the watchdog which micro-batch begins. The first one of a row length may be slow, because it may compile."""
         length = batch["input_ids"].shape[1]
         is_new = length not in self._lengths
         if number or (is_new and self._lengths):
             slow = is_new or not self._has_run
-            self._communicator.note(f"micro-batch {number + 1} of update {update}", slow=slow)
+            self._communicator.note_activity(f"micro-batch {number + 1} of update {update}", slow=slow)
         self._lengths.add(length)
 
-    def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
+    def copy_moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
         """Return a copy of the first and of the second moments, by variable name."""
         first, second = (
             {name: to_numpy(moment).copy() for name, moment in moments.items()} for moments in self._optimizer.moments
@@ -182,8 +188,10 @@ class _Optimizer:
         )
         self._decayed = {name for name in self._variables if has_weight_decay(name)}
 
-    def apply(self, gradients: Mapping[str, Tensor], scalars: UpdateScalars, factor: Tensor, update: int) -> None:
-        """Update every variable with its gradient times `factor`. The gradients may be overwritten."""
+    def apply_gradients(
+        self, gradients: Mapping[str, Tensor], scalars: UpdateScalars, clip_factor: Tensor, update: int
+    ) -> None:
+        """Update every variable with its gradient times `clip_factor`. The gradients may be overwritten."""
         settings = self._settings
         adapts_all = settings.layer_adaptation == "all"
         adapted = [
@@ -191,31 +199,34 @@ class _Optimizer:
         ]
         plain = [name for name in self._variables if name not in set(adapted)]
         for name in adapted:
-            variable, direction = self._variables[name], self._direction(name, gradients[name].mul_(factor), scalars)
+            variable, direction = (
+                self._variables[name],
+                self._compute_direction(name, gradients[name].mul_(clip_factor), scalars),
+            )
             variable_norm, direction_norm = torch.linalg.vector_norm(variable), torch.linalg.vector_norm(direction)
             usable = (variable_norm > 0) & (direction_norm > 0)
             one = torch.ones_like(variable_norm)
             ratio = torch.where(usable, variable_norm / torch.where(usable, direction_norm, one), one)
             variable.sub_(direction.mul_(ratio * scalars.learning_rate))
-        for decays in (True, False):
-            names = [name for name in plain if (name in self._decayed) == decays]
+        for has_decay in (True, False):
+            names = [name for name in plain if (name in self._decayed) == has_decay]
             if names:
-                self._move_by_adamw(names, [gradients[name] for name in names], scalars, factor, update, decays)
+                self._apply_adamw(names, [gradients[name] for name in names], scalars, clip_factor, update, has_decay)
 
-    def _move_by_adamw(
+    def _apply_adamw(
         self,
         names: list[str],
         gradients: list[Tensor],
         scalars: UpdateScalars,
-        factor: Tensor,
+        clip_factor: Tensor,
         update: int,
-        decays: bool,
+        has_decay: bool,
     ) -> None:
         """Update some variables with AdamW, with or without weight decay."""
         settings, variables = self._settings, [self._variables[name] for name in names]
         if variables[0].device.type not in _FUSED_DEVICES or not hasattr(torch, "_fused_adamw_"):
             for name, gradient in zip(names, gradients, strict=True):
-                direction = self._direction(name, gradient.mul_(factor), scalars)
+                direction = self._compute_direction(name, gradient.mul_(clip_factor), scalars)
                 self._variables[name].sub_(direction.mul_(scalars.learning_rate))
             return
         steps = [torch.full((), float(update), device=variables[0].device) for _ in names]
@@ -228,14 +239,14 @@ class _Optimizer:
             lr=scalars.learning_rate,
             beta1=settings.beta_1,
             beta2=settings.beta_2,
-            weight_decay=settings.weight_decay if decays else 0.0,
+            weight_decay=settings.weight_decay if has_decay else 0.0,
             eps=settings.epsilon,
             amsgrad=False,
             maximize=False,
-            grad_scale=1.0 / factor,
+            grad_scale=1.0 / clip_factor,
         )
 
-    def _direction(self, name: str, gradient: Tensor, scalars: UpdateScalars) -> Tensor:
+    def _compute_direction(self, name: str, gradient: Tensor, scalars: UpdateScalars) -> Tensor:
         """Update the moments of a variable, and return its direction in new memory."""
         settings, (first, second) = self._settings, (moments[name] for moments in self.moments)
         first.mul_(settings.beta_1).add_(gradient, alpha=1.0 - settings.beta_1)

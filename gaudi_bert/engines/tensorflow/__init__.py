@@ -25,7 +25,7 @@ _ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "1"}
 INTRA_OP_THREADS = "TF_NUM_INTRAOP_THREADS"
 
 
-def prepare_tensorflow(environment: MutableMapping[str, str] = os.environ) -> None:
+def set_tensorflow_environment(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set the environment variables that TensorFlow reads, unless the user, the image or the launcher has set them.
 
     This has no effect after TensorFlow was imported. On a host with the Gaudi software, oneDNN is not turned on, because its
@@ -38,4 +38,4 @@ def prepare_tensorflow(environment: MutableMapping[str, str] = os.environ) -> No
         environment.setdefault(name, value)
 
 
-prepare_tensorflow()
+set_tensorflow_environment()

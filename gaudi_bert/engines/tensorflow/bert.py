@@ -25,18 +25,18 @@ import tensorflow as tf
 
 from gaudi_bert.engines.tensorflow.operations import (
     ForwardPass,
-    activation,
+    activation_function,
+    compile_kernel_if,
     dense,
     dropout,
     gather_rows,
+    gather_tokens,
     keep_mask,
     keep_scale,
-    kernel,
     layer_norm,
-    pick_tokens,
     residual_layer_norm,
     widen,
-    without_gradient,
+    with_zero_gradient,
 )
 from gaudi_bert.model.config import BertConfig, layer_name_prefix
 from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
@@ -64,18 +64,18 @@ class Network:
     compute_dtype: tf.DType
     forward_pass: ForwardPass
 
-    def kernel_and_bias(self, scope: str) -> tuple[tf.Tensor, tf.Tensor]:
+    def kernel_and_bias(self, name_prefix: str) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the kernel and the bias of a dense layer."""
-        return self.parameters[f"{scope}/kernel"], self.parameters[f"{scope}/bias"]
+        return self.parameters[f"{name_prefix}/kernel"], self.parameters[f"{name_prefix}/bias"]
 
-    def gamma_and_beta(self, scope: str) -> tuple[tf.Tensor, tf.Tensor]:
+    def gamma_and_beta(self, name_prefix: str) -> tuple[tf.Tensor, tf.Tensor]:
         """Return gamma and beta of a layer normalization."""
-        return self.parameters[f"{scope}/LayerNorm/gamma"], self.parameters[f"{scope}/LayerNorm/beta"]
+        return self.parameters[f"{name_prefix}/LayerNorm/gamma"], self.parameters[f"{name_prefix}/LayerNorm/beta"]
 
-    def drop(self, inputs: tf.Tensor, site: int) -> tf.Tensor:
+    def apply_dropout(self, inputs: tf.Tensor, site: int) -> tf.Tensor:
         """Apply the hidden-state dropout with the number `site`."""
         rate = self.config.hidden_dropout_prob
-        return dropout(inputs, self.forward_pass.draw(inputs.shape, rate, site), rate, self.forward_pass.compiled)
+        return dropout(inputs, self.forward_pass.draw_dropout(inputs.shape, rate, site), rate, self.forward_pass.compiled)
 
 
 def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None = None) -> tf.Tensor:
@@ -91,22 +91,22 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
     """
     config, (packs, length) = network.config, batch["input_ids"].shape
     wide_dtype = tf.float64 if network.compute_dtype == tf.float64 else tf.float32
-    bias_B1LL = _attention_bias(batch["input_mask"], config.attention == "causal", wide_dtype)
-    hidden_TH = _embed(network, batch)
-    reads_few = positions_BP is not None and positions_BP.shape[1] < length
+    bias_B1LL = _additive_attention_mask(batch["input_mask"], config.attention == "causal", wide_dtype)
+    hidden_TH = _embed_tokens(network, batch)
+    restricts_last_layer = positions_BP is not None and positions_BP.shape[1] < length
     for layer in range(config.num_hidden_layers):
         query_RH, bias_B1PL = hidden_TH, bias_B1LL
-        if positions_BP is not None and reads_few and layer == config.num_hidden_layers - 1:
-            bias_RL = pick_tokens(tf.reshape(bias_B1LL, [packs * length, length]), positions_BP, length)
-            query_RH = pick_tokens(hidden_TH, positions_BP, length)
+        if positions_BP is not None and restricts_last_layer and layer == config.num_hidden_layers - 1:
+            bias_RL = gather_tokens(tf.reshape(bias_B1LL, [packs * length, length]), positions_BP, length)
+            query_RH = gather_tokens(hidden_TH, positions_BP, length)
             bias_B1PL = tf.reshape(bias_RL, [packs, 1, positions_BP.shape[1], length])
-        hidden_TH = _encoder_layer(network, layer, query_RH, hidden_TH, bias_B1PL)
-    if positions_BP is not None and not reads_few:
-        return pick_tokens(hidden_TH, positions_BP, length)
+        hidden_TH = _run_encoder_layer(network, layer, query_RH, hidden_TH, bias_B1PL)
+    if positions_BP is not None and not restricts_last_layer:
+        return gather_tokens(hidden_TH, positions_BP, length)
     return hidden_TH
 
 
-def _attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
+def _additive_attention_mask(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
     """Return the mask that is added to attention scores, [B, 1, L, L]: 0 if attention is allowed, otherwise -10,000."""
     same_BLL = tf.cast(tf.equal(input_mask_BL[:, :, tf.newaxis], input_mask_BL[:, tf.newaxis, :]), dtype)
     if causal:
@@ -115,21 +115,21 @@ def _attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf
     return ((1.0 - same_BLL) * FORBIDDEN_SCORE)[:, tf.newaxis]
 
 
-def _embed(network: Network, batch: Batch) -> tf.Tensor:
+def _embed_tokens(network: Network, batch: Batch) -> tf.Tensor:
     """Compute the input of the encoder (Devlin et al., 2019, section 3), [T, H], in the dtype of the matrix products."""
-    scope, parameters, config = "bert/embeddings", network.parameters, network.config
-    words_TH = gather_rows(parameters[f"{scope}/word_embeddings"], tf.reshape(batch["input_ids"], [-1]))
-    positions_TH = gather_rows(parameters[f"{scope}/position_embeddings"], tf.reshape(batch["positions"], [-1]))
+    name_prefix, parameters, config = "bert/embeddings", network.parameters, network.config
+    words_TH = gather_rows(parameters[f"{name_prefix}/word_embeddings"], tf.reshape(batch["input_ids"], [-1]))
+    positions_TH = gather_rows(parameters[f"{name_prefix}/position_embeddings"], tf.reshape(batch["positions"], [-1]))
     # The table has only two rows. A product with a one-hot matrix is faster than a gather, and so is its gradient.
-    types_YH = parameters[f"{scope}/token_type_embeddings"]
+    types_YH = parameters[f"{name_prefix}/token_type_embeddings"]
     segments_TY = tf.one_hot(tf.reshape(batch["segment_ids"], [-1]), config.type_vocab_size, dtype=types_YH.dtype)
     total_TH = words_TH + positions_TH + tf.matmul(segments_TY, types_YH)
     compiled = network.forward_pass.compiled
-    normal_TH = layer_norm(total_TH, *network.gamma_and_beta(scope), config.layer_norm_eps, compiled)
-    return tf.cast(network.drop(normal_TH, _EMBEDDINGS_DROPOUT_SITE), network.compute_dtype)
+    normal_TH = layer_norm(total_TH, *network.gamma_and_beta(name_prefix), config.layer_norm_eps, compiled)
+    return tf.cast(network.apply_dropout(normal_TH, _EMBEDDINGS_DROPOUT_SITE), network.compute_dtype)
 
 
-def _encoder_layer(
+def _run_encoder_layer(
     network: Network, layer: int, query_RH: tf.Tensor, hidden_TH: tf.Tensor, bias_B1PL: tf.Tensor
 ) -> tf.Tensor:
     """Compute a layer, with layer normalization after each residual sum (Vaswani et al., 2017; Devlin et al., 2019).
@@ -145,27 +145,29 @@ def _encoder_layer(
         [R, H].
     """
     config, forward_pass = network.config, network.forward_pass
-    scope, first_site = layer_name_prefix(layer), 1 + _DROPOUT_SITES_PER_LAYER * layer
+    name_prefix, first_site = layer_name_prefix(layer), 1 + _DROPOUT_SITES_PER_LAYER * layer
 
     def project(inputs: tf.Tensor, name: str) -> tf.Tensor:
-        return dense(inputs, *network.kernel_and_bias(f"{scope}/{name}/dense"), forward_pass.compiled)
+        return dense(inputs, *network.kernel_and_bias(f"{name_prefix}/{name}/dense"), forward_pass.compiled)
 
     def add_and_normalise(new_RH: tf.Tensor, old_RH: tf.Tensor, name: str, site: int) -> tf.Tensor:
         """Apply dropout to the new hidden states, add the old ones, and apply layer normalization."""
         rate = config.hidden_dropout_prob
-        drawn = forward_pass.draw(new_RH.shape, rate, site)
-        variables = network.gamma_and_beta(f"{scope}/{name}")
-        return residual_layer_norm(new_RH, old_RH, *variables, drawn, rate, config.layer_norm_eps, forward_pass.compiled)
+        dropout_draw = forward_pass.draw_dropout(new_RH.shape, rate, site)
+        variables = network.gamma_and_beta(f"{name_prefix}/{name}")
+        return residual_layer_norm(
+            new_RH, old_RH, *variables, dropout_draw, rate, config.layer_norm_eps, forward_pass.compiled
+        )
 
-    context_RH = _self_attention(network, f"{scope}/attention/self", first_site, query_RH, hidden_TH, bias_B1PL)
+    context_RH = _run_self_attention(network, f"{name_prefix}/attention/self", first_site, query_RH, hidden_TH, bias_B1PL)
     output_RH = project(context_RH, "attention/output")
     attended_RH = add_and_normalise(output_RH, query_RH, "attention/output", first_site + 1)
-    inner_RI = activation(config.hidden_act, forward_pass.compiled)(project(attended_RH, "intermediate"))
+    inner_RI = activation_function(config.hidden_act, forward_pass.compiled)(project(attended_RH, "intermediate"))
     return add_and_normalise(project(inner_RI, "output"), attended_RH, "output", first_site + 2)
 
 
-def _self_attention(
-    network: Network, scope: str, dropout_site: int, query_RH: tf.Tensor, hidden_TH: tf.Tensor, bias_B1PL: tf.Tensor
+def _run_self_attention(
+    network: Network, name_prefix: str, dropout_site: int, query_RH: tf.Tensor, hidden_TH: tf.Tensor, bias_B1PL: tf.Tensor
 ) -> tf.Tensor:
     """Compute the context of every query, [R, H], before the output projection."""
     config, forward_pass, (packs, _, queries, length) = network.config, network.forward_pass, bias_B1PL.shape
@@ -173,7 +175,7 @@ def _self_attention(
 
     def project(inputs: tf.Tensor, positions: int, *parts: str) -> list[tf.Tensor]:
         """Project the inputs to query, key or value, [B, N, positions, D], with one matrix product for all `parts`."""
-        fused = dense(inputs, *_fused_projection(network, scope, parts), forward_pass.compiled)
+        fused = dense(inputs, *_concatenate_projections(network, name_prefix, parts), forward_pass.compiled)
         return tf.unstack(tf.transpose(tf.reshape(fused, [packs, positions, len(parts), heads, size]), [2, 0, 3, 1, 4]))
 
     if query_RH is hidden_TH:
@@ -182,12 +184,12 @@ def _self_attention(
         (query_BNPD,) = project(query_RH, queries, "query")
         key_BNLD, value_BNLD = project(hidden_TH, length, "key", "value")
     rate = config.attention_probs_dropout_prob
-    drawn = forward_pass.draw(tf.TensorShape([packs, heads, queries, length]), rate, dropout_site)
-    context_BNPD = attend(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, drawn, rate, forward_pass.compiled)
+    dropout_draw = forward_pass.draw_dropout(tf.TensorShape([packs, heads, queries, length]), rate, dropout_site)
+    context_BNPD = compute_attention(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, dropout_draw, rate, forward_pass.compiled)
     return tf.reshape(tf.transpose(context_BNPD, [0, 2, 1, 3]), [packs * queries, heads * size])
 
 
-def _fused_projection(network: Network, scope: str, parts: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor]:
+def _concatenate_projections(network: Network, name_prefix: str, parts: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor]:
     """Concatenate the kernels and biases of some of query, key and value: [H, O] and [O].
 
     The query part is divided by the square root of the head size here, which saves a pass over the scores. The key bias does
@@ -197,22 +199,22 @@ def _fused_projection(network: Network, scope: str, parts: Sequence[str]) -> tup
     scale = 1.0 / math.sqrt(network.config.head_size)
     kernels, biases = [], []
     for part in parts:
-        kernel_HH, bias_H = network.kernel_and_bias(f"{scope}/{part}")
+        kernel_HH, bias_H = network.kernel_and_bias(f"{name_prefix}/{part}")
         if part == "query":
             kernel_HH, bias_H = kernel_HH * scale, bias_H * scale
         elif part == "key":
-            bias_H = without_gradient(bias_H)
+            bias_H = with_zero_gradient(bias_H)
         kernels.append(kernel_HH)
         biases.append(bias_H)
     return tf.concat(kernels, axis=1), tf.concat(biases, axis=0)
 
 
-def attend(
+def compute_attention(
     query_BNPD: tf.Tensor,
     key_BNLD: tf.Tensor,
     value_BNLD: tf.Tensor,
     bias_B1PL: tf.Tensor,
-    drawn: tf.Tensor | None,
+    dropout_draw: tf.Tensor | None,
     rate: float,
     compiled: bool,
 ) -> tf.Tensor:
@@ -234,21 +236,27 @@ def attend(
     Returns:
         The context of every query, [B, N, P, D].
     """
-    scale = keep_scale(drawn, rate)
+    scale = keep_scale(dropout_draw, rate)
 
     @tf.custom_gradient
     def core(query_BNPD: tf.Tensor, key_BNLD: tf.Tensor, value_BNLD: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         dtype = query_BNPD.dtype
         scores_BNPL = widen(tf.matmul(query_BNPD, key_BNLD, transpose_b=True)) + bias_B1PL
-        shares_BNPL = tf.cast(tf.nn.softmax(scores_BNPL), dtype)
-        used_BNPL = shares_BNPL if drawn is None else kernel(_drop_shares, compiled)(shares_BNPL, drawn, rate)
-        context_BNPD = tf.matmul(used_BNPL, value_BNLD) * scale
+        probabilities_BNPL = tf.cast(tf.nn.softmax(scores_BNPL), dtype)
+        kept_BNPL = (
+            probabilities_BNPL
+            if dropout_draw is None
+            else compile_kernel_if(_drop_probabilities, compiled)(probabilities_BNPL, dropout_draw, rate)
+        )
+        context_BNPD = tf.matmul(kept_BNPL, value_BNLD) * scale
 
         def backward(gradient_BNPD: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             scaled_BNPD = gradient_BNPD * scale
-            value_gradient_BNLD = tf.matmul(used_BNPL, scaled_BNPD, transpose_a=True)
-            used_gradient_BNPL = tf.matmul(scaled_BNPD, value_BNLD, transpose_b=True)
-            scores_gradient_BNPL = kernel(_scores_gradient, compiled)(used_gradient_BNPL, shares_BNPL, drawn, rate)
+            value_gradient_BNLD = tf.matmul(kept_BNPL, scaled_BNPD, transpose_a=True)
+            kept_gradient_BNPL = tf.matmul(scaled_BNPD, value_BNLD, transpose_b=True)
+            scores_gradient_BNPL = compile_kernel_if(_attention_scores_gradient, compiled)(
+                kept_gradient_BNPL, probabilities_BNPL, dropout_draw, rate
+            )
             query_gradient_BNPD = tf.matmul(scores_gradient_BNPL, key_BNLD)
             key_gradient_BNLD = tf.matmul(scores_gradient_BNPL, query_BNPD, transpose_a=True)
             return query_gradient_BNPD, key_gradient_BNLD, value_gradient_BNLD
@@ -258,48 +266,48 @@ def attend(
     return core(query_BNPD, key_BNLD, value_BNLD)
 
 
-def _drop_shares(shares_BNPL: tf.Tensor, drawn: tf.Tensor, rate: float) -> tf.Tensor:
+def _drop_probabilities(probabilities_BNPL: tf.Tensor, dropout_draw: tf.Tensor, rate: float) -> tf.Tensor:
     """Set the dropped attention probabilities to zero, without scaling the others."""
-    return shares_BNPL * keep_mask(drawn, shares_BNPL.shape, rate, shares_BNPL.dtype)
+    return probabilities_BNPL * keep_mask(dropout_draw, probabilities_BNPL.shape, rate, probabilities_BNPL.dtype)
 
 
-def _scores_gradient(
-    used_gradient_BNPL: tf.Tensor, shares_BNPL: tf.Tensor, drawn: tf.Tensor | None, rate: float
+def _attention_scores_gradient(
+    kept_gradient_BNPL: tf.Tensor, probabilities_BNPL: tf.Tensor, dropout_draw: tf.Tensor | None, rate: float
 ) -> tf.Tensor:
     """Compute the gradient of the attention scores through dropout and softmax.
 
     If one probability of a row is 1, the gradient of the row is exactly 0.
     """
-    if drawn is not None:
-        used_gradient_BNPL = _drop_shares(used_gradient_BNPL, drawn, rate)
-    weighted_BNPL = widen(shares_BNPL) * widen(used_gradient_BNPL)
+    if dropout_draw is not None:
+        kept_gradient_BNPL = _drop_probabilities(kept_gradient_BNPL, dropout_draw, rate)
+    weighted_BNPL = widen(probabilities_BNPL) * widen(kept_gradient_BNPL)
     sums_BNP1 = tf.reduce_sum(weighted_BNPL, axis=-1, keepdims=True)
-    return tf.cast(weighted_BNPL - widen(shares_BNPL) * sums_BNP1, shares_BNPL.dtype)
+    return tf.cast(weighted_BNPL - widen(probabilities_BNPL) * sums_BNP1, probabilities_BNPL.dtype)
 
 
 # --- Layers after the encoder
 
 
-def pool(network: Network, first_PH: tf.Tensor) -> tf.Tensor:
+def apply_pooler(network: Network, cls_PH: tf.Tensor) -> tf.Tensor:
     """Apply BERT's pooler, a dense layer and tanh, to the hidden states of [CLS] tokens, [sequences, H]."""
-    return tf.tanh(dense(first_PH, *network.kernel_and_bias("bert/pooler/dense")))
+    return tf.tanh(dense(cls_PH, *network.kernel_and_bias("bert/pooler/dense")))
 
 
-def word_scores(network: Network, picked_PH: tf.Tensor) -> tf.Tensor:
+def masked_lm_logits(network: Network, hidden_PH: tf.Tensor) -> tf.Tensor:
     """Compute the masked-LM logits of hidden states, [P, V] in at least float32.
 
     The output matrix is tied to the word embeddings.
     """
-    scope, config, compiled = "cls/predictions/transform", network.config, network.forward_pass.compiled
-    changed_PH = dense(picked_PH, *network.kernel_and_bias(f"{scope}/dense"))
-    changed_PH = activation(config.hidden_act, compiled)(changed_PH)
-    changed_PH = layer_norm(changed_PH, *network.gamma_and_beta(scope), config.layer_norm_eps, compiled)
+    name_prefix, config, compiled = "cls/predictions/transform", network.config, network.forward_pass.compiled
+    changed_PH = dense(hidden_PH, *network.kernel_and_bias(f"{name_prefix}/dense"))
+    changed_PH = activation_function(config.hidden_act, compiled)(changed_PH)
+    changed_PH = layer_norm(changed_PH, *network.gamma_and_beta(name_prefix), config.layer_norm_eps, compiled)
     words_VH = tf.cast(network.parameters["bert/embeddings/word_embeddings"], changed_PH.dtype)
     logits_PV = widen(tf.matmul(changed_PH, words_VH, transpose_b=True))
     return tf.nn.bias_add(logits_PV, tf.cast(network.parameters["cls/predictions/output_bias"], logits_PV.dtype))
 
 
-def pretraining_outputs(network: Network, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+def pretraining_logits(network: Network, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
     """Compute the masked-LM logits, [B, Q, V], and the next-sentence logits, [B, S, 2], in at least float32."""
     (packs, depth), slots = batch["next_sentence_positions"].shape, batch["masked_lm_positions"].shape[1]
     check_logit_count(packs, slots, network.config.vocab_size)
@@ -307,8 +315,8 @@ def pretraining_outputs(network: Network, batch: Batch) -> tuple[tf.Tensor, tf.T
     positions_BP = tf.concat([batch["next_sentence_positions"], batch["masked_lm_positions"]], axis=1)
     read_BPH = tf.reshape(encode_packs(network, batch, positions_BP), [packs, depth + slots, hidden])
     first_BSH, masked_BQH = tf.split(read_BPH, [depth, slots], axis=1)
-    pooled_PH = widen(pool(network, tf.reshape(first_BSH, [packs * depth, hidden])))
-    words_PV = word_scores(network, tf.reshape(masked_BQH, [packs * slots, hidden]))
+    pooled_PH = widen(apply_pooler(network, tf.reshape(first_BSH, [packs * depth, hidden])))
+    words_PV = masked_lm_logits(network, tf.reshape(masked_BQH, [packs * slots, hidden]))
     # Next-sentence class 0 means that the second text follows the first, and class 1 that it was chosen at random.
     weights_2H, bias_2 = (
         tf.cast(parameters[f"cls/seq_relationship/output_{name}"], pooled_PH.dtype) for name in ("weights", "bias")

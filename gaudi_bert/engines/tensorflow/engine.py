@@ -1,6 +1,6 @@
 """The TensorFlow implementation of `engines/protocol.Engine`: opening the device, and connecting processes with Horovod.
 
-The Gaudi documentation prescribes the order of calls. First, the processes are connected (`connect`). Then
+The Gaudi documentation prescribes the order of calls. First, the processes are connected (`connect_processes`). Then
 `habana_frameworks.tensorflow.load_habana_module()` registers the device. Only then may a graph or a variable be created.
 Each process sees a single card as `/device:HPU:0`, and the runtime places all operations there that it can run.
 
@@ -32,14 +32,14 @@ from gaudi_bert.engines.protocol import Communicator, ComputeDtype, Device, Mode
 from gaudi_bert.engines.tensorflow import INTRA_OP_THREADS
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.updates import TensorFlowUpdates
-from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, shared_facts
+from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, facts_to_compare
 
 NAME: EngineName = "tensorflow"
 
-updates = TensorFlowUpdates
+create_updates = TensorFlowUpdates
 
 
-def build(
+def build_model(
     spec: ModelSpec,
     device: Device | None = None,
     *,
@@ -47,14 +47,14 @@ def build(
     compute_dtype: ComputeDtype | None = None,
     compiled: bool = False,
 ) -> TensorFlowModel:
-    """Build a model on a device, or on the CPU if no device is given. See `Engine.build`."""
+    """Build a model on a device, or on the CPU if no device is given. See `Engine.build_model`."""
     name = device.name if device is not None else "/device:CPU:0"
     dtype = compute_dtype or (device.compute_dtype if device is not None else "float32")
     return TensorFlowModel(spec, name, seed=seed, compute_dtype=dtype, compiled=compiled)
 
 
 def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
-    """Open the device that the settings specify. Call this after `connect` and before any variable is created.
+    """Open the device that the settings specify. Call this after `connect_processes` and before any variable is created.
 
     For "auto", open a Gaudi card if its software and a card are available, otherwise the CPU.
 
@@ -161,14 +161,14 @@ class _HorovodProcess(ConnectedProcess):
 
     def sum_array(self, values: NDArray[Any]) -> FloatArray:
         """Return the sum of a small array on the host over all processes, float64."""
-        self.arrive()
+        self.note_waiting()
         with tf.device("/CPU:0"):
             array = tf.constant(np.asarray(values, np.float64))
             return self.horovod.allreduce(array, op=self.horovod.Sum, name="host_array").numpy()
 
     def broadcast(self, arrays: WeightArrays) -> WeightArrays:
         """Return the arrays of rank 0 in every process."""
-        self.arrive()
+        self.note_waiting()
         with tf.device("/CPU:0"):
             return {
                 name: self.horovod.broadcast(tf.constant(array), 0, name=f"state_{index}").numpy()
@@ -176,8 +176,8 @@ class _HorovodProcess(ConnectedProcess):
             }
 
 
-def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-    """Connect the processes that a launcher started, with Horovod. See `Engine.connect`."""
+def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
+    """Connect the processes that a launcher started, with Horovod. See `Engine.connect_processes`."""
     launch = find_launch()
     if launch is None or launch.size == 1:
         return Communicator()
@@ -210,5 +210,5 @@ def connect(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
         )
     # Comparing the facts needs a sum over processes, which needs the device. The device is opened only after this function,
     # so the facts are compared later.
-    facts = {"tensorflow": tf.__version__, **shared_facts(settings, facts)}
+    facts = {"tensorflow": tf.__version__, **facts_to_compare(settings, facts)}
     return _HorovodProcess(rank, size, local_size, facts=facts, horovod=hvd)

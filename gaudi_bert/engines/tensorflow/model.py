@@ -18,15 +18,15 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.engines.protocol import ComputeDtype, ModelSpec, Trial, check_weights
+from gaudi_bert.engines.protocol import ComputeDtype, LossesAndGradients, ModelSpec, check_weights
 from gaudi_bert.engines.tensorflow.bert import (
     Network,
+    apply_pooler,
     encode_packs,
-    pool,
-    pretraining_outputs,
-    word_scores,
+    masked_lm_logits,
+    pretraining_logits,
 )
-from gaudi_bert.engines.tensorflow.operations import ForwardPass, as_graph, dense, widen
+from gaudi_bert.engines.tensorflow.operations import ForwardPass, dense, make_graph_function, widen
 from gaudi_bert.model.config import BertConfig, draw_initial_value
 from gaudi_bert.model.heads import (
     LOWEST_HIDDEN,
@@ -78,13 +78,13 @@ class TensorFlowModel:
             )
             for name, variable in parameter_specs_with_head(config, spec.head).items()
         }
-        self._outputs = as_graph(self.forward)
-        self._evaluate = as_graph(self._trace_evaluation)
-        self._work = as_graph(self._trace_work)
+        self._outputs = make_graph_function(self.forward)
+        self._evaluate = make_graph_function(self._trace_evaluation)
+        self._work = make_graph_function(self._trace_work)
 
     # --- The methods of `engines/protocol.Model`
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def variable_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the variables by name."""
         return {name: tuple(variable.shape) for name, variable in self.variables.items()}
 
@@ -98,50 +98,50 @@ class TensorFlowModel:
 
     def load_values(self, values: WeightArrays) -> None:
         """Set variables by name. Variables that are missing in `values` keep their values."""
-        check_weights(self.shapes(), values)
+        check_weights(self.variable_shapes(), values)
         for name, value in values.items():
             self.variables[name].assign(np.asarray(value, dtype=np.float32))
 
     def freeze(self) -> None:
         """Do nothing, because TensorFlow graphs choose the layout of weights themselves."""
 
-    def outputs(self, batch: BatchArrays) -> Float32Array:
+    def compute_outputs(self, batch: BatchArrays) -> Float32Array:
         """Return what the head gives, without dropout."""
-        values: Float32Array = self._outputs(self._tensors(batch)).numpy()
+        values: Float32Array = self._outputs(self.copy_to_device(batch)).numpy()
         return values
 
-    def evaluate(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
+    def evaluate_batch(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
         """Run the model without dropout, and return the outputs of the head (or None if it keeps none) and the K sums."""
-        outputs, sums = self._evaluate(self._tensors(batch))
+        outputs, sums = self._evaluate(self.copy_to_device(batch))
         return outputs.numpy() if self.spec.head.needs_outputs else None, sums.numpy()
 
-    def trial(self, batch: BatchArrays, loss: Loss) -> Trial:
+    def compute_losses_and_gradients(self, batch: BatchArrays, loss: Loss) -> LossesAndGradients:
         """Compute outputs, losses and gradients of a pretraining model, without dropout."""
-        tensors = self._tensors(batch)
-        hidden_TH = encode_packs(self.network(), tensors)
+        tensors = self.copy_to_device(batch)
+        hidden_TH = encode_packs(self.build_network(), tensors)
         with tf.GradientTape() as tape:
-            words_BQV, sentences_BS2 = outputs = self.forward(tensors)
+            masked_lm_logits_BQV, next_sentence_logits_BS2 = outputs = self.forward(tensors)
             sums = _pretraining_sums(outputs, tensors, loss)
             masked_lm_loss, next_sentence_loss = sums[0] / sums[1], sums[2] / sums[3]
             total = masked_lm_loss + next_sentence_loss
         gradients = tape.gradient(total, list(self.variables.values()))
-        return Trial(
+        return LossesAndGradients(
             {
                 "hidden_states": widen(hidden_TH).numpy().reshape(*batch["input_ids"].shape, -1),
-                "masked_lm_logits": words_BQV.numpy(),
-                "next_sentence_logits": sentences_BS2.numpy(),
+                "masked_lm_logits": masked_lm_logits_BQV.numpy(),
+                "next_sentence_logits": next_sentence_logits_BS2.numpy(),
             },
             {"masked_lm_loss": float(masked_lm_loss), "next_sentence_loss": float(next_sentence_loss)},
             {name: gradient.numpy() for name, gradient in zip(self.variables, gradients, strict=True)},
         )
 
-    def work(self, batch: BatchArrays) -> float:
+    def run_training_pass(self, batch: BatchArrays) -> float:
         """Do a forward and backward pass with dropout, and return a number that depends on all gradients. For timing."""
-        return float(self._work(self._tensors(batch)))
+        return float(self._work(self.copy_to_device(batch)))
 
     # --- Functions that are traced into graphs, from features with static shapes to outputs, sums and the loss
 
-    def network(self, dropout_seed: tf.Tensor | None = None) -> Network:
+    def build_network(self, dropout_seed: tf.Tensor | None = None) -> Network:
         """Return what the layers need for a pass. The dropout seed is int32 [2], or None for no dropout."""
         parameters = {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
         if self.compute_dtype == tf.float64:
@@ -153,28 +153,32 @@ class TensorFlowModel:
 
         For pretraining, return the logits of both tasks. For language modelling, return logits [P, V].
         """
-        network, head = self.network(dropout_seed), self.spec.head
+        network, head = self.build_network(dropout_seed), self.spec.head
         if isinstance(head, PretrainingHead):
-            return pretraining_outputs(network, batch)
-        return _vectors(network, head, batch) if isinstance(head, VectorHead) else _task_outputs(network, head, batch)
+            return pretraining_logits(network, batch)
+        return (
+            _compute_vectors(network, head, batch)
+            if isinstance(head, VectorHead)
+            else _compute_task_outputs(network, head, batch)
+        )
 
-    def sums(self, outputs: Any, batch: Batch) -> Sequence[tf.Tensor]:
+    def compute_sums(self, outputs: Any, batch: Batch) -> Sequence[tf.Tensor]:
         """Compute the K sums of the head, which are scalars."""
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             return _pretraining_sums(outputs, batch, head.loss)
         return _task_sums(head, outputs, batch) if isinstance(head, TaskHead) else ()
 
-    def loss(
+    def compute_loss(
         self, batch: Batch, dropout_seed: tf.Tensor | None, factors: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         """Compute the loss of a batch, whose two sums are multiplied by `factors` [2], and the K sums."""
-        sums = self.sums(self.forward(batch, dropout_seed), batch)
+        sums = self.compute_sums(self.forward(batch, dropout_seed), batch)
         if isinstance(self.spec.head, PretrainingHead):
             return sums[0] * factors[0] + sums[2] * factors[1], sums
         return sums[0] * factors[0], sums
 
-    def _tensors(self, batch: BatchArrays) -> dict[str, tf.Tensor]:
+    def copy_to_device(self, batch: BatchArrays) -> dict[str, tf.Tensor]:
         """Copy a batch to the device."""
         with tf.device(self._device):
             return {name: tf.constant(values) for name, values in batch.items()}
@@ -182,7 +186,7 @@ class TensorFlowModel:
     def _trace_evaluation(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         """Compute the outputs of the head (or an empty scalar if it keeps none) and the K sums, without dropout."""
         outputs = self.forward(batch)
-        sums = self.sums(outputs, batch)
+        sums = self.compute_sums(outputs, batch)
         return outputs if self.spec.head.needs_outputs else tf.zeros([]), tf.stack(sums) if sums else tf.zeros([0])
 
     def _trace_work(self, batch: Batch) -> tf.Tensor:
@@ -190,7 +194,7 @@ class TensorFlowModel:
         variables = list(self.variables.values())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
-            loss, _ = self.loss(batch, tf.constant([1, 2], tf.int32), tf.ones([2]))
+            loss, _ = self.compute_loss(batch, tf.constant([1, 2], tf.int32), tf.ones([2]))
         gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return tf.reduce_sum(tf.stack([tf.reduce_sum(tf.convert_to_tensor(gradient)) for gradient in gradients]))
 
@@ -198,24 +202,24 @@ class TensorFlowModel:
 # --- Heads of tasks, and vectors of texts
 
 
-def _task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.Tensor:
+def _compute_task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.Tensor:
     """Compute the outputs of a task's head in at least float32. For language modelling, these are logits [P, V]."""
     packs, length = batch["input_ids"].shape
     if not head.needs_outputs:
         check_logit_count(packs, length, network.config.vocab_size)
     hidden_PH = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
     if not head.needs_outputs:
-        return word_scores(network, hidden_PH)
+        return masked_lm_logits(network, hidden_PH)
     shape = [packs, length, head.width]
     if head.predicts_per_text:
-        hidden_PH, shape = pool(network, hidden_PH), [*batch["sequence_positions"].shape, head.width]
+        hidden_PH, shape = apply_pooler(network, hidden_PH), [*batch["sequence_positions"].shape, head.width]
     if head.kind != "question-answering":  # BERT's span head has no dropout
-        hidden_PH = network.drop(hidden_PH, _HEAD_DROPOUT_SITE)
+        hidden_PH = network.apply_dropout(hidden_PH, _HEAD_DROPOUT_SITE)
     with tf.name_scope("KEEP_FP32_PRECISION"):
         return tf.reshape(dense(widen(hidden_PH), *network.kernel_and_bias(head.dense_name_prefix)), shape)
 
 
-def _vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Tensor:
+def _compute_vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Tensor:
     """Compute the vectors of the sequences in a batch, float32 [B, S, H]. Vectors of unused sequence slots are undefined."""
     hidden = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
     (packs, depth), size = batch["sequence_positions"].shape, network.config.hidden_size
@@ -223,11 +227,11 @@ def _vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Tensor:
         vectors_BSH = tf.reshape(widen(hidden), [packs, depth, size])
     else:
         hidden_BLH = tf.reshape(widen(hidden), [*batch["input_ids"].shape, size])
-        vectors_BSH = _pooled(hidden_BLH, batch["input_mask"], depth, head.pooling)
+        vectors_BSH = _pool_tokens(hidden_BLH, batch["input_mask"], depth, head.pooling)
     return tf.math.l2_normalize(vectors_BSH, axis=-1, epsilon=1e-24) if head.normalize else vectors_BSH
 
 
-def _pooled(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, pooling: Pooling) -> tf.Tensor:
+def _pool_tokens(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, pooling: Pooling) -> tf.Tensor:
     """Return the mean or the maximum over the tokens of each sequence, [B, S, H].
 
     As in sentence-transformers, the tokens include [CLS] and [SEP].
@@ -258,11 +262,13 @@ def _pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: 
         The masked-LM loss and its weight, the next-sentence loss and its weight, and then for each of the two tasks the
         total weight of the correct predictions and of all predictions.
     """
-    words_BQV, sentences_BS2 = outputs
-    weights_BQ, masked_weight = _masked_slot_weights(batch, loss, words_BQV.dtype)
-    masked_sum, masked_correct = _weighted(words_BQV, batch["masked_lm_ids"], weights_BQ)
-    sentence_weights_BS = tf.cast(batch["next_sentence_weights"], words_BQV.dtype)
-    sentence_sum, sentence_correct = _weighted(sentences_BS2, batch["next_sentence_labels"], sentence_weights_BS)
+    masked_lm_logits_BQV, next_sentence_logits_BS2 = outputs
+    weights_BQ, masked_weight = _masked_slot_weights(batch, loss, masked_lm_logits_BQV.dtype)
+    masked_sum, masked_correct = _sum_losses_and_correct(masked_lm_logits_BQV, batch["masked_lm_ids"], weights_BQ)
+    sentence_weights_BS = tf.cast(batch["next_sentence_weights"], masked_lm_logits_BQV.dtype)
+    sentence_sum, sentence_correct = _sum_losses_and_correct(
+        next_sentence_logits_BS2, batch["next_sentence_labels"], sentence_weights_BS
+    )
     sentence_weight = tf.reduce_sum(sentence_weights_BS)
     correct = (masked_correct, masked_weight, sentence_correct, sentence_weight)
     return masked_sum, masked_weight, sentence_sum, sentence_weight, *correct
@@ -278,29 +284,29 @@ def _masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> tuple[tf.
     if loss == "token":
         return used_BQ, tf.reduce_sum(used_BQ)
     depth = batch["next_sentence_positions"].shape[1]
-    belongs_BSQ = _belongs(numbers_BQ, depth, dtype)
+    belongs_BSQ = _sequence_membership(numbers_BQ, depth, dtype)
     slots_BS1 = tf.reduce_sum(belongs_BSQ, axis=-1, keepdims=True)
     weights_BQ = tf.reduce_sum(belongs_BSQ / tf.maximum(slots_BS1, 1.0), axis=1)
     return weights_BQ, tf.reduce_sum(tf.minimum(slots_BS1, 1.0))
 
 
-def _belongs(numbers_BX: tf.Tensor, depth: int, dtype: tf.DType) -> tf.Tensor:
+def _sequence_membership(numbers_BX: tf.Tensor, depth: int, dtype: tf.DType) -> tf.Tensor:
     """Return 1 if a position or slot X belongs to a sequence of the pack, otherwise 0, [B, S, X]."""
     numbers_S = tf.cast(tf.range(1, depth + 1), numbers_BX.dtype)
     return tf.cast(tf.equal(numbers_S[:, tf.newaxis], numbers_BX[:, tf.newaxis, :]), dtype)
 
 
-def _weighted(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _sum_losses_and_correct(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Compute the weighted sums of the negative log-likelihoods and of the correct predictions.
 
     Logits have the shape [..., C], labels and weights the shape [...].
     """
-    losses_R, right_R = _likelihoods(logits, labels)
+    losses_R, right_R = _losses_and_correct(logits, labels)
     weights_R = tf.reshape(weights, [-1])
     return tf.reduce_sum(losses_R * weights_R), tf.reduce_sum(right_R * weights_R)
 
 
-def _likelihoods(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _losses_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Compute the negative log-likelihood of each label, and 1 if the label has the largest logit, otherwise 0.
 
     Logits have the shape [..., C]. Both results are flattened, [R].
@@ -346,23 +352,23 @@ def _task_sums(head: TaskHead, logits: tf.Tensor, batch: Batch) -> tuple[tf.Tens
         losses = tf.square(tf.squeeze(logits, axis=-1) - tf.cast(batch["targets"], logits.dtype))
         right = tf.zeros_like(losses)
     elif head.kind == "question-answering":
-        losses, right = _span_losses(logits, batch)
+        losses, right = _span_losses_and_correct(logits, batch)
     else:
-        losses, right = _likelihoods(logits, batch["targets"])
+        losses, right = _losses_and_correct(logits, batch["targets"])
     weights = tf.reshape(tf.cast(batch["target_weights"], logits.dtype), losses.shape)
     return tf.reduce_sum(losses * weights), tf.reduce_sum(weights), tf.reduce_sum(right * weights)
 
 
-def _span_losses(logits_BL2: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+def _span_losses_and_correct(logits_BL2: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
     """Compute the loss of each span, and whether its start and end are both predicted correctly, flattened, [B * S].
 
     The loss is the mean of the negative log-likelihoods of start and end. The logits of tokens in other sequences are
     lowered, so that they do not contribute to the softmax.
     """
-    own_BSL = _belongs(batch["input_mask"], batch["target_weights"].shape[1], logits_BL2.dtype)
+    own_BSL = _sequence_membership(batch["input_mask"], batch["target_weights"].shape[1], logits_BL2.dtype)
     forbidden_BS1L = ((1.0 - own_BSL) * OTHER_SEQUENCE)[:, :, tf.newaxis, :]
     own_BS2L = tf.transpose(logits_BL2, [0, 2, 1])[:, tf.newaxis] + forbidden_BS1L
-    losses_R, right_R = _likelihoods(own_BS2L, batch["targets"])
+    losses_R, right_R = _losses_and_correct(own_BS2L, batch["targets"])
     return tf.reduce_mean(tf.reshape(losses_R, [-1, 2]), axis=-1), tf.reduce_min(tf.reshape(right_R, [-1, 2]), axis=-1)
 
 

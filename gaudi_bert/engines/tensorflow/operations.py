@@ -29,20 +29,20 @@ _CACHE_SETS_BYTES = 4096
 _CACHE_LINE_BYTES = 64
 
 
-def as_graph(function: Kernel) -> tf.types.experimental.PolymorphicFunction:
+def make_graph_function(function: Kernel) -> tf.types.experimental.PolymorphicFunction:
     """Return a function that runs as a graph. AutoGraph is off, because no Python control flow depends on tensors."""
     return tf.function(function, autograph=False, reduce_retracing=False)
 
 
 @functools.cache
-def _compile(function: Kernel) -> Kernel:
+def _compile_with_xla(function: Kernel) -> Kernel:
     """Return a function that XLA compiles."""
     return tf.function(function, jit_compile=True, autograph=False)
 
 
-def kernel(function: Kernel, compiled: bool) -> Kernel:
+def compile_kernel_if(function: Kernel, compiled: bool) -> Kernel:
     """Return `function` itself or, if `compiled`, a version that XLA compiles once for each set of shapes."""
-    return _compile(function) if compiled else function
+    return _compile_with_xla(function) if compiled else function
 
 
 def widen(tensor: tf.Tensor) -> tf.Tensor:
@@ -51,23 +51,25 @@ def widen(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor, compiled: bool = False) -> tf.Tensor:
-    """Compute `inputs @ kernel + bias`, [T, O], in the dtype of the inputs.
+    """Compute `inputs @ compile_kernel_if + bias`, [T, O], in the dtype of the inputs.
 
     `compiled` is only True on CPUs. There, the kernel gradient is computed in a way that avoids cache collisions.
     """
     kernel_IO, bias_O = tf.cast(kernel_IO, inputs_TI.dtype), tf.cast(bias_O, inputs_TI.dtype)
-    if compiled and any(_collides(width, kernel_IO.dtype) for width in kernel_IO.shape):
-        return _spread_dense(inputs_TI, kernel_IO, bias_O)
+    if compiled and any(_rows_collide_in_cache(width, kernel_IO.dtype) for width in kernel_IO.shape):
+        return _dense_without_collisions(inputs_TI, kernel_IO, bias_O)
     return tf.nn.bias_add(tf.matmul(inputs_TI, kernel_IO), bias_O)
 
 
-def _collides(width: int, dtype: tf.DType) -> bool:
+def _rows_collide_in_cache(width: int, dtype: tf.DType) -> bool:
     """Return whether rows with `width` elements all begin in the same set of the L1 cache."""
     return width * dtype.size % _CACHE_SETS_BYTES == 0
 
 
 @tf.custom_gradient
-def _spread_dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+def _dense_without_collisions(
+    inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor
+) -> tuple[tf.Tensor, Callable[..., Any]]:
     """Compute `dense` for widths whose rows collide in the cache, such as 1,024 float32.
 
     The gradient of the kernel is a sum over rows, so it reads both operands column by column. The elements of a column would
@@ -76,17 +78,19 @@ def _spread_dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor)
     inputs, outputs = kernel_IO.shape
 
     def backward(gradient_TO: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        kernel_gradient_IO = tf.matmul(_spread(inputs_TI), _spread(gradient_TO), transpose_a=True)[:inputs, :outputs]
+        kernel_gradient_IO = tf.matmul(_pad_colliding_rows(inputs_TI), _pad_colliding_rows(gradient_TO), transpose_a=True)[
+            :inputs, :outputs
+        ]
         bias_gradient_O = tf.raw_ops.BiasAddGrad(out_backprop=gradient_TO)
         return tf.matmul(gradient_TO, kernel_IO, transpose_b=True), kernel_gradient_IO, bias_gradient_O
 
     return tf.nn.bias_add(tf.matmul(inputs_TI, kernel_IO), bias_O), backward
 
 
-def _spread(values_TX: tf.Tensor) -> tf.Tensor:
+def _pad_colliding_rows(values_TX: tf.Tensor) -> tf.Tensor:
     """Pad each row with zeros if the rows would collide in the cache."""
     width, dtype = values_TX.shape[1], values_TX.dtype
-    extra = _CACHE_LINE_BYTES // dtype.size if _collides(width, dtype) else 0
+    extra = _CACHE_LINE_BYTES // dtype.size if _rows_collide_in_cache(width, dtype) else 0
     return tf.pad(values_TX, [[0, 0], [0, extra]]) if extra else values_TX
 
 
@@ -104,7 +108,7 @@ def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, C
     return tf.gather(table_RH, indices_T), backward
 
 
-def pick_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, length: int) -> tf.Tensor:
+def gather_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, length: int) -> tf.Tensor:
     """Select the hidden states at P positions of each pack, flattened, [B * P, H].
 
     Args:
@@ -118,7 +122,7 @@ def pick_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, length: int) -> t
 
 
 @tf.custom_gradient
-def without_gradient(variable: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+def with_zero_gradient(variable: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
     """Return a variable with a gradient of exact zeros. The gradient through `tf.stop_gradient` would be None."""
     return tf.identity(variable), tf.zeros_like
 
@@ -131,10 +135,12 @@ def layer_norm(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsi
 
     @tf.custom_gradient
     def core(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-        outputs_TH, normal_TH, scale_T1 = kernel(_normalise, compiled)(inputs_TH, gamma_H, beta_H, epsilon)
+        outputs_TH, normal_TH, scale_T1 = compile_kernel_if(_layer_norm_forward, compiled)(
+            inputs_TH, gamma_H, beta_H, epsilon
+        )
 
         def backward(gradient_TH: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            return kernel(_normalise_backward, compiled)(gradient_TH, normal_TH, scale_T1, gamma_H)
+            return compile_kernel_if(_layer_norm_backward, compiled)(gradient_TH, normal_TH, scale_T1, gamma_H)
 
         return outputs_TH, backward
 
@@ -146,32 +152,34 @@ def residual_layer_norm(
     old_TH: tf.Tensor,
     gamma_H: tf.Tensor,
     beta_H: tf.Tensor,
-    drawn: tf.Tensor | None,
+    dropout_draw: tf.Tensor | None,
     rate: float,
     epsilon: float,
     compiled: bool,
 ) -> tf.Tensor:
     """Apply layer normalization to dropout(new) + old, in the dtype of `new_TH`.
 
-    `drawn` contains the random numbers from `ForwardPass.draw`, or None for no dropout.
+    `dropout_draw` contains the random numbers from `ForwardPass.draw_dropout`, or None for no dropout.
     """
 
     @tf.custom_gradient
     def core(
         new_TH: tf.Tensor, old_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor
     ) -> tuple[tf.Tensor, Callable[..., Any]]:
-        forward = kernel(_add_and_normalise, compiled)
-        outputs_TH, normal_TH, scale_T1 = forward(new_TH, old_TH, gamma_H, beta_H, drawn, rate, epsilon)
+        forward = compile_kernel_if(_residual_layer_norm_forward, compiled)
+        outputs_TH, normal_TH, scale_T1 = forward(new_TH, old_TH, gamma_H, beta_H, dropout_draw, rate, epsilon)
 
         def backward(gradient_TH: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-            return kernel(_add_and_normalise_backward, compiled)(gradient_TH, normal_TH, scale_T1, gamma_H, drawn, rate)
+            return compile_kernel_if(_residual_layer_norm_backward, compiled)(
+                gradient_TH, normal_TH, scale_T1, gamma_H, dropout_draw, rate
+            )
 
         return outputs_TH, backward
 
     return core(new_TH, old_TH, gamma_H, beta_H)
 
 
-def activation(name: str, compiled: bool) -> Callable[[tf.Tensor], tf.Tensor]:
+def activation_function(name: str, compiled: bool) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return the activation with a name from `config.json`: gelu (exact), gelu_new (tanh approximation) or relu."""
     if name != "gelu":
         return tf.nn.relu if name == "relu" else functools.partial(tf.nn.gelu, approximate=True)
@@ -181,32 +189,32 @@ def activation(name: str, compiled: bool) -> Callable[[tf.Tensor], tf.Tensor]:
         """Compute x * Phi(x) with the exact normal distribution function (Hendrycks and Gimpel, 2016)."""
 
         def backward(gradient: tf.Tensor) -> tf.Tensor:
-            return kernel(_gelu_backward, compiled)(gradient, inputs)
+            return compile_kernel_if(_gelu_backward, compiled)(gradient, inputs)
 
-        return kernel(_gelu_forward, compiled)(inputs), backward
+        return compile_kernel_if(_gelu_forward, compiled)(inputs), backward
 
     return gelu
 
 
-def dropout(inputs: tf.Tensor, drawn: tf.Tensor | None, rate: float, compiled: bool) -> tf.Tensor:
+def dropout(inputs: tf.Tensor, dropout_draw: tf.Tensor | None, rate: float, compiled: bool) -> tf.Tensor:
     """Set a fraction `rate` of the inputs to zero, and scale up the others.
 
-    `drawn` contains the random numbers from `ForwardPass.draw`, or None for no dropout.
+    `dropout_draw` contains the random numbers from `ForwardPass.draw_dropout`, or None for no dropout.
     """
-    if drawn is None:
+    if dropout_draw is None:
         return inputs
 
     @tf.custom_gradient
     def core(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         def backward(gradient: tf.Tensor) -> tf.Tensor:
-            return kernel(_drop, compiled)(gradient, drawn, rate)
+            return compile_kernel_if(_apply_dropout, compiled)(gradient, dropout_draw, rate)
 
-        return kernel(_drop, compiled)(inputs, drawn, rate), backward
+        return compile_kernel_if(_apply_dropout, compiled)(inputs, dropout_draw, rate), backward
 
     return core(inputs)
 
 
-def _normalise(
+def _layer_norm_forward(
     inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return the outputs of a layer normalization, the normalized inputs, and 1 / (standard deviation) of each row."""
@@ -219,7 +227,7 @@ def _normalise(
     return tf.cast(outputs_TH, inputs_TH.dtype), normal_TH, scale_T1
 
 
-def _normalise_backward(
+def _layer_norm_backward(
     gradient_TH: tf.Tensor, normal_TH: tf.Tensor, scale_T1: tf.Tensor, gamma_H: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return the gradients of the inputs, gamma and beta of a layer normalization."""
@@ -233,53 +241,53 @@ def _normalise_backward(
     return tf.cast(inputs_gradient_TH, gradient_TH.dtype), *sums
 
 
-def _add_and_normalise(
+def _residual_layer_norm_forward(
     new_TH: tf.Tensor,
     old_TH: tf.Tensor,
     gamma_H: tf.Tensor,
     beta_H: tf.Tensor,
-    drawn: tf.Tensor | None,
+    dropout_draw: tf.Tensor | None,
     rate: float,
     epsilon: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Apply dropout, add the residual, and apply layer normalization."""
-    return _normalise(_drop(new_TH, drawn, rate) + old_TH, gamma_H, beta_H, epsilon)
+    return _layer_norm_forward(_apply_dropout(new_TH, dropout_draw, rate) + old_TH, gamma_H, beta_H, epsilon)
 
 
-def _add_and_normalise_backward(
+def _residual_layer_norm_backward(
     gradient_TH: tf.Tensor,
     normal_TH: tf.Tensor,
     scale_T1: tf.Tensor,
     gamma_H: tf.Tensor,
-    drawn: tf.Tensor | None,
+    dropout_draw: tf.Tensor | None,
     rate: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return the gradients of new, old, gamma and beta."""
-    total_gradient_TH, gamma_gradient_H, beta_gradient_H = _normalise_backward(gradient_TH, normal_TH, scale_T1, gamma_H)
-    return _drop(total_gradient_TH, drawn, rate), total_gradient_TH, gamma_gradient_H, beta_gradient_H
+    total_gradient_TH, gamma_gradient_H, beta_gradient_H = _layer_norm_backward(gradient_TH, normal_TH, scale_T1, gamma_H)
+    return _apply_dropout(total_gradient_TH, dropout_draw, rate), total_gradient_TH, gamma_gradient_H, beta_gradient_H
 
 
-def _drop(inputs: tf.Tensor, drawn: tf.Tensor | None, rate: float) -> tf.Tensor:
+def _apply_dropout(inputs: tf.Tensor, dropout_draw: tf.Tensor | None, rate: float) -> tf.Tensor:
     """Apply dropout, without a gradient of its own."""
-    if drawn is None:
+    if dropout_draw is None:
         return inputs
-    return inputs * (keep_mask(drawn, inputs.shape, rate, inputs.dtype) * keep_scale(drawn, rate))
+    return inputs * (keep_mask(dropout_draw, inputs.shape, rate, inputs.dtype) * keep_scale(dropout_draw, rate))
 
 
-def _gelu_share(inputs: tf.Tensor) -> tf.Tensor:
+def _normal_distribution_function(inputs: tf.Tensor) -> tf.Tensor:
     """Return the normal distribution function Phi(x)."""
     return 0.5 * (1.0 + tf.math.erf(inputs * math.sqrt(0.5)))
 
 
 def _gelu_forward(inputs: tf.Tensor) -> tf.Tensor:
     """Compute x * Phi(x)."""
-    return inputs * _gelu_share(inputs)
+    return inputs * _normal_distribution_function(inputs)
 
 
 def _gelu_backward(gradient: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
     """Compute the gradient of x * Phi(x)."""
     density = tf.exp(-0.5 * tf.square(inputs)) * (1.0 / math.sqrt(2.0 * math.pi))
-    return gradient * (_gelu_share(inputs) + inputs * density)
+    return gradient * (_normal_distribution_function(inputs) + inputs * density)
 
 
 # --- Dropout without state
@@ -297,57 +305,57 @@ def _gelu_backward(gradient: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
 # (Knuth, TAOCP 3, 6.4), so that the seeds of different dropout sites are far apart.
 _GOLDEN_STRIDE = 0x9E3779B1 - (1 << 32)
 _FIRST_FACTOR, _SECOND_FACTOR = 0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32)
-_STEPS = 1 << 16
+_DROPOUT_STEPS = 1 << 16
 
 
-def keep_mask(drawn: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DType) -> tf.Tensor:
+def keep_mask(dropout_draw: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DType) -> tf.Tensor:
     """Return 1 for each element that is kept, and 0 for each element that is dropped.
 
     Args:
-        drawn: The result of `ForwardPass.draw`: the mask itself as bools or, in compiled kernels, a seed, int32 [2].
+        drawn: The result of `ForwardPass.draw_dropout`: the mask itself as bools or, in compiled kernels, a seed, int32 [2].
         shape: The shape of the mask.
         rate: The fraction of elements that is dropped.
         dtype: The dtype of the mask.
     """
-    if drawn.dtype != tf.int32:
-        return tf.cast(drawn, dtype)
+    if dropout_draw.dtype != tf.int32:
+        return tf.cast(dropout_draw, dtype)
     # If the seed were added to the index of an element, seeds that differ by one would give the same mask, shifted by one
     # element. Therefore the seed is first hashed to two keys.
     elements = tf.reshape(tf.range(shape.num_elements(), dtype=tf.int32), shape)
-    first_key = _mixed(drawn[0] + _mixed(drawn[1]))
-    second_key = _mixed(drawn[1] + _mixed(first_key + _GOLDEN_STRIDE))
-    hashed = _mixed(_mixed(tf.bitwise.bitwise_xor(elements, first_key)) + second_key)
-    return tf.cast(hashed >= _threshold(rate), dtype)
+    first_key = _murmur_finalize(dropout_draw[0] + _murmur_finalize(dropout_draw[1]))
+    second_key = _murmur_finalize(dropout_draw[1] + _murmur_finalize(first_key + _GOLDEN_STRIDE))
+    hashed = _murmur_finalize(_murmur_finalize(tf.bitwise.bitwise_xor(elements, first_key)) + second_key)
+    return tf.cast(hashed >= _smallest_kept_number(rate), dtype)
 
 
-def keep_scale(drawn: tf.Tensor | None, rate: float) -> float:
+def keep_scale(dropout_draw: tf.Tensor | None, rate: float) -> float:
     """Return the factor by which kept elements are multiplied to preserve the mean. It is 1 without dropout."""
-    return 1.0 if drawn is None else _STEPS / (_STEPS - _dropped_steps(rate))
+    return 1.0 if dropout_draw is None else _DROPOUT_STEPS / (_DROPOUT_STEPS - _dropped_steps(rate))
 
 
-def _mixed(words: tf.Tensor) -> tf.Tensor:
+def _murmur_finalize(words: tf.Tensor) -> tf.Tensor:
     """Apply MurmurHash3's finalizer to int32. Products wrap around, and shifts must be logical."""
-    words = tf.bitwise.bitwise_xor(words, _shifted(words, 16)) * _FIRST_FACTOR
-    words = tf.bitwise.bitwise_xor(words, _shifted(words, 13)) * _SECOND_FACTOR
-    return tf.bitwise.bitwise_xor(words, _shifted(words, 16))
+    words = tf.bitwise.bitwise_xor(words, _shift_right_logically(words, 16)) * _FIRST_FACTOR
+    words = tf.bitwise.bitwise_xor(words, _shift_right_logically(words, 13)) * _SECOND_FACTOR
+    return tf.bitwise.bitwise_xor(words, _shift_right_logically(words, 16))
 
 
-def _shifted(words: tf.Tensor, bits: int) -> tf.Tensor:
+def _shift_right_logically(words: tf.Tensor, bits: int) -> tf.Tensor:
     """Shift int32 to the right logically, that is, without repeating the sign."""
     return tf.bitwise.bitwise_and(tf.bitwise.right_shift(words, bits), (1 << (32 - bits)) - 1)
 
 
 def _dropped_steps(rate: float) -> int:
     """Return the dropout rate as a multiple of 1 / 65,536, at least 1."""
-    return max(1, round(rate * _STEPS))
+    return max(1, round(rate * _DROPOUT_STEPS))
 
 
-def _threshold(rate: float) -> int:
+def _smallest_kept_number(rate: float) -> int:
     """Return the smallest random int32 for which an element is kept."""
-    return _wrapped((_dropped_steps(rate) << 16) - (1 << 31))
+    return _wrap_to_int32((_dropped_steps(rate) << 16) - (1 << 31))
 
 
-def _wrapped(value: int) -> int:
+def _wrap_to_int32(value: int) -> int:
     """Wrap an integer to a signed 32-bit integer."""
     return (value + (1 << 31)) % (1 << 32) - (1 << 31)
 
@@ -364,7 +372,7 @@ class ForwardPass:
     dropout_seed: tf.Tensor | None = None
     compiled: bool = False
 
-    def draw(self, shape: tf.TensorShape, rate: float, site: int) -> tf.Tensor | None:
+    def draw_dropout(self, shape: tf.TensorShape, rate: float, site: int) -> tf.Tensor | None:
         """Draw the random numbers of a dropout.
 
         Args:
@@ -373,15 +381,15 @@ class ForwardPass:
             site: The number of the dropout in the model.
 
         Returns:
-            The `drawn` argument of `keep_mask`, or None if nothing is dropped.
+            The `dropout_draw` argument of `keep_mask`, or None if nothing is dropped.
         """
         if self.dropout_seed is None or rate == 0:
             return None
-        seed_2 = self.dropout_seed + tf.constant([_wrapped(site * _GOLDEN_STRIDE), 0], dtype=tf.int32)
+        seed_2 = self.dropout_seed + tf.constant([_wrap_to_int32(site * _GOLDEN_STRIDE), 0], dtype=tf.int32)
         if self.compiled:
             return seed_2
         # Each random 32-bit word is used for two elements, the second time with its lower half shifted up.
         elements = shape.num_elements()
         words = tf.random.stateless_uniform([(elements + 1) // 2], seed_2, minval=None, maxval=None, dtype=tf.int32)
         noise = tf.concat([words, tf.bitwise.left_shift(words, 16)], axis=0)[:elements]
-        return tf.reshape(noise >= _threshold(rate), shape)
+        return tf.reshape(noise >= _smallest_kept_number(rate), shape)

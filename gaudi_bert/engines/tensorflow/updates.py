@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.engines.protocol import Communicator, Sums, UpdateLoss, UpdateScalars
+from gaudi_bert.engines.protocol import Communicator, UpdateLoss, UpdateScalars, WaitForSums
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
-from gaudi_bert.engines.tensorflow.operations import as_graph, kernel
+from gaudi_bert.engines.tensorflow.operations import compile_kernel_if, make_graph_function
 from gaudi_bert.model.config import has_weight_decay
 
 
@@ -47,13 +47,13 @@ class TensorFlowUpdates:
             self._accumulated = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self._variables]
         self.graphs: list[tf.Graph] = []
         self._lengths: set[int] = set()
-        self._single_update = as_graph(self._trace_update)
-        self._first = as_graph(self._trace_first)
-        self._next = as_graph(self._trace_next)
-        self._outputs = as_graph(self._trace_outputs)
-        self._finish = as_graph(self._update)
+        self._single_update = make_graph_function(self._trace_single_update)
+        self._first_micro_batch = make_graph_function(self._trace_first_micro_batch)
+        self._next_micro_batch = make_graph_function(self._trace_next_micro_batch)
+        self._outputs = make_graph_function(self._trace_outputs)
+        self._finish = make_graph_function(self._apply_update)
 
-    def run(
+    def run_update(
         self,
         micro_batches: Sequence[BatchArrays],
         seeds_M2: Int32Array,
@@ -61,8 +61,8 @@ class TensorFlowUpdates:
         scalars: UpdateScalars,
         update: int,
         update_loss: UpdateLoss | None = None,
-    ) -> Sums:
-        """Do one update. See `engines/protocol.Updates.run`."""
+    ) -> WaitForSums:
+        """Do one update. See `engines/protocol.Updates.run_update`."""
         inputs = [
             (
                 {name: tf.constant(value) for name, value in batch.items()},
@@ -78,14 +78,14 @@ class TensorFlowUpdates:
         if self._is_single_graph:
             (only,) = inputs
             return self._single_update(*only, tensors).numpy
-        self._note(0, update, inputs[0][0])
-        sums = self._first(*inputs[0])
+        self._note_micro_batch(0, update, inputs[0][0])
+        sums = self._first_micro_batch(*inputs[0])
         for number, each in enumerate(inputs[1:], start=1):
-            self._note(number, update, each[0])
-            sums = self._next(*each, sums)
+            self._note_micro_batch(number, update, each[0])
+            sums = self._next_micro_batch(*each, sums)
         if self._communicator.size > 1:
             sums.numpy()  # wait until the device has finished the passes
-            self._communicator.arrive()
+            self._communicator.note_waiting()
         return self._finish(self._accumulated, sums, tensors).numpy
 
     def _update_in_two_passes(
@@ -98,41 +98,41 @@ class TensorFlowUpdates:
         """Do one update with a loss over all micro-batches. The last one is computed once, all others twice."""
         last, outputs = len(inputs) - 1, []
         for number, each in enumerate(inputs[:-1]):
-            self._note(number, update, each[0])
+            self._note_micro_batch(number, update, each[0])
             outputs.append(self._outputs(*each).numpy())
-        self._note(last, update, inputs[last][0])
-        output, tape = self._taped(*inputs[last])
+        self._note_micro_batch(last, update, inputs[last][0])
+        output, tape = self._record_outputs(*inputs[last])
         sums, gradients = update_loss([*outputs, output.numpy()])
-        totals = self._gradients_by(output, tape, gradients[last])
+        totals = self._backpropagate(output, tape, gradients[last])
         for number, each in enumerate(inputs[:-1]):
-            self._note(number, update, each[0])
-            added = self._gradients_by(*self._taped(*each), gradients[number])
+            self._note_micro_batch(number, update, each[0])
+            added = self._backpropagate(*self._record_outputs(*each), gradients[number])
             totals = [total + gradient for total, gradient in zip(totals, added, strict=True)]
-        self._communicator.arrive()
+        self._communicator.note_waiting()
         return self._finish(totals, tf.constant(sums, tf.float32), scalars)
 
-    def _taped(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.GradientTape]:
+    def _record_outputs(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.GradientTape]:
         """Compute the outputs of a batch, and return them with the tape that recorded the pass."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
             return self._outputs(batch, seed), tape
 
-    def _gradients_by(self, output: tf.Tensor, tape: tf.GradientTape, gradient: FloatArray | tf.Tensor) -> list[tf.Tensor]:
+    def _backpropagate(self, output: tf.Tensor, tape: tf.GradientTape, gradient: FloatArray | tf.Tensor) -> list[tf.Tensor]:
         """Compute the gradients of the variables, given the gradient of an output."""
         given, none = tf.convert_to_tensor(gradient, output.dtype), tf.UnconnectedGradients.ZERO
         gradients = tape.gradient(output, self._variables, output_gradients=given, unconnected_gradients=none)
         return [tf.convert_to_tensor(each) for each in gradients]
 
-    def _note(self, number: int, update: int, batch: Mapping[str, tf.Tensor]) -> None:
+    def _note_micro_batch(self, number: int, update: int, batch: Mapping[str, tf.Tensor]) -> None:
         """Tell the watchdog which micro-batch begins. The first one of a row length builds a graph."""
         length = batch["input_ids"].shape[1]
         is_new = length not in self._lengths
         if number or (is_new and self._lengths):
             slow = is_new or len(self.graphs) < 2
-            self._communicator.note(f"micro-batch {number + 1} of update {update}", slow=slow)
+            self._communicator.note_activity(f"micro-batch {number + 1} of update {update}", slow=slow)
         self._lengths.add(length)
 
-    def moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
+    def copy_moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
         """Return a copy of the first and of the second moments, by variable name."""
         first, second = ({name: moment.numpy() for name, moment in moments.items()} for moments in self._optimizer.moments)
         return first, second
@@ -143,19 +143,19 @@ class TensorFlowUpdates:
             for name, moment in moments.items():
                 moment.assign(values[name])
 
-    def _gradients(
+    def _compute_gradients(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Compute the gradients of the loss of a micro-batch, and its sums."""
         self.graphs.append(tf.compat.v1.get_default_graph())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
-            loss, sums = self._model.loss(batch, seed if self._has_dropout else None, factors)
+            loss, sums = self._model.compute_loss(batch, seed if self._has_dropout else None, factors)
         sums_K = tf.stack(sums)
         gradients = tape.gradient(loss, self._variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums_K
 
-    def _update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
+    def _apply_update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         """Sum the gradients over processes, clip them, and change the variables.
 
         Returns:
@@ -163,29 +163,29 @@ class TensorFlowUpdates:
         """
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         gradients = self._communicator.sum_tensors(gradients)
-        factor, norm = _clip_factor(gradients, self._settings.clip_norm)
-        self._optimizer.apply(gradients, scalars, factor)
+        factor, norm = _clip_factor_and_norm(gradients, self._settings.clip_norm)
+        self._optimizer.apply_gradients(gradients, scalars, factor)
         return tf.concat([sums, [norm]], axis=0)
 
-    def _trace_update(
+    def _trace_single_update(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, scalars: UpdateScalars
     ) -> tf.Tensor:
         """Do a complete update of one micro-batch on a single process."""
-        gradients, sums = self._gradients(batch, seed, factors)
-        return self._update(gradients, sums, scalars)
+        gradients, sums = self._compute_gradients(batch, seed, factors)
+        return self._apply_update(gradients, sums, scalars)
 
-    def _trace_first(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+    def _trace_first_micro_batch(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
         """Compute the first micro-batch of an update, and store its gradients. Return its sums."""
-        gradients, sums = self._gradients(batch, seed, factors)
+        gradients, sums = self._compute_gradients(batch, seed, factors)
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
             accumulated.assign(gradient)
         return sums
 
-    def _trace_next(
+    def _trace_next_micro_batch(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, sums_before: tf.Tensor
     ) -> tf.Tensor:
         """Compute a further micro-batch of an update, and add its gradients to the stored ones. Return the total sums."""
-        gradients, sums = self._gradients(batch, seed, factors)
+        gradients, sums = self._compute_gradients(batch, seed, factors)
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
             accumulated.assign_add(gradient)
         return sums_before + sums
@@ -218,7 +218,7 @@ class TensorFlowUpdates:
 _LEAST_COMPILED = 2**16
 
 
-def _clip_factor(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
+def _clip_factor_and_norm(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
     """Compute the clipping factor and the joint norm of all gradients before clipping.
 
     Multiplied by the factor, the gradients have a joint norm of at most `clip_norm`. With a `clip_norm` of 0, the factor is
@@ -251,7 +251,7 @@ class _Optimizer:
             for _ in range(2)
         )
 
-    def apply(self, gradients: Sequence[tf.Tensor], scalars: UpdateScalars, factor: tf.Tensor) -> None:
+    def apply_gradients(self, gradients: Sequence[tf.Tensor], scalars: UpdateScalars, factor: tf.Tensor) -> None:
         """Update every variable with its gradient times `factor`. The gradients are in the order of the variables."""
         settings = self._settings
         for (name, variable), gradient in zip(self._variables.items(), gradients, strict=True):
@@ -260,10 +260,10 @@ class _Optimizer:
             rule = (settings.beta_1, settings.beta_2, settings.epsilon, decay, is_adapted)
             is_compiled = self._compiled and variable.shape.num_elements() >= _LEAST_COMPILED
             first, second = (moments[name] for moments in self.moments)
-            kernel(_move, is_compiled)(variable, first, second, gradient, factor, scalars, rule)
+            compile_kernel_if(_update_variable, is_compiled)(variable, first, second, gradient, factor, scalars, rule)
 
 
-def _move(
+def _update_variable(
     variable: tf.Variable,
     first_moment: tf.Variable,
     second_moment: tf.Variable,

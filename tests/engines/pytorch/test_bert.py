@@ -11,14 +11,14 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from gaudi_bert.engines.pytorch import cpu_operations  # noqa: E402
 from gaudi_bert.engines.pytorch.bert import (  # noqa: E402
-    _attention_bias,
+    _additive_attention_mask,
     _fused_attention,
     _plain_attention,
     compute_sequence_offsets,
     has_varlen_attention,
     varlen_attention,
 )
-from gaudi_bert.engines.pytorch.cpu_operations import attention_in_cache  # noqa: E402
+from gaudi_bert.engines.pytorch.cpu_operations import tiled_attention  # noqa: E402
 from tests.builders.agree import agree  # noqa: E402
 
 LENGTH, PACKS, HEADS, SIZE = 67, 2, 3, 8
@@ -36,10 +36,10 @@ def masks(sequences: int) -> torch.Tensor:
 def test_outputs_and_gradients_of_both_forms(sequences: int, causal: bool) -> None:
     random = torch.Generator().manual_seed(sequences)
     inputs = [torch.randn(PACKS, HEADS, LENGTH, SIZE, generator=random, requires_grad=True) for _ in range(3)]
-    bias = _attention_bias(masks(sequences), causal, torch.float32)
+    bias = _additive_attention_mask(masks(sequences), causal, torch.float32)
     weights = torch.randn(PACKS, HEADS, LENGTH, SIZE, generator=random)
     found = []
-    for form in (_plain_attention, _fused_attention, attention_in_cache):
+    for form in (_plain_attention, _fused_attention, tiled_attention):
         context = form(*inputs, bias, 0.0)
         found.append([context.detach(), *torch.autograd.grad((context * weights).sum(), inputs)])
     for plain, *others in zip(*found, strict=True):
@@ -57,12 +57,12 @@ def test_outputs_and_gradients_of_both_forms(sequences: int, causal: bool) -> No
 @pytest.mark.parametrize("rate", [0.0, 0.25])
 def test_attention_of_some_heads_at_a_time(rate: float, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers drop the same shares; and what is saved is right for the backward pass."""
-    monkeypatch.setattr(cpu_operations, "_NUMBERS_TOGETHER", together)
+    monkeypatch.setattr(cpu_operations, "_TILE_ELEMENTS", together)
     random = torch.Generator().manual_seed(1)
     shape = (PACKS, LENGTH, HEADS, SIZE)
     inputs = [torch.randn(shape, generator=random).transpose(1, 2).requires_grad_() for _ in range(3)]
-    bias, weights, found = _attention_bias(masks(3), False, torch.float32), torch.randn(shape, generator=random), []
-    for form in (_plain_attention, attention_in_cache):
+    bias, weights, found = _additive_attention_mask(masks(3), False, torch.float32), torch.randn(shape, generator=random), []
+    for form in (_plain_attention, tiled_attention):
         torch.manual_seed(5)
         context = form(*inputs, bias, rate)
         found.append([context.detach(), *torch.autograd.grad((context.transpose(1, 2) * weights).sum(), inputs)])
@@ -129,7 +129,7 @@ def test_varlen_attention_equals_the_plain_form_and_repeats_its_bits(sequences: 
 
     def plain(fused: torch.Tensor) -> torch.Tensor:
         parts = [part.reshape(PACKS, LENGTH, HEADS, SIZE).transpose(1, 2).float() for part in fused.unbind(1)]
-        context_BNLD = _plain_attention(*parts, _attention_bias(mask_BL, causal, torch.float32).cuda(), 0.0)
+        context_BNLD = _plain_attention(*parts, _additive_attention_mask(mask_BL, causal, torch.float32).cuda(), 0.0)
         return context_BNLD.transpose(1, 2).reshape(-1, HEADS, SIZE)
 
     def varlen(fused: torch.Tensor, rate: float = 0.0) -> torch.Tensor:

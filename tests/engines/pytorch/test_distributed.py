@@ -18,7 +18,7 @@ from torch import distributed as torch_distributed
 from torch import multiprocessing
 from torch.nn import Parameter
 
-from gaudi_bert.engines.pytorch.distributed import GradientSums, TorchCommunicator
+from gaudi_bert.engines.pytorch.distributed import GradientReducer, TorchCommunicator
 
 # One that is in several places, one that needs no gradient, one that no loss needs, and one larger than a part.
 SHAPES = {"shared": (3, 3), "first": (3,), "frozen": (3,), "unused": (2, 5), "large": (3, 41), "last": (41,)}
@@ -41,7 +41,7 @@ def loss_of(parameters: dict[str, Parameter], inputs: torch.Tensor) -> torch.Ten
 def in_one_process(rank: int, folder: str) -> None:
     torch_distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     overlapped, naive = parameters_of(1), parameters_of(1)
-    sums = GradientSums(list(overlapped.values()), PART_BYTES)
+    sums = GradientReducer(list(overlapped.values()), PART_BYTES)
     orders = []
     right = torch_distributed.all_reduce
 
@@ -56,11 +56,11 @@ def in_one_process(rank: int, folder: str) -> None:
         for number, micro_batch in enumerate(inputs):
             if number == len(inputs) - 1:
                 assert len(orders) == update * 4  # nothing travels before the last pass
-                sums.begin()
+                sums.start_last_pass()
             loss_of(overlapped, micro_batch).backward()
             loss_of(naive, micro_batch).backward()
         assert len(orders) > update * 4, "no sum began while the last pass ran"
-        sums.finish()
+        sums.wait_for_sums()
         torch_distributed.all_reduce = right
         for name, parameter in naive.items():
             total = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

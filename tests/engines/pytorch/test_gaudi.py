@@ -24,7 +24,7 @@ import torch
 from torch.utils import backend_registration
 
 from gaudi_bert.engines import pytorch as gaudi
-from gaudi_bert.engines.pytorch import VARIABLES, _prepare
+from gaudi_bert.engines.pytorch import VARIABLES, _set_environment_defaults
 from tests.builders import training_data as data
 from tests.builders.agree import agree
 from tests.builders.bert_folder import VOCABULARY, write_rows, write_tokenizer
@@ -188,22 +188,22 @@ def test_a_bridge_that_is_imported_by_name_computes_what_a_cpu_does_by_the_vendo
     [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
 )
 def test_how_long_threads_wait_is_set_unless_the_user_has_set_it(given: dict[str, str], wait: str | None) -> None:
-    _prepare(given)
+    _set_environment_defaults(given)
     assert given.get("GOMP_SPINCOUNT") == wait
 
 
 def test_variables_that_come_too_late_are_not_set_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a script that imports torch itself, where that loads the vendor's software."""
-    monkeypatch.setattr(gaudi, "has_gaudi", lambda: True)
+    monkeypatch.setattr(gaudi, "has_gaudi_software", lambda: True)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     early: dict[str, str] = {"PT_HPU_LAZY_MODE": "1"}
-    _prepare(early)
+    _set_environment_defaults(early)
     assert {**early, **VARIABLES, "PT_HPU_LAZY_MODE": "1"} == early
     monkeypatch.setitem(sys.modules, "habana_frameworks.torch", types.ModuleType("habana_frameworks.torch"))
-    _prepare()
+    _set_environment_defaults()
     assert not VARIABLES.keys() & os.environ.keys()
-    notes = gaudi.environment_notes()
+    notes = gaudi.describe_overridden_variables()
     assert notes[0] == "note: PT_HPU_LAZY_MODE was not set when torch was imported; set it to 0 before that"
     assert len(notes) == len(VARIABLES)
 

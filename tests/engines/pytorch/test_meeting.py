@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.launch import Launch, find_free_port
 from gaudi_bert.engines.pytorch import distributed
-from gaudi_bert.engines.pytorch.distributed import meet
+from gaudi_bert.engines.pytorch.distributed import rendezvous
 from gaudi_bert.engines.watchdog import Watchdog
 
 
@@ -31,7 +31,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> int:
 def end_of(rank: int, size: int, seconds: float = 30) -> GaudiBertError | None:
     """The error that the meeting ends with in one rank; None if it has met the others."""
     try:
-        meet(Launch("torchrun", rank, size), seconds, Watchdog("a test", 60.0))
+        rendezvous(Launch("torchrun", rank, size), seconds, Watchdog("a test", 60.0))
     except GaudiBertError as error:
         return error
     return None
@@ -39,16 +39,16 @@ def end_of(rank: int, size: int, seconds: float = 30) -> GaudiBertError | None:
 
 def test_ranks_meet(port: int) -> None:
     with ThreadPoolExecutor(3) as pool:
-        stores = list(pool.map(lambda rank: meet(Launch("torchrun", rank, 3), 30, Watchdog("a test", 60.0)), range(3)))
+        stores = list(pool.map(lambda rank: rendezvous(Launch("torchrun", rank, 3), 30, Watchdog("a test", 60.0)), range(3)))
     assert all(store.check([f"here/{rank}" for rank in range(3)]) for store in stores)
 
 
 @pytest.mark.parametrize(
     ("host", "rank", "named"),
     [
-        ("127.0.0.1", 0, "ranks 1, 2, 3 did not come"),
-        ("127.0.0.1", 1, "127.0.0.1, port {port}"),
-        ("no-such-host.invalid", 1, "no-such-host.invalid, port {port}"),
+        ("127.0.0.1", 0, "ranks 1, 2, 3 did not connect"),
+        ("127.0.0.1", 1, "127.0.0.1:{port}"),
+        ("no-such-host.invalid", 1, "no-such-host.invalid:{port}"),
     ],
     ids=["first alone", "nobody listens", "no such name"],
 )
@@ -62,7 +62,7 @@ def test_who_does_not_come_is_waited_for_a_limited_time(
     assert str(error).startswith(f"rank {rank} of 4: ")
     assert named.format(port=port) in str(error)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"rank {rank} of 4 waits, at most 1 s: rank")
+    assert line.startswith(f"rank {rank} of 4 is waiting for at most 1 s: rank")
 
 
 def test_a_port_in_use_is_a_wrong_setting(port: int) -> None:
@@ -78,12 +78,12 @@ def test_a_port_in_use_is_a_wrong_setting(port: int) -> None:
 RANK = """
 import signal, sys
 from gaudi_bert.common.launch import Launch
-from gaudi_bert.engines.pytorch.distributed import meet
+from gaudi_bert.engines.pytorch.distributed import rendezvous
 from gaudi_bert.engines.watchdog import Watchdog
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 print("ready", flush=True)
 with Watchdog("rank " + sys.argv[1], float(sys.argv[2])) as watchdog:
-    meet(Launch("torchrun", int(sys.argv[1]), 3), 60, watchdog)
+    rendezvous(Launch("torchrun", int(sys.argv[1]), 3), 60, watchdog)
 """
 
 
@@ -102,4 +102,4 @@ def test_a_rank_0_that_is_stopped_on_request_while_they_meet_ends_the_others(por
         first.send_signal(signal.SIGTERM)
         error = other.result(60)
     assert isinstance(error, FailedError)
-    assert str(error).startswith("rank 1 of 3: another process was lost")
+    assert str(error).startswith("rank 1 of 3: lost another process")

@@ -16,7 +16,7 @@ import transformers
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.encoders.matrix_products import has_onednn
+from gaudi_bert.encoders.matrix_products import onednn_supports
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateScalars
 from gaudi_bert.engines.pytorch.packed_weights import PackedLinear
@@ -62,12 +62,12 @@ def spec_of(name: str, head: Any) -> ModelSpec:
 
 
 def build(name: str, head: Any, seed: int | None = 3, **more: Any) -> Any:
-    return load_engine("pytorch").build(spec_of(name, head), seed=seed, **more)
+    return load_engine("pytorch").build_model(spec_of(name, head), seed=seed, **more)
 
 
 def gradients_of(model: Any, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The sums of a batch and the gradient of its loss, without dropout."""
-    sums = model.sums(model.forward(model.tensors(batch), False), model.tensors(batch))
+    sums = model.compute_sums(model.forward(model.copy_to_device(batch), False), model.copy_to_device(batch))
     names = [name for name, parameter in model.parameters_by_name.items() if parameter.requires_grad]
     leaves = [model.parameters_by_name[name] for name in names]
     found = torch.autograd.grad(sums[0], leaves, allow_unused=True)
@@ -114,9 +114,9 @@ def test_statistics_of_layers_are_those_of_the_first_process() -> None:
 
     head, batch = TaskHead("classification", 3), batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
     spec = ModelSpec(EncoderConfig(SMALL_CONFIGS["ibert"]().to_dict()), head)
-    model = load_engine("pytorch").build(spec, seed=1)
-    updates = load_engine("pytorch").updates(model, TrainingSettings(seed=3), Second(1, 2), 1)
-    updates.run([batch], np.zeros((1, 2), np.int32), np.ones((1, 2)), UpdateScalars(1e-3, 1.0, 1.0), 1)
+    model = load_engine("pytorch").build_model(spec, seed=1)
+    updates = load_engine("pytorch").create_updates(model, TrainingSettings(seed=3), Second(1, 2), 1)
+    updates.run_update([batch], np.zeros((1, 2), np.int32), np.ones((1, 2)), UpdateScalars(1e-3, 1.0, 1.0), 1)
     assert model.buffers()
     assert all(bool((buffer == 0.25).all()) for buffer in model.buffers().values())
 
@@ -124,18 +124,18 @@ def test_statistics_of_layers_are_those_of_the_first_process() -> None:
 def test_bfloat16_is_near_float32() -> None:
     device = load_engine("pytorch").open_device(TrainingSettings(device="cpu", precision="bfloat16"))
     batch = batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
-    narrow = load_engine("pytorch").build(spec_of("roberta", TEXTS), device, seed=3).outputs(batch)
+    narrow = load_engine("pytorch").build_model(spec_of("roberta", TEXTS), device, seed=3).compute_outputs(batch)
     real = batch["target_weights"] > 0
-    agree(narrow[real], build("roberta", TEXTS).outputs(batch)[real], 0.05)
+    agree(narrow[real], build("roberta", TEXTS).compute_outputs(batch)[real], 0.05)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("name", "head"), CASES, ids=NAMES)
 def test_a_frozen_model_gives_the_same(name: str, head: TaskHead, precision: Any) -> None:
     model, batch = build(name, head, compute_dtype=precision), batch_of(packs_of(head, VOCABULARY), head)
-    (outputs, sums), variables = model.evaluate(batch), model.values()
+    (outputs, sums), variables = model.evaluate_batch(batch), model.values()
     model.freeze()
-    found, found_sums = model.evaluate(batch)
+    found, found_sums = model.evaluate_batch(batch)
     bound = 1e-5 if precision == "float32" else 0.05
     agree(found_sums[:2], sums[:2], bound)  # which class is the likeliest, the third sum, may change in bfloat16
     if outputs is not None:
@@ -145,7 +145,7 @@ def test_a_frozen_model_gives_the_same(name: str, head: TaskHead, precision: Any
     packed = sum(layer.packed.numel() for layer in model.module.modules() if isinstance(layer, PackedLinear))
     buffers = sum(buffer.numel() for buffer in model.buffers().values())
     assert kept + packed + buffers == sum(values.size for values in variables.values())
-    if has_onednn(getattr(torch, precision)) and name != "gpt2":  # whose layers are not linear layers of PyTorch
+    if onednn_supports(getattr(torch, precision)) and name != "gpt2":  # whose layers are not linear layers of PyTorch
         assert packed > 0
 
 
@@ -153,15 +153,15 @@ def test_a_frozen_model_gives_the_same(name: str, head: TaskHead, precision: Any
 @pytest.mark.parametrize("head", [*HEADS[:5], VectorHead("mean", normalize=True), VectorHead("cls", normalize=False)])
 def test_a_frozen_bert_gives_the_same_and_holds_each_weight_once(head: Any, precision: Any) -> None:
     of_batch = head if isinstance(head, TaskHead) else TEXTS
-    model = load_engine("pytorch").build(ModelSpec(BERT, head), seed=3, compute_dtype=precision)
+    model = load_engine("pytorch").build_model(ModelSpec(BERT, head), seed=3, compute_dtype=precision)
     batch = batch_of(packs_of(of_batch, VOCABULARY), of_batch)
     short = {name: values[2:] for name, values in batch.items()}  # one sequence: as many positions are read as there are
     short |= {name: short[name][:, :1] for name in ("input_ids", "input_mask", "segment_ids", "positions")}
     short |= {name: values[:, :1] for name, values in short.items() if name in ("sequence_positions", "target_weights")}
-    expected, numbers = [model.outputs(each) for each in (batch, short)], sum(map(np.size, model.values().values()))
+    expected, numbers = [model.compute_outputs(each) for each in (batch, short)], sum(map(np.size, model.values().values()))
     model.freeze()
     for each, values in zip((batch, short), expected, strict=True):
-        agree(model.outputs(each), values, 1e-5 if precision == "float32" else 0.05)
+        agree(model.compute_outputs(each), values, 1e-5 if precision == "float32" else 0.05)
     assert sum(tensor.numel() for tensor in model.frozen.values()) == numbers
 
 
@@ -179,7 +179,7 @@ def test_a_frozen_bert_gives_the_same_and_holds_each_weight_once(head: Any, prec
 def test_what_cannot_be_fed_or_built_is_refused_in_a_line(values: Any, head: TaskHead, named: str) -> None:
     values = values if isinstance(values, dict) else CONFIGS[values]().to_dict()
     with pytest.raises(InputError, match=named) as refused:
-        load_engine("pytorch").build(ModelSpec(EncoderConfig(values), head), seed=1)
+        load_engine("pytorch").build_model(ModelSpec(EncoderConfig(values), head), seed=1)
     assert not re.search(r"\n|\w(Error|Exception)\b", str(refused.value)), "words of ours, not those of Python"
 
 
@@ -187,4 +187,4 @@ def test_a_row_with_a_token_that_changes_its_neighbours_is_refused() -> None:
     model, batch = build("esm-token-dropout", TEXTS), batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
     batch["input_ids"][0, 3] = ESM["mask_token_id"]
     with pytest.raises(InputError, match="token_dropout: false"):
-        model.outputs(batch)
+        model.compute_outputs(batch)

@@ -119,7 +119,8 @@ def test_a_pod_with_other_data_is_refused_and_named(tmp_path: Path) -> None:
     metadata.write_text(metadata.read_text().replace('"manifest_crc32c": 1', '"manifest_crc32c": 2'))
     for code, text in run_pods(packed, tmp_path / "out", second=["--data", str(other)]):
         assert code == 2, text
-        assert text.splitlines()[-1].startswith(f"error: rank 1 ({socket.gethostname()}) has data = "), text
+        assert text.splitlines()[-1].startswith("error: data is "), text
+        assert f" in rank 1 ({socket.gethostname()}), " in text
 
 
 def check_end(printed: Ends, end: str, pod: int, at: str) -> None:
@@ -134,9 +135,9 @@ def check_end(printed: Ends, end: str, pod: int, at: str) -> None:
     (line,) = (line for line in text.splitlines() if line.startswith("error: "))
     assert line.startswith(f"error: rank {1 - pod} of 2"), "it names itself"
     if at != "meeting":
-        meaning = {"SIGKILL": "is lost: the process has ended", "SIGSTOP": "is silent: stopped, asleep, or its node is lost"}
-        assert f" aborts: rank {pod} ({socket.gethostname()}) {meaning[end]}, in " in line
-        assert "the last saved update is 2, and the same command goes on" in line
+        meaning = {"SIGKILL": "is lost because", "SIGSTOP": "is not responding because"}
+        assert f": rank {pod} ({socket.gethostname()}) {meaning[end]}" in line
+        assert "the last saved update is 2; run the same command again to resume" in line
 
 
 def check_same_bits(complete: Path, broken: Path) -> None:

@@ -8,8 +8,8 @@ pytest.importorskip("torch", exc_type=ImportError)
 
 import torch
 
-from gaudi_bert.encoders.matrix_products import has_onednn
-from gaudi_bert.engines.pytorch.packed_weights import PackedLinear, pack_linear_layers, pack_weights, product
+from gaudi_bert.encoders.matrix_products import onednn_supports
+from gaudi_bert.engines.pytorch.packed_weights import PackedLinear, multiply, pack_linear_layers, pack_weights
 from tests.builders.agree import agree
 
 
@@ -21,9 +21,9 @@ def test_products_from_packed_weights(rows: int, inputs: int, outputs: int, dtyp
     left, right, bias = (torch.randn(*shape, generator=random) for shape in ((rows, inputs), (inputs, outputs), (outputs,)))
     packed = pack_weights(right, dtype)
     assert packed.dtype == dtype
-    assert packed.is_mkldnn == has_onednn(dtype)
+    assert packed.is_mkldnn == onednn_supports(dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        result = product(left, packed, bias.to(dtype))
+        result = multiply(left, packed, bias.to(dtype))
     assert result.dtype == dtype
     agree(result.float().numpy(), (left @ right + bias).numpy(), bound)
     assert not pack_weights(right.double(), torch.float64).is_mkldnn
@@ -49,7 +49,7 @@ class _Words(torch.nn.Module):
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 0.02)])
 def test_linear_layers_are_packed_in_place(dtype: torch.dtype, bound: float) -> None:
-    if not has_onednn(dtype):
+    if not onednn_supports(dtype):
         pytest.skip("oneDNN does not compute in this type here")
     torch.manual_seed(4)
     module, ids = _Words().eval(), torch.arange(11).reshape(1, 11)

@@ -44,7 +44,7 @@ def after_updates(name: str, dropout: float, **options: Any) -> tuple[dict[str, 
     """All numbers of a model after two updates, and the bytes that one forward pass retained."""
     engine = load_engine("pytorch")
     settings, spec = TrainingSettings(device="cpu", **options), spec_of(name, dropout)
-    model = engine.build(spec, engine.open_device(settings), seed=1, compiled=bool(settings.compile))
+    model = engine.build_model(spec, engine.open_device(settings), seed=1, compiled=bool(settings.compile))
     batch, seeds = batch_of(packs_of(TEXTS, VOCABULARY), TEXTS), np.array([[1, 2], [3, 4]], np.int32)
     kept: list[int] = []
 
@@ -53,10 +53,10 @@ def after_updates(name: str, dropout: float, **options: Any) -> tuple[dict[str, 
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        model.training_outputs(model.tensors(batch), seeds[0])
-    updates = engine.updates(model, settings, Communicator(), 2)
+        model.compute_training_outputs(model.copy_to_device(batch), seeds[0])
+    updates = engine.create_updates(model, settings, Communicator(), 2)
     for update in (1, 2):
-        sums = updates.run([batch] * 2, seeds + update, np.ones((2, 2)), UpdateScalars(0.1, 1.0, 1.0), update)
+        sums = updates.run_update([batch] * 2, seeds + update, np.ones((2, 2)), UpdateScalars(0.1, 1.0, 1.0), update)
     return {**model.values(), "sums": sums()}, sum(kept)
 
 
@@ -119,10 +119,10 @@ def test_more_processes_than_gpus_are_refused(gpu: None, monkeypatch: pytest.Mon
 
 def test_an_operation_without_a_deterministic_kernel_is_refused(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, settings = load_engine("pytorch"), TrainingSettings()
-    model = engine.build(spec_of("bert", 0.0), seed=1)
+    model = engine.build_model(spec_of("bert", 0.0), seed=1)
     torch.use_deterministic_algorithms(True)
     monkeypatch.setattr(model, "loss", lambda *_: torch.zeros(3).put_(torch.tensor([0]), torch.ones(1)))
-    updates, batch = engine.updates(model, settings, Communicator(), 1), batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
+    updates, batch = engine.create_updates(model, settings, Communicator(), 1), batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
     reason = r"training\.deterministic = true: put_ does not have a deterministic implementation; set it to false"
     with pytest.raises(InputError, match=reason):
-        updates.run([batch], np.zeros((1, 2), np.int32), np.ones((1, 2)), UpdateScalars(0.1, 1.0, 1.0), 1)
+        updates.run_update([batch], np.zeros((1, 2), np.int32), np.ones((1, 2)), UpdateScalars(0.1, 1.0, 1.0), 1)

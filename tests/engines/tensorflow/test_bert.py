@@ -9,7 +9,7 @@ import tensorflow as tf
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.tensorflow.bert import encode_packs
 from gaudi_bert.engines.tensorflow.model import _pretraining_sums
-from gaudi_bert.engines.tensorflow.operations import pick_tokens
+from gaudi_bert.engines.tensorflow.operations import gather_tokens
 from gaudi_bert.training.verify_model import join_sequences
 from tests.builders.agree import agree
 from tests.builders.gaudi_graphs import operations_of
@@ -41,8 +41,8 @@ def test_last_layer_is_computed_where_it_is_read(attention, masked_slots, is_che
     positions = batch["masked_lm_positions"]
     values, gradients, flops = [], [], []
     for run in (
-        lambda batch: encode_packs(model.network(), batch, positions),
-        lambda batch: pick_tokens(encode_packs(model.network(), batch), positions, 31),
+        lambda batch: encode_packs(model.build_network(), batch, positions),
+        lambda batch: gather_tokens(encode_packs(model.build_network(), batch), positions, 31),
     ):
         with tf.GradientTape() as tape:
             values.append(run(batch))

@@ -15,8 +15,8 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.launch import Launch, find_launch
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines.protocol import Communicator
-from gaudi_bert.engines.tensorflow import prepare_tensorflow
-from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST, connect, open_device
+from gaudi_bert.engines.tensorflow import set_tensorflow_environment
+from gaudi_bert.engines.tensorflow.engine import BFLOAT16_LIST, connect_processes, open_device
 
 VARIABLES = ("TF_HCCL_MEMORY_ALLOWANCE_MB", "TF_BF16_CONVERSION")
 
@@ -130,12 +130,12 @@ def launch(monkeypatch, launcher: str, number: int, processes: int, **changes) -
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_launcher_is_known_and_without_horovod_a_rank_of_several_says_so(monkeypatch, launcher: str) -> None:
     launch(monkeypatch, launcher, 0, 1)
-    assert connect(SETTINGS, {}) == Communicator()
+    assert connect_processes(SETTINGS, {}) == Communicator()
     launch(monkeypatch, launcher, 1, 2)
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     assert find_launch() == Launch(launcher, 1, 2)
     with pytest.raises(InputError, match=f"rank 1 of 2, started by {launcher}: .*make setup-horovod"):
-        connect(SETTINGS, {})
+        connect_processes(SETTINGS, {})
     first, second = LAUNCHERS[launcher]
     for rank, size in (("2", "2"), ("x", "2")):
         with pytest.raises(InputError, match=f"{first}={rank}, {second}={size}"):
@@ -146,20 +146,20 @@ def test_horovod_without_mpi_under_mpirun_and_one_that_cannot_connect_are_told(m
     """Each process would train on its own, and all of them write the same files."""
     launch(monkeypatch, "mpirun", 1, 4)
     with pytest.raises(InputError, match="rank 1 of 4, started by mpirun: Horovod reports rank 0 of 1"):
-        connect(SETTINGS, {})
+        connect_processes(SETTINGS, {})
 
     def init() -> None:
         raise RuntimeError("Gloo connectFullMesh failed\nwith timeout")
 
     launch(monkeypatch, "mpirun", 1, 4, init=init)
     with pytest.raises(FailedError, match=r"\(Gloo connectFullMesh failed with timeout\)"):
-        connect(SETTINGS, {})
+        connect_processes(SETTINGS, {})
 
 
 def test_the_fusion_threshold_is_set_before_horovod_starts(monkeypatch) -> None:
     seen = []
     launch(monkeypatch, "horovodrun", 0, 2, init=lambda: seen.append(os.environ["HOROVOD_FUSION_THRESHOLD"]), size=lambda: 2)
-    connect(TrainingSettings(fusion_bytes="16MiB"), {})
+    connect_processes(TrainingSettings(fusion_bytes="16MiB"), {})
     assert seen == [str(16 * 2**20)]
 
 
@@ -168,18 +168,18 @@ def test_the_fusion_threshold_is_set_before_horovod_starts(monkeypatch) -> None:
 
 def test_onednn_is_used_on_every_processor_unless_the_user_says_otherwise() -> None:
     unset: dict[str, str] = {}
-    prepare_tensorflow(unset)
+    set_tensorflow_environment(unset)
     assert unset == {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     chosen = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "1"}
     before = dict(chosen)
-    prepare_tensorflow(chosen)
+    set_tensorflow_environment(chosen)
     assert chosen == before
 
 
 def test_on_gaudi_the_vendor_chooses_the_kernels(monkeypatch) -> None:
     stand_in(monkeypatch)
     environment: dict[str, str] = {}
-    prepare_tensorflow(environment)
+    set_tensorflow_environment(environment)
     assert environment == {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_bert.engines.tensorflow.bert import _attention_bias, attend
+from gaudi_bert.engines.tensorflow.bert import _additive_attention_mask, compute_attention
 from gaudi_bert.engines.tensorflow.model import cross_entropy
 from gaudi_bert.engines.tensorflow.operations import (
     ForwardPass,
@@ -55,7 +55,7 @@ def plain_layer_norm(x, gamma, beta):
 def test_layer_norm_also_of_a_sum(compiled, rate):
     inputs = normal(7, 13), normal(7, 13), normal(13), normal(13)
     check_same(lambda x, gamma, beta: layer_norm(x, gamma, beta, 1e-12, compiled), plain_layer_norm, *inputs[1:])
-    drawn = ForwardPass(tf.constant([1, 2]), compiled).draw(inputs[0].shape, rate, 3)
+    drawn = ForwardPass(tf.constant([1, 2]), compiled).draw_dropout(inputs[0].shape, rate, 3)
     factors = 1.0 if drawn is None else keep_mask(drawn, inputs[0].shape, rate, tf.float64) * keep_scale(drawn, rate)
     check_same(
         lambda new, old, gamma, beta: residual_layer_norm(new, old, gamma, beta, drawn, rate, 1e-12, compiled),
@@ -79,9 +79,9 @@ def test_dense(inputs, outputs, compiled):
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_core(causal, rate, compiled):
     mask = tf.constant([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 2, 3]], tf.int32)
-    bias = _attention_bias(mask, causal, tf.float64)
+    bias = _additive_attention_mask(mask, causal, tf.float64)
     shape = tf.TensorShape([2, 3, 7, 7])
-    drawn = ForwardPass(tf.constant([1, 2]), compiled).draw(shape, rate, 3)
+    drawn = ForwardPass(tf.constant([1, 2]), compiled).draw_dropout(shape, rate, 3)
     factors = 1.0 if drawn is None else keep_mask(drawn, shape, rate, tf.float64) * keep_scale(drawn, rate)
 
     def plain(query, key, value):
@@ -89,7 +89,7 @@ def test_attention_core(causal, rate, compiled):
         return tf.einsum("bnij,bnjd->bnid", shares * factors, value)
 
     check_same(
-        lambda query, key, value: attend(query, key, value, bias, drawn, rate, compiled),
+        lambda query, key, value: compute_attention(query, key, value, bias, drawn, rate, compiled),
         plain,
         normal(2, 3, 7, 5),
         normal(2, 3, 7, 5),
@@ -103,7 +103,7 @@ def test_cross_entropy_of_a_hopeless_label():
 
 
 def dropped(inputs: tf.Tensor, rate: float, seed: list[int], site: int, compiled: bool) -> np.ndarray:
-    drawn = ForwardPass(tf.constant(seed, tf.int32), compiled).draw(inputs.shape, rate, site)
+    drawn = ForwardPass(tf.constant(seed, tf.int32), compiled).draw_dropout(inputs.shape, rate, site)
     return dropout(inputs, drawn, rate, compiled).numpy()
 
 

@@ -36,17 +36,21 @@ _CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 5.0
 # A client that connects and sends nothing blocks other callers for at most this time.
 _REQUEST_SECONDS = 1.0
-_MOST_CALLS = 64
-_MOST_BYTES = 4096
-_MOST_NAMES = 8
+_MAX_CALLS = 64
+_MAX_MESSAGE_BYTES = 4096
+_MAX_NAMES = 8
 # Addresses in networks that are reserved for documentation. No packet is sent there. The route to them determines the
 # address of this host.
-_ELSEWHERE = ("192.0.2.1", "2001:db8::1")
+_UNREACHABLE_ADDRESSES = ("192.0.2.1", "2001:db8::1")
 _ENDED, _SILENT = "ended", "silent"
+_FAILURES = {
+    _ENDED: "lost because the process has ended",
+    _SILENT: "not responding because the process is suspended or its node is lost",
+}
 
 
 @dataclass(frozen=True)
-class Member:
+class Peer:
     """A process of the run, and the port on which it listens.
 
     Attributes:
@@ -66,7 +70,7 @@ class Member:
 
 
 @dataclass
-class RollCall:
+class FailureDetector:
     """The listening port of this process, and the other processes that it can call.
 
     Attributes:
@@ -83,12 +87,12 @@ class RollCall:
     rank: int
     describe: Callable[[], Message]
     listener: socket.socket
-    members: Sequence[Member] = ()
+    peers: Sequence[Peer] = ()
     reason: str = field(default="", init=False)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start the thread that answers requests."""
-        threading.Thread(target=self._answer_calls, name="roll call", daemon=True).start()
+        threading.Thread(target=self._serve_requests, name="failure detector", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening, which also ends the thread."""
@@ -96,10 +100,10 @@ class RollCall:
             self.listener.shutdown(socket.SHUT_RDWR)  # otherwise, the waiting thread would keep the port open
         self.listener.close()
 
-    def find_reason(self, busy_seconds: float = math.inf) -> str:
+    def find_failure(self, busy_seconds: float = math.inf) -> str:
         """Call all other processes, find out which are lost, silent or busy, and send the result to all of them.
 
-        For every `_MOST_CALLS` members, this takes at most `_CONNECT_SECONDS` plus `_ANSWER_SECONDS`.
+        For every `_MAX_CALLS` peers, this takes at most `_CONNECT_SECONDS` plus `_ANSWER_SECONDS`.
 
         Args:
             busy_seconds: A process is reported as busy if it has worked on the same activity for at least this time.
@@ -107,16 +111,16 @@ class RollCall:
         Returns:
             A description of these processes. Empty if all others are fine.
         """
-        if not self.members:
+        if not self.peers:
             return ""
-        with ThreadPoolExecutor(min(len(self.members), _MOST_CALLS)) as pool:
-            answers = list(pool.map(lambda member: self.call(member, {}), self.members))
-            self.reason = self.reason or _describe_answers(dict(zip(self.members, answers, strict=True)), busy_seconds)
+        with ThreadPoolExecutor(min(len(self.peers), _MAX_CALLS)) as pool:
+            answers = list(pool.map(lambda peer: self.send_message(peer, {}), self.peers))
+            self.reason = self.reason or _describe_failures(dict(zip(self.peers, answers, strict=True)), busy_seconds)
             if self.reason:
-                list(pool.map(lambda member: self.call(member, {"reason": self.reason}), self.members))
+                list(pool.map(lambda peer: self.send_message(peer, {"reason": self.reason}), self.peers))
         return self.reason
 
-    def call(self, member: Member, message: Message) -> Message | str:
+    def send_message(self, peer: Peer, message: Message) -> Message | str:
         """Send a message to a process.
 
         Args:
@@ -128,19 +132,19 @@ class RollCall:
             if it does not answer.
         """
         try:
-            with socket.create_connection((member.addresses[0], member.port), _CONNECT_SECONDS) as connection:
+            with socket.create_connection((peer.addresses[0], peer.port), _CONNECT_SECONDS) as connection:
                 connection.settimeout(_ANSWER_SECONDS)
                 connection.sendall(json.dumps({**message, "token": self.token}).encode() + b"\n")
                 if message:
                     return {}
-                answer: Message = json.loads(connection.makefile("rb").readline(_MOST_BYTES))
+                answer: Message = json.loads(connection.makefile("rb").readline(_MAX_MESSAGE_BYTES))
                 return answer
         except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError, ValueError):
             return _ENDED
         except OSError:
             return _SILENT
 
-    def _answer_calls(self) -> None:
+    def _serve_requests(self) -> None:
         """Answer requests until the listener is closed. A request may also contain the reason why the run fails."""
         while True:
             try:
@@ -149,14 +153,14 @@ class RollCall:
                 return
             with connection, suppress(OSError, ValueError, AttributeError):
                 connection.settimeout(_REQUEST_SECONDS)
-                message = json.loads(connection.makefile("rb").readline(_MOST_BYTES))
+                message = json.loads(connection.makefile("rb").readline(_MAX_MESSAGE_BYTES))
                 if message.get("token") != self.token:
                     continue
                 self.reason = self.reason or message.get("reason", "")
                 connection.sendall(json.dumps(self.describe()).encode() + b"\n")
 
 
-def open_roll_call(communicator: Communicator, describe: Callable[[], Message]) -> RollCall:
+def start_failure_detector(communicator: Communicator, describe: Callable[[], Message]) -> FailureDetector:
     """Start listening, and exchange the addresses of all processes. Every process calls this at the same time.
 
     Args:
@@ -165,46 +169,48 @@ def open_roll_call(communicator: Communicator, describe: Callable[[], Message]) 
             it last made progress.
     """
     is_one_host = communicator.local_size == communicator.size
-    listener = _listen(only_here=is_one_host)
-    roll_call = RollCall(communicator.from_first(lambda: secrets.token_hex(16)), communicator.rank, describe, listener)
-    roll_call.begin()
-    addresses = ["127.0.0.1"] if is_one_host else _own_addresses()
+    listener = _open_listener(loopback_only=is_one_host)
+    detector = FailureDetector(
+        communicator.run_on_first(lambda: secrets.token_hex(16)), communicator.rank, describe, listener
+    )
+    detector.start()
+    addresses = ["127.0.0.1"] if is_one_host else _find_host_addresses()
     own = json.dumps([socket.gethostname(), addresses, listener.getsockname()[1]]).encode()
     entries = np.zeros((communicator.size, 512))
     entries[communicator.rank, : len(own)] = np.frombuffer(own, np.uint8)[:512]
     entries = communicator.sum_array(entries)
-    members = []
+    peers = []
     for rank, entry in enumerate(entries):
         host, known, port = json.loads(entry.astype(np.uint8).tobytes().rstrip(b"\0"))
-        members.append(Member(rank, host, tuple(known), port))
+        peers.append(Peer(rank, host, tuple(known), port))
     # In some networks, hosts cannot connect to each other. To find out, each process calls a process on the next host.
     # Processes that cannot be reached are not called later, so that they are not reported as lost.
-    called = members[(communicator.rank + (1 if is_one_host else communicator.local_size)) % communicator.size]
-    choices = [Member(called.rank, called.host, (address,), called.port) for address in called.addresses]
-    answered = [isinstance(roll_call.call(choice, {}), dict) for choice in choices]
+    called = peers[(communicator.rank + (1 if is_one_host else communicator.local_size)) % communicator.size]
+    choices = [Peer(called.rank, called.host, (address,), called.port) for address in called.addresses]
+    answered = [isinstance(detector.send_message(choice, {}), dict) for choice in choices]
     reached = np.zeros(communicator.size)
     reached[called.rank] = answered.index(True) + 1 if any(answered) else 0
     reached = communicator.sum_array(reached)
-    roll_call.members = [
-        Member(member.rank, member.host, (member.addresses[int(number) - 1],), member.port)
-        for member, number in zip(members, reached, strict=True)
-        if number and member.rank != communicator.rank
+    detector.peers = [
+        Peer(peer.rank, peer.host, (peer.addresses[int(number) - 1],), peer.port)
+        for peer, number in zip(peers, reached, strict=True)
+        if number and peer.rank != communicator.rank
     ]
-    return roll_call
+    return detector
 
 
-def _listen(*, only_here: bool) -> socket.socket:
+def _open_listener(*, loopback_only: bool) -> socket.socket:
     """Listen on a free port of the loopback interface, or of all interfaces and with IPv6 if this machine supports it."""
-    if not only_here and socket.has_dualstack_ipv6():
+    if not loopback_only and socket.has_dualstack_ipv6():
         with suppress(OSError):
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-    return socket.create_server(("127.0.0.1" if only_here else "", 0), backlog=1024)
+    return socket.create_server(("127.0.0.1" if loopback_only else "", 0), backlog=1024)
 
 
-def _own_addresses() -> list[str]:
+def _find_host_addresses() -> list[str]:
     """Return the addresses at which other hosts may reach this one. The address on the route to rank 0 comes first."""
     found = []
-    for target in (os.environ.get(MASTER_ADDRESS), *_ELSEWHERE):
+    for target in (os.environ.get(MASTER_ADDRESS), *_UNREACHABLE_ADDRESSES):
         with suppress(OSError):
             family, kind, protocol, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, kind, protocol) as probe:
@@ -214,35 +220,28 @@ def _own_addresses() -> list[str]:
     return others or found
 
 
-def _describe_answers(answers: Mapping[Member, Message | str], busy_seconds: float) -> str:
+def _describe_failures(answers: Mapping[Peer, Message | str], busy_seconds: float) -> str:
     """Describe the processes that are lost or silent.
 
     If all processes answer, describe the one that has been busy for the longest time, but at least `busy_seconds`. The
     result is empty if there is none.
     """
-    ended, silent = ([member for member, answer in answers.items() if answer == kind] for kind in (_ENDED, _SILENT))
-    found = [
-        *([f"{_names(ended)} {_are(ended)} lost: the process has ended"] if ended else []),
-        *([f"{_names(silent)} {_are(silent)} silent: stopped, asleep, or its node is lost"] if silent else []),
-    ]
+    failures = []
+    for kind, meaning in _FAILURES.items():
+        failed = [peer for peer, answer in answers.items() if answer == kind]
+        if failed:
+            failures.append(f"{_format_names(failed)} {'is' if len(failed) == 1 else 'are'} {meaning}")
     at_work = [(each, answer) for each, answer in answers.items() if isinstance(answer, dict) and not answer["waits"]]
     busy = [(answer["seconds"], each, answer) for each, answer in at_work if answer["seconds"] >= busy_seconds]
-    if not found and busy:
-        seconds, member, answer = max(busy, key=itemgetter(0))
-        found = [f"{member} has been busy with {answer['activity']} for {seconds:.0f} s"]
-    return " and ".join(found)
+    if not failures and busy:
+        seconds, peer, answer = max(busy, key=itemgetter(0))
+        failures = [f"{peer} has been busy with {answer['activity']} for {seconds:.0f} s"]
+    return " and ".join(failures)
 
 
-def _names(members: Sequence[Member]) -> str:
+def _format_names(peers: Sequence[Peer]) -> str:
     """Return the names of the first few processes, and the number of further ones."""
-    return ", ".join(map(str, members[:_MOST_NAMES])) + (
-        f" and {len(members) - _MOST_NAMES} more" * (len(members) > _MOST_NAMES)
-    )
-
-
-def _are(members: Sequence[Member]) -> str:
-    """Return the verb form for a number of processes."""
-    return "is" if len(members) == 1 else "are"
+    return ", ".join(map(str, peers[:_MAX_NAMES])) + (f" and {len(peers) - _MAX_NAMES} more" * (len(peers) > _MAX_NAMES))
 
 
 # --- Error messages of Gloo, the CPU backend of torch.distributed, about broken connections
@@ -251,10 +250,10 @@ _BROKEN = re.compile(r"closed by peer|reset by peer|read error|write error|broke
 _ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
 
-def describe_error(error: Exception) -> str:
+def summarize_gloo_error(error: Exception) -> str:
     """Summarize an error of a sum over processes in one line, for runs whose processes could not call each other."""
     text = " ".join(str(error).split())
     if not _BROKEN.search(text):
         return text[:300]
     address = _ADDRESS.search(text)
-    return f"the connection to {address[1] if address else 'another process'} broke, or nothing came over it"
+    return f"the connection to {address[1] if address else 'another process'} broke or timed out"
