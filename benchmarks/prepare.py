@@ -37,14 +37,14 @@ QUIET = Reporter(quiet=True)
 
 def real_text() -> list[list[str]]:
     """Documents of sentences."""
-    from gaudi_bert.corpus.documents import detect_format, find_sources, read_documents
-    from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
+    from gaudi_bert.corpus.documents import detect_text_format, find_sources, read_documents
+    from gaudi_bert.corpus.python_texts import convert_texts_to_documents, python_texts
 
     folder = Path(os.environ.get("GAUDI_BERT_SHARED", ROOT.parent / "shared")) / "data" / "wiki-sample"
     if not folder.is_dir():
-        return list(documentation_documents(python_texts("python-docs")).values())
+        return list(convert_texts_to_documents(python_texts("python-docs")).values())
     sources = find_sources([str(folder / "text-*.txt")], folder)
-    return [document for source in sources for document in read_documents(source, detect_format(source))]
+    return [document for source in sources for document in read_documents(source, detect_text_format(source))]
 
 
 def write_texts(folder: Path, megabytes: float) -> int:
@@ -119,9 +119,9 @@ def script(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
 
 def tokenizer_alone(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
     """Only the tokens of all sentences, once."""
-    from gaudi_bert.corpus.vocabulary import _wordpiece_tokenizer, read_vocabulary
+    from gaudi_bert.corpus.vocabulary import _make_wordpiece_tokenizer, read_vocabulary
 
-    tokenizer = _wordpiece_tokenizer(read_vocabulary(folder / "vocab.txt").tokens, lower_case=True)
+    tokenizer = _make_wordpiece_tokenizer(read_vocabulary(folder / "vocab.txt").tokens, lower_case=True)
     sentences = {
         name: [line for line in (folder / f"{name}.txt").read_text(encoding="utf-8").split("\n") if line]
         for name in ("text", "other")

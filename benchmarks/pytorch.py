@@ -43,7 +43,7 @@ from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDat
 from gaudi_bert.tfrecords.wire.example import encode_example
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
-from gaudi_bert.tfrecords.wire.values import decode_columns
+from gaudi_bert.tfrecords.wire.values import decode_examples_to_arrays
 from gaudi_bert.tfrecords.write import pack
 
 QUIET = Reporter(quiet=True)
@@ -211,7 +211,7 @@ def decoder(packed: Path, shards: list[Path]) -> tuple[Callable[[], Any], int]:
 
     def run() -> None:
         for _ in range(100):
-            decode_columns(buffer, offsets, lengths, features, "memory")
+            decode_examples_to_arrays(buffer, offsets, lengths, features, "memory")
 
     run()
     return run, 100 * len(buffer)

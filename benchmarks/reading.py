@@ -185,7 +185,7 @@ def measure_processes(folder: Path, sample: Path) -> None:
         shares = [each["all megabytes"] / (each["count"] * of_a_pack) for each in found]
         show(f"{processes} processes: read from the disk, in bytes of the packs", shares, "times")
         for streams in sorted({32, -(-32 // processes) * processes}):
-            visits = GlobalOrder(sizes, 1, streams=streams).upcoming_visits(0, 0, 0, processes)
+            visits = GlobalOrder(sizes, 1, streams=streams).iterate_shard_visits(0, 0, 0, processes)
             share = len({visit.shard for epoch, visit in visits if epoch == 0}) / len(sizes)
             show(f"{processes} processes, {streams} streams: of the shards, read by rank 0", [share], "of them")
 

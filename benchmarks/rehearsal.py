@@ -32,7 +32,7 @@ from measuring import processor  # noqa: E402
 from records_data import MASKED_SHARE, MAX_PREDICTIONS, VOCABULARY, draw_lengths  # noqa: E402
 from watched import Watched, watch  # noqa: E402
 
-from gaudi_bert.tfrecords.wire.example import UnpackedRows, encode_rows  # noqa: E402
+from gaudi_bert.tfrecords.wire.example import UnpackedRows, encode_unpacked_rows  # noqa: E402
 
 LENGTH, FILE_SEQUENCES, SEED = 512, 50_000, 22
 ROWS_AT_ONCE = 1000
@@ -80,7 +80,7 @@ def make_file(folder: Path, sequences: int, number: int) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as handle:
         for first in range(0, count, ROWS_AT_ONCE):
-            handle.write(encode_rows(make_rows(lengths[first : first + ROWS_AT_ONCE], rng))[0].data)
+            handle.write(encode_unpacked_rows(make_rows(lengths[first : first + ROWS_AT_ONCE], rng))[0].data)
     temporary.rename(path)
 
 

@@ -35,7 +35,7 @@ from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
-from gaudi_bert.tfrecords.wire.values import pack_rows
+from gaudi_bert.tfrecords.wire.values import compute_packed_table_columns
 from gaudi_bert.tfrecords.write import pack
 
 _LENGTH, _PREDICTIONS = 32, 5
@@ -52,12 +52,14 @@ def _compile_records() -> None:
         records = _prepare(folder)
         file = sorted(records.glob("part-*"))[0]
         decode_example(next(iter(read_records(file))))
-        RecordFiles([file], UnpackedSchema(_LENGTH, _PREDICTIONS)).read(np.zeros(2, np.int64), np.arange(2))
+        RecordFiles([file], UnpackedSchema(_LENGTH, _PREDICTIONS)).read_records(np.zeros(2, np.int64), np.arange(2))
         packed = folder / "packed"
         pack(records, packed, PackingSettings(shard_multiple=2, algorithm="lpfhp"), _SILENT, verify=True)
         metadata = RecordMetadata.read(packed)
         files, order = open_shards(packed, metadata), GlobalOrder(metadata.shard_table.packs, seed=7)
-        pack_rows(files.read(*StreamReader(files, order).locate(0, np.zeros(1, np.int64))))
+        compute_packed_table_columns(
+            files.read_records(*StreamReader(files, order).locate_and_open(0, np.zeros(1, np.int64)))
+        )
         pack_lengths([5, 9, 17, 30], _LENGTH, algorithm="lpfhp")
         if importlib.util.find_spec("pyarrow") is not None:
             rows = [{"input_ids": [1] * size, "labels": [-100, *[2] * (size - 1)]} for size in range(2, _LENGTH)]

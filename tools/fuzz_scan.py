@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords.scan import FRONT_BYTES, RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
+from gaudi_bert.tfrecords.scan import FRONT_BYTES, RecordScan, UnpackedFormat, read_record_schema, scan_buffer
 from gaudi_bert.tfrecords.wire.example import decode_example
 from tests.builders.machines import GuardedBuffer
 from tests.oracles import protobuf_example
@@ -321,7 +321,7 @@ def expectation(data: bytes) -> tuple[list[dict], int | None, int | None]:
 
 
 def scan(path: Path, memory: np.ndarray) -> tuple[list[dict], RecordScan]:
-    schema, _ = unpacked_schema(path)
+    schema, _ = read_record_schema(path)
     records = UnpackedFormat.for_pieces(schema, memory)
     run = RecordScan(path, records, memory)
     found = []

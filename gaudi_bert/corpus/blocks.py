@@ -1,8 +1,8 @@
-"""Divide the work of `prepare` into blocks and sections, run worker processes, and write the output files of a section.
+"""Divide the text of `prepare` into blocks and sections, run worker processes, and write the output files of a section.
 
 A *block* consists of consecutive documents of one split (`train` or `evaluation`), with about `BLOCK_CHARACTERS` characters
-of text. It may extend over several files. One worker processes one block, and the random second segments of next-sentence
-pairs are taken from the same block, as they are taken from the same input file in Google's script.
+of text. It may extend over several files. One worker processes one block. The random second segments of next-sentence pairs
+are taken from the same block, as Google's script takes them from the same input file.
 
 A *section* consists of consecutive blocks whose examples are distributed over the same few output files. Sections do not
 depend on each other, so several machines can share them (`--shard K/N`).
@@ -33,11 +33,11 @@ from gaudi_bert.artefacts.examples import PreparedFile, PreparedSection
 from gaudi_bert.common.arrays import BoolArray, IntArray, permutation
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import atomic_file
-from gaudi_bert.corpus.documents import Source, TextFormat, detect_format, read_documents
+from gaudi_bert.corpus.documents import Source, TextFormat, detect_text_format, read_documents
 from gaudi_bert.corpus.examples import BlockExamples
 
 BLOCK_CHARACTERS = 2 << 20
-_PARTS_OF_SECTION = 4
+_MAX_FILES_PER_SECTION = 4
 SHUFFLE_BYTES = 64 << 20
 
 Split: TypeAlias = Literal["train", "evaluation"]
@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class SourceScan:
-    """The result of reading a source for the first time.
+    """What `scan_source` found out about a source of text.
 
     Attributes:
         source: The source.
@@ -63,7 +63,7 @@ class SourceScan:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive documents of one split.
+    """Consecutive documents of one split, which one worker processes.
 
     Attributes:
         number: The number of the block in its split.
@@ -96,23 +96,23 @@ class Section:
 
 
 def scan_source(source: Source) -> SourceScan:
-    """Read a source once, and return its format and the size of each of its documents.
+    """Read a source once, and return its format and the number of characters of each document.
 
     Raises:
         InputError: The source cannot be read or contains no text.
     """
-    text_format = detect_format(source)
-    characters = [sum(map(len, document)) for document in read_documents(source, text_format)]
-    if not characters:
-        raise InputError(f"{source.shown}: holds no text; remove the file or name another (prepare.text)")
-    return SourceScan(source, text_format, np.array(characters, np.int64))
+    text_format = detect_text_format(source)
+    document_characters = [sum(map(len, document)) for document in read_documents(source, text_format)]
+    if not document_characters:
+        raise InputError(f"{source.shown}: the source contains no text; remove it from prepare.text, or replace it")
+    return SourceScan(source, text_format, np.array(document_characters, np.int64))
 
 
-def choose_evaluation(documents: int, fraction: float, seed: int) -> BoolArray:
-    """Choose the documents that are held out for evaluation.
+def choose_evaluation_documents(document_count: int, fraction: float, seed: int) -> BoolArray:
+    """Choose at random the documents that are held out for evaluation.
 
     Args:
-        documents: The number of documents.
+        document_count: The number of documents.
         fraction: The fraction of documents to hold out. Unless it is 0, at least one document is held out, and at least one
             is not.
         seed: The seed of the random choice.
@@ -123,87 +123,89 @@ def choose_evaluation(documents: int, fraction: float, seed: int) -> BoolArray:
     Raises:
         InputError: There is only one document, and `fraction` is not 0.
     """
-    held_out = np.zeros(documents, dtype=bool)
+    held_out = np.zeros(document_count, dtype=bool)
     if fraction == 0:
         return held_out
-    if documents < 2:
-        remedy = "separate documents by blank lines, or set it to 0"
-        raise InputError(f"prepare.evaluation_fraction = {fraction}: the text is a single document; {remedy}")
-    count = min(max(1, round(documents * fraction)), documents - 1)
-    held_out[permutation(documents, seed, "evaluation documents")[:count]] = True
+    if document_count < 2:
+        problem = "holding out documents requires at least two, but the text is a single document"
+        remedy = "separate documents by blank lines, or set prepare.evaluation_fraction to 0"
+        raise InputError(f"prepare.evaluation_fraction = {fraction}: {problem}; {remedy}")
+    count = min(max(1, round(document_count * fraction)), document_count - 1)
+    held_out[permutation(document_count, seed, "evaluation documents")[:count]] = True
     return held_out
 
 
-def form_blocks(characters: IntArray, chosen: BoolArray) -> list[Block]:
+def form_blocks(document_characters: IntArray, is_in_split: BoolArray) -> list[Block]:
     """Divide the documents of a split into blocks of at least `BLOCK_CHARACTERS` characters. The last block may be smaller.
 
     Every block has at least two documents, unless the split has only one.
 
     Args:
-        characters: int64 [documents], the number of characters of each document.
-        chosen: bool [documents], True for the documents of the split.
+        document_characters: int64 [documents], the number of characters of each document.
+        is_in_split: bool [documents], True for the documents of the split.
     """
     blocks: list[Block] = []
-    first, size, count = -1, 0, 0
-    numbers = np.flatnonzero(chosen)
+    first_document, block_characters, block_documents = -1, 0, 0
+    numbers = np.flatnonzero(is_in_split)
     for position, document in enumerate(numbers.tolist()):
-        first = document if first < 0 else first
-        size += int(characters[document])
-        count += 1
+        first_document = document if first_document < 0 else first_document
+        block_characters += int(document_characters[document])
+        block_documents += 1
         remaining_documents = len(numbers) - position - 1
-        if size >= BLOCK_CHARACTERS and count >= 2 and remaining_documents != 1:
-            blocks.append(Block(len(blocks), first, document + 1, size))
-            first, size, count = -1, 0, 0
-    if count:
-        blocks.append(Block(len(blocks), first, int(numbers[-1]) + 1, size))
+        if block_characters >= BLOCK_CHARACTERS and block_documents >= 2 and remaining_documents != 1:
+            blocks.append(Block(len(blocks), first_document, document + 1, block_characters))
+            first_document, block_characters, block_documents = -1, 0, 0
+    if block_documents:
+        blocks.append(Block(len(blocks), first_document, int(numbers[-1]) + 1, block_characters))
     return blocks
 
 
-def form_sections(split: Split, blocks: Sequence[Block], parts: int) -> list[Section]:
-    """Divide the blocks of a split into sections, each with at most `_PARTS_OF_SECTION` output files.
+def form_sections(split: Split, blocks: Sequence[Block], file_count: int) -> list[Section]:
+    """Divide the blocks of a split into sections, each with at most `_MAX_FILES_PER_SECTION` output files.
 
-    Each section gets about as large a share of the characters as its share of the files, so that the files have similar
-    sizes.
+    Each section gets about the same fraction of the characters as of the files, so that the files have similar sizes.
 
     Args:
         split: The split.
         blocks: All blocks of the split.
-        parts: The number of output files of the split.
+        file_count: The number of output files of the split.
     """
-    count = min(-(-parts // _PARTS_OF_SECTION), len(blocks))
-    borders = [section * parts // count for section in range(count + 1)]
-    reached = np.cumsum([block.characters for block in blocks])
-    goals = reached[-1] * np.array(borders[1:]) / parts
-    cuts = np.searchsorted(reached, goals - 0.5, side="left") + 1
+    section_count = min(-(-file_count // _MAX_FILES_PER_SECTION), len(blocks))
+    file_borders = [section * file_count // section_count for section in range(section_count + 1)]
+    characters_until_block = np.cumsum([block.characters for block in blocks])
+    characters_until_section = characters_until_block[-1] * np.array(file_borders[1:]) / file_count
+    cuts = np.searchsorted(characters_until_block, characters_until_section - 0.5, side="left") + 1
     sections = []
     first = 0
-    for section in range(count):
-        remaining_sections = count - section - 1
+    for section in range(section_count):
+        remaining_sections = section_count - section - 1
         stop = len(blocks)
         if remaining_sections:
             stop = min(max(int(cuts[section]), first + 1), len(blocks) - remaining_sections)
-        parts_of_section = range(borders[section], borders[section + 1])
+        parts_of_section = range(file_borders[section], file_borders[section + 1])
         sections.append(Section(split, section, tuple(blocks[first:stop]), parts_of_section))
         first = stop
     return sections
 
 
 def read_blocks(
-    scans: Sequence[SourceScan], chosen: BoolArray, blocks: Sequence[Block]
+    scans: Sequence[SourceScan], is_in_split: BoolArray, blocks: Sequence[Block]
 ) -> Iterator[tuple[Block, list[list[str]]]]:
-    """Yield each block with its documents, which are lists of sentences. Only the sources that contain them are read.
+    """Read the documents of the given blocks, and yield each block with its documents, which are lists of sentences.
+
+    Sources without documents of these blocks are not read.
 
     Args:
         scans: All sources.
-        chosen: bool [documents], True for the documents of the split.
+        is_in_split: bool [documents], True for the documents of the split.
         blocks: Blocks of the split in ascending order.
 
     Raises:
-        FailedError: A source was changed since it was read for the first time.
+        FailedError: A source was changed since `scan_source` read it.
     """
-    waiting = iter(blocks)
-    block = next(waiting, None)
-    gathered: list[list[str]] = []
+    remaining_blocks = iter(blocks)
+    block = next(remaining_blocks, None)
+    block_documents: list[list[str]] = []
     offset = 0
     for scan in scans:
         numbers = range(offset, offset + len(scan.document_characters))
@@ -216,14 +218,14 @@ def read_blocks(
         for number in numbers:
             document = next(documents, None)
             if document is None:
-                raise FailedError(f"{scan.source.shown}: changed while it was read; run the same command again")
-            if number < block.first or not chosen[number]:
+                raise FailedError(f"{scan.source.shown}: the text has changed while it was read; run the same command again")
+            if number < block.first or not is_in_split[number]:
                 continue
-            gathered.append(document)
+            block_documents.append(document)
             if number == block.stop - 1:
-                yield block, gathered
-                gathered = []
-                block = next(waiting, None)
+                yield block, block_documents
+                block_documents = []
+                block = next(remaining_blocks, None)
                 if block is None:
                     return
 
@@ -232,60 +234,67 @@ def read_blocks(
 
 
 def write_section(
-    section: Section, examples: Iterable[BlockExamples], folder: Path, parts: int, seed: int
+    section: Section, examples: Iterable[BlockExamples], folder: Path, file_count: int, seed: int
 ) -> PreparedSection:
-    """Write the output files of a section. They appear complete or not at all.
+    """Write the examples of a section to its output files. The files appear complete or not at all.
 
     Args:
         section: The section.
         examples: The examples of each of its blocks, in order.
         folder: The folder of the split.
-        parts: The number of files of the split, which is part of the file names.
+        file_count: The number of output files of the split, which is part of the file names.
         seed: The seed of the random order.
 
     Returns:
         The counts of the section, and the number of sequences and bytes of each file.
 
     Raises:
-        InputError: The text gives no examples, or too few for the number of files.
+        InputError: The text yields no examples, or too few for the number of files.
     """
     counts: Counter[str] = Counter()
-    names = [f"part-{part:05d}-of-{parts:05d}.tfrecord" for part in section.parts]
-    dealt = np.zeros((len(names), 2), dtype=np.int64)
+    names = [f"part-{part:05d}-of-{file_count:05d}.tfrecord" for part in section.parts]
+    written = np.zeros((len(names), 2), dtype=np.int64)
     with ExitStack() as stack:
         handles = [stack.enter_context(atomic_file(folder / name)) for name in names]
         buffer: list[BlockExamples] = []
-        flushes = 0
+        flush_count = 0
         for block in examples:
             counts.update(block.counts)
             buffer.append(block)
             if sum(len(held.frames) for held in buffer) >= SHUFFLE_BYTES:
-                _deal(buffer, handles, dealt, seed, section, flushes)
-                buffer, flushes = [], flushes + 1
-        _deal(buffer, handles, dealt, seed, section, flushes)
-        examples_dealt = dealt[:, 0].sum()
-        if examples_dealt == 0:
-            raise InputError(f"prepare.text: the text of {section.split} gives no example; give several sentences of words")
-        if not dealt[:, 0].all():
-            problem = f"the text of {section.split} gives only {examples_dealt} examples for {len(names)} files"
-            raise InputError(f"prepare.shards = {parts}: {problem}; ask for fewer shards, or give more text")
-    sizes = zip(names, dealt.tolist(), strict=True)
+                _distribute_examples(buffer, handles, written, seed, section, flush_count)
+                buffer, flush_count = [], flush_count + 1
+        _distribute_examples(buffer, handles, written, seed, section, flush_count)
+        example_count = written[:, 0].sum()
+        if example_count == 0:
+            raise InputError(
+                f"prepare.text: the {section.split} text yields no examples; add text with several sentences per document"
+            )
+        if not written[:, 0].all():
+            problem = f"the {section.split} text yields only {example_count} examples for {len(names)} files"
+            raise InputError(f"prepare.shards = {file_count}: {problem}; reduce prepare.shards, or add text")
+    sizes = zip(names, written.tolist(), strict=True)
     files = tuple(PreparedFile(name=name, sequences=count, bytes=size) for name, (count, size) in sizes)
     return PreparedSection(**counts, files=files)
 
 
-def _deal(
-    buffer: Sequence[BlockExamples], handles: Sequence[BinaryIO], dealt: IntArray, seed: int, section: Section, flush: int
+def _distribute_examples(
+    buffer: Sequence[BlockExamples],
+    handles: Sequence[BinaryIO],
+    written: IntArray,
+    seed: int,
+    section: Section,
+    flush_number: int,
 ) -> None:
-    """Distribute the examples in the buffer over the files, in a random order.
+    """Write the examples in the buffer to the files in a random order, one example to each file in turn.
 
     Args:
         buffer: The examples of several blocks.
         handles: The open files.
-        dealt: int64 [files, 2], the number of examples and of bytes in each file. It is updated.
+        written: int64 [files, 2], the number of examples and of bytes in each file. It is updated.
         seed: The seed of the random order.
         section: The section, which is part of the seed.
-        flush: How often the buffer of this section was emptied before, which is part of the seed.
+        flush_number: How often the buffer of this section was emptied before, which is part of the seed.
     """
     if not buffer:
         return
@@ -293,10 +302,10 @@ def _deal(
     starts = np.concatenate([np.cumsum(held.lengths) - held.lengths for held in buffer])
     lengths = np.concatenate([held.lengths for held in buffer])
     holders = np.repeat(np.arange(len(buffer)), [len(held.lengths) for held in buffer])
-    order = permutation(len(lengths), seed, f"order of {section.split}", section.number, flush)
-    files = (int(dealt[:, 0].sum()) + np.arange(len(order))) % len(handles)
-    dealt[:, 0] += np.bincount(files, minlength=len(handles))
-    np.add.at(dealt[:, 1], files, lengths[order])
+    order = permutation(len(lengths), seed, f"order of {section.split}", section.number, flush_number)
+    files = (int(written[:, 0].sum()) + np.arange(len(order))) % len(handles)
+    written[:, 0] += np.bincount(files, minlength=len(handles))
+    np.add.at(written[:, 1], files, lengths[order])
     for values in zip(files.tolist(), holders[order].tolist(), starts[order].tolist(), lengths[order].tolist(), strict=True):
         file, holder, start, length = values
         handles[file].write(views[holder][start : start + length])
@@ -305,17 +314,18 @@ def _deal(
 # --- worker processes
 
 
-def _start_worker() -> None:
-    """Set up a worker process: one tokenizer thread, no reaction to Ctrl-C, and a thread that ends it with its parent.
+def _set_up_worker_process() -> None:
+    """Set up a worker process: one tokenizer thread, no reaction to Ctrl-C, and a thread that ends the process with its
+    parent.
 
-    The parent handles Ctrl-C for all processes.
+    The parent process handles Ctrl-C for all processes.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     """Wait until the parent process ends for any reason, and then end this process."""
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -323,7 +333,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+def map_in_processes(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
     """Apply a function to each item in worker processes, and yield the results in the order of the items.
 
     At most `workers` + 1 items and results are in memory at a time. With one worker, the function runs in this process.
@@ -340,7 +350,7 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], worke
         yield from map(function, items)
         return
     # The tokenizer has threads, which a forked process would not inherit, so spawn the processes.
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker) as pool:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _set_up_worker_process) as pool:
         in_flight: deque[Future[Result]] = deque()
         try:
             for item in items:
@@ -350,7 +360,9 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], worke
             while in_flight:
                 yield in_flight.popleft().result()
         except BrokenProcessPool as error:
-            raise FailedError("a worker process died (out of memory?); run again, with fewer --workers") from error
+            raise FailedError(
+                "a worker process was killed, perhaps for lack of memory; run the same command with fewer --workers"
+            ) from error
         finally:
             for future in in_flight:
                 future.cancel()

@@ -1,6 +1,6 @@
-"""Find the sources of text, detect their formats, and read their documents one at a time.
+"""Find sources of text, detect their formats, and read their documents one at a time.
 
-A source is a text file or the documentation that ships with Python. Supported formats are plain text with blank lines
+A source is a text file or the documentation that is bundled with Python. Supported formats are plain text with blank lines
 between documents, WikiExtractor's `<doc ...>` blocks, and JSON lines, each of them optionally compressed with gzip. The
 format is detected from the beginning of the file. A source is identified by its relative name, its size and the CRC-32 of
 its bytes.
@@ -30,8 +30,8 @@ from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.features import BUILT_IN_TEXTS
 from gaudi_bert.common.files import LONGEST_ROW_BYTES, explain_os_errors, open_file
-from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
-from gaudi_bert.corpus.sentences import Layout, detect_layout, sentences_of_lines
+from gaudi_bert.corpus.python_texts import convert_texts_to_documents, python_texts
+from gaudi_bert.corpus.sentences import Layout, detect_layout, split_lines_into_sentences
 
 Compression = Literal["gzip", "zstd"]
 _FormatName = Literal["plain text", "WikiExtractor", "JSON lines", "Python documentation"]
@@ -51,12 +51,12 @@ _TITLE = re.compile(r'\btitle="([^"]*)"')
 
 @dataclass(frozen=True)
 class Source:
-    """A text file, or a text that ships with Python.
+    """A text file, or a text that is bundled with Python.
 
     Attributes:
         name: The relative path of the file, which is the same on every machine, or a key of `BUILT_IN_TEXTS`.
-        path: The path of the file, or None for a text that ships with Python.
-        size_bytes: The size of the file, or 0 for a text that ships with Python.
+        path: The path of the file, or None for a text that is bundled with Python.
+        size_bytes: The size of the file, or 0 for a text that is bundled with Python.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Source:
 
 
 def find_sources(texts: Sequence[str], folder: Path) -> list[Source]:
-    """Return all sources that the setting `prepare.text` names, in a fixed order and without duplicates.
+    """Return the sources of text that the setting `prepare.text` lists, in a fixed order and without duplicates.
 
     Args:
         texts: Files, folders, globs, or keys of `BUILT_IN_TEXTS`.
@@ -80,46 +80,50 @@ def find_sources(texts: Sequence[str], folder: Path) -> list[Source]:
         InputError: A text does not exist, or a folder or glob contains no files.
     """
     if not texts:
-        raise InputError(f"prepare.text: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")
+        raise InputError(
+            f"prepare.text: the setting is missing; set it to files, folders, globs or {' or '.join(BUILT_IN_TEXTS)}"
+        )
     sources: list[Source] = []
-    seen: set[Path] = set()
+    seen_paths: set[Path] = set()
     for text in texts:
         if text in BUILT_IN_TEXTS:
             sources.append(Source(text, None, 0))
             continue
-        for name, path in _named_files(text, folder):
-            if path.resolve() not in seen:
-                seen.add(path.resolve())
+        for name, path in _list_text_files(text, folder):
+            if path.resolve() not in seen_paths:
+                seen_paths.add(path.resolve())
                 sources.append(Source(name, path, path.stat().st_size))
     return sources
 
 
-def _named_files(text: str, folder: Path) -> list[tuple[str, Path]]:
+def _list_text_files(path_or_glob: str, folder: Path) -> list[tuple[str, Path]]:
     """Return the files of one path or glob, each as (relative name, path), sorted by name. Hidden files are left out.
 
     Raises:
-        InputError: There are none.
+        InputError: The path does not exist, or there are no files.
     """
-    path = folder / Path(text).expanduser()
+    path = folder / Path(path_or_glob).expanduser()
     if path.is_file():
         return [(path.name, path)]
     if path.is_dir():
         files = [child for child in path.rglob("*") if child.is_file()]
-        root = path
-    elif glob.has_magic(text):
+        base_folder = path
+    elif glob.has_magic(path_or_glob):
         files = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
-        root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+        base_folder = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
     else:
-        raise InputError(f"{path}: no such file or folder; check the path of the text (prepare.text)")
-    named = sorted((child.relative_to(root).as_posix(), child) for child in files)
-    named = [(name, child) for name, child in named if not any(part.startswith(".") for part in name.split("/"))]
-    if not named:
-        raise InputError(f"{path}: holds no text file; check the path of the text (prepare.text)")
-    return named
+        raise InputError(f"{path}: the path does not exist; check prepare.text")
+    names_and_paths = sorted((child.relative_to(base_folder).as_posix(), child) for child in files)
+    names_and_paths = [
+        (name, child) for name, child in names_and_paths if not any(part.startswith(".") for part in name.split("/"))
+    ]
+    if not names_and_paths:
+        raise InputError(f"{path}: the folder or pattern contains no files; check prepare.text")
+    return names_and_paths
 
 
-def source_identity(source: Source) -> dict[str, Any]:
-    """Return the name, the size and the CRC-32 of a source, for the settings that are stored next to the examples."""
+def compute_source_identity(source: Source) -> dict[str, Any]:
+    """Return the name, size and CRC-32 of a source, which are stored with the settings next to the examples."""
     checksum, size = 0, 0
     if source.path is None:
         content = json.dumps(python_texts(source.name), sort_keys=True, ensure_ascii=True).encode("utf-8")
@@ -134,26 +138,26 @@ def source_identity(source: Source) -> dict[str, Any]:
 # --- documents
 
 
-_LINES_WITHOUT_END = 50
+_MAX_LINES_PER_SENTENCE = 50
 """If the sentences of a text have more lines than this on average, the text has no punctuation at the ends of sentences."""
 
 
 @dataclass(frozen=True)
 class TextFormat:
-    """The format of a source.
+    """The format of a source of text. Converted to a string, it describes the format to users and in examples.json.
 
     Attributes:
         name: The name of the format.
         gzipped: Whether the file is compressed with gzip.
         layout: How sentences are divided into lines.
-        ends_no_sentence: Whether the text seems to lack punctuation at the ends of sentences, because the sentences in its
-            beginning have too many lines.
+        lacks_sentence_ends: Whether the text seems to lack punctuation at the ends of sentences, because the sentences at
+            its beginning have too many lines.
     """
 
     name: _FormatName
     gzipped: bool
     layout: Layout
-    ends_no_sentence: bool = False
+    lacks_sentence_ends: bool = False
 
     def __str__(self) -> str:
         lines = {"sentences": "one sentence a line", "paragraphs": "paragraphs to split", "wrapped": "wrapped lines to join"}
@@ -161,18 +165,18 @@ class TextFormat:
             return self.name
         warning = "; its lines end no sentence, so each document is one: write one sentence a line, or give full stops"
         description = f"{self.name}{', gzipped' if self.gzipped else ''}, {lines[self.layout]}"
-        return description + warning if self.ends_no_sentence else description
+        return description + warning if self.lacks_sentence_ends else description
 
 
 _Line = tuple[int, str]
 """(number of the line in its file, stripped text of the line)"""
 
 
-def detect_format(source: Source) -> TextFormat:
+def detect_text_format(source: Source) -> TextFormat:
     """Detect the format of a source from its beginning.
 
     Raises:
-        InputError: The file cannot be read, or is compressed with something else than gzip.
+        InputError: The file cannot be read, or its compression is not supported.
     """
     if source.path is None:
         return TextFormat("Python documentation", False, "sentences")
@@ -180,7 +184,9 @@ def detect_format(source: Source) -> TextFormat:
         beginning = handle.read(6)
     for magic, compression in _OTHER_COMPRESSIONS.items():
         if beginning.startswith(magic):
-            raise InputError(f"{source.path}: compressed with {compression}; unpack it, or compress it with gzip")
+            raise InputError(
+                f"{source.path}: {compression} compression is not supported; decompress the file, or compress it with gzip"
+            )
     gzipped = beginning.startswith(_GZIP_MAGIC)
     name: _FormatName = "plain text"
     for _, text in _read_lines(source.path, gzipped):
@@ -190,52 +196,56 @@ def detect_format(source: Source) -> TextFormat:
             elif is_json_line(text.encode("utf-8"), source.path):
                 name = "JSON lines"
             break
-    lines = itertools.islice(_lines_of_documents(source.path, name, gzipped), _SAMPLE_LINES)
+    lines = itertools.islice(_read_document_lines(source.path, name, gzipped), _SAMPLE_LINES)
     documents = itertools.groupby(lines, key=itemgetter(0))
     sample = [[text for _, text in document] for _, document in itertools.islice(documents, _SAMPLE_DOCUMENTS)]
     layout = detect_layout(sample)
-    sentences = sum(len(sentences_of_lines(document, layout)) for document in sample)
-    return TextFormat(name, gzipped, layout, _LINES_WITHOUT_END * sentences < sum(map(len, sample)))
+    sentences = sum(len(split_lines_into_sentences(document, layout)) for document in sample)
+    return TextFormat(name, gzipped, layout, _MAX_LINES_PER_SENTENCE * sentences < sum(map(len, sample)))
 
 
-def is_json_line(line: bytes, path: Path) -> bool:
+def is_json_line(first_line: bytes, path: Path) -> bool:
     """Return whether the first non-blank line of a file shows that the file contains JSON lines.
 
     The line must begin with a brace. If it is not valid JSON, the file counts as JSON lines only if its name contains
     `.json`, so that the error is reported later.
 
     Args:
-        line: The line.
+        first_line: The line.
         path: The path of the file.
     """
-    if not line.startswith(b"{"):
+    if not first_line.startswith(b"{"):
         return False
     try:
-        json.loads(line)
+        json.loads(first_line)
     except (ValueError, RecursionError):
         return ".json" in path.name.lower()
     return True
 
 
 def read_documents(source: Source, text_format: TextFormat) -> Iterator[list[str]]:
-    """Yield the documents of a source, each as a non-empty list of sentences.
+    """Read the documents of a source, and yield each as a non-empty list of sentences.
 
     Raises:
         InputError: The file is damaged, is not UTF-8, or does not follow its format.
     """
     if source.path is None:
-        yield from documentation_documents(python_texts(source.name)).values()
+        yield from convert_texts_to_documents(python_texts(source.name)).values()
         return
-    lines = _lines_of_documents(source.path, text_format.name, text_format.gzipped)
+    lines = _read_document_lines(source.path, text_format.name, text_format.gzipped)
     for _, document in itertools.groupby(lines, key=itemgetter(0)):
-        for piece in _cut(text for _, text in document):
-            sentences = sentences_of_lines(piece, text_format.layout)
+        for piece in _cut_long_document(text for _, text in document):
+            sentences = split_lines_into_sentences(piece, text_format.layout)
             if sentences:
                 yield sentences
 
 
-def _cut(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Cut the lines of a document into pieces of at most `DOCUMENT_CHARACTERS` characters. A longer line is not cut."""
+def _cut_long_document(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Cut the lines of a document into pieces of at most `DOCUMENT_CHARACTERS` characters, and yield the lines of each
+    piece.
+
+    A line that is longer than this is not cut.
+    """
     piece: list[str] = []
     characters = 0
     for line in lines:
@@ -253,14 +263,16 @@ be larger than the memory.
 """
 
 
-def _lines_of_documents(path: Path, name: _FormatName, gzipped: bool) -> Iterator[_DocumentLine]:
-    """Yield the non-blank lines of a text file with the numbers of their documents."""
-    split = {"plain text": _plain_text, "WikiExtractor": _wikiextractor, "JSON lines": _json_lines}[name]
+def _read_document_lines(path: Path, format_name: _FormatName, gzipped: bool) -> Iterator[_DocumentLine]:
+    """Read a text file of any format, and yield its non-blank lines with the numbers of their documents."""
+    split = {"plain text": _parse_plain_text, "WikiExtractor": _parse_wikiextractor, "JSON lines": _parse_json_lines}[
+        format_name
+    ]
     return split(path, _read_lines(path, gzipped))
 
 
-def _plain_text(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
-    """Yield the lines of documents that are separated by blank lines."""
+def _parse_plain_text(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
+    """Yield the lines of plain text, whose documents are separated by blank lines."""
     document = 0
     for _, text in lines:
         if text:
@@ -269,8 +281,8 @@ def _plain_text(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
             document += 1
 
 
-def _wikiextractor(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
-    """Yield the lines inside `<doc ...>` and `</doc>`. The title, which the first line repeats, is left out.
+def _parse_wikiextractor(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
+    """Yield the lines between `<doc ...>` and `</doc>`. The title, which the first line repeats, is left out.
 
     Raises:
         InputError: A block begins inside another block, or text is outside all blocks.
@@ -281,20 +293,22 @@ def _wikiextractor(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine
     for number, text in lines:
         if text.startswith("<doc "):
             if is_inside:
-                raise InputError(f"{path}: line {number}: <doc> inside a <doc>; the </doc> before it is missing")
+                raise InputError(
+                    f"{path}: line {number}: a <doc> begins before the previous one ended; add the missing </doc>"
+                )
             title_match = _TITLE.search(text)
             title = html.unescape(title_match[1]) if title_match else ""
             is_inside, document = True, document + 1
         elif text == "</doc>":
             is_inside = False
         elif text and not is_inside:
-            raise InputError(f"{path}: line {number}: text outside <doc ...> and </doc>; extract the file again")
+            raise InputError(f"{path}: line {number}: all text must be between <doc ...> and </doc>; extract the file again")
         elif text and (title is None or html.unescape(text) != title):
             title = None
             yield document, text
 
 
-def _json_lines(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
+def _parse_json_lines(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
     """Yield the lines of the field `text` of each JSON object. Each object is one document.
 
     Raises:
@@ -304,17 +318,19 @@ def _json_lines(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
         if not line:
             continue
         try:
-            value = json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}: line {number}: not JSON ({shorten(str(error))}); fix or remove the line") from error
-        text = value.get("text") if isinstance(value, dict) else None
+            raise InputError(
+                f"{path}: line {number}: the line is not valid JSON ({shorten(str(error))}); fix or remove it"
+            ) from error
+        text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
-            raise InputError(f"{path}: line {number}: no field `text` with a string in it; fix or remove the line")
+            raise InputError(f"{path}: line {number}: the field `text` with a string is missing; fix or remove the line")
         yield from ((number, part.strip()) for part in text.splitlines() if part.strip())
 
 
 @contextmanager
-def opened_text(path: Path, compression: Compression | None) -> Iterator[BinaryIO]:
+def open_text(path: Path, compression: Compression | None) -> Iterator[BinaryIO]:
     """Open a text file for reading in binary mode, and decompress it if necessary.
 
     Raises:
@@ -334,27 +350,33 @@ def opened_text(path: Path, compression: Compression | None) -> Iterator[BinaryI
         except (EOFError, zlib.error, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise InputError(f"{path}: is damaged or cut short ({shorten(str(error))}); compress it again") from error
+            raise InputError(
+                f"{path}: the compressed data is damaged or incomplete ({shorten(str(error))}); compress the file again"
+            ) from error
 
 
 def _read_lines(path: Path, gzipped: bool) -> Iterator[_Line]:
-    """Yield the numbers and the stripped text of the lines of a UTF-8 file. A byte order mark is skipped.
+    """Yield the number and the stripped text of each line of a UTF-8 file. A byte order mark is skipped.
 
     Raises:
         InputError: The file is damaged or not UTF-8, or a line is too long.
     """
     offset = 0
-    with opened_text(path, "gzip" if gzipped else None) as handle:
+    with open_text(path, "gzip" if gzipped else None) as handle:
         for number in itertools.count(1):
             line = handle.readline(LONGEST_ROW_BYTES)
             if not line:
                 return
             if len(line) >= LONGEST_ROW_BYTES:
-                raise InputError(f"{path}: line {number} is longer than {LONGEST_ROW_BYTES >> 20} MiB; break its lines")
+                raise InputError(
+                    f"{path}: line {number}: a line must be shorter than {LONGEST_ROW_BYTES >> 20} MiB; insert line breaks"
+                )
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 position = f"byte {offset + error.start}{' of the unpacked text' if gzipped else ''} (line {number})"
-                raise InputError(f"{path}: not UTF-8 at {position}; convert it, as with iconv -t UTF-8") from error
+                raise InputError(
+                    f"{path}: the text must be UTF-8, but is not at {position}; convert it, for example with iconv -t UTF-8"
+                ) from error
             offset += len(line)
             yield number, text.strip()

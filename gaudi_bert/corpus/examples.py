@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 from gaudi_bert.common.arrays import BoolArray, Int32Array, IntArray, philox
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.vocabulary import TokenBlock, Vocabulary, tokenize_documents
-from gaudi_bert.tfrecords.wire.example import UnpackedRows, encode_rows
+from gaudi_bert.tfrecords.wire.example import UnpackedRows, encode_unpacked_rows
 
 Keys: TypeAlias = NDArray[np.uint64]
 
 _NEVER = np.uint64(2**64 - 1)
-_MASK_SHARE, _KEEP_SHARE = 0.8, 0.1
+_MASK_PROBABILITY, _KEEP_PROBABILITY = 0.8, 0.1
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class BlockExamples:
     Attributes:
         frames: The framed records, one after another.
         lengths: int64 [records], the number of bytes of each framed record.
-        counts: The counts of the block. The names are those of the fields of `PreparedSection`.
+        counts: The counts of the block, by the names of the fields of `PreparedSection`.
     """
 
     frames: bytes
@@ -70,10 +70,10 @@ class BlockJob:
 
 
 def make_examples(job: BlockJob) -> BlockExamples:
-    """Return all examples of one block, for every duplicate."""
+    """Make the pretraining examples of one block of documents, for every duplicate."""
     settings = job.settings
     block = tokenize_documents(job.documents, job.vocabulary, settings.lower_case)
-    unknown = int(np.count_nonzero(block.tokens == job.vocabulary.number("[UNK]")))
+    unknown = int(np.count_nonzero(block.tokens == job.vocabulary.token_id("[UNK]")))
     counts = Counter(
         text_documents=block.documents,
         text_sentences=block.sentences,
@@ -81,50 +81,44 @@ def make_examples(job: BlockJob) -> BlockExamples:
         unknown_tokens=unknown,
         **dict.fromkeys(("sequences", "tokens", "random_next", "masked"), 0),
     )
-    frames = [np.zeros(0, dtype=np.uint8)]
-    lengths = [np.zeros(0, dtype=np.int64)]
-    for duplicate in range(settings.duplicates if block.documents else 0):
-        records, record_lengths, duplicate_counts = _examples_of_duplicate(block, job, duplicate)
-        frames.append(records)
-        lengths.append(record_lengths)
-        counts.update(duplicate_counts)
-    return BlockExamples(np.concatenate(frames).tobytes(), np.concatenate(lengths), counts)
+    duplicates = range(settings.duplicates if block.documents else 0)
+    examples = [_make_examples_of_duplicate(block, job, duplicate) for duplicate in duplicates]
+    for part in examples:
+        counts.update(part.counts)
+    lengths = np.concatenate([np.zeros(0, dtype=np.int64), *(part.lengths for part in examples)])
+    return BlockExamples(b"".join(part.frames for part in examples), lengths, counts)
 
 
-def _examples_of_duplicate(
-    block: TokenBlock, job: BlockJob, duplicate: int
-) -> tuple[NDArray[np.uint8], IntArray, dict[str, int]]:
-    """Return the examples of one pass over a block.
-
-    Returns:
-        The bytes of all framed records, the number of bytes of each (int64 [N]), and counts by name.
-    """
+def _make_examples_of_duplicate(block: TokenBlock, job: BlockJob, duplicate: int) -> BlockExamples:
+    """Return the examples of one pass over a block. Each pass chooses other pairs and other masked tokens."""
     settings, indices = job.settings, (job.block_number, duplicate)
     random = _RandomStream(settings.seed, f"pairs of {job.split}", *indices)
-    pairs = _choose_pairs(block, settings.max_sequence_length, settings.short_sequence_probability, random)
-    first_start, first_stop, second_start, second_stop, labels = pairs
-    first_lengths = first_stop - first_start
-    lengths = first_lengths + (second_stop - second_start) + _SPECIAL_TOKENS_IN_PAIR
+    pairs = _choose_segment_pairs(block, settings.max_sequence_length, settings.short_sequence_probability, random)
+    first_lengths = pairs.first_ends - pairs.first_starts
+    lengths = first_lengths + (pairs.second_ends - pairs.second_starts) + _SPECIAL_TOKENS_IN_PAIR
     masks = philox(settings.seed, f"masks of {job.split}", *indices)
-    input_ids, positions, ids, masked = _mask_pairs(block, pairs, lengths, job, masks)
+    masked = _build_and_mask_pairs(block, pairs, lengths, job, masks)
     slots = np.arange(settings.max_sequence_length)
-    frames, frame_lengths = encode_rows(
+    frames, frame_lengths = encode_unpacked_rows(
         UnpackedRows(
             lengths.astype(np.int64),
-            masked.astype(np.int64),
-            input_ids.astype(np.int64),
+            masked.counts.astype(np.int64),
+            masked.input_ids.astype(np.int64),
             (slots >= (first_lengths + 2)[:, None]).astype(np.int64),
-            positions.astype(np.int64),
-            ids.astype(np.int64),
-            labels.astype(np.int64),
+            masked.positions.astype(np.int64),
+            masked.original_ids.astype(np.int64),
+            pairs.labels.astype(np.int64),
         )
     )
-    sums = {"tokens": lengths, "random_next": labels, "masked": masked}
-    return frames, frame_lengths, {"sequences": len(labels), **{name: int(each.sum()) for name, each in sums.items()}}
+    sums = {"tokens": lengths, "random_next": pairs.labels, "masked": masked.counts}
+    counts = Counter(sequences=len(lengths), **{name: int(values.sum()) for name, values in sums.items()})
+    return BlockExamples(frames.tobytes(), frame_lengths, counts)
 
 
-def _mask_pairs(block: TokenBlock, pairs: _Pairs, lengths: IntArray, job: BlockJob, generator: np.random.Philox) -> _Masked:
-    """Build the sequences of N pairs with their special tokens, and mask them.
+def _build_and_mask_pairs(
+    block: TokenBlock, pairs: _SegmentPairs, lengths: IntArray, job: BlockJob, generator: np.random.Philox
+) -> _MaskedSequences:
+    """Build the sequences [CLS] A [SEP] B [SEP] of N segment pairs, and mask tokens in them.
 
     Args:
         block: The tokens of the block.
@@ -134,18 +128,21 @@ def _mask_pairs(block: TokenBlock, pairs: _Pairs, lengths: IntArray, job: BlockJ
         generator: The source of random bits.
     """
     vocabulary, settings = job.vocabulary, job.settings
-    first_start, first_stop, second_start, second_stop, _ = pairs
-    first_lengths, second_lengths = first_stop - first_start, second_stop - second_start
+    first_lengths, second_lengths = pairs.first_ends - pairs.first_starts, pairs.second_ends - pairs.second_starts
     rows = np.arange(len(lengths))
-    input_ids_NL = np.full((len(lengths), settings.max_sequence_length), vocabulary.number("[PAD]"), dtype=np.int32)
+    input_ids_NL = np.full((len(lengths), settings.max_sequence_length), vocabulary.token_id("[PAD]"), dtype=np.int32)
     candidates_NL = np.zeros(input_ids_NL.shape, dtype=bool)
-    _copy_runs(block.tokens, first_start, first_lengths, input_ids_NL, candidates_NL, np.ones_like(rows))
-    _copy_runs(block.tokens, second_start, second_lengths, input_ids_NL, candidates_NL, first_lengths + 2)
-    input_ids_NL[rows, 0] = vocabulary.number("[CLS]")
-    input_ids_NL[rows, first_lengths + 1] = input_ids_NL[rows, lengths - 1] = vocabulary.number("[SEP]")
+    _copy_segments_into_rows(
+        block.tokens, pairs.first_starts, first_lengths, input_ids_NL, candidates_NL, np.ones_like(rows)
+    )
+    _copy_segments_into_rows(
+        block.tokens, pairs.second_starts, second_lengths, input_ids_NL, candidates_NL, first_lengths + 2
+    )
+    input_ids_NL[rows, 0] = vocabulary.token_id("[CLS]")
+    input_ids_NL[rows, first_lengths + 1] = input_ids_NL[rows, lengths - 1] = vocabulary.token_id("[SEP]")
     word_starts_NL = None
     if settings.whole_word_masking:
-        word_starts_NL = ~vocabulary.continuations()[input_ids_NL]
+        word_starts_NL = ~vocabulary.mark_continuations()[input_ids_NL]
         word_starts_NL[rows, 1] = word_starts_NL[rows, first_lengths + 2] = True
     # The number of masked tokens is rounded half to even, as Python's `round` does in BERT's script.
     expected = np.rint(lengths * settings.masked_lm_probability).astype(np.int64)
@@ -154,14 +151,14 @@ def _mask_pairs(block: TokenBlock, pairs: _Pairs, lengths: IntArray, job: BlockJ
         candidates_NL,
         np.minimum(np.clip(expected, 1, settings.max_predictions), lengths - _SPECIAL_TOKENS_IN_PAIR),
         settings.max_predictions,
-        vocabulary.number("[MASK]"),
+        vocabulary.token_id("[MASK]"),
         len(vocabulary),
         generator,
         word_starts_NL,
     )
 
 
-def _copy_runs(
+def _copy_segments_into_rows(
     tokens: Int32Array,
     starts: IntArray,
     lengths: IntArray,
@@ -169,7 +166,7 @@ def _copy_runs(
     candidates_NL: BoolArray,
     columns: IntArray,
 ) -> None:
-    """Copy one segment into each row, and mark its slots as candidates for masking.
+    """Copy one segment of tokens into each row, and mark its slots as candidates for masking.
 
     Row n gets `tokens[starts[n] : starts[n] + lengths[n]]`, beginning at column `columns[n]`.
     """
@@ -200,80 +197,90 @@ _WORDS_AT_ONCE = 1024
 
 
 class _RandomStream:
-    """A random number generator that is determined by a seed, a purpose and indices, and draws one number at a time.
+    """A source of random numbers, which are drawn one at a time. A seed, a purpose and indices determine all of them.
 
-    Its source are the raw 64-bit outputs of Philox (see `gaudi_bert.common.arrays`), so the numbers do not depend on the
-    versions of Python and numpy. From an output w, an integer below n is floor(w n / 2^64), with a bias of less than
-    n / 2^64. A real number in [0, 1) consists of the upper 53 bits of w.
+    The numbers are computed from the raw 64-bit outputs of Philox (see `gaudi_bert.common.arrays`), so they do not depend on
+    the versions of Python and numpy. From an output w, an integer below n is floor(w n / 2^64), with a bias of less than n /
+    2^64. A real number in [0, 1) consists of the upper 53 bits of w.
     """
 
     def __init__(self, seed: int, purpose: str, *indices: int) -> None:
         self._generator = philox(seed, purpose, *indices)
         self._words: list[int] = []
 
-    def word(self) -> int:
-        """Return the next 64 random bits."""
+    def draw_64_bits(self) -> int:
+        """Return the next 64 random bits as an integer."""
         if not self._words:
             self._words = self._generator.random_raw(_WORDS_AT_ONCE).tolist()
             self._words.reverse()
         return self._words.pop()
 
-    def below(self, bound: int) -> int:
+    def draw_below(self, bound: int) -> int:
         """Return a random integer in [0, bound)."""
-        return (self.word() * bound) >> 64
+        return (self.draw_64_bits() * bound) >> 64
 
-    def between(self, lowest: int, highest: int) -> int:
+    def draw_between(self, lowest: int, highest: int) -> int:
         """Return a random integer in [lowest, highest]."""
-        return lowest + self.below(highest - lowest + 1)
+        return lowest + self.draw_below(highest - lowest + 1)
 
-    def chance(self, probability: float) -> bool:
-        """Return True with this probability."""
-        return (self.word() >> 11) * 2.0**-53 < probability
+    def draw_bool(self, probability: float) -> bool:
+        """Return True with the given probability, otherwise False."""
+        return (self.draw_64_bits() >> 11) * 2.0**-53 < probability
 
-    def heads(self, tosses: int) -> int:
-        """Toss a fair coin several times, and return the number of heads."""
+    def count_heads(self, tosses: int) -> int:
+        """Toss a fair coin `tosses` times, and return the number of heads."""
         count = 0
         while tosses > 0:
             used = min(tosses, 64)
-            count += (self.word() >> (64 - used)).bit_count()
+            count += (self.draw_64_bits() >> (64 - used)).bit_count()
             tosses -= used
         return count
 
 
-_Pairs = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]
-"""N pairs, as (starts of A, ends of A, starts of B, ends of B, labels), each int64 [N].
+class _SegmentPairs(NamedTuple):
+    """N pairs of segments A and B. All arrays are int64 [N], and starts and ends are indices into the tokens of the block.
 
-Starts and ends are indices into the tokens of the block. A label is 0 if B follows A in the text, and 1 if B is random.
-"""
+    Attributes:
+        first_starts: The first token of A.
+        first_ends: The token after the last one of A.
+        second_starts: The first token of B.
+        second_ends: The token after the last one of B.
+        labels: 0 if B follows A in the text, 1 if B is random.
+    """
+
+    first_starts: IntArray
+    first_ends: IntArray
+    second_starts: IntArray
+    second_ends: IntArray
+    labels: IntArray
 
 
-def _choose_pairs(
+def _choose_segment_pairs(
     block: TokenBlock, max_sequence_length: int, short_sequence_probability: float, random: _RandomStream
-) -> _Pairs:
-    """Return the pairs of one pass over all documents of a block."""
-    most_tokens = max_sequence_length - _SPECIAL_TOKENS_IN_PAIR
+) -> _SegmentPairs:
+    """Choose the pairs of segments for one pass over all documents of a block."""
+    max_tokens = max_sequence_length - _SPECIAL_TOKENS_IN_PAIR
     starts = block.sentence_starts.tolist()
     documents = block.document_starts.tolist()
     rows: list[tuple[int, int, int, int, int]] = []
     for document in range(block.documents):
-        target = most_tokens
-        if random.chance(short_sequence_probability):
-            target = random.between(_SHORTEST_PAIR, most_tokens)
-        _pairs_of_document(rows, starts, documents, document, target, most_tokens, random)
-    columns = np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(-1, 5).T)
-    return columns[0], columns[1], columns[2], columns[3], columns[4]
+        target = max_tokens
+        if random.draw_bool(short_sequence_probability):
+            target = random.draw_between(_SHORTEST_PAIR, max_tokens)
+        _append_pairs_of_document(rows, starts, documents, document, target, max_tokens, random)
+    return _SegmentPairs(*np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(-1, 5).T))
 
 
-def _pairs_of_document(
+def _append_pairs_of_document(
     rows: list[tuple[int, int, int, int, int]],
     starts: list[int],
     documents: list[int],
     document: int,
     target: int,
-    most_tokens: int,
+    max_tokens: int,
     random: _RandomStream,
 ) -> None:
-    """Append the pairs of one document to `rows`.
+    """Choose the pairs of segments for one document, and append them to `rows`.
 
     Args:
         rows: Receives (start of A, end of A, start of B, end of B, label) for each pair.
@@ -281,7 +288,7 @@ def _pairs_of_document(
         documents: The index of the first sentence of each document.
         document: The number of the document.
         target: The number of tokens to collect for a pair.
-        most_tokens: The maximum number of tokens of a pair.
+        max_tokens: The maximum number of tokens of a pair.
         random: The source of random numbers.
     """
     first, end = documents[document], documents[document + 1]
@@ -289,7 +296,7 @@ def _pairs_of_document(
         stop = first + 1
         while stop < end and starts[stop] - starts[first] < target:
             stop += 1
-        cut = first + random.between(1, stop - first - 1) if stop - first >= 2 else stop
+        cut = first + random.draw_between(1, stop - first - 1) if stop - first >= 2 else stop
         # Is there any sentence outside segment A (`first` to `cut` - 1) other than the one that follows it?
         has_random_next = len(documents) > 2 or first > documents[document] or cut + 1 < documents[document + 1]
         if not has_random_next:
@@ -297,36 +304,36 @@ def _pairs_of_document(
                 first = stop  # a pair needs two sentences
                 continue
             label, following, second = 0, stop, (starts[cut], starts[stop])
-        elif stop - first == 1 or random.chance(_RANDOM_NEXT_PROBABILITY):
-            least_tokens = target - (starts[cut] - starts[first])
-            second = _random_segment(starts, documents, document, first, cut, least_tokens, random)
+        elif stop - first == 1 or random.draw_bool(_RANDOM_NEXT_PROBABILITY):
+            min_tokens = target - (starts[cut] - starts[first])
+            second = _choose_random_segment(starts, documents, document, first, cut, min_tokens, random)
             label, following = 1, cut
         else:
             second = (starts[cut], starts[stop])
             label, following = 0, stop
         first_tokens, second_tokens = starts[cut] - starts[first], second[1] - second[0]
         first_length, second_length = first_tokens, second_tokens
-        if first_tokens + second_tokens > most_tokens:
-            second_length = min(second_tokens, max(most_tokens // 2, most_tokens - first_tokens))
-            first_length = most_tokens - second_length
-        first_start = starts[first] + random.heads(first_tokens - first_length)
-        second_start = second[0] + random.heads(second_tokens - second_length)
+        if first_tokens + second_tokens > max_tokens:
+            second_length = min(second_tokens, max(max_tokens // 2, max_tokens - first_tokens))
+            first_length = max_tokens - second_length
+        first_start = starts[first] + random.count_heads(first_tokens - first_length)
+        second_start = second[0] + random.count_heads(second_tokens - second_length)
         rows.append((first_start, first_start + first_length, second_start, second_start + second_length, label))
         first = following
 
 
-def _random_segment(
+def _choose_random_segment(
     starts: list[int],
     documents: list[int],
     document: int,
     first: int,
     cut: int,
-    least_tokens: int,
+    min_tokens: int,
     random: _RandomStream,
 ) -> tuple[int, int]:
-    """Return a random segment of another document, as (first token, one more than the last token).
+    """Choose a random segment B of another document, and return (first token, one more than the last token).
 
-    The segment begins at a random sentence and has at least one sentence. It has at least `least_tokens` tokens, unless its
+    The segment begins at a random sentence and has at least one sentence. It has at least `min_tokens` tokens, unless its
     document ends before that.
 
     If the block has only one document, the segment is taken from this document. It then begins before segment A (the
@@ -334,17 +341,17 @@ def _random_segment(
     """
     others = len(documents) - 2
     if others > 0:
-        other = random.below(others)
+        other = random.draw_below(others)
         other += other >= document
         end = documents[other + 1]
-        chosen = documents[other] + random.below(end - documents[other])
+        chosen = documents[other] + random.draw_below(end - documents[other])
     else:
         before, behind = first - documents[document], max(0, documents[document + 1] - cut - 1)
-        drawn = random.below(before + behind)
+        drawn = random.draw_below(before + behind)
         chosen = documents[document] + drawn if drawn < before else cut + 1 + drawn - before
         end = first if drawn < before else documents[document + 1]
     stop = chosen + 1
-    while stop < end and starts[stop] - starts[chosen] < least_tokens:
+    while stop < end and starts[stop] - starts[chosen] < min_tokens:
         stop += 1
     return starts[chosen], starts[stop]
 
@@ -352,12 +359,20 @@ def _random_segment(
 # --- masking
 
 
-_Masked = tuple[Int32Array, Int32Array, Int32Array, IntArray]
-"""N masked sequences, as (token ids int32 [N, L], masked positions int32 [N, P], original tokens int32 [N, P], number of
-masked positions int64 [N]).
+class _MaskedSequences(NamedTuple):
+    """N sequences in which tokens were masked.
 
-The masked positions are in ascending order. Unused positions and their tokens are 0.
-"""
+    Attributes:
+        input_ids: int32 [N, L], the token ids after masking.
+        positions: int32 [N, P], the masked positions in ascending order. Unused entries are 0.
+        original_ids: int32 [N, P], the token ids at these positions before masking. Unused entries are 0.
+        counts: int64 [N], the number of masked positions.
+    """
+
+    input_ids: Int32Array
+    positions: Int32Array
+    original_ids: Int32Array
+    counts: IntArray
 
 
 def _mask_sequences(
@@ -369,8 +384,8 @@ def _mask_sequences(
     vocabulary_size: int,
     generator: np.random.Philox,
     word_starts_NL: BoolArray | None = None,
-) -> _Masked:
-    """Choose tokens at random and mask them.
+) -> _MaskedSequences:
+    """Choose tokens of N sequences at random, and mask them.
 
     Args:
         input_ids_NL: int32 [N, L], the sequences.
@@ -391,7 +406,7 @@ def _mask_sequences(
         last_N = np.take_along_axis(smallest_NP, np.maximum(counts - 1, 0)[:, None], axis=1)
         chosen_NL = (keys_NL <= last_N) & (counts > 0)[:, None] & (keys_NL != _NEVER)
     else:
-        chosen_NL = _whole_words(keys_NL, word_starts_NL & candidates_NL, candidates_NL, counts)
+        chosen_NL = _choose_whole_words(keys_NL, word_starts_NL & candidates_NL, candidates_NL, counts)
     rows, columns = np.nonzero(chosen_NL)
     used = np.bincount(rows, minlength=len(counts))
     slots = np.arange(len(rows)) - np.repeat(np.cumsum(used) - used, used)
@@ -402,14 +417,14 @@ def _mask_sequences(
     masked_NL = input_ids_NL.copy()
     choice = (generator.random_raw(len(rows)) >> np.uint64(11)) * 2.0**-53
     drawn = ((generator.random_raw(len(rows)) >> np.uint64(32)) * np.uint64(vocabulary_size)) >> np.uint64(32)
-    is_changed = (choice < _MASK_SHARE) | (choice >= _MASK_SHARE + _KEEP_SHARE)
-    replaced = np.where(choice < _MASK_SHARE, mask_id, drawn.astype(np.int64))
+    is_changed = (choice < _MASK_PROBABILITY) | (choice >= _MASK_PROBABILITY + _KEEP_PROBABILITY)
+    replaced = np.where(choice < _MASK_PROBABILITY, mask_id, drawn.astype(np.int64))
     masked_NL[rows[is_changed], columns[is_changed]] = replaced[is_changed]
-    return masked_NL, positions_NP, ids_NP, used
+    return _MaskedSequences(masked_NL, positions_NP, ids_NP, used)
 
 
-def _whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, counts: IntArray) -> BoolArray:
-    """Choose whole words in the order of the keys of their first tokens.
+def _choose_whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, counts: IntArray) -> BoolArray:
+    """Choose the words to mask in N sequences, in the order of the random keys of their first tokens.
 
     A word is skipped if choosing it would exceed the count.
 
@@ -420,7 +435,7 @@ def _whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, 
         counts: int64 [N], the maximum number of tokens to choose in each sequence.
 
     Returns:
-        bool [N, L], True for the chosen tokens.
+        bool [N, L], True for the tokens of the chosen words.
     """
     chosen_NL = np.zeros(keys_NL.shape, dtype=bool)
     for row in range(len(counts)):

@@ -43,15 +43,15 @@ from gaudi_bert.corpus.blocks import (
     Section,
     SourceScan,
     Split,
-    choose_evaluation,
+    choose_evaluation_documents,
     form_blocks,
     form_sections,
-    ordered_map,
+    map_in_processes,
     read_blocks,
     scan_source,
     write_section,
 )
-from gaudi_bert.corpus.documents import Source, find_sources, source_identity
+from gaudi_bert.corpus.documents import Source, compute_source_identity, find_sources
 from gaudi_bert.corpus.examples import BlockExamples, BlockJob, make_examples
 from gaudi_bert.corpus.vocabulary import Vocabulary, read_vocabulary, train_vocabulary
 
@@ -77,7 +77,7 @@ class _Corpus:
     parts: dict[Split, int]
     sections: list[Section]
 
-    def chosen(self, split: str) -> BoolArray:
+    def mark_documents_of(self, split: str) -> BoolArray:
         """Return bool [documents], True for the documents of a split."""
         return self.held_out if split == "evaluation" else ~self.held_out
 
@@ -113,22 +113,22 @@ def prepare(
     ):
         here = {"text": tuple(map(str, sources)), "vocab": None if vocab is None else str(vocab)}
         local = settings.model_copy(update=here)
-        return _prepare(local, folder, run, pipeline_folder)
+        return _prepare_local_files(local, folder, run, pipeline_folder)
 
 
-def _prepare(
+def _prepare_local_files(
     settings: PrepareSettings, out: Path, run: StageRun, pipeline_folder: Path
 ) -> StageOutput[PreparedExamples] | PlainResult:
     """Make the examples from local files in a local folder. See `prepare`."""
     sources = find_sources(list(settings.text or ()), pipeline_folder)
     vocab = settings.vocab
-    given = None if vocab is None else read_vocabulary(pipeline_folder / Path(vocab).expanduser())
+    given_vocabulary = None if vocab is None else read_vocabulary(pipeline_folder / Path(vocab).expanduser())
     fetch_files(settings_path(out))
     is_new = not settings_path(out).exists()
     output: GroupedOutput[Section, PreparedSection] = GroupedOutput(
         out,
         out / EXAMPLES_NAME,
-        _signature(settings, sources, given),
+        _compute_signature(settings, sources, given_vocabulary),
         PreparedSection,
         lambda section: out / "sections" / f"{section.split}-{section.number:05d}.json",
         run.reporter,
@@ -136,8 +136,8 @@ def _prepare(
     if output.begin(run.overwrite):
         return StageOutput(PreparedExamples.read(out), skipped=True)
     try:
-        corpus = _scan(settings, sources, run)
-        vocabulary = _vocabulary(settings, given, corpus, out, run.reporter)
+        corpus = _read_and_divide_text(settings, sources, run)
+        vocabulary = _get_vocabulary(settings, given_vocabulary, corpus, out, run.reporter)
     except InputError:
         # No examples were written yet. The stored settings describe the faulty text, so the next run would reject the
         # corrected text because of them. Remove them.
@@ -147,36 +147,40 @@ def _prepare(
     sections = run.share_of(corpus.sections)
     if run.part is not None and not sections:
         shard, all_sections = "/".join(map(str, run.part)), format_count(len(corpus.sections), "section")
-        run.reporter.say(f"shard {shard}: nothing to do, the output has only {all_sections}")
+        run.reporter.say(f"shard {shard}: nothing to do, because the output has only {all_sections}")
     missing = output.missing(sections)
     characters = sum(block.characters for section in missing for block in section.blocks)
     with run.reporter.task("prepare", characters, "characters") as task:
         for section in missing:
-            _make_section(section, corpus, vocabulary, settings, output, task, run.workers)
-    return _finish(corpus, vocabulary, given is None, output)
+            _write_section_files(section, corpus, vocabulary, settings, output, task, run.workers)
+    return _write_summary_if_complete(corpus, vocabulary, given_vocabulary is None, output)
 
 
-def _signature(settings: PrepareSettings, sources: Sequence[Source], given: Vocabulary | None) -> Signature:
+def _compute_signature(
+    settings: PrepareSettings, sources: Sequence[Source], given_vocabulary: Vocabulary | None
+) -> Signature:
     """Return the settings and the identities of all inputs, which are stored as settings.json."""
     stored = settings.model_dump(mode="json", exclude={"text", "vocab", "records", "evaluation_records"})
-    if given is not None:
+    if given_vocabulary is not None:
         del stored["train_vocab"]
-    vocabulary = {"size": len(given), "sha256": given.sha256} if given is not None else None
-    return Signature("prepare", stored, {"text": [source_identity(source) for source in sources], "vocabulary": vocabulary})
+    vocabulary = {"size": len(given_vocabulary), "sha256": given_vocabulary.sha256} if given_vocabulary is not None else None
+    return Signature(
+        "prepare", stored, {"text": [compute_source_identity(source) for source in sources], "vocabulary": vocabulary}
+    )
 
 
-def _scan(settings: PrepareSettings, sources: Sequence[Source], run: StageRun) -> _Corpus:
+def _read_and_divide_text(settings: PrepareSettings, sources: Sequence[Source], run: StageRun) -> _Corpus:
     """Read all sources once, choose the held-out documents, and divide the text into blocks and sections."""
     scans = []
     with run.reporter.task("reading the text", len(sources), "files") as task:
-        for scan in ordered_map(scan_source, sources, choose_worker_count(run.workers, len(sources))):
+        for scan in map_in_processes(scan_source, sources, choose_worker_count(run.workers, len(sources))):
             scans.append(scan)
             task.advance()
     formats = Counter(str(scan.text_format) for scan in scans)
     for text_format, count in formats.items():
         run.reporter.say(f"{format_count(count, 'source')}: {text_format}")
     characters = np.concatenate([scan.document_characters for scan in scans])
-    held_out = choose_evaluation(len(characters), settings.evaluation_fraction, settings.seed)
+    held_out = choose_evaluation_documents(len(characters), settings.evaluation_fraction, settings.seed)
     blocks: dict[Split, list[Block]] = {
         "train": form_blocks(characters, ~held_out),
         "evaluation": form_blocks(characters, held_out),
@@ -190,13 +194,13 @@ def _scan(settings: PrepareSettings, sources: Sequence[Source], run: StageRun) -
         section for split in blocks if blocks[split] for section in form_sections(split, blocks[split], parts[split])
     ]
     run.reporter.say(
-        f"{format_count(documents['train'], 'document')} to train on, {documents['evaluation']:,} held out for evaluation"
+        f"{format_count(documents['train'], 'document')} for training, {documents['evaluation']:,} held out for evaluation"
     )
     return _Corpus(scans, held_out, blocks, parts, sections)
 
 
-def _vocabulary(
-    settings: PrepareSettings, given: Vocabulary | None, corpus: _Corpus, out: Path, reporter: Reporter
+def _get_vocabulary(
+    settings: PrepareSettings, given_vocabulary: Vocabulary | None, corpus: _Corpus, out: Path, reporter: Reporter
 ) -> Vocabulary:
     """Return the vocabulary, and write it as vocab.txt next to the examples.
 
@@ -204,7 +208,7 @@ def _vocabulary(
     """
     path = out / "vocab.txt"
     fetch_files(path)
-    vocabulary = given
+    vocabulary = given_vocabulary
     if vocabulary is None and path.exists():
         return read_vocabulary(path)
     if vocabulary is None:
@@ -213,7 +217,7 @@ def _vocabulary(
 
         def documents() -> Iterator[list[str]]:
             """Yield the documents of evenly spaced training blocks."""
-            for _, held in read_blocks(corpus.scans, corpus.chosen("train"), blocks[::every]):
+            for _, held in read_blocks(corpus.scans, corpus.mark_documents_of("train"), blocks[::every]):
                 yield from held
 
         vocabulary = train_vocabulary(documents, settings.train_vocab, settings.lower_case)
@@ -222,7 +226,7 @@ def _vocabulary(
     return vocabulary
 
 
-def _make_section(
+def _write_section_files(
     section: Section,
     corpus: _Corpus,
     vocabulary: Vocabulary,
@@ -243,12 +247,12 @@ def _make_section(
         workers: The number of worker processes, or None for one per core.
     """
     folder, name = output.folder / section.split, f"{section.split} section {section.number}"
-    blocks = read_blocks(corpus.scans, corpus.chosen(section.split), section.blocks)
+    blocks = read_blocks(corpus.scans, corpus.mark_documents_of(section.split), section.blocks)
     jobs = (BlockJob(documents, section.split, block.number, vocabulary, settings) for block, documents in blocks)
 
     def make() -> Iterator[BlockExamples]:
         """Yield the examples of each block, and advance the progress."""
-        results = ordered_map(make_examples, jobs, choose_worker_count(workers, len(section.blocks)))
+        results = map_in_processes(make_examples, jobs, choose_worker_count(workers, len(section.blocks)))
         for block, examples in zip(section.blocks, results, strict=True):
             task.advance(block.characters)
             yield examples
@@ -259,7 +263,7 @@ def _make_section(
         written.write(output.summary_path(section))
 
 
-def _finish(
+def _write_summary_if_complete(
     corpus: _Corpus, vocabulary: Vocabulary, trained: bool, output: GroupedOutput[Section, PreparedSection]
 ) -> StageOutput[PreparedExamples] | PlainResult:
     """Write examples.json if all sections are written, and return its content. Otherwise return the missing sections."""
@@ -267,9 +271,9 @@ def _finish(
     missing = [section for section in corpus.sections if section not in completed]
     if missing:
         output.reporter.say(
-            f"{format_path(output.folder)}: {len(missing)} of {len(corpus.sections)} sections remain for other shards"
+            f"{format_path(output.folder)}: other shards must still write {len(missing)} of {len(corpus.sections)} sections"
         )
-        left = f"this part is done, {format_count(len(missing), 'section')} to be done by other parts"
+        left = f"this part is finished; other parts still have to write {format_count(len(missing), 'section')}"
         names = tuple(f"{section.split} {section.number}" for section in missing)
         return PlainResult([left], {"finished": False, "missing_sections": names})
     splits: dict[Split, PreparedSection] = {}

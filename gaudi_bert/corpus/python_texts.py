@@ -49,11 +49,11 @@ HELD_OUT_OF = 5
 
 
 @lru_cache(maxsize=2)
-def python_texts(name: str) -> dict[str, str]:
+def python_texts(corpus_name: str) -> dict[str, str]:
     """Return the texts of a built-in corpus.
 
     Args:
-        name: A key of `BUILT_IN_TEXTS`.
+        corpus_name: A key of `BUILT_IN_TEXTS`.
 
     Returns:
         Each text by the name of its topic, or by the qualified name of the module, class or function that it documents.
@@ -61,17 +61,19 @@ def python_texts(name: str) -> dict[str, str]:
     Raises:
         InputError: This Python ships without the source files of its standard library.
     """
-    if name == "python-docs":
+    if corpus_name == "python-docs":
         from pydoc_data import topics
 
         return dict(topics.topics)
-    texts = _standard_docstrings(Path(sysconfig.get_path("stdlib")))
+    texts = _read_library_docstrings(Path(sysconfig.get_path("stdlib")))
     if not texts:
-        raise InputError(f"prepare.text: {name}: this Python has no source files of its library; name files, or python-docs")
+        raise InputError(
+            f"prepare.text: {corpus_name}: this Python has no source files of its standard library; use python-docs or files"
+        )
     return texts
 
 
-def _standard_docstrings(library: Path) -> dict[str, str]:
+def _read_library_docstrings(library_folder: Path) -> dict[str, str]:
     """Return the docstrings of all modules that are written in Python, in the order of their names and files."""
     texts: dict[str, str] = {}
     # Parsing creates millions of nodes, which the garbage collector would search again and again without freeing any, so
@@ -80,11 +82,11 @@ def _standard_docstrings(library: Path) -> dict[str, str]:
     gc.disable()
     try:
         for package in sorted(sys.stdlib_module_names - _NOT_EVERYWHERE - _NOT_READ):
-            for path in (library / f"{package}.py", *sorted((library / package).rglob("*.py"))):
-                parts = path.relative_to(library).with_suffix("").parts
+            for path in (library_folder / f"{package}.py", *sorted((library_folder / package).rglob("*.py"))):
+                parts = path.relative_to(library_folder).with_suffix("").parts
                 if path.is_file() and not _TEST_FOLDERS.intersection(parts):
                     module = ".".join(parts).removesuffix(".__init__")
-                    for name, text in _docstrings(ast.parse(path.read_bytes()), module):
+                    for name, text in _find_docstrings(ast.parse(path.read_bytes()), module):
                         texts.setdefault(name, text)
     finally:
         if was_enabled:
@@ -92,39 +94,39 @@ def _standard_docstrings(library: Path) -> dict[str, str]:
     return texts
 
 
-def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+def _find_docstrings(node: ast.AST, qualified_name: str) -> Iterator[tuple[str, str]]:
     """Yield the docstrings in a module as (qualified name, dedented docstring), in the order of the source."""
     if isinstance(node, _Documented):
         text = ast.get_docstring(node)
         if text:
-            yield name, text
+            yield qualified_name, text
     for field in ("body", "orelse", "handlers", "finalbody"):
         for child in getattr(node, field, ()):
-            own = getattr(child, "name", None) if isinstance(child, _Documented) else None
-            yield from _docstrings(child, f"{name}.{own}" if own else name)
+            child_name = getattr(child, "name", None) if isinstance(child, _Documented) else None
+            yield from _find_docstrings(child, f"{qualified_name}.{child_name}" if child_name else qualified_name)
 
 
 # --- documents
 
 
-def documentation_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
+def convert_texts_to_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
     """Convert texts to documents, which are lists of sentences, sorted by name. Texts without a sentence are left out."""
-    seen: set[str] = set()
+    seen_paragraphs: set[str] = set()
     documents: dict[str, list[str]] = {}
     for name in sorted(texts, key=lambda name: (len(texts[name]), name)):
-        sentences = _sentences_of_text(texts[name], seen)
+        sentences = _split_text(texts[name], seen_paragraphs)
         if sentences:
             documents[name] = sentences
     return dict(sorted(documents.items()))
 
 
-def _sentences_of_text(text: str, seen: set[str]) -> list[str]:
+def _split_text(text: str, seen_paragraphs: set[str]) -> list[str]:
     """Return the sentences of a text. Each line of a code example or a table counts as one sentence.
 
     Args:
         text: The text.
-        seen: The paragraphs of earlier texts, which are left out. The paragraphs of this text are added, unless they are
-            short.
+        seen_paragraphs: The paragraphs of earlier texts, which are left out. The paragraphs of this text are added, unless
+            they are short.
     """
     sentences: list[str] = []
     after_colon = False
@@ -138,10 +140,10 @@ def _sentences_of_text(text: str, seen: set[str]) -> list[str]:
         content = " ".join(" ".join(lines).split())
         if not is_example:
             after_colon, outer_indent = content.endswith(":"), indent
-        if content in seen:
+        if content in seen_paragraphs:
             continue
         if len(content) >= _SHORTEST_REPEATED_PARAGRAPH:
-            seen.add(content)
+            seen_paragraphs.add(content)
         if is_example:
             sentences += [" ".join(line.split()) for line in lines]
         elif all("|" in line for line in lines):
@@ -160,37 +162,37 @@ def _sentences_of_text(text: str, seen: set[str]) -> list[str]:
 HeldOutRows = list[tuple[dict[str, str], bool]]
 
 
-def labelled_docstrings(texts: Mapping[str, str]) -> HeldOutRows:
+def make_labelled_docstring_rows(docstrings: Mapping[str, str]) -> HeldOutRows:
     """Return docstrings as rows for classification, with the package as the label.
 
     Only the `LABELS` packages with the most docstrings are used. Each text occurs only once, so that no held-out row is also
     a training row.
 
     Args:
-        texts: The docstrings by qualified name, from `python_texts`.
+        docstrings: The docstrings by qualified name, from `python_texts`.
 
     Returns:
         Rows with the columns `text` and `label`, each with whether it is held out, sorted by name.
     """
     by_text: dict[str, str] = {}
-    for name, sentences in documentation_documents(texts).items():
+    for name, sentences in convert_texts_to_documents(docstrings).items():
         by_text.setdefault(" ".join(sentences), name)
-    counts = Counter(map(_package, by_text.values()))
+    counts = Counter(map(_find_package, by_text.values()))
     chosen = set(sorted(counts, key=lambda label: (-counts[label], label))[:LABELS])
     return [
-        ({"text": text, "label": _package(name)}, _is_held_out(name))
+        ({"text": text, "label": _find_package(name)}, _is_held_out(name))
         for text, name in sorted(by_text.items(), key=lambda item: item[1])
-        if _package(name) in chosen
+        if _find_package(name) in chosen
     ]
 
 
-def titled_docstrings(texts: Mapping[str, str]) -> HeldOutRows:
+def make_titled_docstring_rows(docstrings: Mapping[str, str]) -> HeldOutRows:
     """Return docstrings as pairs for search: the first line is the anchor, and the rest is the positive.
 
     Docstrings with too few words after the first line are left out. Each anchor and each positive occurs only once.
 
     Args:
-        texts: The docstrings by qualified name, from `python_texts`.
+        docstrings: The docstrings by qualified name, from `python_texts`.
 
     Returns:
         Rows with the columns `anchor` and `positive`, each with whether it is held out, sorted by name.
@@ -198,7 +200,7 @@ def titled_docstrings(texts: Mapping[str, str]) -> HeldOutRows:
     titles: set[str] = set()
     bodies: set[str] = set()
     rows = []
-    for name, text in sorted(texts.items()):
+    for name, text in sorted(docstrings.items()):
         title, _, rest = text.strip().partition("\n")
         title, body = " ".join(title.split()), " ".join(rest.split())
         if title and len(body.split()) >= _LEAST_WORDS and title not in titles and body not in bodies:
@@ -208,11 +210,11 @@ def titled_docstrings(texts: Mapping[str, str]) -> HeldOutRows:
     return rows
 
 
-def _package(name: str) -> str:
+def _find_package(qualified_name: str) -> str:
     """Return the package of a qualified name without leading underscores, such as `xml` for `xml.dom.minidom.Node`."""
-    return name.split(".")[0].lstrip("_")
+    return qualified_name.split(".")[0].lstrip("_")
 
 
-def _is_held_out(name: str) -> bool:
+def _is_held_out(qualified_name: str) -> bool:
     """Return whether the row with this name is held out. The hash of the name decides it."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % HELD_OUT_OF == 0
+    return int.from_bytes(hashlib.sha256(qualified_name.encode()).digest()[:8], "big") % HELD_OUT_OF == 0

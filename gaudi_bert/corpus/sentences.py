@@ -57,7 +57,7 @@ def split_sentences(text: str) -> list[str]:
     sentences: list[str] = []
     start = 0
     for boundary in _BOUNDARY.finditer(text):
-        if boundary.end() < len(text) and _continues(text, start, boundary):
+        if boundary.end() < len(text) and _is_sentence_continued(text, start, boundary):
             continue
         sentence = text[start : boundary.end()].strip()
         if sentence:
@@ -69,12 +69,12 @@ def split_sentences(text: str) -> list[str]:
     return sentences
 
 
-def _continues(text: str, start: int, boundary: re.Match[str]) -> bool:
+def _is_sentence_continued(text: str, sentence_start: int, boundary: re.Match[str]) -> bool:
     """Return whether a sentence continues after punctuation that could end it.
 
     Args:
         text: The text.
-        start: Where the sentence begins.
+        sentence_start: Where the sentence begins.
         boundary: The match of the punctuation and the white space after it.
     """
     if boundary[0][0] in "。！？":
@@ -84,7 +84,7 @@ def _continues(text: str, start: int, boundary: re.Match[str]) -> bool:
         return True
     if boundary[0].rstrip() != ".":
         return False
-    word_match = _LAST_WORD.search(text, max(start, boundary.start() - 40), boundary.start())
+    word_match = _LAST_WORD.search(text, max(sentence_start, boundary.start() - 40), boundary.start())
     if word_match is None:
         return False
     word = word_match[0]
@@ -103,13 +103,13 @@ def detect_layout(documents: Sequence[Sequence[str]]) -> Layout:
     if not lines:
         return "sentences"
     finished = sum(_FINISHED_LINE.search(line) is not None for line in lines)
-    if 2 * finished < len(lines) and _looks_wrapped(documents):
+    if 2 * finished < len(lines) and _has_wrapped_lines(documents):
         return "wrapped"
     inner_boundaries = sum(len(split_sentences(line)) - 1 for line in lines)
     return "sentences" if inner_boundaries <= _MOST_INNER_BOUNDARIES * len(lines) else "paragraphs"
 
 
-def _looks_wrapped(documents: Sequence[Sequence[str]]) -> bool:
+def _has_wrapped_lines(documents: Sequence[Sequence[str]]) -> bool:
     """Return whether lines seem to be broken at a fixed width.
 
     All lines except the last line of a document must have nearly the same width, and lines must often begin in lower case.
@@ -127,7 +127,7 @@ def _looks_wrapped(documents: Sequence[Sequence[str]]) -> bool:
     )
 
 
-def sentences_of_lines(lines: Sequence[str], layout: Layout) -> list[str]:
+def split_lines_into_sentences(lines: Sequence[str], layout: Layout) -> list[str]:
     """Return the sentences of a document.
 
     Args:

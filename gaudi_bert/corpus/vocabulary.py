@@ -54,7 +54,7 @@ class Vocabulary:
         """Return the number of tokens."""
         return len(self.tokens)
 
-    def number(self, token: str) -> int:
+    def token_id(self, token: str) -> int:
         """Return the id of a token. Raises a `ValueError` if the vocabulary does not contain the token."""
         return self.tokens.index(token)
 
@@ -68,7 +68,7 @@ class Vocabulary:
         """The SHA-256 of vocab.txt."""
         return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
 
-    def continuations(self) -> BoolArray:
+    def mark_continuations(self) -> BoolArray:
         """Return bool [vocabulary], True for the tokens that continue a word (`##...`)."""
         return np.array([token.startswith("##") for token in self.tokens], dtype=bool)
 
@@ -82,26 +82,30 @@ def read_vocabulary(path: Path) -> Vocabulary:
     try:
         lines = read_file(path).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}; is this a vocab.txt, one token a line?") from error
+        raise InputError(
+            f"{path}: the vocabulary is not UTF-8 at byte {error.start}; pass a vocab.txt with one token per line"
+        ) from error
     if lines and not lines[-1]:
         lines.pop()
     tokens = tuple(line.rstrip("\r") for line in lines)
     missing = [token for token in SPECIAL_TOKENS if token not in tokens]
     if missing:
-        raise InputError(f"{path}: the vocabulary has no {' '.join(missing)}; BERT needs {' '.join(SPECIAL_TOKENS)}")
+        raise InputError(
+            f"{path}: the vocabulary lacks {' '.join(missing)}; add all of {' '.join(SPECIAL_TOKENS)}, which BERT requires"
+        )
     first_line: dict[str, int] = {}
     for number, token in enumerate(tokens, start=1):
         if token in first_line:
             first = first_line[token]
             raise InputError(
-                f"{path}: line {number}: token {token!r} is on line {first} too; rename the token of line {first}, for "
-                f"example to [unused-{first}], because without that line all later tokens would have other ids"
+                f"{path}: line {number}: token {token!r} is also on line {first}; rename the token on line {first}, for"
+                f" example to [unused-{first}] (removing the line would change the ids of all later tokens)"
             )
         first_line[token] = number
     return Vocabulary(tokens)
 
 
-def _wordpiece_tokenizer(tokens: Iterable[str], lower_case: bool) -> Tokenizer:
+def _make_wordpiece_tokenizer(tokens: Iterable[str], lower_case: bool) -> Tokenizer:
     """Return a BERT tokenizer: Google's text normalization, splitting at spaces, punctuation and CJK characters, WordPiece.
 
     Args:
@@ -131,12 +135,12 @@ def train_vocabulary(documents: Callable[[], Iterable[list[str]]], size: int, lo
     """
     from tokenizers import trainers
 
-    tokenizer = _wordpiece_tokenizer(["[UNK]"], lower_case)
-    alphabet = _alphabet(documents(), tokenizer)
+    tokenizer = _make_wordpiece_tokenizer(["[UNK]"], lower_case)
+    alphabet = _collect_alphabet(documents(), tokenizer)
     reserved = [*SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet)]
     if size <= len(reserved):
-        problem = f"the text has {len(alphabet)} different characters, which need {len(reserved)} tokens"
-        raise InputError(f"prepare.train_vocab = {size}: {problem}; ask for at least {2 * len(reserved)}")
+        problem = f"the {len(alphabet)} different characters of the text alone require {len(reserved)} tokens"
+        raise InputError(f"prepare.train_vocab = {size}: {problem}; set it to at least {2 * len(reserved)}")
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
@@ -150,7 +154,7 @@ def train_vocabulary(documents: Callable[[], Iterable[list[str]]], size: int, lo
     return Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)))
 
 
-def _alphabet(documents: Iterable[list[str]], tokenizer: Tokenizer) -> list[str]:
+def _collect_alphabet(documents: Iterable[list[str]], tokenizer: Tokenizer) -> list[str]:
     """Return the 1000 most frequent characters of normalized text, sorted by code point."""
     raw: Counter[str] = Counter()
     for sentences in documents:
@@ -195,23 +199,23 @@ class TokenBlock:
         return len(self.sentence_starts) - 1
 
 
-class _KnownWords:
+class _WordCache:
     """A cache with the token ids of all words so far, so that every word is tokenized only once."""
 
     def __init__(self, vocabulary: Vocabulary, lower_case: bool) -> None:
-        self._tokenizer = _wordpiece_tokenizer(vocabulary.tokens, lower_case)
-        self._forget()
+        self._tokenizer = _make_wordpiece_tokenizer(vocabulary.tokens, lower_case)
+        self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         """Empty the cache."""
         self._numbers: dict[str, int] = {}
         self._tokens: Int32Array = np.zeros(0, dtype=np.int32)
         self._starts: IntArray = np.zeros(1, dtype=np.int64)
 
-    def _learn(self, words: Sequence[str]) -> None:
+    def _add_words(self, words: Sequence[str]) -> None:
         """Tokenize the words that are not in the cache, and add them. If the cache would be too large, empty it first."""
         if len(self._numbers) + len(words) > MOST_KNOWN_WORDS:
-            self._forget()
+            self._clear()
         new = [word for word in dict.fromkeys(words) if word not in self._numbers]
         encoded = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(new, add_special_tokens=False)]
         self._numbers.update(zip(new, range(len(self._numbers), len(self._numbers) + len(new)), strict=True))
@@ -219,20 +223,20 @@ class _KnownWords:
         self._tokens = np.concatenate((self._tokens, np.fromiter(chain.from_iterable(encoded), dtype=np.int32)))
         self._starts = np.concatenate((self._starts, ends))
 
-    def tokens_of(self, words: Sequence[str]) -> tuple[Int32Array, IntArray]:
+    def tokenize_words(self, words: Sequence[str]) -> tuple[Int32Array, IntArray]:
         """Return the token ids of words, and the number of tokens of each word.
 
         Returns:
             int32 [tokens], the ids of all words one after another, and int64 [words].
         """
-        self._learn(words)
+        self._add_words(words)
         numbers = np.fromiter(map(self._numbers.__getitem__, words), dtype=np.int64, count=len(words))
         starts, lengths = self._starts[numbers], np.diff(self._starts)[numbers]
         before = np.cumsum(lengths) - lengths
         return self._tokens[np.repeat(starts - before, lengths) + np.arange(lengths.sum())], lengths
 
 
-_known_words = lru_cache(maxsize=2)(_KnownWords)
+_get_word_cache = lru_cache(maxsize=2)(_WordCache)
 
 
 def tokenize_documents(documents: Sequence[Sequence[str]], vocabulary: Vocabulary, lower_case: bool) -> TokenBlock:
@@ -246,7 +250,7 @@ def tokenize_documents(documents: Sequence[Sequence[str]], vocabulary: Vocabular
     sentences = [sentence for document in documents for sentence in document]
     if not sentences:
         return TokenBlock(np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
-    tokens, word_lengths = _known_words(vocabulary, lower_case).tokens_of(" ".join(sentences).split(" "))
+    tokens, word_lengths = _get_word_cache(vocabulary, lower_case).tokenize_words(" ".join(sentences).split(" "))
     words = np.array([sentence.count(" ") + 1 for sentence in sentences], dtype=np.int64)
     lengths = np.add.reduceat(word_lengths, np.cumsum(words) - words)
     ends = np.cumsum([len(document) for document in documents], dtype=np.int64)

@@ -31,8 +31,8 @@ from gaudi_bert.encoders.trial import Row
 from gaudi_bert.reading.global_order import ORDER_VERSION, check_rank, first_pack_number_of_rank
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tables.packed_reader import open_packed_tables
-from gaudi_bert.tfrecords.random_access import check_before_reading, open_packs
-from gaudi_bert.tfrecords.wire.values import pack_rows
+from gaudi_bert.tfrecords.random_access import check_shards_exist, open_packs
+from gaudi_bert.tfrecords.wire.values import compute_packed_table_columns
 
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
 _ROWS_OF_SMALL_SHARDS = 32  # all shards of one read are open at once, and each row may come from another shard
@@ -75,14 +75,14 @@ class _MappedPacks(Dataset[Row]):
             raise IndexError(f"packs {list(numbers)}: one of these numbers is out of range; there are {len(self):,} packs")
         shards = np.searchsorted(self._ends, packs, side="right")
         records = packs - (self._ends - self._shards.sizes)[shards]
-        rows, used = list(self._rows_of(self._shards.read(shards, records))), np.unique(shards).tolist()
+        rows, used = list(self._rows_of(self._shards.read_records(shards, records))), np.unique(shards).tolist()
         for shard in used:
             self._open.pop(shard, None)
             self._open[shard] = None
         while len(self._open) > max(_MOST_OPEN_SHARDS, len(used)):
             oldest = next(iter(self._open))
             del self._open[oldest]
-            self._shards.close(oldest)
+            self._shards.close_shard(oldest)
         return rows
 
 
@@ -109,7 +109,7 @@ def _open(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]
         return open_packed_tables(folder, tables), identity, list
     if kind is not None:
         metadata = RecordMetadata.read(folder)
-        check_before_reading(folder, metadata.shard_table)
+        check_shards_exist(folder, metadata.shard_table)
         return open_packs(folder, metadata), metadata.identity()[:_IDENTITY_DIGITS], _rows_of_packs
     check_no_row_tables(folder)
     if folder.is_dir() and any(folder.iterdir()):
@@ -123,7 +123,7 @@ def _rows_of_packs(packs: Mapping[str, AnyArray]) -> list[Row]:
     The arrays of a row are views. Positions of the padding count from 0, as if it were one more sequence. Labels are -100
     where no token was masked.
     """
-    columns = pack_rows(packs)
+    columns = compute_packed_table_columns(packs)
     of_tokens = {
         "input_ids": packs["input_ids"],
         "token_type_ids": packs["segment_ids"],
@@ -310,7 +310,7 @@ class PackedDataset(IterableDataset[Row]):
             at_once = -(-at_once // batch) * batch  # only complete batches
             batches, in_batch = np.divmod(np.arange(done, min(done + at_once, rows), dtype=np.int64), batch)
             numbers = first + self.world_size * ((number + workers * batches) * batch + in_batch)
-            for row in self._rows_of(stored.files.read(*self._reader.locate(epoch, numbers))):
+            for row in self._rows_of(stored.files.read_records(*self._reader.locate_and_open(epoch, numbers))):
                 done += 1
                 # Once the last row of a batch is yielded, the caller may save the position, so the batch must count already.
                 if worker is None and done % batch == 0:

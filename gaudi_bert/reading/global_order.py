@@ -1,16 +1,16 @@
-"""The global order in which packs are read, which does not depend on the number of processes (`order: 4` in positions).
+"""The global order in which packs are read. It does not depend on the number of processes (`order: 4` in stored positions).
 
-Opening all shards at once would take too many files and too much memory. Therefore packs are read from C streams at once,
-and each stream reads its shards one after the other. There are several sets of C streams, which take turns of 32 rounds, so
-that packs that are read close together come from more shards. All streams have nearly the same length.
+Opening all shards at once would take too many files and too much memory. Therefore the packs are read by C *streams*, each
+of which reads its shards one after the other. A *round* consists of one pack of each of the C streams. There are up to four
+*sets* of C streams, which take turns: a *turn* consists of 32 rounds of one set. Packs that are read close together
+therefore come from more shards than C. All streams have nearly the same number of packs. When some streams have ended, the
+first C of the remaining streams are the first set, the next C are the second set, and so on.
 
-While the same k streams have packs left, their next 32 packs each form a block (the last block may be shorter). In a block,
-the first C of these streams take a turn, then the next C, and so on. Round t of a turn consists of the t-th pack of each of
-its streams, in the order of the streams. Packs are numbered in this order, 0 .. packs - 1. Process r of W processes reads
-the packs whose number mod W is r.
+The packs of an epoch are numbered in this order, from 0. Process r of W processes reads the packs whose number mod W is r. A
+position in the data is therefore a single number, the number of packs that all processes have read together, and it means
+the same for any W.
 
-A position in the data is therefore a single number, the packs that all processes have read together, and means the same for
-any W. Within a shard, packs are permuted within windows, and the windows are permuted, so that a shard is read nearly
+Within a shard, packs are permuted within *windows*, and the windows are permuted, so that a shard is read nearly
 sequentially.
 """
 
@@ -24,43 +24,42 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray, check_integer, permutation, random_words
 
-# --- which stream reads which shards: streams that are read together come from all parts of the input
+# --- which stream reads which shards: the streams are spread evenly over the input
 #
-# Inputs are often sorted, for example by topic, source or length. The shards of a group contain the same files, and groups
-# whose files are neighbours contain similar text. If streams read neighbouring shards, packs that are read together would be
-# similar. Therefore the streams are spread evenly over the input, and all of them move through it at the same speed:
+# Inputs are often sorted, for example by topic, source or length. The shards of a group contain text of the same files, and
+# groups whose files are neighbours contain similar text. If neighbouring shards were read at the same time, packs that are
+# read together would be similar. Therefore:
 #
-# 1. The shards are arranged in a circle in the order of their input regions, starting at a random shard. The circle is
-#    divided into as many blocks of equally many packs as there are streams, and each stream reads one block: stream k starts
-#    at k/C of the input. A shard belongs to the block that contains its middle, so all streams have nearly the same length.
-# 2. All streams start at the same relative position of their blocks, read to the end of the block and continue at its
-#    beginning. Shards that are near each other are exchanged at random, differently in each block and epoch.
-# 3. The blocks of a set of streams have equal distances from each other, and those of further sets are between them. The
-#    order of the streams within a round is random, so that even a few consecutive packs come from all parts of the input.
+# 1. The shards are arranged in the order of the input, beginning at a random shard, and divided into as many parts of
+#    equally many packs as there are streams. Each stream reads one part, so that stream k starts at k/C of the input. A
+#    shard belongs to the part that contains its middle, so that all streams have nearly the same number of packs.
+# 2. All streams start at the same random position within their parts, read to the end of the part, and continue at its
+#    beginning. Shards that are near each other are exchanged at random, differently in each part and epoch.
+# 3. The parts of one set of streams are at equal distances from each other, and those of the other sets are between them.
+#    The order of the streams within a round is random, so that even a few consecutive packs come from all of the input.
 #
-# All of this is computed in integers from (seed, epoch) and the sizes of the shards, so it is the same on every machine.
+# All of this is computed in integers from (seed, epoch) and the sizes of the shards, so it is the same on every machine. The
+# names that are passed to `permutation` and `random_words` determine the random numbers, so they must not change.
 
 MAX_STREAM_SETS = 4
-"""The most sets of streams."""
+"""The maximum number of sets of streams."""
 _SET_OFFSETS = (0, 2, 1, 3)
-"""The distances of the sets from the first one, in blocks. Of four sets, the second is in the middle between the first's
-blocks.
-"""
-_JITTER_DIVISOR = 8
-"""Shards move at random by at most 1 / 8 of a block."""
+"""The distance of each set's parts from those of the first set, in parts. The second of four sets is in the middle."""
+_MAX_SHIFT_DIVISOR = 8
+"""Shards move at random by at most 1/8 of a part."""
 
 
-def regions_of_shards(group_sizes: IntArray, input_files: int, seed: int) -> IntArray:
-    """Return the part of the input from which each shard comes, int64 [shards], ascending along the input.
+def compute_shard_regions(group_sizes: IntArray, input_files: int, seed: int) -> IntArray:
+    """Return the region of the input from which each shard comes, as numbers that ascend along the input, int64 [shards].
 
     All shards of a group have the same region. Groups of one file each were formed by permuting the sorted files
     (`packing.histogram.form_groups`), so this permutation gives their regions. A group of several files is a sample of the
     whole input, so its number is used as its region.
 
     Args:
-        group_sizes: int64 [groups], the shards of each group.
-        input_files: the number of input files.
-        seed: the seed of the plan.
+        group_sizes: int64 [groups], the number of shards of each group.
+        input_files: The number of input files.
+        seed: The seed of the plan.
     """
     groups = len(group_sizes)
     regions = permutation(groups, seed, "groups") if input_files == groups else np.arange(groups)
@@ -70,51 +69,55 @@ def regions_of_shards(group_sizes: IntArray, input_files: int, seed: int) -> Int
 def _assign_shards_to_streams(
     sizes: IntArray, regions: IntArray, streams: int, sets: int, seed: int, epoch: int
 ) -> list[IntArray]:
-    """Return the shards of each stream in reading order, with the streams of one set after those of another.
+    """Return the shards of each stream in reading order. The streams of the first set come first, then those of the second
+    set.
 
     Args:
-        sizes: int64 [shards], the packs of each shard. Shards without packs are not read.
-        regions: int64 [shards], the part of the input from which each shard comes.
-        streams: streams per set. `streams` * `sets` must not exceed the number of shards with packs.
-        sets: the number of sets.
-        seed: the seed of the order.
-        epoch: the epoch.
+        sizes: int64 [shards], the number of packs of each shard. Shards without packs are not read.
+        regions: int64 [shards], the region of the input from which each shard comes.
+        streams: The number of streams in a set. `streams` * `sets` must not exceed the number of shards with packs.
+        sets: The number of sets.
+        seed: The seed of the order.
+        epoch: The epoch.
 
     Returns:
-        int64 arrays of shard numbers, fewer than `streams` * `sets` if a block contains no shard.
+        int64 arrays of shard numbers, fewer than `streams` * `sets` if a part of the input contains no shard.
     """
-    shards, blocks = np.flatnonzero(sizes), streams * sets
+    shards, parts = np.flatnonzero(sizes), streams * sets
     shards = shards[np.lexsort((permutation(len(shards), seed, "shard order", epoch), regions[shards]))]
     if not len(shards):
         return []
     shards = np.roll(shards, -int(permutation(len(shards), seed, "ring", epoch)[0]))
     total = int(sizes.sum())
-    middles = (np.cumsum(sizes[shards]) - (sizes[shards] + 1) // 2) * blocks
-    block_of, in_block = np.divmod(middles, total)
-    begin, *jitter = (random_words(len(shards) + 1, seed, "jitter", epoch) % np.uint64(total)).tolist()
-    ahead = (in_block - begin) % total + np.array(jitter, np.int64) // _JITTER_DIVISOR
-    in_turn = np.lexsort((ahead, block_of))
-    of_blocks = np.split(shards[in_turn], np.searchsorted(block_of[in_turn], np.arange(1, blocks)))
-    in_set = permutation(streams, seed, "turns", epoch) * sets
-    turns = np.concatenate([in_set + offset for offset in _SET_OFFSETS if offset < sets])
-    return [of_blocks[block] for block in turns.tolist() if len(of_blocks[block])]
+    middles = (np.cumsum(sizes[shards]) - (sizes[shards] + 1) // 2) * parts
+    part_of_shard, position_in_part = np.divmod(middles, total)
+    start_in_part, *random_shifts = (random_words(len(shards) + 1, seed, "jitter", epoch) % np.uint64(total)).tolist()
+    shifts = np.array(random_shifts, np.int64) // _MAX_SHIFT_DIVISOR
+    distance_from_start = (position_in_part - start_in_part) % total + shifts
+    reading_order = np.lexsort((distance_from_start, part_of_shard))
+    shards_of_parts = np.split(shards[reading_order], np.searchsorted(part_of_shard[reading_order], np.arange(1, parts)))
+    parts_of_first_set = permutation(streams, seed, "turns", epoch) * sets
+    parts_of_streams = np.concatenate([parts_of_first_set + offset for offset in _SET_OFFSETS if offset < sets])
+    return [shards_of_parts[part] for part in parts_of_streams.tolist() if len(shards_of_parts[part])]
 
 
 ORDER_VERSION = 4
-"""The version of this order. Positions contain it, because a position of another version would mean other packs."""
+"""The version of this order. Stored positions contain it, because they would mean other packs in another order."""
 WINDOW_PACKS = 4096
 """The default size of a window, in packs."""
 TURN_ROUNDS = 32
-"""The rounds of a turn."""
+"""The number of rounds in a turn."""
 _MIN_STREAMS = 32
 MAX_STREAMS = 512
-"""The most streams per set."""
+"""The maximum number of streams in a set."""
 _NUMBERS_PER_STEP = 8192
-"""Pack numbers of a process that `visits` examines at once."""
+"""How many pack numbers of a process `iterate_shard_visits` examines at once."""
 
 
 def choose_stream_count(shard_multiple: int) -> int:
-    """Return the number of streams for a folder in which each group has a multiple of `shard_multiple` shards."""
+    """Return the number of streams for a folder in which the number of shards of each group is a multiple of
+    `shard_multiple`.
+    """
     return min(MAX_STREAMS, max(_MIN_STREAMS, shard_multiple))
 
 
@@ -122,41 +125,50 @@ def check_rank(rank: int, world_size: int) -> None:
     """Check that `rank` is a valid process number.
 
     Raises:
-        ArgumentError: it is not from 0 to `world_size` - 1.
+        ArgumentError: It is not from 0 to `world_size` - 1.
     """
     check_integer("rank", rank, 0, check_integer("world_size", world_size, 1) - 1)
 
 
-def pack_numbers_of_rank(done: int, end: int, rank: int, world_size: int) -> IntArray:
-    """Return the pack numbers from `done` to `end` - 1 that this rank reads, int64, ascending."""
-    return np.arange(first_pack_number_of_rank(done, rank, world_size), end, world_size, dtype=np.int64)
+def pack_numbers_of_rank(start: int, end: int, rank: int, world_size: int) -> IntArray:
+    """Return the pack numbers from `start` to `end` - 1 that the process `rank` reads, int64, ascending."""
+    return np.arange(first_pack_number_of_rank(start, rank, world_size), end, world_size, dtype=np.int64)
 
 
-def first_pack_number_of_rank(done: int, rank: int, world_size: int) -> int:
-    """Return the first pack number from `done` on that this rank reads."""
-    return done + (rank - done) % world_size
+def first_pack_number_of_rank(start: int, rank: int, world_size: int) -> int:
+    """Return the first pack number from `start` on that the process `rank` reads."""
+    return start + (rank - start) % world_size
 
 
 class PackLocations(NamedTuple):
-    """Where packs are; each field is int64 [n]."""
+    """Where n packs are in the order of an epoch. Each attribute is int64 [n].
 
-    turns: IntArray  # the turn in which each pack is read; constant while only a single set of streams has packs
-    rounds: IntArray  # the round of its stream
-    streams: IntArray  # the number of its stream
-    shards: IntArray  # the shard that contains it
-    positions: IntArray  # its position in the order of the shard (`GlobalOrder.shard_order`)
-    ends: IntArray  # the round at which its stream has read the whole shard
+    Attributes:
+        turns: The number of the turn in which each pack is read. It does not change while only one set of streams has packs.
+        rounds: The number of the round, counted in the stream of the pack.
+        streams: The stream that reads the pack.
+        shards: The shard that contains the pack.
+        positions: The position of the pack in the order of its shard (`GlobalOrder.compute_shard_order`).
+        ends: The round in which the stream has read all packs of the shard.
+    """
+
+    turns: IntArray
+    rounds: IntArray
+    streams: IntArray
+    shards: IntArray
+    positions: IntArray
+    ends: IntArray
 
 
 class ShardVisit(NamedTuple):
-    """A shard that a process reads in a turn.
+    """A shard that a process reads in one turn.
 
     Attributes:
-        turn: the turn.
-        shard: the shard.
-        stream: the stream that reads it.
-        begin: the round of the stream in which reading begins.
-        end: the round in which the whole shard has been read.
+        turn: The number of the turn.
+        shard: The shard.
+        stream: The stream that reads it.
+        begin: The round of the stream in which it begins to read the shard.
+        end: The round in which the stream has read all packs of the shard.
     """
 
     turn: int
@@ -167,28 +179,34 @@ class ShardVisit(NamedTuple):
 
 
 class ShardOrder(NamedTuple):
-    """The order in which the packs of a shard are read in an epoch."""
+    """The order in which the packs of a shard are read in an epoch.
 
-    records: IntArray  # int64 [packs], the record at each position
-    # int64 [windows, 3], per window in reading order: its first position, its first record, the end of its records
+    Attributes:
+        records: int64 [packs], the record that is read at each position.
+        windows: int64 [windows, 3], for each window, in reading order: its first position, its first record, and the record
+            after its last one.
+    """
+
+    records: IntArray
     windows: IntArray
 
 
 class GlobalOrder:
-    """The order of the packs in every epoch. It holds only a few arrays over the shards.
+    """The order of the packs in every epoch. It stores only a few numbers for each shard.
 
     Args:
-        sizes: the packs of each shard.
-        seed: determines, together with the epoch, all orders.
-        window_packs: the packs of a window within which a pack may move, or a function that returns this for a shard.
-        streams: how many shards are read at once (C).
-        sets: the number of sets of streams that take turns. Use 1 if opening a shard again is expensive.
-        regions: the part of the input from which each shard comes, from `regions_of_shards`; None if unknown.
+        sizes: The number of packs of each shard.
+        seed: Determines all orders, together with the epoch.
+        window_packs: The number of packs in a window, within which a pack may move, or a function that returns it for a
+            shard.
+        streams: How many shards are read at once (C).
+        sets: The number of sets of streams that take turns. Use 1 if opening a shard again is expensive.
+        regions: The region of the input from which each shard comes, from `compute_shard_regions`, or None if unknown.
 
     Attributes:
-        streams: streams per set, reduced if there are fewer shards with packs.
-        sets: the number of sets, reduced likewise.
-        packs: the packs of an epoch.
+        streams: The number of streams in a set, reduced if there are fewer shards with packs.
+        sets: The number of sets, reduced in the same way.
+        packs: The number of packs in an epoch.
     """
 
     def __init__(
@@ -212,11 +230,11 @@ class GlobalOrder:
         """Pickle the arguments only. The other process computes the schedules itself."""
         return GlobalOrder, (self.sizes, self.seed, self.window_packs, self.streams, self.sets, self._regions)
 
-    def locate(self, epoch: int, numbers: IntArray) -> PackLocations:
-        """Return where packs are, for pack numbers int64 [n], each from 0 to packs - 1."""
-        return self._get_schedule(epoch).locate(numbers)
+    def locate(self, epoch: int, pack_numbers: IntArray) -> PackLocations:
+        """Return where packs are, given their numbers, int64 [n], each from 0 to `packs` - 1."""
+        return self._get_schedule(epoch).locate(pack_numbers)
 
-    def shard_order(self, epoch: int, shard: int) -> ShardOrder:
+    def compute_shard_order(self, epoch: int, shard: int) -> ShardOrder:
         """Return the order in which the packs of a shard are read in an epoch. May be called from any thread."""
         size = int(self.sizes[shard])
         window = self.window_packs if isinstance(self.window_packs, int) else self.window_packs(shard)
@@ -229,35 +247,39 @@ class GlobalOrder:
         begins = np.cumsum(lasts - firsts) - (lasts - firsts)
         return ShardOrder(records, np.stack([begins, firsts, lasts], axis=1))
 
-    def upcoming_visits(self, epoch: int, done: int, rank: int, world_size: int) -> Iterator[tuple[int, ShardVisit]]:
+    def iterate_shard_visits(
+        self, epoch: int, packs_done: int, rank: int, world_size: int
+    ) -> Iterator[tuple[int, ShardVisit]]:
         """Yield (epoch, visit) for the shards that a process reads next, until the end of the next epoch.
 
-        Visits come in reading order, and each shard once per turn.
+        The visits come in reading order, and each shard comes once in a turn.
 
         Args:
-            epoch: the current epoch.
-            done: the packs of this epoch that all processes have read.
-            rank: the number of the process.
-            world_size: the number of processes.
+            epoch: The current epoch.
+            packs_done: The number of packs of this epoch that all processes have read.
+            rank: The number of the process.
+            world_size: The number of processes.
         """
-        last_turn, seen = (epoch, -1), set[int]()
+        last_turn, shards_of_turn = (epoch, -1), set[int]()
         step = _NUMBERS_PER_STEP * world_size
-        epochs = (epoch, done), (epoch + 1, 0)
-        starts = [(number, begin) for number, first in epochs for begin in range(first, self.packs, step)]
-        for now, begin in starts:
-            locations = self.locate(now, pack_numbers_of_rank(begin, min(begin + step, self.packs), rank, world_size))
+        epochs = (epoch, packs_done), (epoch + 1, 0)
+        epochs_and_starts = [(number, begin) for number, first in epochs for begin in range(first, self.packs, step)]
+        for visit_epoch, begin in epochs_and_starts:
+            locations = self.locate(
+                visit_epoch, pack_numbers_of_rank(begin, min(begin + step, self.packs), rank, world_size)
+            )
             _, firsts = np.unique(locations.turns * len(self.sizes) + locations.shards, return_index=True)
             firsts.sort()
             columns = (locations.turns, locations.shards, locations.streams, locations.rounds, locations.ends)
             for visit in map(ShardVisit._make, zip(*(values[firsts].tolist() for values in columns), strict=True)):
-                if (now, visit.turn) != last_turn:
-                    last_turn, seen = (now, visit.turn), set()
-                if visit.shard not in seen:
-                    seen.add(visit.shard)
-                    yield now, visit
+                if (visit_epoch, visit.turn) != last_turn:
+                    last_turn, shards_of_turn = (visit_epoch, visit.turn), set()
+                if visit.shard not in shards_of_turn:
+                    shards_of_turn.add(visit.shard)
+                    yield visit_epoch, visit
 
     def count_open_shards(self, world_size: int) -> int:
-        """Return how many shards one of `world_size` processes reads at once, until the first stream ends."""
+        """Return how many shards one of `world_size` processes reads at once, as long as no stream has ended."""
         return self.streams // math.gcd(self.streams, world_size)
 
     def count_full_rounds(self, epoch: int) -> int:
@@ -265,7 +287,7 @@ class GlobalOrder:
         return int(self._get_schedule(epoch).ends[0])
 
     def _get_schedule(self, epoch: int) -> _ShardSchedule:
-        """Return the schedule of an epoch, from a cache of two."""
+        """Return the schedule of an epoch. The schedules of two epochs are kept."""
         if epoch not in self._schedules:
             if len(self._schedules) == 2:  # the current epoch, and the next one, whose first shards are opened in advance
                 del self._schedules[min(self._schedules)]
@@ -278,57 +300,74 @@ class GlobalOrder:
 class _ShardSchedule(NamedTuple):
     """Which stream reads which shard when, in one epoch.
 
-    Shards are listed stream after stream, in reading order. The epoch is divided into segments of rounds; within a segment,
-    the same streams have packs.
+    The shards are listed stream after stream, in reading order. The epoch is divided into segments, which are ranges of
+    rounds in which the same streams have packs.
+
+    Attributes:
+        shards: int64 [shards with packs], the shards.
+        first_packs: int64 [shards with packs], the number of packs before each shard, in this shard order.
+        last_packs: int64 [shards with packs], the number of packs up to the end of each shard, in this shard order.
+        stream_firsts: int64 [streams], the number of packs of all earlier streams.
+        numbers: int64 [segments], the number of the first pack.
+        rounds: int64 [segments], the first round.
+        stream_counts: int64 [segments], the number of streams that have packs.
+        ends: int64 [segments], the round at which the first of these streams ends.
+        turns: int64 [segments], the number of the first turn.
+        lengths: int64 [streams], the number of packs of each stream.
+        streams_per_set: The number of streams in a set.
     """
 
-    shards: IntArray  # int64 [shards with packs]
-    first_packs: IntArray  # int64 [shards with packs], the packs before each shard, counted through all streams
-    last_packs: IntArray  # int64 [shards with packs], the packs up to the end of each shard, counted likewise
-    stream_firsts: IntArray  # int64 [streams], the packs of all earlier streams
-    numbers: IntArray  # int64 [segments], the number of the first pack
-    rounds: IntArray  # int64 [segments], the first round
-    stream_counts: IntArray  # int64 [segments], how many streams have packs
-    ends: IntArray  # int64 [segments], the round at which the first of these streams ends
-    turns: IntArray  # int64 [segments], the number of the first turn
-    lengths: IntArray  # int64 [streams], the packs of each stream
-    at_once: int  # streams per turn
+    shards: IntArray
+    first_packs: IntArray
+    last_packs: IntArray
+    stream_firsts: IntArray
+    numbers: IntArray
+    rounds: IntArray
+    stream_counts: IntArray
+    ends: IntArray
+    turns: IntArray
+    lengths: IntArray
+    streams_per_set: int
 
     @classmethod
-    def from_streams(cls, sizes: IntArray, streams: Sequence[IntArray], at_once: int) -> _ShardSchedule:
-        """Compute the schedule from the sizes of the shards and the shards of each stream."""
-        lengths = np.array([sizes[each].sum() for each in streams], np.int64)
+    def from_streams(cls, sizes: IntArray, shards_of_streams: Sequence[IntArray], streams_per_set: int) -> _ShardSchedule:
+        """Return the schedule of an epoch, computed from the sizes of all shards and the shards of each stream."""
+        lengths = np.array([sizes[each].sum() for each in shards_of_streams], np.int64)
         ends = np.unique(lengths)
         rounds = np.concatenate([[0], ends[:-1]]).astype(np.int64)[: len(ends)]
         stream_counts = np.array([np.count_nonzero(lengths > first) for first in rounds], np.int64)
         packs = (ends - rounds) * stream_counts
-        turns = np.where(stream_counts > at_once, -(-(ends - rounds) // TURN_ROUNDS) * -(-stream_counts // at_once), 0)
-        shards = np.concatenate([*streams, np.empty(0, np.int64)]).astype(np.int64)
+        turns = np.where(
+            stream_counts > streams_per_set, -(-(ends - rounds) // TURN_ROUNDS) * -(-stream_counts // streams_per_set), 0
+        )
+        shards = np.concatenate([*shards_of_streams, np.empty(0, np.int64)]).astype(np.int64)
         last_packs = np.cumsum(sizes[shards])
         first_packs, stream_firsts = last_packs - sizes[shards], np.cumsum(lengths) - lengths
         numbers, first_turns = np.cumsum(packs) - packs, np.cumsum(turns) - turns
         by_segment = (numbers, rounds, stream_counts, ends, first_turns)
-        return cls(shards, first_packs, last_packs, stream_firsts, *by_segment, lengths, at_once)
+        return cls(shards, first_packs, last_packs, stream_firsts, *by_segment, lengths, streams_per_set)
 
-    def locate(self, numbers: IntArray) -> PackLocations:
-        """Return where packs are, for pack numbers int64 [n]."""
-        segment = np.searchsorted(self.numbers, numbers, side="right") - 1
+    def locate(self, pack_numbers: IntArray) -> PackLocations:
+        """Return where packs are, given their numbers, int64 [n]."""
+        segment = np.searchsorted(self.numbers, pack_numbers, side="right") - 1
         count = self.stream_counts[segment]
-        block, in_block = np.divmod(numbers - self.numbers[segment], TURN_ROUNDS * count)
+        block, in_block = np.divmod(pack_numbers - self.numbers[segment], TURN_ROUNDS * count)
         first_rounds = self.rounds[segment] + TURN_ROUNDS * block
         turn_rounds = np.minimum(TURN_ROUNDS, self.ends[segment] - first_rounds)
-        set_number, in_turn = np.divmod(in_block, turn_rounds * self.at_once)
-        first_streams = set_number * self.at_once
-        round_of_turn, stream_of_set = np.divmod(in_turn, np.minimum(self.at_once, count - first_streams))
+        set_number, in_turn = np.divmod(in_block, turn_rounds * self.streams_per_set)
+        first_streams = set_number * self.streams_per_set
+        round_of_turn, stream_of_set = np.divmod(in_turn, np.minimum(self.streams_per_set, count - first_streams))
         rounds, numbers_of_active = first_rounds + round_of_turn, first_streams + stream_of_set
         streams = numbers_of_active.copy()
         for later in np.unique(segment[segment > 0]).tolist():
             active = np.flatnonzero(self.lengths > self.rounds[later])
             streams[segment == later] = active[numbers_of_active[segment == later]]
-        sets = -(-count // self.at_once)
+        sets = -(-count // self.streams_per_set)
         turns = self.turns[segment] + np.where(sets > 1, block * sets + set_number, 0)
-        firsts = self.stream_firsts[streams]
-        packs = firsts + rounds
-        slots = np.searchsorted(self.last_packs, packs, side="right")
-        ends = self.last_packs[slots] - firsts
-        return PackLocations(turns, rounds, streams, self.shards[slots], packs - self.first_packs[slots], ends)
+        packs_of_earlier_streams = self.stream_firsts[streams]
+        pack_indices = packs_of_earlier_streams + rounds
+        schedule_entries = np.searchsorted(self.last_packs, pack_indices, side="right")
+        ends = self.last_packs[schedule_entries] - packs_of_earlier_streams
+        return PackLocations(
+            turns, rounds, streams, self.shards[schedule_entries], pack_indices - self.first_packs[schedule_entries], ends
+        )

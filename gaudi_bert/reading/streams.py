@@ -1,13 +1,14 @@
-"""Reading shards in the global order (`global_order.py`), with only those shards open that are being read.
+"""Reads packs in the global order (`global_order.py`), and keeps only those shards open that are being read.
 
-Every reader of a packed folder starts from its `StoredPacks`. A process has at most C / gcd(C, W) shards open until the
-first stream ends, and then at most C. Threads prepare as many again, namely those that the process reads next: they fetch
-the shards, locate their records and compute their orders. A shard is closed once its stream has read it or the turn of its
-stream ends. Then only its order and the number of prefetched windows are kept.
+Whoever reads the packs of a folder begins with its `StoredPacks`. A process has at most C / gcd(C, W) shards open until the
+first stream ends, and then at most C. Here C is the number of streams and W is the number of processes. Threads prepare the
+same number of shards that the process will read next: they download the shards, find their records and compute their orders.
+A shard is closed when its stream has read it or when the turn of its stream ends. After that, only its order and its number
+of prefetched windows are kept.
 
-Packs of a shard are read in permuted order, so the read-ahead of the operating system would read megabytes for each pack.
-Instead, the next window of records is prefetched. Prefetching and preparation start only after some hundreds of packs, so
-that a process can begin at once.
+The packs of a shard are read in a random order, so the read-ahead of the operating system would read megabytes for each
+pack. Instead, the next window of records is prefetched. Prefetching and preparing begin only after some hundreds of packs,
+so that a process can read its first packs at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,293 +28,342 @@ from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder, PackLocat
 Prepared = TypeVar("Prepared")
 
 _FIRST_PACKS = 512
-"""Packs that a process reads before it prefetches windows and prepares shards."""
+"""How many packs a process reads before it begins to prefetch windows and to prepare shards."""
 
 _NEVER = np.iinfo(np.int64).max
 
 
 class ShardFiles(Generic[Prepared]):
-    """The shards of a data set, which are opened one by one. Each file format overrides some of the methods.
+    """The shards of a data set, which a `StreamReader` opens one by one. A class for each file format overrides some
+    methods.
 
     Attributes:
-        threads: how many shards are prepared at once.
+        threads: How many shards are prepared at the same time.
     """
 
     threads: int = 1
 
-    def prepare(self, shard: int) -> Prepared:
-        """Do the slow part of opening a shard. Called in any thread; must not keep a file open."""
+    def prepare_shard(self, shard: int) -> Prepared:
+        """Do the slow part of opening a shard, and return the result. Called in any thread. Must not keep a file open."""
         raise NotImplementedError
 
-    def open(self, shard: int, prepared: Prepared) -> None:
-        """Open a prepared shard."""
+    def open_shard(self, shard: int, prepared: Prepared) -> None:
+        """Open a shard, given what `prepare_shard` returned for it."""
 
-    def close(self, shard: int) -> None:
+    def close_shard(self, shard: int) -> None:
         """Close an open shard."""
 
-    def discard(self, shard: int) -> None:
+    def discard_shard(self, shard: int) -> None:
         """Release a shard that was prepared but will not be opened."""
 
-    def prefetch(self, shard: int, first: int, last: int) -> None:
-        """Start to read the records from `first` to `last` - 1 of an open shard."""
+    def prefetch_records(self, shard: int, first: int, last: int) -> None:
+        """Start to read the records `first` to `last` - 1 of an open shard, without waiting."""
 
     def drop_pages(self, shard: int, first: int, last: int) -> None:
-        """Release the memory of the records from `first` to `last` - 1, which will not be read again."""
+        """Release the memory of the records `first` to `last` - 1 of an open shard, because they will not be read again."""
 
 
-_Key = tuple[int, int]
-"""An epoch and a shard."""
+_EpochAndShard = tuple[int, int]
 _EpochVisit = tuple[int, ShardVisit]
-"""An epoch and a visit in it."""
+"""An epoch, and a visit of a shard in this epoch."""
+
+
+class PackRecords(NamedTuple):
+    """The records that contain n packs.
+
+    Attributes:
+        shards: int64 [n], the shard of each pack.
+        records: int64 [n], the number of each pack's record in its shard.
+    """
+
+    shards: IntArray
+    records: IntArray
 
 
 @dataclass
 class _OpenShard:
-    """A shard that is being read, in this turn or between turns."""
+    """How far a shard was read in this epoch. It may be closed until the next turn of its stream.
 
-    end: int  # the round in which its stream has read all of it
+    Attributes:
+        end: The round in which its stream has read all of its packs.
+        order: The order of its packs.
+        prefetched: How many windows were prefetched, in reading order.
+        dropped: How many windows were dropped from memory.
+    """
+
+    end: int
     order: ShardOrder
-    prefetched: int  # the windows before this one, in reading order, were prefetched
-    dropped: int  # the windows before this one were dropped from memory
+    prefetched: int
+    dropped: int
 
 
 class StreamReader(Generic[Prepared]):
-    """Locates the packs that a process reads, and keeps their shards open.
+    """Finds the records of the packs that one process reads, and keeps their shards open.
 
     Args:
-        files: the shards.
-        order: the global order.
-        rank: the number of this process.
-        world_size: the number of processes.
+        files: The shards.
+        order: The global order.
+        rank: The number of this process.
+        world_size: The number of processes.
     """
 
     def __init__(self, files: ShardFiles[Prepared], order: GlobalOrder, rank: int = 0, world_size: int = 1) -> None:
-        self._files, self._order, self._share = files, order, (rank, world_size)
+        self._files, self._order, self._rank_and_world_size = files, order, (rank, world_size)
         self._shards_at_once = order.count_open_shards(world_size)
         self._reset()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments only. The other process opens the shards itself."""
-        return StreamReader, (self._files, self._order, *self._share)
+        return StreamReader, (self._files, self._order, *self._rank_and_world_size)
 
-    def locate(self, epoch: int, numbers: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the shard and the record of each pack, int64 [n] each, and make sure that these shards are open.
+    def locate_and_open(self, epoch: int, pack_numbers: IntArray) -> PackRecords:
+        """Return the shard and the record of each pack, after opening these shards.
 
-        Going back to earlier packs opens their shards again.
+        Going back to earlier packs is possible, and opens their shards again.
 
         Args:
-            epoch: the epoch.
-            numbers: int64 [n], ascending, the numbers of packs of this process.
+            epoch: The epoch.
+            pack_numbers: int64 [n], ascending, the numbers of packs of this process.
         """
         if self._process != os.getpid():  # after a fork, the thread does not exist in this process
             self._reset()
-        locations = self._order.locate(epoch, numbers)
-        if len(numbers):
-            self._advance_to(epoch, locations, int(numbers[0]))
+        locations = self._order.locate(epoch, pack_numbers)
+        if len(pack_numbers):
+            self._advance_to(epoch, locations, int(pack_numbers[0]))
         pairs = zip(locations.shards.tolist(), locations.positions.tolist(), strict=True)
         records = [self._open[shard].order.records[position] for shard, position in pairs]
-        return locations.shards, np.array(records, np.int64)
+        return PackRecords(locations.shards, np.array(records, np.int64))
 
     def close(self) -> None:
-        """Close all shards and stop preparing shards."""
+        """Close all shards, and stop preparing shards."""
         self._close_shards(list(self._open))
-        self._prefetcher.prepare([])
+        self._preparer.start_preparing([])
         self._reset()
 
     def _reset(self) -> None:
         """Return to the state in which nothing is open and nothing has been read."""
         self._process = os.getpid()
-        self._prefetcher = _Prefetcher(self._files, self._order)
+        self._preparer = _ShardPreparer(self._files, self._order)
         self._open: dict[int, _OpenShard] = {}
-        self._earlier: dict[int, _OpenShard] = {}  # shards of this epoch that were closed at the end of a turn
+        self._closed_shards: dict[int, _OpenShard] = {}  # of this epoch, the last one closed at the end
         self._is_open = np.zeros(len(self._order.sizes), np.bool_)
         self._last_turn = np.full(len(self._order.sizes), -1)
         self._prefetch_at = np.full(len(self._order.sizes), _NEVER)
-        self._is_read = np.zeros(self._order.streams, np.bool_)  # the streams of a set from which this process has read
-        self._epoch, self._now, self._first_end, self._settles_at, self._is_settled = -1, (0, 0), _NEVER, 0, False
+        self._is_read = np.zeros(
+            self._order.streams, np.bool_
+        )  # by number of the stream in its set: whether this process has read from it
+        self._epoch, self._turn_and_round, self._first_end, self._read_ahead_from, self._reads_ahead = (
+            -1,
+            (0, 0),
+            _NEVER,
+            0,
+            False,
+        )
         self._visits: Iterator[_EpochVisit] = iter(())
-        self._soon: list[_EpochVisit] = []
+        self._upcoming_visits: list[_EpochVisit] = []
 
-    def _advance_to(self, epoch: int, locations: PackLocations, number: int) -> None:
-        """Open the shards of these packs, the first of which is pack `number`, and close those that are no longer needed."""
+    def _advance_to(self, epoch: int, locations: PackLocations, first_pack_number: int) -> None:
+        """Open the shards of the given packs, and close the shards that are no longer needed.
+
+        Args:
+            epoch: The epoch.
+            locations: Where the packs are.
+            first_pack_number: The number of the first of these packs.
+        """
         now = int(locations.turns[0]), int(locations.rounds[0])
-        if epoch != self._epoch or now < self._now:
+        if epoch != self._epoch or now < self._turn_and_round:
             self._close_shards(list(self._open))
-            self._earlier.clear()
-            self._visits = self._order.upcoming_visits(epoch, number, *self._share)
-            self._settles_at = number + _FIRST_PACKS * self._share[1] if self._epoch < 0 else number
-            self._is_settled, self._epoch, self._soon = False, epoch, []
+            self._closed_shards.clear()
+            self._visits = self._order.iterate_shard_visits(epoch, first_pack_number, *self._rank_and_world_size)
+            self._read_ahead_from = (
+                first_pack_number + _FIRST_PACKS * self._rank_and_world_size[1] if self._epoch < 0 else first_pack_number
+            )
+            self._reads_ahead, self._epoch, self._upcoming_visits = False, epoch, []
         ended = []
-        if now[0] > self._now[0] or now[1] >= self._first_end:
+        if now[0] > self._turn_and_round[0] or now[1] >= self._first_end:
             needed = set(locations.shards.tolist())
             ended = [
                 shard
                 for shard, opened in self._open.items()
                 if shard not in needed and (self._last_turn[shard] < now[0] or opened.end <= now[1])
             ]
-        self._now = now
+        self._turn_and_round = now
         self._is_read[locations.streams % self._order.streams] = True
         self._close_shards(ended)
         self._last_turn[locations.shards] = locations.turns
         is_open = self._is_open[locations.shards]
-        settles = not self._is_settled and number >= self._settles_at
-        self._is_settled = self._is_settled or settles
-        if ended or settles or not is_open.all():
-            self._open_shards(locations, np.flatnonzero(~is_open))
-        self._prefetcher.submit()
+        begins_read_ahead = not self._reads_ahead and first_pack_number >= self._read_ahead_from
+        self._reads_ahead = self._reads_ahead or begins_read_ahead
+        if ended or begins_read_ahead or not is_open.all():
+            self._open_missing_shards(locations, np.flatnonzero(~is_open))
+        self._preparer.submit_waiting()
         due = locations.positions >= self._prefetch_at[locations.shards]
         if due.any():
             for shard in np.unique(locations.shards[due]).tolist():
-                self._prefetch(shard, int(locations.positions[locations.shards == shard].max()))
+                self._prefetch_windows(shard, int(locations.positions[locations.shards == shard].max()))
 
     def _close_shards(self, shards: list[int]) -> None:
-        """Close shards, and remember how far each was prefetched in case it is opened again."""
+        """Close shards, and remember how far each was prefetched, because it may be opened again in a later turn."""
         if not shards:
             return
         for shard in shards:
-            self._earlier.pop(shard, None)
-            self._earlier[shard] = self._open.pop(shard)
-            self._files.close(shard)
-        for shard in list(self._earlier)[: max(0, len(self._earlier) - self._order.sets * self._order.streams)]:
-            del self._earlier[shard]
+            self._closed_shards.pop(shard, None)
+            self._closed_shards[shard] = self._open.pop(shard)
+            self._files.close_shard(shard)
+        for shard in list(self._closed_shards)[: max(0, len(self._closed_shards) - self._order.sets * self._order.streams)]:
+            del self._closed_shards[shard]
         self._is_open[shards], self._prefetch_at[shards] = False, _NEVER
         self._first_end = min((opened.end for opened in self._open.values()), default=_NEVER)
 
-    def _open_shards(self, locations: PackLocations, missing: IntArray) -> None:
-        """Open the shards of the packs `missing`, int64 [m], and prepare the shards that follow."""
-        shards, firsts = np.unique(locations.shards[missing], return_index=True)
-        in_turn = np.argsort(firsts)
-        keys = [(self._epoch, shard) for shard in shards[in_turn].tolist()]
+    def _open_missing_shards(self, locations: PackLocations, missing_packs: IntArray) -> None:
+        """Open the shards of those packs whose shards are not open, and start to prepare the shards that follow.
+
+        Args:
+            locations: Where the packs are that the process reads now.
+            missing_packs: int64 [m], the indices of the packs in `locations` whose shards are not open.
+        """
+        shards, firsts = np.unique(locations.shards[missing_packs], return_index=True)
+        in_reading_order = np.argsort(firsts)
+        keys = [(self._epoch, shard) for shard in shards[in_reading_order].tolist()]
         later = self._list_next_shards(int(locations.turns[-1]), int(locations.rounds[-1]), {shard for _, shard in keys})
-        self._prefetcher.prepare(keys + (later if self._is_settled else []))
-        prepared = self._prefetcher.take_prepared(keys)
-        for (_, shard), first in zip(keys, missing[firsts[in_turn]].tolist(), strict=True):
+        self._preparer.start_preparing(keys + (later if self._reads_ahead else []))
+        prepared = self._preparer.take_prepared_shards(keys)
+        for (_, shard), first in zip(keys, missing_packs[firsts[in_reading_order]].tolist(), strict=True):
             content, order = prepared[shard]
-            self._files.open(shard, content)
+            self._files.open_shard(shard, content)
             position, end = int(locations.positions[first]), int(locations.ends[first])
-            window = _window_index_at(order, position)
-            self._open[shard] = self._earlier.pop(shard, _OpenShard(end, order, window, window))
+            window = _find_window(order, position)
+            self._open[shard] = self._closed_shards.pop(shard, _OpenShard(end, order, window, window))
             self._is_open[shard] = True
-            waits = 0 if self._is_settled else _FIRST_PACKS // self._shards_at_once
-            self._prefetch_at[shard] = position + waits
+            waiting_packs = 0 if self._reads_ahead else _FIRST_PACKS // self._shards_at_once
+            self._prefetch_at[shard] = position + waiting_packs
         self._first_end = min((opened.end for opened in self._open.values()), default=_NEVER)
 
-    def _list_next_shards(self, turn: int, last_round: int, now: set[int]) -> list[_Key]:
-        """Return the (epoch, shard) keys of the shards that this process reads after the current ones.
+    def _list_next_shards(self, turn: int, last_round: int, current_shards: set[int]) -> list[_EpochAndShard]:
+        """Return the (epoch, shard) pairs of the shards that this process reads after the current ones, in reading order.
 
-        They are as many as the process reads at once. Shards that begin in the same round as the last of these are included,
-        but the number of open and prepared shards stays limited. Streams from which the process has not read so far, such as
-        those of other workers of a process, are skipped. Once streams have ended, any stream may be its own.
+        There are as many as the process reads at once. Shards that begin in the same round as the last of these are
+        included, but the number of open and prepared shards stays limited. A stream from which the process has not read so
+        far may belong to another worker of the process, so such streams are skipped. This holds until streams have ended:
+        then any stream may be its own.
+
+        Args:
+            turn: The turn of the last pack that is being opened.
+            last_round: The round of this pack.
+            current_shards: The shards that are being opened.
         """
 
-        def comes(epoch_visit: _EpochVisit) -> bool:
+        def is_upcoming(epoch_visit: _EpochVisit) -> bool:
             """Return whether the visit is still to come."""
             epoch, visit = epoch_visit
             if epoch > self._epoch:
                 return True
-            is_past = (visit.turn, visit.end) <= self._now or visit.turn < self._now[0]
-            is_here = visit.turn <= turn and (visit.shard in now or visit.shard in self._open)
+            is_past = (visit.turn, visit.end) <= self._turn_and_round or visit.turn < self._turn_and_round[0]
+            is_here = visit.turn <= turn and (visit.shard in current_shards or visit.shard in self._open)
             return not (is_past or is_here)
 
         def is_later(epoch_visit: _EpochVisit) -> bool:
             """Return whether the visit begins after the packs that are being opened."""
             return epoch_visit[0] > self._epoch or (epoch_visit[1].turn, epoch_visit[1].begin) > (turn, last_round)
 
-        soon = [epoch_visit for epoch_visit in self._soon if comes(epoch_visit)]
-        later = sum(map(is_later, soon))
+        upcoming = [epoch_visit for epoch_visit in self._upcoming_visits if is_upcoming(epoch_visit)]
+        later = sum(map(is_later, upcoming))
         while later < self._shards_at_once and (epoch_visit := next(self._visits, None)) is not None:
-            if comes(epoch_visit):
-                soon.append(epoch_visit)
+            if is_upcoming(epoch_visit):
+                upcoming.append(epoch_visit)
                 later += is_later(epoch_visit)
-        self._soon = soon
-        most = self._order.streams + self._shards_at_once - len(self._open) - len(now)
-        mine = [
+        self._upcoming_visits = upcoming
+        max_shards = self._order.streams + self._shards_at_once - len(self._open) - len(current_shards)
+        own_shards = [
             (epoch, visit.shard)
-            for epoch, visit in soon
-            if not (epoch == self._epoch and (visit.shard in now or visit.shard in self._open))
+            for epoch, visit in upcoming
+            if not (epoch == self._epoch and (visit.shard in current_shards or visit.shard in self._open))
             and (self._is_read[visit.stream % self._order.streams] or visit.begin >= self._order.count_full_rounds(epoch))
         ]
-        return list(dict.fromkeys(mine))[: max(0, most)]
+        return list(dict.fromkeys(own_shards))[: max(0, max_shards)]
 
-    def _prefetch(self, shard: int, position: int) -> None:
-        """Prefetch the window of a position and, from its middle on, the next window too. Drop the windows before it."""
+    def _prefetch_windows(self, shard: int, position: int) -> None:
+        """Prefetch the window that contains a position of a shard, and drop the windows before it from memory.
+
+        In the second half of a window, also prefetch the next window.
+        """
         opened = self._open[shard]
-        windows, now = opened.order.windows, _window_index_at(opened.order, position)
-        behind = windows[now + 1 :, 0].tolist() + [len(opened.order.records)] * 2
-        middle, next_middle = (int(windows[now, 0]) + behind[0]) // 2, (behind[0] + behind[1]) // 2
-        prefetched = now + (2 if position >= middle else 1)
-        for _, first, last in windows[max(opened.prefetched, now) : prefetched].tolist():
-            self._files.prefetch(shard, first, last)
-        for _, first, last in windows[opened.dropped : now].tolist():
+        windows, current = opened.order.windows, _find_window(opened.order, position)
+        behind = windows[current + 1 :, 0].tolist() + [len(opened.order.records)] * 2
+        middle, next_middle = (int(windows[current, 0]) + behind[0]) // 2, (behind[0] + behind[1]) // 2
+        prefetched = current + (2 if position >= middle else 1)
+        for _, first, last in windows[max(opened.prefetched, current) : prefetched].tolist():
+            self._files.prefetch_records(shard, first, last)
+        for _, first, last in windows[opened.dropped : current].tolist():
             self._files.drop_pages(shard, first, last)
-        opened.prefetched, opened.dropped = prefetched, now
+        opened.prefetched, opened.dropped = prefetched, current
         self._prefetch_at[shard] = next_middle if position >= middle else middle
 
 
-def _window_index_at(order: ShardOrder, position: int) -> int:
-    """Return the index of the window that contains a position."""
+def _find_window(order: ShardOrder, position: int) -> int:
+    """Return the index of the window that contains a position in the order of a shard."""
     return int(np.searchsorted(order.windows[:, 0], position, side="right")) - 1
 
 
-class _Prefetcher(Generic[Prepared]):
-    """Prepares shards and their orders in threads, in the order in which they are needed."""
+class _ShardPreparer(Generic[Prepared]):
+    """Prepares shards and computes their orders in threads, in the order in which the shards are needed."""
 
     def __init__(self, files: ShardFiles[Prepared], order: GlobalOrder) -> None:
         self._files = files
         # Shards of several sets are opened again in later turns, so cache the orders of all sets and of one more.
-        self._shard_order = lru_cache((order.sets + 1) * order.streams)(order.shard_order)
+        self._compute_shard_order = lru_cache((order.sets + 1) * order.streams)(order.compute_shard_order)
         self._pool = ThreadPoolExecutor(files.threads, thread_name_prefix="shards-ahead")
-        self._waiting: list[_Key] = []
-        self._begun: dict[_Key, Future[tuple[Prepared, ShardOrder]]] = {}
+        self._waiting: list[_EpochAndShard] = []
+        self._begun: dict[_EpochAndShard, Future[tuple[Prepared, ShardOrder]]] = {}
 
-    def prepare(self, keys: Sequence[_Key]) -> None:
-        """Prepare these shards, each once, and discard all others."""
+    def start_preparing(self, keys: Sequence[_EpochAndShard]) -> None:
+        """Start to prepare the given shards, each once, and discard all other prepared shards."""
         needed = set(keys)
         for key in [key for key in self._begun if key not in needed]:
             future = self._begun.pop(key)
             if not future.cancel():
-                future.add_done_callback(lambda _, shard=key[1]: self._files.discard(shard))  # type: ignore[misc]
+                future.add_done_callback(lambda _, shard=key[1]: self._files.discard_shard(shard))  # type: ignore[misc]
         self._waiting = [key for key in keys if key not in self._begun]
-        self.submit()
+        self.submit_waiting()
 
-    def submit(self) -> None:
-        """Give work to the threads, but only a little at a time, because a process that ends has to wait for it."""
+    def submit_waiting(self) -> None:
+        """Pass waiting shards to the threads, but only a few at a time, because a process that ends waits for them."""
         if not self._waiting:
             return
         running = sum(not future.done() for future in self._begun.values())
         for key in self._waiting[: max(0, 2 * self._files.threads - running)]:
-            self._begun[key] = self._pool.submit(self._prepare, *key)
+            self._begun[key] = self._pool.submit(self._prepare_shard, *key)
         self._waiting = [key for key in self._waiting if key not in self._begun]
 
-    def take_prepared(self, keys: Sequence[_Key]) -> dict[int, tuple[Prepared, ShardOrder]]:
-        """Return the prepared shards with their orders, by shard number.
+    def take_prepared_shards(self, keys: Sequence[_EpochAndShard]) -> dict[int, tuple[Prepared, ShardOrder]]:
+        """Return what was prepared for each of the given shards, and their orders, by shard number.
 
-        Shards that no thread has begun are prepared here, last ones first.
+        Shards that no thread has begun to prepare are prepared in this thread, the last ones first.
         """
         prepared = {}
         for epoch, shard in reversed(keys):
-            self.submit()
+            self.submit_waiting()
             future = self._begun.pop((epoch, shard), None)
             if future is None:
                 self._waiting.remove((epoch, shard))
-            prepared[shard] = self._prepare(epoch, shard) if future is None or future.cancel() else future.result()
+            prepared[shard] = self._prepare_shard(epoch, shard) if future is None or future.cancel() else future.result()
         return prepared
 
-    def _prepare(self, epoch: int, shard: int) -> tuple[Prepared, ShardOrder]:
-        """Prepare a shard and compute its order."""
-        return self._files.prepare(shard), self._shard_order(epoch, shard)
+    def _prepare_shard(self, epoch: int, shard: int) -> tuple[Prepared, ShardOrder]:
+        """Prepare a shard, compute its order, and return both."""
+        return self._files.prepare_shard(shard), self._compute_shard_order(epoch, shard)
 
 
 @dataclass(frozen=True, eq=False)
 class StoredPacks:
-    """The packs of a folder and how to read them.
+    """The packs of a folder, and how to read them.
 
     Attributes:
-        files: a `ShardFiles` with the `sizes` of all shards, whose `read` returns packs by shard and record number.
-        streams: how many shards are read at once.
-        sets: the number of sets of streams that take turns.
-        regions: int64 [shards], the part of the input from which each shard comes; None if shards are in input order.
-        window_rows: returns for a shard how many packs can be read at the cost of one; None for any number.
+        files: A `ShardFiles` with the `sizes` of all shards, whose `read_records` returns packs by shard and record number.
+        streams: How many shards are read at once.
+        sets: The number of sets of streams that take turns.
+        regions: int64 [shards], the part of the input from which each shard comes. None if the shards are in input order.
+        window_rows: Returns for a shard how many packs can be read at the cost of one. None if this is any number.
     """
 
     files: Any
@@ -326,9 +376,9 @@ class StoredPacks:
         """Return the global order of these packs.
 
         Args:
-            seed: the seed of the order.
-            shuffle_packs: the packs within which a pack of a shard may move; None for as many as can be read without extra
-                cost.
+            seed: The seed of the order.
+            shuffle_packs: The number of packs within which a pack of a shard may move. None for as many as can be read
+                without extra cost.
         """
         window: int | Callable[[int], int] = shuffle_packs or WINDOW_PACKS
         rows = self.window_rows
@@ -337,6 +387,6 @@ class StoredPacks:
         return GlobalOrder(self.files.sizes, seed, window, self.streams, self.sets, self.regions)
 
     def open_reader(self, order: GlobalOrder, rank: int = 0, world_size: int = 1) -> StreamReader[Any]:
-        """Return a reader for the packs of one process."""
+        """Return a reader that finds the records of the packs of one process, and opens their shards."""
         check_rank(rank, world_size)
         return StreamReader(self.files, order, rank, world_size)

@@ -364,7 +364,7 @@ class _PackedTable:
             InputError: A pack has the wrong length, or a token id that the tokenizer does not have.
         """
         files: TableFiles = self.stored[which].files
-        packs, length = files.read(shards, records), self.tables[which].max_sequence_length
+        packs, length = files.read_records(shards, records), self.tables[which].max_sequence_length
         for shard, record, pack in zip(shards.tolist(), records.tolist(), packs, strict=True):
             ids = pack["input_ids"]
             if len(ids) != length or ids.min() < 0 or ids.max() >= self.tokenizer.vocabulary_size:

@@ -116,10 +116,10 @@ class TableFiles(ShardFiles["_Footer"]):
         If packs are shuffled within windows of this size, no second row group has to be read.
         """
         if file not in self._windows:
-            self.prepare(file)
+            self.prepare_shard(file)
         return self._windows[file]
 
-    def prepare(self, file: int) -> _Footer:
+    def prepare_shard(self, file: int) -> _Footer:
         """Read and check the footer of a file.
 
         Raises:
@@ -133,21 +133,21 @@ class TableFiles(ShardFiles["_Footer"]):
         self._windows[file] = int(np.diff(footer.ends, prepend=0).max(initial=1))
         return footer
 
-    def open(self, file: int, prepared: _Footer) -> None:
+    def open_shard(self, file: int, prepared: _Footer) -> None:
         """Start reading a file, given its footer."""
         self._footers[file] = prepared
 
-    def close(self, file: int) -> None:
+    def close_shard(self, file: int) -> None:
         """Release the memory of a file."""
         del self._footers[file]
         self._groups.pop(file, None)
 
-    def close_except(self, numbers: Iterable[int]) -> None:
+    def close_shards_except(self, numbers: Iterable[int]) -> None:
         """Release the memory of all files except these."""
         for number in self._footers.keys() - set(numbers):
-            self.close(number)
+            self.close_shard(number)
 
-    def read(self, files: IntArray, records: IntArray) -> list[dict[str, AnyArray]]:
+    def read_records(self, files: IntArray, records: IntArray) -> list[dict[str, AnyArray]]:
         """Return rows as dicts of columns. Files that are not open are opened.
 
         Args:
@@ -167,7 +167,7 @@ class TableFiles(ShardFiles["_Footer"]):
         group = self._groups.get(file)
         if group is None or not group.first <= record < group.last:
             if file not in self._footers:
-                self.open(file, self.prepare(file))
+                self.open_shard(file, self.prepare_shard(file))
             ends = self._footers[file].ends
             number = int(np.searchsorted(ends, record, side="right"))
             self._groups.pop(file, None)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from gaudi_bert.common.arrow import check_column_names, explain_arrow_errors, open_parquet, require_pyarrow, validate_content
 from gaudi_bert.common.errors import InputError, short_repr, shorten
 from gaudi_bert.common.files import LONGEST_ROW_BYTES, check_regular_file, explain_os_errors, open_file
-from gaudi_bert.corpus.documents import opened_text
+from gaudi_bert.corpus.documents import open_text
 from gaudi_bert.rows.formats import JSON
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
@@ -283,7 +283,7 @@ def _read_json_lines(path: Path, start: int, end: int, first_row: int, schema: A
 
 def _read_blocks(path: Path, start: int, end: int | None) -> Iterator[bytes]:
     """Yield the decompressed text from byte `start` on, in blocks that end after a line feed, except perhaps the last."""
-    with opened_text(path, "gzip" if path.suffix == ".gz" else None) as handle:
+    with open_text(path, "gzip" if path.suffix == ".gz" else None) as handle:
         handle.seek(start)
         remaining = None if end is None else end - start
         rest = b""

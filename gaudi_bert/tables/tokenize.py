@@ -41,7 +41,7 @@ from gaudi_bert.common.errors import InputError, require_libraries
 from gaudi_bert.common.files import atomic_file, check_file_name
 from gaudi_bert.common.progress import Task, format_count
 from gaudi_bert.config.sections import TokenizeSettings
-from gaudi_bert.corpus.documents import Source, find_sources, source_identity
+from gaudi_bert.corpus.documents import Source, compute_source_identity, find_sources
 from gaudi_bert.rows.parts import RowPart, split_source
 from gaudi_bert.rows.reading import SkippedRows, batch_by_size, raise_or_skip_bad_rows, read_part
 from gaudi_bert.rows.tokenizer import RowTokenizer, clone_tokenizer, read_tokenizer, save_tokenizer
@@ -125,7 +125,7 @@ def _tokenize_sources(
 ) -> StageOutput[TokenisedTexts] | PlainResult:
     """Tokenize the parts of this process that are not done yet, and finish if all parts are done."""
     encoder = _Encoder(tokenizer, settings)
-    identities = [source_identity(source) for source in sources]
+    identities = [compute_source_identity(source) for source in sources]
     inputs = {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
     signature = Signature("tokenize", settings.to_json_fields(), inputs)
     parts = [part for source in sources for part in split_source(source, settings.row_reading_settings, settings.part_bytes)]

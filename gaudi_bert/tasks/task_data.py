@@ -26,7 +26,13 @@ from gaudi_bert.common.features import BUILT_IN_ROWS
 from gaudi_bert.common.files import exclusive_lock, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, labelled_docstrings, python_texts, titled_docstrings
+from gaudi_bert.corpus.python_texts import (
+    HELD_OUT_OF,
+    LABELS,
+    make_labelled_docstring_rows,
+    make_titled_docstring_rows,
+    python_texts,
+)
 from gaudi_bert.model.heads import TaskHead
 from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.reading.global_order import pack_numbers_of_rank
@@ -161,7 +167,7 @@ def make_built_in_rows(
         if begin_artefact(folder, held_out, signature, overwrite):
             return
         texts = python_texts(name)
-        rows = titled_docstrings(texts) if pairs else labelled_docstrings(texts)
+        rows = make_titled_docstring_rows(texts) if pairs else make_labelled_docstring_rows(texts)
         for path, is_held_out in ((training, False), (held_out, True)):
             chosen = (row for row, out in rows if out == is_held_out)
             write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in chosen))

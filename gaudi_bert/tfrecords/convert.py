@@ -41,19 +41,19 @@ from gaudi_bert.tfrecords.files import input_file
 from gaudi_bert.tfrecords.random_access import RecordFiles, ShardPaths
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
-from gaudi_bert.tfrecords.wire.values import pack_rows
+from gaudi_bert.tfrecords.wire.values import compute_packed_table_columns
 
-_MOST_SEQUENCES = 3
-_TOP_STRATEGIES = 8
+_MAX_SEQUENCES = 3
+_REPORTED_STRATEGIES = 8
 _CHUNK_BYTES = 1 << 20
 _GZIP_LEVEL = 4
-_SMALL = (PackedFeature.SEGMENT_IDS, PackedFeature.NEXT_SENTENCE_LABELS)
+_ONE_BYTE_FEATURES = (PackedFeature.SEGMENT_IDS, PackedFeature.NEXT_SENTENCE_LABELS)
 
 
 def convert(
     packed: Path, out: Path, *, reporter: Reporter, overwrite: bool = False, workers: int | None = None
 ) -> StageOutput[Conversion]:
-    """Write the packs of a finished folder as HDF5 files. All packs are read and checked before anything is written.
+    """Write the packs of a finished folder as HDF5 files. All packs are read and checked before the first file is written.
 
     Args:
         packed: The packed folder, on this machine.
@@ -71,19 +71,21 @@ def convert(
         FailedError: The packed folder differs from its manifests.
     """
     started = time.monotonic()
-    _check_apart(packed, out)
+    _check_local_and_separate(packed, out)
     metadata = RecordMetadata.read(packed)
     final, sibling = conversion_path(out), out.parent / f"{out.name}_metadata.json"
     signature = Signature("convert", {"to": "hdf5"}, {"packs": metadata.identity()})
     if is_artefact_finished(out, final, signature):
-        reporter.say(f"{out}: already there, nothing to do")
+        reporter.say(f"{out}: the result exists already, so there is nothing to do")
         return StageOutput(Conversion.read(final), skipped=True)
     check_output_place(out, final, signature.stage, overwrite)
     if os.path.lexists(sibling) and not settings_path(out, final).exists():
-        raise InputError(f"{sibling}: already exists, and `gaudi-bert convert` has not written {out}; choose another folder")
+        raise InputError(
+            f"{sibling}: the file exists already, but was not written by `gaudi-bert convert`; choose another output folder"
+        )
     require_h5py()
-    strategies, most_masked = _survey(packed, metadata, reporter, workers)
-    slots = max(metadata.max_predictions + _MOST_SEQUENCES, most_masked + 1)
+    strategies, max_masked_count = _check_all_packs(packed, metadata, reporter, workers)
+    slots = max(metadata.max_predictions + _MAX_SEQUENCES, max_masked_count + 1)
     with exclusive_lock(final, str(out)):
         begin_artefact(out, final, signature, overwrite)
         sibling.unlink(missing_ok=True)
@@ -99,13 +101,13 @@ def convert(
                 task.advance(metadata.packs / len(shards))
 
             list(map_in_threads(write, shards, workers, lambda: np.zeros(0, np.uint8)))
-        write_json(sibling, _vendor_metadata(metadata, strategies))
+        write_json(sibling, _make_vendor_metadata(metadata, strategies))
         content = Conversion(format="hdf5", files=len(shards), packs=metadata.packs, sequences=metadata.sequences)
         content.write(final)
     return StageOutput(content, seconds=round(time.monotonic() - started, 3))
 
 
-def _check_apart(packed: Path, out: Path) -> None:
+def _check_local_and_separate(packed: Path, out: Path) -> None:
     """Check that both folders are on this machine, and that the output would not replace the packs.
 
     Raises:
@@ -114,10 +116,11 @@ def _check_apart(packed: Path, out: Path) -> None:
     for location in (packed, out):
         if is_in_store(location):
             raise InputError(
-                f"{store_url(location)}: folders of this machine are converted; copy it here, or from here, first"
+                f"{store_url(location)}: only local folders can be converted; copy the packed folder to this machine, and"
+                " pass a local output folder"
             )
     if resolve_links(out) in (resolve_links(packed), *resolve_links(packed).parents):
-        raise InputError(f"{out}: holds the packs that are to be converted; choose another folder")
+        raise InputError(f"{out}: the output folder must not contain the packed folder; choose another output folder")
 
 
 # --- packs in the form that the vendor's trainer reads
@@ -129,7 +132,7 @@ def _check_apart(packed: Path, out: Path) -> None:
 
 
 def _write_hdf5_shard(metadata: RecordMetadata, slots: int, shard: Path, target: Path) -> None:
-    """Write the packs of one shard to an HDF5 file, atomically.
+    """Write the packs of one shard to an HDF5 file. The file appears only when it is complete.
 
     HDF5 has a global lock, and holding it during compression would limit all threads to one core. Therefore the chunks are
     compressed by `zlib` and written directly.
@@ -142,7 +145,7 @@ def _write_hdf5_shard(metadata: RecordMetadata, slots: int, shard: Path, target:
     """
     records = RecordFiles([shard], PackedSchema.of(metadata))
     packs = int(records.sizes[0])
-    widths: dict[Axis, int] = {"tokens": metadata.max_sequence_length, "masked": slots, "sequences": _MOST_SEQUENCES}
+    widths: dict[Axis, int] = {"tokens": metadata.max_sequence_length, "masked": slots, "sequences": _MAX_SEQUENCES}
     options = {"compression": "gzip", "compression_opts": _GZIP_LEVEL, "track_times": False}
     # The version of the format is fixed and no times are stored, so that the same packs always produce the same bytes.
     image = require_h5py().File(str(target), "w", driver="core", backing_store=False, libver=("earliest", "v110"))
@@ -150,10 +153,10 @@ def _write_hdf5_shard(metadata: RecordMetadata, slots: int, shard: Path, target:
         datasets = {}
         for feature in PackedFeature:
             if feature is not PackedFeature.MASKED_LM_WEIGHTS:
-                shape, kind = (packs, widths[feature.axis]), "i1" if feature in _SMALL else "i4"
-                chunk = (min(packs, _packs_at_once(metadata)), shape[1])
+                shape, kind = (packs, widths[feature.axis]), "i1" if feature in _ONE_BYTE_FEATURES else "i4"
+                chunk = (min(packs, _packs_per_chunk(metadata)), shape[1])
                 datasets[feature.key] = file.create_dataset(feature.key, shape, kind, chunks=chunk, **options)
-        for first, columns in _columns_of(records, metadata):
+        for first, columns in _read_packs_in_batches(records, metadata):
             for name, dataset in datasets.items():
                 values, chunk_values = columns[name][:, : dataset.chunks[1]], np.zeros(dataset.chunks, dataset.dtype)
                 chunk_values[: values.shape[0], : values.shape[1]] = values
@@ -164,23 +167,23 @@ def _write_hdf5_shard(metadata: RecordMetadata, slots: int, shard: Path, target:
         handle.write(content)
 
 
-def _packs_at_once(metadata: RecordMetadata) -> int:
-    """Return how many packs are read and written at once, which is the number of rows of an HDF5 chunk."""
+def _packs_per_chunk(metadata: RecordMetadata) -> int:
+    """Return the number of packs in an HDF5 chunk, which is also the number of packs that are read and written at once."""
     return max(1, _CHUNK_BYTES // (4 * metadata.max_sequence_length))
 
 
-def _columns_of(records: RecordFiles, metadata: RecordMetadata) -> Iterator[tuple[int, dict[str, AnyArray]]]:
-    """Read the packs of one shard in batches. Yield (number of the first pack, features by name)."""
-    packs, step = int(records.sizes[0]), _packs_at_once(metadata)
+def _read_packs_in_batches(records: RecordFiles, metadata: RecordMetadata) -> Iterator[tuple[int, dict[str, AnyArray]]]:
+    """Read the packs of one shard in batches, and yield (number of the first pack, values of each feature by name)."""
+    packs, step = int(records.sizes[0]), _packs_per_chunk(metadata)
     for first in range(0, packs, step):
         numbers = np.arange(first, min(first + step, packs))
-        yield first, records.read(np.zeros_like(numbers), numbers)
+        yield first, records.read_records(np.zeros_like(numbers), numbers)
 
 
-def _survey(
+def _check_all_packs(
     packed: Path, metadata: RecordMetadata, reporter: Reporter, workers: int | None
 ) -> tuple[Counter[tuple[int, ...]], int]:
-    """Read and check all packs, and collect what must be known before the first file is written.
+    """Read all packs, check that HDF5 can represent them, and collect what must be known before the first file is written.
 
     Args:
         packed: The packed folder.
@@ -195,10 +198,10 @@ def _survey(
         InputError: The packs contain more than three sequences, mask the first token of a row, or predict id 0.
         FailedError: The folder differs from its manifests or its metadata.
     """
-    if metadata.depth > _MOST_SEQUENCES:
+    if metadata.depth > _MAX_SEQUENCES:
         raise InputError(
-            f"{packed}: depth {metadata.depth}; the mask of the vendor's model tells {_MOST_SEQUENCES} sequences of a pack "
-            f"apart, not more, so HDF5 packs are of depth 1 to {_MOST_SEQUENCES}; pack with --depth {_MOST_SEQUENCES}"
+            f"{packed}: HDF5 packs must contain at most {_MAX_SEQUENCES} sequences, because the attention mask of Habana's"
+            f" model supports no more, but the depth is {metadata.depth}; pack again with --depth {_MAX_SEQUENCES}"
         )
     strategies: Counter[tuple[int, ...]] = Counter()
     masked, lock = [0], threading.Lock()
@@ -207,23 +210,26 @@ def _survey(
     for manifest in folder.read_manifests():
         sums.add(manifest, metadata.groups[manifest.group].manifest_crc32c)
         shards += manifest.shards
-    stated = sums.stored(metadata.max_sequence_length, metadata.lower_bound)
-    folder.check_metadata(metadata.model_copy(update={**stated, "input_files": len(sums.input_names)}))
+    stated_totals = sums.stored(metadata.max_sequence_length, metadata.lower_bound)
+    folder.check_metadata(metadata.model_copy(update={**stated_totals, "input_files": len(sums.input_names)}))
 
-    def read(listed: Shard, _: ByteArray) -> None:
+    def read(stated_shard: Shard, _: ByteArray) -> None:
         """Check one shard, and add its strategies and its largest number of masked positions to the results."""
-        shard = packed / listed.name
-        if input_file(shard).crc32c != listed.crc32c:
-            raise FailedError(f"{shard}: its CRC-32C differs from the manifest of its group; {metadata.remedy}")
-        for first, columns in _columns_of(RecordFiles([shard], PackedSchema.of(metadata)), metadata):
+        shard = packed / stated_shard.name
+        if input_file(shard).crc32c != stated_shard.crc32c:
+            raise FailedError(f"{shard}: the CRC-32C of the shard differs from the manifest of its group; {metadata.remedy}")
+        for first, columns in _read_packs_in_batches(RecordFiles([shard], PackedSchema.of(metadata)), metadata):
             used = columns["masked_lm_weights"] > 0
-            bad = used & ((columns["masked_lm_positions"] == 0) | (columns["masked_lm_ids"] == 0))
-            if bad.any():
-                record = first + int(np.argmax(bad.any(axis=1)))
+            is_unrepresentable = used & ((columns["masked_lm_positions"] == 0) | (columns["masked_lm_ids"] == 0))
+            if is_unrepresentable.any():
+                record = first + int(np.argmax(is_unrepresentable.any(axis=1)))
                 raise InputError(
-                    f"{shard}: record {record}: predicts the first token of its row, or id 0; HDF5 holds neither"
+                    f"{shard}: record {record}: the pack masks the first token of its row or predicts id 0, and HDF5 packs"
+                    " cannot represent either; mask other tokens, and pack again"
                 )
-            lengths, packs = np.unique(np.sort(pack_rows(columns)["seq_lens"], axis=1), axis=0, return_counts=True)
+            lengths, packs = np.unique(
+                np.sort(compute_packed_table_columns(columns)["seq_lens"], axis=1), axis=0, return_counts=True
+            )
             with lock:
                 masked.append(int(used.sum(axis=1).max()))
                 for row, count in zip(lengths.tolist(), packs.tolist(), strict=True):
@@ -235,14 +241,14 @@ def _survey(
     return strategies, max(masked)
 
 
-def _vendor_metadata(metadata: RecordMetadata, strategies: Counter[tuple[int, ...]]) -> dict[str, Any]:
-    """Return the content of `OUT_metadata.json`, which the vendor's trainer reads.
+def _make_vendor_metadata(metadata: RecordMetadata, strategies: Counter[tuple[int, ...]]) -> dict[str, Any]:
+    """Return the content of `OUT_metadata.json`, the file that the trainer of Habana reads next to the HDF5 folder.
 
-    `top_8_strategies` contains the sequence lengths of the eight most frequent strategies. The vendor's own files contain
-    indices here, but the list to which they refer is not stored.
+    `top_8_strategies` contains the sequence lengths of the eight most frequent strategies. A strategy is the combination of
+    sequence lengths in a pack. The vendor's own files contain indices here, but the list to which they refer is not stored.
     """
-    slots = metadata.max_sequence_length
-    top = sorted(strategies.items(), key=lambda item: (-item[1], item[0]))[:_TOP_STRATEGIES]
+    row_length = metadata.max_sequence_length
+    top = sorted(strategies.items(), key=lambda item: (-item[1], item[0]))[:_REPORTED_STRATEGIES]
     return {
         "number_of_sequences_dropped": 0,
         "number_of_strategies_utilized": len(strategies),
@@ -250,9 +256,9 @@ def _vendor_metadata(metadata: RecordMetadata, strategies: Counter[tuple[int, ..
         "original_number_of_samples": metadata.sequences,
         "compression_ratio": 1 - metadata.packs / metadata.sequences,
         "expected_speed_up": metadata.packing_factor,
-        "theoretical_speed_up": metadata.sequences * slots / metadata.tokens,
+        "theoretical_speed_up": metadata.sequences * row_length / metadata.tokens,
         "avg_seq_per_sample": metadata.packing_factor,
-        "padding_tokens_original_dataset": metadata.sequences * slots - metadata.tokens,
+        "padding_tokens_original_dataset": metadata.sequences * row_length - metadata.tokens,
         "padding_tokens_packed_dataset": metadata.padding_tokens,
         "packing_efficiency": metadata.efficiency,
         "top_8_strategies": [list(lengths) for lengths, _ in top],

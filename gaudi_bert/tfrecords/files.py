@@ -32,7 +32,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def list_record_files(records: str | Path) -> dict[Path, int]:
-    """Return the files of local RECORDS, sorted by name, with the size of each in bytes.
+    """Return the record files that a local path or pattern stands for, sorted by name, with the size of each in bytes.
 
     Args:
         records: A folder, a file or a glob pattern on this machine.
@@ -45,20 +45,20 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
     with explain_os_errors(location, "read"):
         if location.is_dir():
             paths = [child for child in location.iterdir() if not _is_ignored(child.name) and not child.is_dir()]
-            missing = "the folder holds no record files, names that begin with _ or . aside; check the path"
+            missing = "the folder contains no record files (names that begin with _ or . are ignored); check the path"
         elif os.path.lexists(location):
             paths, missing = [location], ""
         else:
             matches = map(Path, glob.glob(os.fspath(records)))
             paths = [path for path in matches if not _is_ignored(path.name) and not path.is_dir()]
-            missing = "no such folder or file, and no file matches it as a pattern; check the path"
+            missing = "the path does not exist, and no file matches it as a pattern; check the path"
         paths.sort(key=lambda path: path.name)
         for path in paths:
             if path.is_symlink() and not path.is_file():
-                problem = f"a symbolic link to {os.readlink(path)}, which leads to no file; fix the link, or remove it"
+                problem = f"the file is a symbolic link to {os.readlink(path)}, which does not exist; fix or remove the link"
                 raise InputError(f"{path}: {problem}")
             if not path.is_file():
-                problem = "a pipe, socket or device, expected a record file; remove it, or give the files by a pattern"
+                problem = "expected a file, found a pipe, socket or device; remove it, or select the files by a pattern"
                 raise InputError(f"{path}: {problem}")
         sizes = {path: path.stat().st_size for path in paths}
     if not sizes:
@@ -67,10 +67,10 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
     _check_one_format(records, sizes)
     for path, following in itertools.pairwise(sizes):
         if path.name == following.name:
-            raise InputError(f"{following}: has the same name as {path}; rename one, files are known by name")
+            raise InputError(f"{following}: the file must not have the same name as {path}; rename one of the two files")
     for path in sizes:
         if not path.name.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in path.name):
-            raise InputError(f"{path}: its name is not UTF-8, and files are known by name; rename it")
+            raise InputError(f"{path}: the file name must be UTF-8; rename the file")
     return sizes
 
 
@@ -88,7 +88,7 @@ def input_file(path: Path) -> InputFile:
 
 
 def bad_file(path: Path) -> InputFile:
-    """Return the name, size and CRC-32C of a file that is not a valid record file.
+    """Return the name, size and CRC-32C of a file that could not be read as a record file.
 
     If this process may not read the file, the CRC-32C is 0.
     """
@@ -98,27 +98,27 @@ def bad_file(path: Path) -> InputFile:
 
 
 def records_folder(records: str | Path) -> Path:
-    """Return the folder that contains the files of RECORDS."""
+    """Return the folder that contains the files of RECORDS, a folder, a file or a pattern."""
     location = Path(records)
     return location if location.is_dir() else location.parent
 
 
 def find_vocabulary(records: str | Path) -> Path | None:
-    """Return the path of the `vocab.txt` next to the folder of RECORDS, or None if there is none.
+    """Return the path of the `vocab.txt` next to the folder of RECORDS, or None if it does not exist.
 
-    The `prepare` stage writes it there.
+    The `prepare` stage writes the vocabulary there.
     """
     candidate = resolve_links(records_folder(records)).parent / "vocab.txt"
     return candidate if candidate.is_file() else None
 
 
 def _is_ignored(name: str) -> bool:
-    """Return whether the name shows that a file is not data: `_SUCCESS`, a dot file, a README or JSON."""
+    """Return whether the name of a file shows that it contains no records: `_SUCCESS`, a dot file, a README or JSON."""
     return name.startswith((".", "_", "README")) or name.endswith(".json")
 
 
 def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
-    """Check that the files are all HDF5 or all not HDF5.
+    """Check that either all files or none of them are HDF5 files, by their suffixes.
 
     Raises:
         InputError: The formats are mixed. The message names one file of each.
@@ -127,7 +127,8 @@ def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
     if len(first) > 1:
         shown = format_location(records)
         raise InputError(
-            f"{shown}: holds both HDF5 files ({first[True]}) and others ({first[False]}); give one by a pattern"
+            f"{shown}: the folder contains both HDF5 files ({first[True]}) and other files ({first[False]}); select one"
+            " format by a pattern"
         )
 
 
@@ -136,7 +137,7 @@ def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
 
 @dataclass(frozen=True)
 class RecordInputs:
-    """The files of RECORDS and the vocabulary next to them.
+    """The record files that a command reads, and the vocabulary next to them.
 
     Attributes:
         shown: RECORDS as messages name them.
@@ -154,7 +155,7 @@ class RecordInputs:
 
 @contextmanager
 def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iterator[RecordInputs]:
-    """List the files of RECORDS, and mount their folder for the duration of the block if they are in an object store.
+    """List the files of RECORDS. If they are in an object store, also mount their folder for the duration of the block.
 
     Args:
         records: A folder, a file or a glob, on this machine or as a URL.
@@ -184,7 +185,9 @@ def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iter
             if fnmatch.fnmatchcase(name, pattern) and not _is_ignored(name)
         }
         if not sizes:
-            raise InputError(f"{store_url(records)}: no record files there, or no such bucket; check the URL")
+            raise InputError(
+                f"{store_url(records)}: the URL contains no record files, or the bucket does not exist; check the URL"
+            )
         _check_one_format(records, sizes)
         vocabulary = root / "vocab.txt"
         if not is_bucket:

@@ -1,15 +1,15 @@
-"""Fingerprints, which show in constant memory that two sets of sequences are equal in any order (numba kernels).
+"""Fingerprints of sets of sequences, which prove that packing has lost or changed nothing (numba kernels).
 
 Each sequence gets a 64-bit hash of its tokens, segments, masked positions (relative to its start), masked ids, label and
-length. The fingerprint of a multiset of sequences is the sum of its mixed hashes, modulo 2**64. It depends neither on the
-order of the sequences nor on the file layout. Two different multisets have the same fingerprint with a probability of about
-2**-64.
+length. The fingerprint of many sequences is the sum of their mixed hashes, modulo 2**64, so it is computed in constant
+memory. It depends neither on the order of the sequences nor on the files that contain them. Two different collections of
+sequences have the same fingerprint with a probability of about 2**-64.
 
 The hash is computed from the canonical bytes of the values, sixteen at a time, with the multiply-and-fold step of wyhash
 (Wang Yi, 2019). A sequence has the same hash in an unpacked record and in a pack. When a pack is hashed, its layout is
 checked completely: sequence numbers, positions, starts, weights and padding must be exactly as this package writes them.
 
-The kernels work on addresses. Parameters named `at`, `start` and `end` are addresses of bytes, and `end` is exclusive.
+The parameters `address` and `end` are memory addresses, and `end` is exclusive.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from gaudi_bert.common.memory import add_words, address_of, as_word, count_bits,
 from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import position_bytes
 from gaudi_bert.tfrecords.wire.features import FeatureTable, locate_features
-from gaudi_bert.tfrecords.wire.framing import ScanStatus, next_record
-from gaudi_bert.tfrecords.wire.values import all_bytes_are, is_zero, real_bytes
+from gaudi_bert.tfrecords.wire.framing import ScanStatus, check_frame
+from gaudi_bert.tfrecords.wire.values import is_all_zero, is_repeated_byte, measure_non_padding
 
 _FIRST_KEY = as_word(0x1F3D5B79A2C4E687)
 _SECOND_KEY = as_word(0x6C8E944D1F123BB5)
@@ -42,64 +42,70 @@ _OTHER_CHAIN = as_word(0x61C8864680B583EB)
 
 
 @borrowing_kernel
-def _hash_bytes(at: int, size: int, state: int) -> int:
-    """Return `state` after `size` bytes from `at` on are mixed into it.
+def _hash_bytes(address: int, size: int, state: int) -> int:
+    """Mix `size` bytes from `address` on into the hash state `state`, and return the new state.
 
-    At least eight bytes of the same record must precede `at`, because a word that ends at the last byte may begin earlier.
+    At least eight bytes of the same record must precede `address`, because the word that ends at the last byte may begin
+    before `address`.
     """
-    end = at + size
+    end = address + size
     other = state ^ _OTHER_CHAIN
-    while at + 32 <= end:  # two independent chains, because one chain would wait for the latency of each multiplication
-        state = multiply_mix(load_word(at) ^ _FIRST_KEY, load_word(at + 8) ^ state)
-        other = multiply_mix(load_word(at + 16) ^ _SECOND_KEY, load_word(at + 24) ^ other)
-        at += 32
+    while address + 32 <= end:  # two independent chains, because one chain would wait for the latency of each multiplication
+        state = multiply_mix(load_word(address) ^ _FIRST_KEY, load_word(address + 8) ^ state)
+        other = multiply_mix(load_word(address + 16) ^ _SECOND_KEY, load_word(address + 24) ^ other)
+        address += 32
     if size >= 32:
         state = multiply_mix(state ^ _THIRD_KEY, other ^ _SECOND_KEY)
-    if at + 16 <= end:
-        state = multiply_mix(load_word(at) ^ _FIRST_KEY, load_word(at + 8) ^ state)
-        at += 16
+    if address + 16 <= end:
+        state = multiply_mix(load_word(address) ^ _FIRST_KEY, load_word(address + 8) ^ state)
+        address += 16
     first, second = as_word(0), as_word(0)
-    rest = end - at
+    rest = end - address
     if rest >= 8:
-        first, second = load_word(at), load_word(end - 8)
+        first, second = load_word(address), load_word(end - 8)
     elif rest > 0:
         first = load_word(end - 8) >> (8 * (8 - rest))
     return multiply_mix(first ^ _FIRST_KEY, second ^ state ^ (size + 1))
 
 
 @inlined_kernel
-def _hash_together(length: int, masked: int, label: int, ids: int, segments: int, masked_ids: int, positions: int) -> int:
-    """Return the hash of a sequence.
+def _combine_hashes(
+    length: int, masked_count: int, label: int, ids_hash: int, segments_hash: int, masked_ids_hash: int, positions_hash: int
+) -> int:
+    """Combine the hashes of a sequence's features into the hash of the sequence, and return it.
 
     Args:
         length: The number of tokens.
-        masked: The number of masked positions.
+        masked_count: The number of masked positions.
         label: The next-sentence label.
-        ids: The hash of the token ids.
-        segments: The hash of the segment ids.
-        masked_ids: The hash of the masked ids.
-        positions: The hash of the masked positions.
+        ids_hash: The hash of the token ids.
+        segments_hash: The hash of the segment ids.
+        masked_ids_hash: The hash of the masked ids.
+        positions_hash: The hash of the masked positions.
     """
-    state = multiply_mix((length | (masked << 16) | (label << 32)) ^ _SECOND_KEY, ids ^ _THIRD_KEY)
-    state = multiply_mix(state ^ _FIRST_KEY, segments ^ _SECOND_KEY)
-    state = multiply_mix(state ^ _SECOND_KEY, masked_ids ^ _THIRD_KEY)
-    return multiply_mix(state ^ _THIRD_KEY, positions ^ _FIRST_KEY)
+    state = multiply_mix((length | (masked_count << 16) | (label << 32)) ^ _SECOND_KEY, ids_hash ^ _THIRD_KEY)
+    state = multiply_mix(state ^ _FIRST_KEY, segments_hash ^ _SECOND_KEY)
+    state = multiply_mix(state ^ _SECOND_KEY, masked_ids_hash ^ _THIRD_KEY)
+    return multiply_mix(state ^ _THIRD_KEY, positions_hash ^ _FIRST_KEY)
 
 
 @borrowing_kernel
-def _hash_positions(at: int, count: int, offset: int, state: int) -> int:
-    """Return `state` after `count` masked positions are mixed into it.
+def _hash_positions(address: int, position_count: int, offset: int, state: int) -> int:
+    """Mix the masked positions of a sequence into the hash state `state`, and return the new state.
 
-    The positions are varints of one or two bytes. `offset` is subtracted from each, so that it counts from the start of its
-    sequence.
+    Args:
+        address: The address of the first masked position. The positions are varints of one or two bytes.
+        position_count: The number of masked positions.
+        offset: Is subtracted from each position, so that positions in a pack count from the start of their sequence.
+        state: The hash state.
     """
     word = as_word(0)
-    for number in range(count):
-        value = load_u8(at)
-        at += 1
+    for number in range(position_count):
+        value = load_u8(address)
+        address += 1
         if value >= 128:
-            value += (load_u8(at) - 1) << 7
-            at += 1
+            value += (load_u8(address) - 1) << 7
+            address += 1
         word = (word << 16) | (value - offset)
         if (number & 3) == 3:
             state = multiply_mix(word ^ _SECOND_KEY, state ^ _THIRD_KEY)
@@ -109,7 +115,7 @@ def _hash_positions(at: int, count: int, offset: int, state: int) -> int:
 
 @borrowing_kernel
 def hash_unpacked(sequences: IndexedSequences, count: int, hashes: IntArray) -> None:
-    """Compute the hashes of the first `count` sequences of an index, and store them in `hashes` (int64)."""
+    """Compute the hashes of the first `count` sequences of an index, and store them in `hashes`, int64."""
     base = address_of(sequences.buffer)
     for number in range(count):
         row = sequences.rows[number]
@@ -119,12 +125,12 @@ def hash_unpacked(sequences: IndexedSequences, count: int, hashes: IntArray) -> 
         segments = _hash_bytes(payload + row.segments, length, _SEGMENTS_SEED)
         masked_ids = _hash_bytes(payload + row.masked_ids, as_word(row.masked_ids_bytes), _MASKED_IDS_SEED)
         positions = _hash_positions(payload + row.positions, masked, 0, _POSITIONS_SEED)
-        hashes[number] = _hash_together(length, masked, as_word(row.label), ids, segments, masked_ids, positions)
+        hashes[number] = _combine_hashes(length, masked, as_word(row.label), ids, segments, masked_ids, positions)
 
 
 @borrowing_kernel
 def sum_hashes(hashes: IntArray) -> int:
-    """Return the sum of the mixed hashes, modulo 2**64. The result is an int64, so it may be negative."""
+    """Return the fingerprint of sequences: the sum of their mixed hashes, modulo 2**64. As an int64, it may be negative."""
     total = as_word(0)
     for value in hashes:
         total = add_words(total, multiply_mix(value ^ _FIRST_KEY, _THIRD_KEY))
@@ -154,7 +160,7 @@ class PackSizes(NamedTuple):
 
 
 class ScannedPacks(NamedTuple):
-    """The results of a scan so far. `scan_packed` appends to the arrays, and `done` counts the entries in use.
+    """The results of a scan so far. `scan_packed` appends to the arrays, and `done` counts the entries that are filled.
 
     Attributes:
         hashes: int64, the hash of each sequence.
@@ -198,59 +204,58 @@ class _Cursor(NamedTuple):
 
 
 @borrowing_kernel
-def _skip_varints(at: int, end: int, count: int) -> int:
-    """Return the address after `count` varints, or -1 if there are fewer in [at, end). Nothing is read beyond `end`."""
-    while at + 8 <= end:
-        ended = 8 - count_bits(load_word(at) & _HIGH)
+def _skip_varints(address: int, end: int, count: int) -> int:
+    """Return the address after `count` varints, or -1 if [address, end) contains fewer. Nothing is read beyond `end`."""
+    while address + 8 <= end:
+        ended = 8 - count_bits(load_word(address) & _HIGH)
         if ended >= count:
             break
         count -= ended
-        at += 8
+        address += 8
     while count > 0:
-        if at >= end:
+        if address >= end:
             return -1
-        if load_u8(at) < 128:
+        if load_u8(address) < 128:
             count -= 1
-        at += 1
-    return at
+        address += 1
+    return address
 
 
 @borrowing_kernel
-def _read_small(at: int, end: int) -> tuple[int, int]:
-    """Read a canonical varint of one or two bytes.
+def _read_short_varint(address: int, end: int) -> tuple[int, int]:
+    """Read a canonical varint of one or two bytes, and return its value and the address after it.
 
-    Returns:
-        (value, next address). The value is -1 if there is no such varint at `at`.
+    The value is -1 if no such varint begins at `address` and ends by `end`.
     """
-    if at >= end:
-        return -1, at
-    value = load_u8(at)
-    at += 1
+    if address >= end:
+        return -1, address
+    value = load_u8(address)
+    address += 1
     if value < 128:
-        return value, at
-    if at >= end:
-        return -1, at
-    high = load_u8(at)
+        return value, address
+    if address >= end:
+        return -1, address
+    high = load_u8(address)
     if high == 0 or high >= 128:
-        return -1, at
-    return value + ((high - 1) << 7), at + 1
+        return -1, address
+    return value + ((high - 1) << 7), address + 1
 
 
 @borrowing_kernel
-def _skip_numbers(at: int, end: int, number: int, count: int) -> int:
-    """Return the address after `count` repetitions of the varint `number`, or -1 if there is any other value."""
-    if number < 128:
-        return at + count if count <= end - at and all_bytes_are(at, count, number) else -1
+def _skip_repeated_varint(address: int, end: int, expected_value: int, count: int) -> int:
+    """Return the address after `count` repetitions of the varint `expected_value`, or -1 if any of them is another value."""
+    if expected_value < 128:
+        return address + count if count <= end - address and is_repeated_byte(address, count, expected_value) else -1
     for _ in range(count):
-        value, at = _read_small(at, end)
-        if value != number:
+        value, address = _read_short_varint(address, end)
+        if value != expected_value:
             return -1
-    return at
+    return address
 
 
 @borrowing_kernel
-def _same_bytes(first: int, second: int, size: int) -> bool:
-    """Return whether the `size` bytes at the two addresses are equal."""
+def _is_equal_memory(first: int, second: int, size: int) -> bool:
+    """Return whether the `size` bytes at the addresses `first` and `second` are equal."""
     different = as_word(0)
     end = first + size
     while first + 8 <= end:
@@ -265,68 +270,79 @@ def _same_bytes(first: int, second: int, size: int) -> bool:
 
 
 @borrowing_kernel
-def _count_masked(at: int, slots: int, number: int) -> int:
-    """Count the leading float32 weights that are equal to `number`, among the `slots` weights from `at` on."""
-    bits = as_word(np.float32(number).view(np.int32))
+def _count_masked_slots_of_sequence(address: int, slots: int, sequence_number: int) -> int:
+    """Return how many masked slots belong to one sequence of a pack.
+
+    Args:
+        address: The address of the sequence's first weight. The float32 weight of a slot is the number of its sequence.
+        slots: The number of weights from `address` on.
+        sequence_number: The number of the sequence in its pack, from 1.
+    """
+    bits = as_word(np.float32(sequence_number).view(np.int32))
     count = 0
-    while count < slots and load_u32(at + 4 * count) == bits:
+    while count < slots and load_u32(address + 4 * count) == bits:
         count += 1
     return count
 
 
 @borrowing_kernel
-def _count_real(spans: RowArray, depth: int) -> int:
-    """Return the number of sequences in the pack, or -1 if its next-sentence weights are not ones followed by zeros."""
-    at = spans[PackedFeature.NEXT_SENTENCE_WEIGHTS].start
+def _count_sequences_in_pack(spans: RowArray, depth: int) -> int:
+    """Return the number of sequences in a pack, or -1 unless its next-sentence weights are ones followed by zeros."""
+    address = spans[PackedFeature.NEXT_SENTENCE_WEIGHTS].start
     count = 0
-    while count < depth and load_u32(at + 4 * count) == _ONE_FLOAT:
+    while count < depth and load_u32(address + 4 * count) == _ONE_FLOAT:
         count += 1
-    return count if is_zero(at + 4 * count, 4 * (depth - count)) else -1
+    return count if is_all_zero(address + 4 * count, 4 * (depth - count)) else -1
 
 
 @borrowing_kernel
-def _read_starts(spans: RowArray, depth: int, count: int, tokens: int, starts: IntArray) -> bool:
-    """Fill `starts` [count + 1] with the start of each sequence and the end of the last one, in tokens.
+def _read_sequence_starts(spans: RowArray, depth: int, sequence_count: int, token_count: int, starts: IntArray) -> bool:
+    """Store the start of each sequence of a pack in `starts`, and after them the end of the last sequence, in tokens.
 
     Returns:
-        Whether the starts ascend from 0 and the unused entries are 0.
+        True if the starts ascend from 0 and all unused entries of `next_sentence_positions` are 0, otherwise False.
     """
     span = spans[PackedFeature.NEXT_SENTENCE_POSITIONS]
-    at, end = span.start, span.start + span.bytes
-    for index in range(count):
-        starts[index], at = _read_small(at, end)
+    address, end = span.start, span.start + span.bytes
+    for index in range(sequence_count):
+        starts[index], address = _read_short_varint(address, end)
         if starts[index] < 0 or (index > 0 and starts[index] <= starts[index - 1]):
             return False
-    starts[count] = tokens
-    return starts[0] == 0 and tokens > starts[count - 1] and end - at == depth - count and is_zero(at, end - at)
+    starts[sequence_count] = token_count
+    return (
+        starts[0] == 0
+        and token_count > starts[sequence_count - 1]
+        and end - address == depth - sequence_count
+        and is_all_zero(address, end - address)
+    )
 
 
 @borrowing_kernel
-def _real_tokens(spans: RowArray, length: int) -> int:
-    """Return the number of non-padding tokens, or -1 if `input_mask` does not have `length` values.
+def _count_non_padding_tokens(spans: RowArray, length: int) -> int:
+    """Return the number of non-padding tokens of a pack, or -1 if its `input_mask` does not have `length` values.
 
     The zero bytes at the end of `input_mask` are counted as padding. Each of them is a value, because the last byte of a
     sequence number is never zero.
     """
     span = spans[PackedFeature.INPUT_MASK]
-    at, size = span.start, span.bytes
-    values = size
+    address, size = span.start, span.bytes
+    value_count = size
     for index in range(size):
-        values -= load_u8(at + index) >> 7
+        value_count -= load_u8(address + index) >> 7
     padding = 0
-    while padding < size and load_u8(at + size - 1 - padding) == 0:
+    while padding < size and load_u8(address + size - 1 - padding) == 0:
         padding += 1
-    return length - padding if values == length else -1
+    return length - padding if value_count == length else -1
 
 
 @borrowing_kernel
-def _is_padded(spans: RowArray, sizes: PackSizes, count: int, end: _Cursor) -> bool:
-    """Return whether all features are zero after the last sequence of the pack.
+def _has_zero_padding(spans: RowArray, sizes: PackSizes, sequence_count: int, end: _Cursor) -> bool:
+    """Return whether all features of a pack are zero after its last sequence.
 
     Args:
-        spans: Where the features of the pack are.
+        spans: The addresses and sizes of the pack's features.
         sizes: The sizes of the pack.
-        count: The number of sequences.
+        sequence_count: The number of sequences.
         end: The position after the last sequence.
     """
     numbers, positions = spans[PackedFeature.INPUT_MASK], spans[PackedFeature.POSITIONS]
@@ -335,76 +351,96 @@ def _is_padded(spans: RowArray, sizes: PackSizes, count: int, end: _Cursor) -> b
     unused = sizes.slots - end.used
     return (
         numbers.start + numbers.bytes - end.numbers == padding
-        and is_zero(end.positions, padding)
+        and is_all_zero(end.positions, padding)
         and masked_positions.start + masked_positions.bytes - end.masked_positions == unused
-        and is_zero(end.masked_positions, unused)
-        and is_zero(spans[PackedFeature.MASKED_LM_WEIGHTS].start + 4 * end.used, 4 * unused)
-        and is_zero(spans[PackedFeature.NEXT_SENTENCE_LABELS].start + count, sizes.depth - count)
-        and real_bytes(masked_ids.start, masked_ids.bytes, sizes.slots, end.used) >= 0
+        and is_all_zero(end.masked_positions, unused)
+        and is_all_zero(spans[PackedFeature.MASKED_LM_WEIGHTS].start + 4 * end.used, 4 * unused)
+        and is_all_zero(spans[PackedFeature.NEXT_SENTENCE_LABELS].start + sequence_count, sizes.depth - sequence_count)
+        and measure_non_padding(masked_ids.start, masked_ids.bytes, sizes.slots, end.used) >= 0
     )
 
 
 @borrowing_kernel
-def _skip_positions(at: int, end: int, count: int, first: int, last: int) -> int:
-    """Return the address after `count` masked positions, or -1 unless each position is from `first` to `last` - 1."""
+def _skip_masked_positions(address: int, end: int, count: int, first_token: int, end_token: int) -> int:
+    """Return the address after the masked positions of a sequence.
+
+    Return -1 unless [address, end) begins with `count` positions that are tokens of the sequence.
+
+    Args:
+        address: The address of the first masked position.
+        end: The end of the masked positions of the pack.
+        count: The number of masked positions of the sequence.
+        first_token: The number of the sequence's first token in the row.
+        end_token: The number of the token after its last one.
+    """
     for _ in range(count):
-        value, at = _read_small(at, end)
-        if value < first or value >= last:
+        value, address = _read_short_varint(address, end)
+        if value < first_token or value >= end_token:
             return -1
-    return at
+    return address
 
 
 @borrowing_kernel
-def _cursor_after(
-    spans: RowArray, sizes: PackSizes, cursor: _Cursor, number: int, start: int, end: int, position_varints: int
+def _check_sequence_and_advance(
+    spans: RowArray,
+    sizes: PackSizes,
+    cursor: _Cursor,
+    sequence_number: int,
+    start_token: int,
+    end_token: int,
+    position_varints: int,
 ) -> tuple[bool, _Cursor]:
-    """Check one sequence of a pack and return the position after it.
+    """Check the encoding of one sequence of a pack, and return the position of the next sequence.
 
     Args:
-        spans: Where the features of the pack are.
+        spans: The addresses and sizes of the pack's features.
         sizes: The sizes of the pack.
         cursor: The position of the sequence.
-        number: The number of the sequence in its pack, from 1.
-        start: The number of its first token in the row.
-        end: The number of the token after its last one.
+        sequence_number: The number of the sequence in its pack, from 1.
+        start_token: The number of the sequence's first token in the row.
+        end_token: The number of the token after its last one.
         position_varints: The address of the varints 0, 1, 2, ...
 
     Returns:
         (whether the sequence is encoded as this package writes it, the position after it).
     """
-    real, positions_size = end - start, position_bytes(end - start)
+    token_count, positions_size = end_token - start_token, position_bytes(end_token - start_token)
     ids, numbers, positions = spans[PackedFeature.INPUT_IDS], spans[PackedFeature.INPUT_MASK], spans[PackedFeature.POSITIONS]
     masked_ids, masked_positions = spans[PackedFeature.MASKED_LM_IDS], spans[PackedFeature.MASKED_LM_POSITIONS]
     weights = spans[PackedFeature.MASKED_LM_WEIGHTS].start
-    masked = _count_masked(weights + 4 * cursor.used, sizes.slots - cursor.used, number)
+    masked = _count_masked_slots_of_sequence(weights + 4 * cursor.used, sizes.slots - cursor.used, sequence_number)
     after = _Cursor(
-        _skip_varints(cursor.ids, ids.start + ids.bytes, real),
-        cursor.segments + real,
-        _skip_numbers(cursor.numbers, numbers.start + numbers.bytes, number, real),
+        _skip_varints(cursor.ids, ids.start + ids.bytes, token_count),
+        cursor.segments + token_count,
+        _skip_repeated_varint(cursor.numbers, numbers.start + numbers.bytes, sequence_number, token_count),
         cursor.positions + positions_size,
         _skip_varints(cursor.masked_ids, masked_ids.start + masked_ids.bytes, masked),
-        _skip_positions(cursor.masked_positions, masked_positions.start + masked_positions.bytes, masked, start, end),
+        _skip_masked_positions(
+            cursor.masked_positions, masked_positions.start + masked_positions.bytes, masked, start_token, end_token
+        ),
         cursor.used + masked,
     )
-    whole = (
+    is_valid = (
         min(after.ids, after.numbers, after.masked_ids, after.masked_positions) >= 0
         and masked <= sizes.predictions
         and after.positions <= positions.start + positions.bytes
-        and _same_bytes(cursor.positions, position_varints, positions_size)
+        and _is_equal_memory(cursor.positions, position_varints, positions_size)
     )
-    return whole, after
+    return is_valid, after
 
 
 @borrowing_kernel
-def _hash_pack(spans: RowArray, sizes: PackSizes, position_varints: int, starts: IntArray, hashes: IntArray) -> int:
-    """Check a pack and store the hash of each of its sequences in `hashes`.
+def _check_and_hash_pack(
+    spans: RowArray, sizes: PackSizes, position_varints: int, starts: IntArray, hashes: IntArray
+) -> int:
+    """Check the layout of one pack, and store the hash of each of its sequences in `hashes`.
 
     Args:
-        spans: Where the features of the pack are.
-        sizes: The sizes of the pack.
+        spans: The addresses and sizes of the pack's features.
+        sizes: The sizes that the pack must have.
         position_varints: The address of the varints 0, 1, 2, ...
-        starts: int64 [S + 1], set to the start of each sequence and the end of the last one.
-        hashes: int64, set to the hashes.
+        starts: int64 [S + 1], is set to the start of each sequence and the end of the last one.
+        hashes: int64, receives the hashes.
 
     Returns:
         The number of sequences, or -1 if the pack is not encoded as this package writes it.
@@ -416,8 +452,15 @@ def _hash_pack(spans: RowArray, sizes: PackSizes, position_varints: int, starts:
         or spans[PackedFeature.SEGMENT_IDS].bytes != sizes.length
     ):
         return -1
-    count, tokens = _count_real(spans, sizes.depth), _real_tokens(spans, sizes.length)
-    if count < 1 or tokens < 1 or not _read_starts(spans, sizes.depth, count, tokens, starts):
+    sequence_count, token_count = (
+        _count_sequences_in_pack(spans, sizes.depth),
+        _count_non_padding_tokens(spans, sizes.length),
+    )
+    if (
+        sequence_count < 1
+        or token_count < 1
+        or not _read_sequence_starts(spans, sizes.depth, sequence_count, token_count, starts)
+    ):
         return -1
     ids = spans[PackedFeature.INPUT_IDS]
     cursor = _Cursor(
@@ -429,18 +472,18 @@ def _hash_pack(spans: RowArray, sizes: PackSizes, position_varints: int, starts:
         spans[PackedFeature.MASKED_LM_POSITIONS].start,
         as_word(0),
     )
-    if real_bytes(cursor.segments, sizes.length, sizes.length, tokens) < 0:
+    if measure_non_padding(cursor.segments, sizes.length, sizes.length, token_count) < 0:
         return -1
-    if real_bytes(ids.start, ids.bytes, sizes.length, tokens) < 0:
+    if measure_non_padding(ids.start, ids.bytes, sizes.length, token_count) < 0:
         return -1
-    for sequence in range(count):
+    for sequence in range(sequence_count):
         start, end = starts[sequence], starts[sequence + 1]
         label = load_u8(spans[PackedFeature.NEXT_SENTENCE_LABELS].start + sequence)
-        whole, after = _cursor_after(spans, sizes, cursor, sequence + 1, start, end, position_varints)
-        if not whole or label > 1:
+        is_valid, after = _check_sequence_and_advance(spans, sizes, cursor, sequence + 1, start, end, position_varints)
+        if not is_valid or label > 1:
             return -1
         masked = after.used - cursor.used
-        hashes[sequence] = _hash_together(
+        hashes[sequence] = _combine_hashes(
             end - start,
             masked,
             label,
@@ -450,7 +493,7 @@ def _hash_pack(spans: RowArray, sizes: PackSizes, position_varints: int, starts:
             _hash_positions(cursor.masked_positions, masked, start, _POSITIONS_SEED),
         )
         cursor = after
-    return count if _is_padded(spans, sizes, count, cursor) else -1
+    return sequence_count if _has_zero_padding(spans, sizes, sequence_count, cursor) else -1
 
 
 @borrowing_kernel
@@ -463,30 +506,30 @@ def scan_packed(
     position_varints: ByteArray,
     scanned: ScannedPacks,
 ) -> tuple[int, int]:
-    """Check and hash the packs in buffer[position:filled], and append the results to `scanned`.
+    """Check and hash the packed records in buffer[position:filled], and append the results to `scanned`.
 
     Args:
         buffer: The bytes of the file, uint8.
         position: The position in the buffer at which a record begins.
         filled: The number of bytes in the buffer.
         sizes: The sizes that every pack must have.
-        table: The feature table of the packs (`wire.features.feature_table`).
+        table: The feature table of packed records (`wire.features.feature_table`).
         position_varints: The varints 0, 1, 2, ... (`wire.example.position_table`).
         scanned: The results, which must have room for all packs in the buffer.
 
     Returns:
-        (a `ScanStatus` that tells why the scan stopped, the position of the record at which it stopped).
+        (the `ScanStatus` that tells why the scan stopped, the position of the record at which it stopped).
     """
     base, varints = address_of(buffer), address_of(position_varints)
     done, starts = scanned.done, scanned.starts
     while True:
-        status, size = next_record(base + position, base + filled)
+        status, size = check_frame(base + position, base + filled)
         if status != ScanStatus.GOOD:
             return status, position
         payload = base + position + 12
         if not locate_features(payload, payload + size, table):
             return ScanStatus.UNUSUAL, position
-        count = _hash_pack(table.spans, sizes, varints, starts, scanned.hashes[done[1] :])
+        count = _check_and_hash_pack(table.spans, sizes, varints, starts, scanned.hashes[done[1] :])
         if count < 0:
             return ScanStatus.UNUSUAL, position
         for sequence in range(count):

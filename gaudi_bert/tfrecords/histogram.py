@@ -30,21 +30,21 @@ from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
 from gaudi_bert.tfrecords.scan import (
     RecordScan,
     UnpackedFormat,
-    largest_id,
+    find_largest_token_id,
     map_files,
+    read_record_schema,
     scan_buffer,
-    unpacked_schema,
 )
 from gaudi_bert.tfrecords.wire.framing import NO_RECORD
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
 
 OnBadFile = Literal["stop", "skip"]
 
-_NAMED = 20
-_LEAVE_OUT = "`gaudi-bert pack` and `gaudi-bert histogram` take --on-bad-file skip"
-_IDS_OF_ONE_IN = 16
+_MAX_REPORTED_FILES = 20
+_SKIP_HINT = "pass --on-bad-file skip to `gaudi-bert pack` or `gaudi-bert histogram`"
+_ID_SEARCH_STEP = 16
 """The largest token id is searched in one of this many sequences. Searching all of them would take an eighth longer."""
-_MERGE_EVERY = 1 << 16
+_MERGE_SEQUENCES = 1 << 16
 """The number of sequences whose (length, masked) pairs are collected before they are merged into the counts."""
 
 
@@ -56,7 +56,7 @@ def histogram(
     on_bad_file: OnBadFile = "stop",
     numbered: bool = False,
 ) -> StageOutput[HistogramFile] | PlainResult:
-    """Check RECORDS, count their sequences, and write the histogram file.
+    """Check all records, count their sequences by length and masked positions, and write the counts to a histogram file.
 
     If there is a `vocab.txt` next to the folder of RECORDS, its identity is part of the result. If the result exists
     already, nothing is read.
@@ -77,14 +77,14 @@ def histogram(
             or a token id is not in the vocabulary.
     """
     if on_bad_file not in get_args(OnBadFile):
-        raise InputError(f"--on-bad-file {on_bad_file}: one of {', '.join(get_args(OnBadFile))} is allowed")
+        raise InputError(f"--on-bad-file {on_bad_file}: the value must be {' or '.join(get_args(OnBadFile))}")
     with open_inputs(records, run.store) as inputs, mirror_folder(out.parent, run.store) as folder:
         if run.part is not None:
             part = run.part[0], min(run.part[1], len(inputs.sizes))
             run, out = replace(run, part=part), part_path(out, part) if numbered else out
         sizes = {path: inputs.sizes[path] for path in run.share_of(list(inputs.sizes))}
         if not sizes:
-            return PlainResult(["nothing to do: there are fewer files than parts"], {"files": 0, "skipped": True})
+            return PlainResult(["nothing to do, because there are fewer files than parts"], {"files": 0, "skipped": True})
         info = None if inputs.vocabulary is None else VocabularyInfo.of(inputs.vocabulary)
         policy = {} if on_bad_file == "stop" else {"on_bad_file": on_bad_file}
         signature = Signature(
@@ -97,20 +97,20 @@ def histogram(
         )
         path = folder / out.name
         if begin_artefact(path, path, signature, run.overwrite):
-            run.reporter.say(f"{format_location(out)}: already there, nothing to do")
+            run.reporter.say(f"{format_location(out)}: the histogram exists already, so there is nothing to do")
             return StageOutput(HistogramFile.read(path), skipped=True)
-        content = _count(inputs, sizes, info, on_bad_file, run)
+        content = _count_files(inputs, sizes, info, on_bad_file, run)
         content.write(path)
         return StageOutput(content)
 
 
-class _Counted(NamedTuple):
-    """The result of reading one file.
+class _CountedRecords(NamedTuple):
+    """The counts of one record file, and what must be compared with other files.
 
     Attributes:
         file: The file and its counts.
         schema: The sizes of its records.
-        others: The features that packed records do not contain.
+        others: The features of its records that packed records do not contain.
         largest_id: The largest token id among the sequences that were searched.
     """
 
@@ -120,14 +120,14 @@ class _Counted(NamedTuple):
     largest_id: int
 
 
-def _count(
+def _count_files(
     inputs: RecordInputs,
     sizes: Mapping[Path, int],
     vocabulary: VocabularyInfo | None,
     on_bad_file: OnBadFile,
     run: StageRun,
 ) -> HistogramFile:
-    """Read all files and return their histogram.
+    """Read all record files in several threads, and return their histogram.
 
     All files are read even if some are bad, so that all bad files are reported together. Files of a store are downloaded
     shortly before they are read.
@@ -138,7 +138,7 @@ def _count(
     files, ahead = list(sizes), choose_worker_count(run.workers, len(sizes))
     with run.reporter.task("histogram", sum(sizes.values()), "bytes") as task, prefetch_batches(files, ahead) as batches:
 
-        def count(number: int, buffer: ByteArray) -> _Counted | tuple[InputFile, str]:
+        def count(number: int, buffer: ByteArray) -> _CountedRecords | tuple[InputFile, str]:
             """Count one file. If it is bad, return its identity and the reason instead."""
             path = files[number]
             with batches.batch(number):
@@ -148,19 +148,19 @@ def _count(
                     return bad_file(path), str(error)
 
         results = map_files(count, range(len(files)), run.workers)
-    bad = [result for result in results if not isinstance(result, _Counted)]
+    bad = [result for result in results if not isinstance(result, _CountedRecords)]
     _report_bad_files(inputs, bad, len(files), on_bad_file, run.reporter)
-    good = [result for result in results if isinstance(result, _Counted)]
-    schema = _common_schema(inputs, good)
+    good = [result for result in results if isinstance(result, _CountedRecords)]
+    schema = _find_common_schema(inputs, good)
     largest = max(good, key=lambda result: result.largest_id)
     if vocabulary is not None and largest.largest_id >= vocabulary.size:
         raise InputError(
-            f"{inputs.vocabulary}: has {vocabulary.size:,} tokens, but {inputs.folder / largest.file.name}"
-            f" holds the token id {largest.largest_id:,}, so it is not the vocabulary of these records; move it away"
+            f"{inputs.vocabulary}: the vocabulary has {vocabulary.size:,} tokens, but {inputs.folder / largest.file.name}"
+            f" contains the token id {largest.largest_id:,}; replace the vocabulary by that of these records, or remove it"
         )
     if good[0].others:
         names = ", ".join(f"`{name}`" for name in good[0].others)
-        run.reporter.say(f"{inputs.folder / good[0].file.name}: also has {names}, which packed records do not carry")
+        run.reporter.say(f"{inputs.folder / good[0].file.name}: packed records will not contain its other features {names}")
     counted = [each.file for each in good]
     return HistogramFile(
         max_sequence_length=schema.max_sequence_length,
@@ -175,7 +175,7 @@ def _count(
 
 
 def why_bad(path: Path) -> str | None:
-    """Return the reason why a record file cannot be read, or None if it can."""
+    """Read a record file, and return the reason why this is not possible, or None if the file is valid."""
     try:
         _count_file(path, scan_buffer(), lambda _: None)
     except InputError as error:
@@ -184,64 +184,69 @@ def why_bad(path: Path) -> str | None:
 
 
 def _report_bad_files(
-    inputs: RecordInputs, bad: Sequence[tuple[InputFile, str]], files: int, on_bad_file: OnBadFile, reporter: Reporter
+    inputs: RecordInputs,
+    bad_files: Sequence[tuple[InputFile, str]],
+    file_count: int,
+    on_bad_file: OnBadFile,
+    reporter: Reporter,
 ) -> None:
-    """Report the files that could not be read, with the reason for each.
+    """Report which record files could not be read, and why. Raise an error unless they may be skipped.
 
     Args:
         inputs: The files of RECORDS.
-        bad: The bad files and the reasons.
-        files: The number of all files, good or bad.
+        bad_files: The bad files, each with the reason.
+        file_count: The number of all files, good or bad.
         on_bad_file: "stop" or "skip".
         reporter: Receives the reasons of up to 20 files, and a summary.
 
     Raises:
         InputError: There are bad files and `on_bad_file` is "stop", or all files are bad.
     """
-    if not bad:
+    if not bad_files:
         return
-    reasons = [reason for _, reason in bad]
-    if files == 1:
+    reasons = [reason for _, reason in bad_files]
+    if file_count == 1:
         raise InputError(reasons[0])
-    if len(bad) == 1 and on_bad_file == "stop":
-        raise InputError(f"{reasons[0]}, or leave it out: {_LEAVE_OUT}")
-    for reason in reasons[:_NAMED]:
+    if len(bad_files) == 1 and on_bad_file == "stop":
+        raise InputError(f"{reasons[0]}, or skip the file: {_SKIP_HINT}")
+    for reason in reasons[:_MAX_REPORTED_FILES]:
         reporter.say(reason)
-    named = _named([file.name for file, _ in bad], _NAMED)
-    summary = f"{inputs.shown}: of {format_count(files, 'file')}, {named} cannot be read: {shorten(reasons[0], 300)}"
+    shown_files = _format_file_names([file.name for file, _ in bad_files], _MAX_REPORTED_FILES)
+    summary = f"{inputs.shown}: {shown_files} of {file_count:,} cannot be read, for example {shorten(reasons[0], 300)}"
     if on_bad_file == "stop":
-        raise InputError(f"{summary}; make them again, or leave them out: {_LEAVE_OUT}")
-    if len(bad) == files:
-        raise InputError(f"{summary}; nothing remains to pack, so make them again")
-    reporter.say(f"{summary}; skipped, as requested by --on-bad-file skip")
+        raise InputError(f"{summary}; make these files again, or skip them: {_SKIP_HINT}")
+    if len(bad_files) == file_count:
+        raise InputError(f"{summary}; nothing remains to pack, so make the files again")
+    reporter.say(f"{summary}; these files are skipped because of --on-bad-file skip")
 
 
-def _common_schema(inputs: RecordInputs, counted: Sequence[_Counted]) -> UnpackedSchema:
-    """Return the record sizes that all files have in common.
+def _find_common_schema(inputs: RecordInputs, results: Sequence[_CountedRecords]) -> UnpackedSchema:
+    """Return the record sizes of all files, after checking that they are the same.
 
     Raises:
         InputError: The files have records of different sizes.
     """
     files_of: dict[UnpackedSchema, list[str]] = {}
-    for each in counted:
-        files_of.setdefault(each.schema, []).append(each.file.name)
-    most, *others = sorted(files_of, key=lambda schema: -len(files_of[schema]))
+    for result in results:
+        files_of.setdefault(result.schema, []).append(result.file.name)
+    common_schema, *others = sorted(files_of, key=lambda schema: -len(files_of[schema]))
     if others:
         sizes = ", ".join(
-            f"{schema.max_sequence_length} input_ids and {schema.max_predictions} masked_lm_positions in {_named(files)}"
-            for schema, files in [(others[0], files_of[others[0]]), (most, files_of[most])]
+            f"{schema.max_sequence_length} input_ids and {schema.max_predictions} masked_lm_positions"
+            f" in {_format_file_names(files)}"
+            for schema, files in [(others[0], files_of[others[0]]), (common_schema, files_of[common_schema])]
         )
-        raise InputError(f"{inputs.shown}: records of different sizes: {sizes}; pack them apart, by a pattern")
-    return most
+        raise InputError(f"{inputs.shown}: all records must have the same size, found {sizes}; select one size by a pattern")
+    return common_schema
 
 
-def _named(names: Sequence[str], most: int = 3) -> str:
-    """Return text that gives the number of files and the first names, such as "5 files (a, b, c and 2 more)"."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return f"{format_count(len(names), 'file')} ({', '.join(shorten(name, 30) for name in names[:most])}{more})"
+def _format_file_names(names: Sequence[str], max_names: int = 3) -> str:
+    """Return the number of files and the names of the first ones as text, such as "5 files (a, b, c and 2 more)"."""
+    more = f" and {len(names) - max_names:,} more" if len(names) > max_names else ""
+    return f"{format_count(len(names), 'file')} ({', '.join(shorten(name, 30) for name in names[:max_names])}{more})"
 
 
-def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) -> _Counted:
+def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) -> _CountedRecords:
     """Check and count the records of one file.
 
     Args:
@@ -252,7 +257,7 @@ def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) 
     Raises:
         InputError: The file cannot be read, contains no record, or a record is damaged or violates the contract.
     """
-    schema, others = unpacked_schema(path)  # all other records must have the sizes of the first
+    schema, others = read_record_schema(path)  # all other records must have the sizes of the first
     indexed = UnpackedFormat.for_pieces(schema, buffer)
     scan = RecordScan(path, indexed, buffer, progress=progress)
     totals: Counter[int] = Counter()
@@ -260,11 +265,11 @@ def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) 
     largest = 0
     for _ in scan.pieces():
         rows = indexed.index.rows[: indexed.rows]
-        largest = max(largest, largest_id(indexed.index, indexed.rows, _IDS_OF_ONE_IN))
+        largest = max(largest, find_largest_token_id(indexed.index, indexed.rows, _ID_SEARCH_STEP))
         pending.append(rows["length"] * np.int32(schema.max_predictions + 1) + rows["masked"])
-        if sum(keys.size for keys in pending) >= _MERGE_EVERY:
-            _merge(totals, pending)
-    _merge(totals, pending)
+        if sum(keys.size for keys in pending) >= _MERGE_SEQUENCES:
+            _merge_counts(totals, pending)
+    _merge_counts(totals, pending)
     if indexed.count == 0:
         raise InputError(f"{path}: {NO_RECORD}")
     counts = [(*divmod(key, schema.max_predictions + 1), count) for key, count in sorted(totals.items())]
@@ -276,11 +281,14 @@ def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) 
         tokens=sum(length * count for length, _, count in counts),
         counts=np.array(counts, np.int64),
     )
-    return _Counted(counted, schema, others, largest)
+    return _CountedRecords(counted, schema, others, largest)
 
 
-def _merge(totals: Counter[int], pending: list[Int32Array]) -> None:
-    """Add the pending keys to the totals, and clear the list."""
+def _merge_counts(totals: Counter[int], pending: list[Int32Array]) -> None:
+    """Count the pending keys, add the counts to the totals, and clear the list of pending keys.
+
+    A key is the length of a sequence times (max_predictions + 1), plus the number of its masked positions.
+    """
     if pending:
         keys, counts = np.unique(np.concatenate(pending), return_counts=True)
         totals.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))

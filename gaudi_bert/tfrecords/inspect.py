@@ -30,8 +30,8 @@ from gaudi_bert.tfrecords.wire.schema import (
     RecordError,
     check_features,
     check_values,
-    packed_schema_of,
-    unpacked_schema_of,
+    infer_packed_schema,
+    infer_unpacked_schema,
 )
 
 _UNPACKED_KEYS = tuple(feature.key for feature in UnpackedFeature)
@@ -56,7 +56,7 @@ class _MaskedPosition:
 
 @dataclass(frozen=True)
 class SequenceView:
-    """One sequence of a record.
+    """One sequence of a record, in the form in which it is shown.
 
     Attributes:
         number: The number of the sequence in the record, from 1.
@@ -85,7 +85,7 @@ _NEXT_SENTENCE_LABELS: dict[int | None, str] = {0: "really next", 1: "random nex
 
 @dataclass(frozen=True)
 class RecordView:
-    """One record with all of its sequences.
+    """One record with all of its sequences, in the form in which it is shown.
 
     Attributes:
         file: The name of the file.
@@ -114,13 +114,13 @@ class RecordView:
     other_features: Mapping[str, int]
 
     def lines(self) -> list[str]:
-        """Return the record as lines of text, with two lines for each sequence.
+        """Return the record as lines of text: one line about the record, two for each sequence, and one for each problem.
 
         At a masked position, the text shows the token in the row, an arrow and the original token, such as `[MASK]→house`.
         """
         kind = f"packed, {format_count(len(self.sequences), 'sequence')}" if self.packed else "unpacked"
         lines = [
-            f"{self.file}, record {self.record}: {kind}, {format_count(self.tokens, 'token')} and {self.padding} of padding "
+            f"{self.file}, record {self.record}: {kind}, {format_count(self.tokens, 'token')} and {self.padding} padding "
             f"in a row of {self.max_sequence_length}, {format_count(self.masked_slots, 'masked slot')}, {self.bytes} bytes"
         ]
         for sequence in self.sequences:
@@ -133,12 +133,12 @@ class RecordView:
             text = re.sub(r" ##(?!\S*→)", "", " ".join(words))  # join a piece to its word unless the piece is masked
             head = f"{sequence.number}  {length} ({segments}) from {sequence.start}, {len(sequence.masked)} masked, {label}"
             lines += [head, f"   {text}"]
-        lines += [f"also holds {key} ({format_count(size, 'value')})" for key, size in self.other_features.items()]
+        lines += [f"also contains {key} ({format_count(size, 'value')})" for key, size in self.other_features.items()]
         return lines + [f"PROBLEM: {problem}" for problem in self.problems]
 
 
 def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = None) -> RecordView:
-    """Read one record of a file and return a view of it.
+    """Read one record of a file, and return a view of it that a person can check.
 
     Args:
         file: A TFRecord file of packed or unpacked examples, plain or compressed with GZIP or ZLIB, or an HDF5 file. For a
@@ -149,39 +149,41 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
     Raises:
         InputError: The file cannot be read, or the record does not exist or is not a BERT pretraining example.
     """
-    with open_local_copies((file, vocabulary)) as (path, words):
+    with open_local_copies((file, vocabulary)) as (path, vocabulary_path):
         path = path or Path(file)
         if path.is_dir():
             is_unpacked = find_pack_kind(path) is None
             path = (
                 next(iter(list_record_files(path))) if is_unpacked else path / RecordMetadata.read(path).shard_table.name(0)
             )
-        return _view(path, record, words)
+        return _read_record_view(path, record, vocabulary_path)
 
 
-def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
-    """Read one record of a local file and return a view of it."""
+def _read_record_view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
+    """Read one record of a local file, and return the view of it that `inspect` prints."""
     payload = next(itertools.islice(read_records(path), record, None), None) if record >= 0 else None
     if payload is None:
-        raise InputError(f"{path}: has no record {record}; the first is --record 0")
-    words = None if vocabulary is None else read_text(vocabulary).removesuffix("\n").split("\n")
+        raise InputError(f"{path}: the file does not contain record {record}; pass --record 0 for the first record")
+    vocabulary_tokens = None if vocabulary is None else read_text(vocabulary).removesuffix("\n").split("\n")
     try:
         features = decode_example(payload)
     except RecordError as error:
-        raise InputError(f"{path}: record {record}: {error}; inspect shows tf.train.Example records") from error
+        raise InputError(f"{path}: record {record}: {error}; pass a file of BERT pretraining examples") from error
     missing = [key for key in _UNPACKED_KEYS if key not in features]
     if missing:
         raise InputError(
-            f"{path}: record {record}: has no feature {', '.join(missing)} "
-            f"(it has {', '.join(sorted(features)) or 'none'}); inspect shows BERT pretraining examples, packed or unpacked"
+            f"{path}: record {record}: expected the features {', '.join(missing)},"
+            f" found {', '.join(sorted(features)) or 'none'}; pass a file of BERT pretraining examples, packed or unpacked"
         )
     packed = all(key in features for key in _ADDED_KEYS)
     problems: list[str] = []
     sequences: list[SequenceView] = []
     try:
-        schema = packed_schema_of(features) if packed else unpacked_schema_of(features)
+        schema = infer_packed_schema(features) if packed else infer_unpacked_schema(features)
         check_features(features, schema)
-        sequences = list(_sequences(features, words, problems))  # before the values are checked, to show invalid ones too
+        sequences = list(
+            _split_into_sequences(features, vocabulary_tokens, problems)
+        )  # before the values are checked, to show invalid ones too
         check_values(features, schema)
     except (RecordError, InputError) as error:
         problems.append(str(error))
@@ -202,23 +204,25 @@ def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
     )
 
 
-def _sequences(features: Mapping[str, AnyArray], words: Sequence[str] | None, problems: list[str]) -> Iterator[SequenceView]:
-    """Yield the sequences of a record whose features have the correct lengths.
+def _split_into_sequences(
+    features: Mapping[str, AnyArray], vocabulary_tokens: Sequence[str] | None, problems: list[str]
+) -> Iterator[SequenceView]:
+    """Split a record into its sequences by `input_mask`, and yield a view of each.
 
-    The values need not be valid. The iteration stops at the first sequence whose number is missing or not contiguous in
-    `input_mask`.
+    The values need not be valid, but the features must have the correct lengths. The iteration stops at the first sequence
+    whose number is missing or not contiguous in `input_mask`.
 
     Args:
         features: The decoded features of the record.
-        words: The vocabulary, or None. An id outside the vocabulary is shown as `<id>`.
+        vocabulary_tokens: The tokens of the vocabulary, or None. An id outside the vocabulary is shown as `<id>`.
         problems: Receives a message for each sequence that has ids outside the vocabulary.
     """
 
     def token(number: int) -> str | None:
         """Return the token of an id, or None without a vocabulary."""
-        if words is None:
+        if vocabulary_tokens is None:
             return None
-        return words[number] if 0 <= number < len(words) else f"<{number}>"
+        return vocabulary_tokens[number] if 0 <= number < len(vocabulary_tokens) else f"<{number}>"
 
     mask, labels = features["input_mask"].astype(np.int64), features["next_sentence_labels"]
     start = 0
@@ -229,9 +233,13 @@ def _sequences(features: Mapping[str, AnyArray], words: Sequence[str] | None, pr
         is_own = features["masked_lm_weights"] == number
         positions, masked_ids = (features[key][is_own].tolist() for key in ("masked_lm_positions", "masked_lm_ids"))
         ids, segments = (features[key][start:end].tolist() for key in ("input_ids", "segment_ids"))
-        outside = 0 if words is None else sum(not 0 <= each < len(words) for each in (*ids, *masked_ids))
-        if words is not None and outside:
-            problems.append(f"sequence {number}: {outside} ids are outside the vocabulary of {len(words)} tokens")
+        outside = (
+            0 if vocabulary_tokens is None else sum(not 0 <= each < len(vocabulary_tokens) for each in (*ids, *masked_ids))
+        )
+        if vocabulary_tokens is not None and outside:
+            problems.append(
+                f"sequence {number}: {outside} ids are not in the vocabulary, which has {len(vocabulary_tokens)} tokens"
+            )
         yield SequenceView(
             number=number,
             start=start,
@@ -240,6 +248,6 @@ def _sequences(features: Mapping[str, AnyArray], words: Sequence[str] | None, pr
             segments=tuple((segment, sum(1 for _ in members)) for segment, members in itertools.groupby(segments)),
             masked=tuple(map(_MaskedPosition, (at - start for at in positions), masked_ids, map(token, masked_ids))),
             next_sentence_label=int(labels[number - 1]) if number <= labels.size else None,
-            tokens=None if words is None else tuple(f"{token(each)}" for each in ids),
+            tokens=None if vocabulary_tokens is None else tuple(f"{token(each)}" for each in ids),
         )
         start = end

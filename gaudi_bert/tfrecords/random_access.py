@@ -1,12 +1,13 @@
-"""Random access to the records of many TFRecord files. `RecordFiles.read` returns records by number, as dense arrays.
+"""Random access to the records of many TFRecord files. `RecordFiles.read_records` returns records by file and number, as
+dense arrays.
 
 A file is memory-mapped when it is opened. If its group has an index, the index states where each record begins, and only the
-pages of the requested records are read from the disk. Otherwise the file is read once from the front to find its records. A
-compressed file is first decompressed to an unnamed temporary file. The checksums of a record are checked when the record is
-read. The general reader decodes a record if the kernels do not support its encoding.
+pages of the requested records are read from the disk. Otherwise the file is read once from its beginning to find the
+records. A compressed file is first decompressed to an unnamed temporary file. The checksums of a record are checked when the
+record is read. The general reader decodes a record if the kernels do not support its encoding.
 
-Files stay open until `close`, `close_except` or a `StreamReader` closes them. A `ShardCache` downloads the shards of an
-object store to the local disk when they are prepared.
+Files stay open until `close_shard`, `close_shards_except` or a `StreamReader` closes them. A `ShardCache` downloads the
+shards of an object store to the local disk when they are prepared.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -32,10 +33,10 @@ from gaudi_bert.common.crc32c import crc32c, crc32c_at, crc_of_word, mask_crc, m
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explain_os_errors, open_file
 from gaudi_bert.common.memory import address_of, copy_bytes, load_u32, load_word
-from gaudi_bert.reading.global_order import MAX_STREAM_SETS, choose_stream_count, regions_of_shards
+from gaudi_bert.reading.global_order import MAX_STREAM_SETS, choose_stream_count, compute_shard_regions
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks
 from gaudi_bert.tfrecords.wire.example import decode_example
-from gaudi_bert.tfrecords.wire.framing import PROBLEMS, RecordStream, ScanStatus, record_location
+from gaudi_bert.tfrecords.wire.framing import PROBLEMS, RecordStream, ScanStatus, format_record_location
 from gaudi_bert.tfrecords.wire.schema import (
     FRAME_BYTES,
     MAX_RECORD_BYTES,
@@ -44,9 +45,9 @@ from gaudi_bert.tfrecords.wire.schema import (
     UnpackedSchema,
     check_features,
 )
-from gaudi_bert.tfrecords.wire.values import decode_columns
+from gaudi_bert.tfrecords.wire.values import decode_examples_to_arrays
 
-_LARGEST = 2**31 - 1
+_MAX_INT32 = 2**31 - 1
 # Linux limits each MADV_WILLNEED call to the read-ahead setting of the disk, whose default is 128 KiB. A longer range would
 # be read ahead only in part, so it is requested in pieces of this size.
 _READ_AHEAD_BYTES = 128 * 1024
@@ -56,13 +57,29 @@ _Pages = mmap.mmap | bytes
 """The content of a file as a memory map, or b"" for an empty file, which cannot be mapped."""
 
 
+class _MappedContent(NamedTuple):
+    """The uncompressed content of a file in memory.
+
+    Attributes:
+        pages: The content.
+        is_compressed: Whether the file itself is compressed, so that `pages` belong to a temporary file.
+    """
+
+    pages: _Pages
+    is_compressed: bool
+
+
+_StatusRecordsPosition = tuple[int, int, int]
+"""Where `_index_frames` stopped: (`ScanStatus`, number of complete records before the stop, position of the next frame)."""
+
+
 @dataclass(frozen=True)
 class _Prepared:
-    """The result of `RecordFiles.prepare`, from which a file is opened.
+    """What `RecordFiles.prepare_shard` found out about a file, so that the file can be opened quickly.
 
     Attributes:
         starts: int64 [records + 1], the position of each record's frame. The last entry is the end of the file.
-        checksums: int64 [records], the checksums that the index states, or None if there was no index.
+        checksums: int64 [records], the checksums that the index states, or None if there is no index.
         pages: The decompressed content of a compressed file, otherwise None.
     """
 
@@ -72,7 +89,7 @@ class _Prepared:
 
 
 class RecordFiles(ShardFiles["_Prepared"]):
-    """Files of records that all have the same features. A `StreamReader` uses them as its shards.
+    """Reads the records of files that all have the same features. A `StreamReader` uses the files as its shards.
 
     Args:
         paths: The files.
@@ -103,121 +120,125 @@ class RecordFiles(ShardFiles["_Prepared"]):
 
     @property
     def sizes(self) -> IntArray:
-        """The number of records in each file, int64 [files]. Unknown numbers are counted, which reads all files."""
+        """The number of records in each file, int64 [files]. If they are unknown, all files are read to count them."""
         if self._counts is None:
-            self._counts = [len(self.prepare(number).starts) - 1 for number in range(len(self.paths))]
+            self._counts = [len(self.prepare_shard(file).starts) - 1 for file in range(len(self.paths))]
         return np.asarray(self._counts, np.int64)
 
-    def prepare(self, number: int) -> _Prepared:
-        """Find out where the records of a file begin. With a cache, download the file first.
+    def prepare_shard(self, file: int) -> _Prepared:
+        """Find the positions of the records in a file, without opening it. With a cache, download the file first.
 
         Raises:
-            InputError: The file cannot be read, is damaged, has another number of records than expected, or differs from
-                the manifest of its group.
+            InputError: The file cannot be read, is damaged, has another number of records than expected, or differs from the
+                manifest of its group.
         """
-        path = self.paths[number]
+        path = self.paths[file]
         if self._cache is not None:
-            self._cache.bring(number)
-        indexed = None if self._shards is None else self._shards.read_index_of(number)
+            self._cache.download(file)
+        indexed = None if self._shards is None else self._shards.read_shard_index(file)
         if indexed is not None:
             return _Prepared(*indexed, None)
-        pages, is_compressed = _mapped_content(path)
+        pages, is_compressed = _map_uncompressed_content(path)
         content = np.frombuffer(pages, np.uint8)
-        count = _walk_frames(content, np.empty(0, np.int64))[1] if self._counts is None else int(self._counts[number])
-        room = np.empty(count, np.int64)
-        status, records, position = _walk_frames(content, room)
+        count = _index_frames(content, np.empty(0, np.int64))[1] if self._counts is None else int(self._counts[file])
+        starts_of_records = np.empty(count, np.int64)
+        status, records, position = _index_frames(content, starts_of_records)
         if status != ScanStatus.GOOD:
-            raise InputError(f"{record_location(path, records, position)}: {PROBLEMS[ScanStatus(status)]}")
+            raise InputError(f"{format_record_location(path, records, position)}: {PROBLEMS[ScanStatus(status)]}")
         if records != count:
-            raise InputError(f"{path}: holds {records:,} records, {count:,} in the metadata; write the data again")
-        if self._shards is not None and self._shards.read_crc32c_of(number) not in (None, crc32c(content)):
-            raise InputError(f"{path}: its CRC-32C differs from the manifest of its group; write the packed data again")
-        return _Prepared(np.append(room, content.size), None, pages if is_compressed else None)
+            raise InputError(f"{path}: expected {count:,} records, found {records:,}; write the packed data again")
+        if self._shards is not None and self._shards.read_stated_crc32c(file) not in (None, crc32c(content)):
+            raise InputError(
+                f"{path}: the CRC-32C of the shard differs from the manifest of its group; write the packed data again"
+            )
+        return _Prepared(np.append(starts_of_records, content.size), None, pages if is_compressed else None)
 
-    def open(self, number: int, prepared: _Prepared) -> None:
-        """Open a file that was prepared.
+    def open_shard(self, file: int, prepared: _Prepared) -> None:
+        """Open a file that was prepared, so that its records can be read.
 
         Raises:
             InputError: The file cannot be read, or its size has changed.
         """
-        file = self._open[number] = _OpenFile(self.paths[number], prepared)
-        self._addresses[number] = file.addresses
+        opened = self._open[file] = _OpenFile(self.paths[file], prepared)
+        self._addresses[file] = opened.addresses
 
-    def close(self, number: int) -> None:
+    def close_shard(self, file: int) -> None:
         """Close an open file."""
-        self._addresses[number] = 0
-        del self._open[number]
-        self.discard(number)
+        self._addresses[file] = 0
+        del self._open[file]
+        self.discard_shard(file)
 
-    def discard(self, number: int) -> None:
-        """Release a prepared file that will not be opened."""
+    def discard_shard(self, file: int) -> None:
+        """Release what `prepare` has reserved in the cache for a file that will not be opened."""
         if self._cache is not None:
-            self._cache.release(number)
+            self._cache.release(file)
 
-    def close_except(self, numbers: Iterable[int]) -> None:
-        """Close all open files except those with the given numbers."""
-        for number in self._open.keys() - set(numbers):
-            self.close(number)
+    def close_shards_except(self, numbers: Iterable[int]) -> None:
+        """Close all open files except the given ones."""
+        for file in self._open.keys() - set(numbers):
+            self.close_shard(file)
 
-    def prefetch(self, number: int, first: int, last: int) -> None:
-        """Start to read records `first` to `last` - 1 of an open file into the page cache, without waiting for the disk."""
-        self._open[number].advise(mmap.MADV_WILLNEED, first, last)
+    def prefetch_records(self, file: int, first: int, last: int) -> None:
+        """Start to read the records `first` to `last` - 1 of an open file into the page cache, without waiting."""
+        self._open[file].advise(mmap.MADV_WILLNEED, first, last)
 
-    def drop_pages(self, number: int, first: int, last: int) -> None:
-        """Unmap the pages of records `first` to `last` - 1 from this process. The page cache keeps them."""
-        self._open[number].advise(mmap.MADV_DONTNEED, first, last)
+    def drop_pages(self, file: int, first: int, last: int) -> None:
+        """Release the memory pages of the records `first` to `last` - 1 from this process. The page cache of the system
+        keeps them.
+        """
+        self._open[file].advise(mmap.MADV_DONTNEED, first, last)
 
-    def read(self, files: IntArray, records: IntArray) -> dict[str, AnyArray]:
-        """Read n records and return their features by name, int32 or float32 [n, size].
+    def read_records(self, files: IntArray, records: IntArray) -> dict[str, AnyArray]:
+        """Read n records, and return the values of each feature by name, int32 or float32 [n, size].
 
         Files that are not open yet are opened, and stay open.
 
         Args:
-            files: int64 [n], the file number of each record.
+            files: int64 [n], the file of each record.
             records: int64 [n], the number of each record in its file, from 0.
 
         Raises:
-            IndexError: A file does not have the requested record.
+            IndexError: A file does not contain the requested record.
             InputError: A record is damaged, is not the one that was packed, or has other features than the schema.
         """
         if not self._addresses[files, 1].all():
-            for number in np.unique(files[self._addresses[files, 1] == 0]).tolist():
-                self.open(number, self.prepare(number))
+            for file in np.unique(files[self._addresses[files, 1] == 0]).tolist():
+                self.open_shard(file, self.prepare_shard(file))
         lengths = np.empty(len(files), np.int64)
-        absent = _find_lengths(self._addresses, files, records, lengths)
+        absent = _find_payload_lengths(self._addresses, files, records, lengths)
         if absent >= 0:
             file, record = int(files[absent]), int(records[absent])
             if 0 <= record < self._addresses[file, 2]:
-                raise InputError(self._open[file].problem(record))
-            raise IndexError(f"{self.location(file, record)} is requested, but the file does not have it")
+                raise InputError(self._open[file].describe_problem(record))
+            raise IndexError(f"{self.format_location(file, record)}: the file does not contain this record")
         ends = np.cumsum(lengths)
         offsets, payloads = ends - lengths, np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
         bad = _copy_payloads(self._addresses, files, records, lengths, payloads, offsets)
         if bad >= 0:
-            raise InputError(self._open[int(files[bad])].problem(int(records[bad])))
+            raise InputError(self._open[int(files[bad])].describe_problem(int(records[bad])))
         try:
-            return decode_columns(payloads, offsets, lengths, self.schema.features, "records")
+            return decode_examples_to_arrays(payloads, offsets, lengths, self.schema.features, "records")
         except InputError:  # the kernels reject at least one record, so the general reader decodes them one by one
             rows = [
-                self._decode(payloads[begin:end].tobytes(), int(file), int(record))
+                self._decode_with_general_reader(payloads[begin:end].tobytes(), int(file), int(record))
                 for begin, end, file, record in zip(offsets, ends, files, records, strict=True)
             ]
             return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
-    def location(self, file: int, record: int) -> str:
-        """Return the name of a record for error messages."""
+    def format_location(self, file: int, record: int) -> str:
+        """Return the path and number of a record as text for error messages."""
         return f"{self.paths[file]}: record {record}"
 
-    def _decode(self, payload: bytes, file: int, record: int) -> dict[str, AnyArray]:
-        """Decode one record with the general reader.
+    def _decode_with_general_reader(self, payload: bytes, file: int, record: int) -> dict[str, AnyArray]:
+        """Decode one record with the general reader, which supports every encoding but is slow.
 
         Integers beyond 32 bits are clipped. The clipped values are out of the range of every feature, so that the caller
         rejects them.
 
         Args:
             payload: The bytes of the record without its frame.
-            file: The file number, for errors.
-            record: The number of the record in its file, for errors.
+            file: The number of the file, for error messages.
+            record: The number of the record in its file, for error messages.
 
         Raises:
             InputError: The record is not an example with the features of the schema.
@@ -226,17 +247,17 @@ class RecordFiles(ShardFiles["_Prepared"]):
             features = decode_example(payload)
             check_features(features, self.schema)
         except RecordError as error:
-            raise InputError(f"{self.location(file, record)}: {error}; write the records again") from error
+            raise InputError(f"{self.format_location(file, record)}: {error}; write the records again") from error
         return {
             spec.name: features[spec.name].astype(np.float32)
             if spec.kind == "float32"
-            else np.clip(features[spec.name], -_LARGEST, _LARGEST).astype(np.int32)
+            else np.clip(features[spec.name], -_MAX_INT32, _MAX_INT32).astype(np.int32)
             for spec in self.schema.features
         }
 
 
 class _OpenFile:
-    """An open file: its mapped bytes and the positions of its records.
+    """An open file: its bytes in memory and the positions of its records.
 
     Raises:
         InputError: The file cannot be read, or it has another size than when it was prepared.
@@ -244,15 +265,17 @@ class _OpenFile:
 
     def __init__(self, path: Path, prepared: _Prepared) -> None:
         self._path, self.starts, self._checksums = path, prepared.starts, prepared.checksums
-        self._pages = _mapped_file(path) if prepared.pages is None else prepared.pages
+        self._pages = _map_file(path) if prepared.pages is None else prepared.pages
         self._bytes = np.frombuffer(self._pages, np.uint8)
         if self._bytes.size != self.starts[-1]:
-            raise InputError(f"{path}: has {self._bytes.size:,} bytes now, {self.starts[-1]:,} before; start again")
+            raise InputError(
+                f"{path}: the size has changed from {self.starts[-1]:,} to {self._bytes.size:,} bytes; run the command again"
+            )
         self.advise(mmap.MADV_RANDOM, 0, len(self.starts) - 1)
 
     @property
     def addresses(self) -> tuple[int, int, int, int]:
-        """What the kernels need: (address of the bytes, address of the starts, number of records, address of the checksums).
+        """The memory addresses that the kernels need, as (bytes, starts, number of records, checksums).
 
         The address of the checksums is 0 if the file has no index.
         """
@@ -260,64 +283,65 @@ class _OpenFile:
         return self._bytes.ctypes.data, self.starts.ctypes.data, len(self.starts) - 1, checksums
 
     def advise(self, advice: int, first: int, last: int) -> None:
-        """Pass an `madvise` flag for the pages of records `first` to `last` - 1 to the operating system."""
+        """Pass an `madvise` flag for the pages of the records `first` to `last` - 1 to the operating system."""
         if isinstance(self._pages, mmap.mmap):
             begin, end = int(self.starts[first]) // mmap.PAGESIZE * mmap.PAGESIZE, int(self.starts[last])
             step = _READ_AHEAD_BYTES if advice == mmap.MADV_WILLNEED else max(1, end - begin)
             for piece in range(begin, end, step):
                 self._pages.madvise(advice, piece, min(step, end - piece))
 
-    def problem(self, record: int) -> str:
-        """Return an error message for a record whose length or checksum is wrong."""
+    def describe_problem(self, record: int) -> str:
+        """Return the error message for a record whose length or checksum is wrong."""
         start, end = int(self.starts[record]), int(self.starts[record + 1])
-        location = record_location(self._path, record, start)
-        status, records, _ = _walk_frames(self._bytes[start:end], np.empty(0, np.int64))
+        location = format_record_location(self._path, record, start)
+        status, records, _ = _index_frames(self._bytes[start:end], np.empty(0, np.int64))
         if self._checksums is None or (status == ScanStatus.GOOD and records == 1):
             checksum = masked_crc32c(crc32c(self._bytes[start + 12 : end - 4]))
             if self._checksums is None or checksum != int(self._bytes[end - 4 : end].view("<u4")[0]):
                 return f"{location}: {PROBLEMS[ScanStatus.BAD_BYTES]}"
-            return f"{location}: is not the record that was packed here; write the packed data again"
+            return f"{location}: the checksum differs from the index of the group; write the packed data again"
         return (
-            f"{location}: does not match the index of its group ({end - start:,} bytes); remove that group-*.index, or "
-            "write the packed data again"
+            f"{location}: the index of the group states a record of {end - start:,} bytes, which is wrong; remove this"
+            " group-*.index, or write the packed data again"
         )
 
 
-def _mapped(handle: Any, size: int) -> _Pages:
+def _map_open_file(handle: BinaryIO, size: int) -> _Pages:
     """Map an open file of `size` bytes into memory."""
     return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
 
 
-def _mapped_file(path: Path) -> _Pages:
-    """Map a file into memory as it is on the disk."""
+def _map_file(path: Path) -> _Pages:
+    """Map the bytes of a file into memory, without decompressing them."""
     with explain_os_errors(path, "read"), open_file(path) as handle:
-        return _mapped(handle, path.stat().st_size)
+        return _map_open_file(handle, path.stat().st_size)
 
 
-def _mapped_content(path: Path) -> tuple[_Pages, bool]:
-    """Map the decompressed content of a file into memory, and return it with whether the file is compressed."""
+def _map_uncompressed_content(path: Path) -> _MappedContent:
+    """Map the content of a file into memory. If the file is compressed, decompress it to a temporary file first."""
     if path.stat().st_size == 0:
-        return b"", False
+        return _MappedContent(b"", is_compressed=False)
     with RecordStream(path) as stream, explain_os_errors(path, "read"):
         if not stream.compression:
-            return _mapped_file(path), False
+            return _MappedContent(_map_file(path), is_compressed=False)
         with tempfile.TemporaryFile() as plain:
             piece = memoryview(bytearray(1 << 20))
             while count := stream.read_into(piece):
                 plain.write(piece[:count])
             plain.flush()
-            return _mapped(plain, plain.tell()), True
+            return _MappedContent(_map_open_file(plain, plain.tell()), is_compressed=True)
 
 
 @borrowing_kernel
-def _walk_frames(buffer: ByteArray, starts: IntArray) -> tuple[int, int, int]:
-    """Walk over the frames in a buffer and store the position of each in `starts`, as far as `starts` has room.
+def _index_frames(buffer: ByteArray, starts: IntArray) -> _StatusRecordsPosition:
+    """Find the frames in a buffer, and store the position of each in `starts`, as far as `starts` has room.
 
     Only the lengths and their checksums are checked, not the payloads.
 
     Returns:
         (status, records, position). The status is GOOD at the end of the buffer, otherwise the reason for the stop.
-        `records` is the number of complete records before the stop, and `position` the frame at which the walk stopped.
+        `records` is the number of complete records before the stop, and `position` is the position of the frame at which the
+        search stopped.
     """
     base, position, records = address_of(buffer), 0, 0
     while position < buffer.size:
@@ -339,58 +363,58 @@ def _walk_frames(buffer: ByteArray, starts: IntArray) -> tuple[int, int, int]:
 
 
 @borrowing_kernel
-def _find_lengths(addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray) -> int:
-    """Set `lengths` to the payload sizes in bytes, computed from the positions of the records.
+def _find_payload_lengths(file_addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray) -> int:
+    """Set `lengths` to the payload sizes of n records in bytes, computed from the positions of the records.
 
     Args:
-        addresses: int64 [files, 4], the `_OpenFile.addresses` of each file.
-        files: int64 [n], the file number of each record.
+        file_addresses: int64 [files, 4], the `_OpenFile.addresses` of each file.
+        files: int64 [n], the file of each record.
         records: int64 [n], the number of each record in its file.
         lengths: int64 [n], the output.
 
     Returns:
-        The index of the first record that does not exist or has a negative size, or -1 if there is none.
+        The index of the first record that does not exist or has a negative size, or -1 if all records exist.
     """
-    for number in range(records.size):
-        file, record = files[number], records[number]
-        if record < 0 or record >= addresses[file, 2]:
-            return number
-        start = addresses[file, 1] + 8 * record
-        lengths[number] = load_word(start + 8) - load_word(start) - FRAME_BYTES
-        if lengths[number] < 0:
-            return number
+    for index in range(records.size):
+        file, record = files[index], records[index]
+        if record < 0 or record >= file_addresses[file, 2]:
+            return index
+        start = file_addresses[file, 1] + 8 * record
+        lengths[index] = load_word(start + 8) - load_word(start) - FRAME_BYTES
+        if lengths[index] < 0:
+            return index
     return -1
 
 
 @borrowing_kernel
 def _copy_payloads(
-    addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray, target: ByteArray, offsets: IntArray
+    file_addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray, target: ByteArray, offsets: IntArray
 ) -> int:
-    """Check the frames of records and copy their payloads into `target`.
+    """Check the frames of n records, and copy their payloads into `target`.
 
     Args:
-        addresses: int64 [files, 4], the `_OpenFile.addresses` of each file.
-        files: int64 [n], the file number of each record.
+        file_addresses: int64 [files, 4], the `_OpenFile.addresses` of each file.
+        files: int64 [n], the file of each record.
         records: int64 [n], the number of each record in its file.
         lengths: int64 [n], the expected payload sizes.
         target: uint8, the output.
         offsets: int64 [n], the position in `target` of each payload.
 
     Returns:
-        The index of the first record whose length or checksum is wrong, or -1 if there is none.
+        The index of the first record whose length or checksum is wrong, or -1 if all are correct.
     """
-    for number in range(records.size):
-        file, size = files[number], lengths[number]
-        frame = addresses[file, 0] + load_word(addresses[file, 1] + 8 * records[number])
+    for index in range(records.size):
+        file, size = files[index], lengths[index]
+        frame = file_addresses[file, 0] + load_word(file_addresses[file, 1] + 8 * records[index])
         if load_word(frame) != size or mask_crc(crc_of_word(size)) != load_u32(frame + 8):
-            return number
+            return index
         payload = frame + 12
         checksum = load_u32(payload + size)
         if mask_crc(crc32c_at(payload, size, 0)) != checksum:
-            return number
-        if addresses[file, 3] != 0 and load_word(addresses[file, 3] + 8 * records[number]) != checksum:
-            return number
-        copy_bytes(address_of(target) + offsets[number], payload, size)
+            return index
+        if file_addresses[file, 3] != 0 and load_word(file_addresses[file, 3] + 8 * records[index]) != checksum:
+            return index
+        copy_bytes(address_of(target) + offsets[index], payload, size)
     return -1
 
 
@@ -405,11 +429,11 @@ def _copy_payloads(
 
 @dataclass
 class _Copy:
-    """A shard that is in the cache or is being downloaded.
+    """The copy of a shard in the cache, complete or being downloaded.
 
     Attributes:
-        users: How many calls of `bring` were not yet followed by `release`. A shard in use is not evicted.
-        fetching: Held during the download, so that two readers of a shard download it once.
+        users: How many calls of `download` were not yet followed by `release`. A shard in use is not evicted.
+        fetching: Held during the download, so that two readers of a shard download it only once.
     """
 
     users: int = 0
@@ -417,7 +441,8 @@ class _Copy:
 
 
 class ShardCache:
-    """A cache for the shards of a mirrored folder. The least recently used shards are evicted if it is full.
+    """Downloads the shards of a mirrored folder to the local disk, and evicts the least recently used ones if its room is
+    full.
 
     Args:
         folder: The mirrored folder (`artefacts.mirrored_folder`).
@@ -433,7 +458,7 @@ class ShardCache:
         self._copies: dict[int, _Copy] = {}  # the least recently used first
 
     def check_room(self, streams: int, processes: int, sets: int = 1) -> None:
-        """Check that the cache can hold the open shards of a process and the shards that it reads next.
+        """Check that the cache has room for the shards that a process keeps open and for those that it reads next.
 
         The sizes of the largest shards are used, so that the check holds for any order.
 
@@ -449,44 +474,45 @@ class ShardCache:
         needed = int(np.sort(self._table.bytes)[::-1][: streams * sets + ahead].sum())
         if needed > self._room:
             raise InputError(
-                f"{self._folder}: a process needs {needed:,} bytes for the shards of {streams * sets} streams and the "
-                f"next {ahead}, store.cache_bytes is {self._room:,}; raise it (on Kubernetes kubernetes.scratch, to twice "
-                "as much)"
+                f"{self._folder}: store.cache_bytes = {self._room:,} is too small, because each process needs {needed:,}"
+                f" bytes for the shards of {streams * sets} streams and the next {ahead} shards; set it to at least"
+                f" {needed:,} (on Kubernetes, also set kubernetes.scratch to twice as much)"
             )
 
-    def bring(self, number: int) -> None:
-        """Download a shard unless it is cached, and keep it until `release` was called once for each call of `bring`.
+    def download(self, shard: int) -> None:
+        """Download a shard unless it is in the cache. It stays there until `release` was called once for each call of
+        `download`.
 
         Raises:
-            InputError: The store does not have the shard, or the shard has another size than the metadata states.
+            InputError: The store does not contain the shard, or the shard has another size than the metadata states.
         """
-        path, size = self._folder / self._table.name(number), int(self._table.bytes[number])
+        path, size = self._folder / self._table.name(shard), int(self._table.bytes[shard])
         with self._lock:
-            copy = self._copies[number] = self._copies.pop(number, _Copy())
+            copy = self._copies[shard] = self._copies.pop(shard, _Copy())
             copy.users += 1
-            self._make_room()
+            self._evict_unused_shards()
         with copy.fetching:  # otherwise two readers of a shard would both download it
             fetch_files(path)
         stored = path.stat().st_size if path.exists() else None
         if stored != size:
-            problem = "no such object" if stored is None else f"has {stored:,} bytes, but {size:,} in the metadata"
+            problem = "the shard is missing" if stored is None else f"the shard must have {size:,} bytes, but has {stored:,}"
             raise InputError(f"{format_path(path)}: {problem}; write the packed data again")
 
-    def release(self, number: int) -> None:
-        """Undo one call of `bring`. The shard may be evicted if no reader uses it any more."""
+    def release(self, shard: int) -> None:
+        """Undo one call of `download`. A shard that no reader uses any more may be evicted."""
         with self._lock:
-            copy = self._copies[number] = self._copies.pop(number)
+            copy = self._copies[shard] = self._copies.pop(shard)
             copy.users -= 1
 
-    def _make_room(self) -> None:
-        """Evict unused shards, the least recently used first, until the cache is within its limit."""
-        here = int(self._table.bytes[list(self._copies)].sum())
-        for number in [number for number, copy in self._copies.items() if not copy.users]:
-            if here <= self._room:
+    def _evict_unused_shards(self) -> None:
+        """Evict unused shards, the least recently used first, until the cached shards fit into the room."""
+        cached_bytes = int(self._table.bytes[list(self._copies)].sum())
+        for shard in [shard for shard, copy in self._copies.items() if not copy.users]:
+            if cached_bytes <= self._room:
                 return
-            del self._copies[number]
-            here -= int(self._table.bytes[number])
-            remove_local_copies(self._folder / self._table.name(number))
+            del self._copies[shard]
+            cached_bytes -= int(self._table.bytes[shard])
+            remove_local_copies(self._folder / self._table.name(shard))
 
 
 # --- the shards of a packed folder. There may be hundreds of thousands, so their paths are not kept in a list.
@@ -494,7 +520,7 @@ class ShardCache:
 
 @dataclass(frozen=True)
 class ShardPaths(Sequence[Path]):
-    """The shard paths of a packed folder, as a sequence that creates each path when it is requested.
+    """The paths of the shards of a packed folder, as a sequence that creates each path only when it is requested.
 
     Attributes:
         folder: The packed folder.
@@ -507,23 +533,23 @@ class ShardPaths(Sequence[Path]):
     def __len__(self) -> int:
         return len(self.table)
 
-    def __getitem__(self, number: int) -> Path:  # type: ignore[override]  # nobody takes a slice
-        if not -len(self) <= number < len(self):
-            raise IndexError(number)
-        return self.folder / self.table.name(number % len(self))
+    def __getitem__(self, shard: int) -> Path:  # type: ignore[override]  # nobody takes a slice
+        if not -len(self) <= shard < len(self):
+            raise IndexError(shard)
+        return self.folder / self.table.name(shard % len(self))
 
-    def read_index_of(self, shard: int) -> IndexedRecords | None:
-        """Return the part of the group's index that describes a shard, or None if there is no index that fits the shard."""
+    def read_shard_index(self, shard: int) -> IndexedRecords | None:
+        """Read the entries of the group's index that describe a shard, or return None if no index fits the shard."""
         table, index = self.table, index_path(self.folder, self.table.group_and_number(shard)[0])
         return read_index(index, table.packs_before(shard), int(table.packs[shard]), int(table.bytes[shard]))
 
-    def read_crc32c_of(self, shard: int) -> int | None:
-        """Return the CRC-32C of a shard as its group's manifest states it, or None if there is no manifest."""
+    def read_stated_crc32c(self, shard: int) -> int | None:
+        """Return the CRC-32C of a shard that the manifest of its group states, or None if there is no manifest."""
         return RecordManifest.read_shard_crc32c(self.folder, self.table, shard)
 
 
 def open_shards(folder: Path, metadata: RecordMetadata, cache: ShardCache | None = None) -> RecordFiles:
-    """Return the shards of a packed folder for random access to their packs.
+    """Return the shards of a packed folder as files whose packs can be read in any order.
 
     Args:
         folder: The packed folder.
@@ -535,21 +561,21 @@ def open_shards(folder: Path, metadata: RecordMetadata, cache: ShardCache | None
 
 
 def open_packs(folder: Path, metadata: RecordMetadata, cache: ShardCache | None = None) -> StoredPacks:
-    """Return the packs of a folder with the settings for reading them in a global order.
+    """Return the packs of a folder, with what is needed to read them in a global order.
 
     The order mixes packs from many shards and from all regions of the input. The parameters are those of `open_shards`.
     """
     files, streams = open_shards(folder, metadata, cache), choose_stream_count(metadata.shard_multiple)
-    regions = regions_of_shards(metadata.shard_table.group_sizes, metadata.input_files, metadata.seed)
+    regions = compute_shard_regions(metadata.shard_table.group_sizes, metadata.input_files, metadata.seed)
     return StoredPacks(files, streams, MAX_STREAM_SETS, regions)
 
 
 # Looking up the sizes of more shards than this would take about a minute in each process if the disk's metadata is not
 # cached.
-_MOST_SIZES = 20_000
+_MAX_CHECKED_SIZES = 20_000
 
 
-def check_before_reading(folder: Path, table: ShardTable) -> None:
+def check_shards_exist(folder: Path, table: ShardTable) -> None:
     """Check before a run that all shards of a folder exist and have the sizes that the metadata state.
 
     If the folder has more than 20,000 shards, only their names are checked. The size of each is then checked when the shard
@@ -558,15 +584,15 @@ def check_before_reading(folder: Path, table: ShardTable) -> None:
     Raises:
         InputError: A shard is missing or has another size.
     """
-    if len(table) <= _MOST_SIZES or is_mirrored(folder):
+    if len(table) <= _MAX_CHECKED_SIZES or is_mirrored(folder):
         check_shard_sizes(folder, table)
         return
-    is_there = np.zeros(len(table), bool)
+    exists = np.zeros(len(table), bool)
     with os.scandir(folder) as entries:
         for entry in entries:
-            number = table.number(entry.name)
-            if number is not None:
-                is_there[number] = True
-    if not is_there.all():
-        path = folder / table.name(int(np.argmin(is_there)))
-        raise InputError(f"{path}: the shard is missing, the metadata names it; write the packed data again")
+            shard = table.number(entry.name)
+            if shard is not None:
+                exists[shard] = True
+    if not exists.all():
+        path = folder / table.name(int(np.argmin(exists)))
+        raise InputError(f"{path}: the shard is missing, although the metadata lists it; write the packed data again")

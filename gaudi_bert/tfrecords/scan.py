@@ -1,9 +1,8 @@
-"""Reading record files fast: a file is read in pieces, a numba kernel processes each piece, and several files are read at
-once.
+"""Read and check record files fast: a kernel processes a file piece by piece, and several threads read several files.
 
-A `RecordScan` connects a stream, a buffer and a *format*, which decides what happens to the records. The formats in this
-module index unpacked records, and `verify` has a format that checks and hashes packed records. The scan reads a piece that
-fits into the processor's cache, and then runs the kernel of the format over it.
+A `RecordScan` reads one file in pieces that fit into the processor's cache, and passes each piece to a *record format*,
+which runs a kernel over it. The formats in this module index unpacked records. `verify` has a format that checks and hashes
+packed records.
 
 If the kernel does not support the encoding of a record (`ScanStatus.UNUSUAL`), the scan encodes the record again in
 canonical form, and writes it back so that it ends at the same position in the buffer. If the writer did not pack lists of
@@ -33,11 +32,11 @@ from gaudi_bert.tfrecords.wire.framing import (
     PROBLEMS,
     RecordStream,
     ScanStatus,
-    append_frames,
+    check_frame,
+    extend_crc_by_frames,
+    format_record_location,
     frame,
-    next_record,
     read_records,
-    record_location,
 )
 from gaudi_bert.tfrecords.wire.schema import (
     FRAME_BYTES,
@@ -47,20 +46,25 @@ from gaudi_bert.tfrecords.wire.schema import (
     UnpackedSchema,
     check_features,
     check_values,
-    unpacked_schema_of,
+    infer_unpacked_schema,
 )
-from gaudi_bert.tfrecords.wire.values import count_leading_ones, count_unit_floats, real_bytes, scan_positions
+from gaudi_bert.tfrecords.wire.values import (
+    count_leading_one_floats,
+    count_leading_ones,
+    measure_masked_positions,
+    measure_non_padding,
+)
 
 # --- the index of unpacked records (numba kernels): framing, both CRCs and every value are checked
 #
 # A row of the index contains everything that packing and verifying need, so that no record is parsed twice. Offsets are
 # relative to the payload of the record. Sizes are those of the non-padding values in bytes.
 
-_OF_A_SEQUENCE = (
+_INDEX_FIELDS = (
     *("length", "masked", "label", "ids", "ids_bytes", "segments"),
     *("positions", "positions_bytes", "masked_ids", "masked_ids_bytes"),
 )
-_INDEX_ROW = np.dtype([(name, np.int32) for name in _OF_A_SEQUENCE])
+_INDEX_DTYPE = np.dtype([(name, np.int32) for name in _INDEX_FIELDS])
 
 
 class IndexedSequences(NamedTuple):
@@ -71,8 +75,8 @@ class IndexedSequences(NamedTuple):
         offsets: int64 [sequences], the position of each sequence's payload in the buffer.
         rows: A structured array [sequences] with int32 fields. `length` is the number of tokens, `masked` the number of
             masked positions, and `label` the next-sentence label. `ids`, `segments`, `positions` (the masked positions) and
-            `masked_ids` are offsets from the start of the payload. `ids_bytes`, `positions_bytes` and `masked_ids_bytes`
-            are the sizes of the non-padding values. Segment ids take one byte for each token.
+            `masked_ids` are offsets from the start of the payload. `ids_bytes`, `positions_bytes` and `masked_ids_bytes` are
+            the sizes of the values without padding. Segment ids take one byte for each token.
     """
 
     buffer: ByteArray
@@ -81,8 +85,8 @@ class IndexedSequences(NamedTuple):
 
     @classmethod
     def empty(cls, buffer: ByteArray, sequences: int) -> IndexedSequences:
-        """Return an index with room for `sequences` sequences. The caller fills its rows."""
-        return cls(buffer, np.empty(sequences, np.int64), np.empty(sequences, _INDEX_ROW))
+        """Return an index with room for `sequences` sequences. The caller fills its offsets and rows."""
+        return cls(buffer, np.empty(sequences, np.int64), np.empty(sequences, _INDEX_DTYPE))
 
     @property
     def lengths(self) -> Int32Array:
@@ -91,68 +95,80 @@ class IndexedSequences(NamedTuple):
 
 
 @inlined_kernel
-def _index_record(
-    start: int, end: int, length: int, predictions: int, table: FeatureTable, rows: RowArray, number: int
+def _check_and_index_record(
+    payload_start: int,
+    payload_end: int,
+    row_length: int,
+    predictions: int,
+    table: FeatureTable,
+    rows: RowArray,
+    row_number: int,
 ) -> bool:
-    """Check an unpacked example, and fill one row of the index.
+    """Check every value of an unpacked example, and fill one row of the index.
 
     Args:
-        start: The address of the payload.
-        end: The address after the payload.
-        length: L, the number of tokens in a row.
+        payload_start: The address of the payload.
+        payload_end: The address after the payload.
+        row_length: L, the number of tokens in a row.
         predictions: P, the number of masked slots.
         table: The feature table of unpacked records.
         rows: The rows of the index.
-        number: The row to fill.
+        row_number: The row to fill.
 
     Returns:
         False if the kernel does not support the encoding of the record or a value is invalid. The general reader then
         decides which of the two it is.
     """
-    if not locate_features(start, end, table):
+    if not locate_features(payload_start, payload_end, table):
         return False
     ids, mask = table.spans[UnpackedFeature.INPUT_IDS], table.spans[UnpackedFeature.INPUT_MASK]
     masked_ids, positions = table.spans[UnpackedFeature.MASKED_LM_IDS], table.spans[UnpackedFeature.MASKED_LM_POSITIONS]
     weights, label = table.spans[UnpackedFeature.MASKED_LM_WEIGHTS], table.spans[UnpackedFeature.NEXT_SENTENCE_LABELS]
     segments = table.spans[UnpackedFeature.SEGMENT_IDS]
-    if mask.bytes != length or segments.bytes != length or weights.bytes != 4 * predictions:
+    if mask.bytes != row_length or segments.bytes != row_length or weights.bytes != 4 * predictions:
         return False
-    real = count_leading_ones(mask.start, length)
-    masked = count_unit_floats(weights.start, 4 * predictions)
-    if real <= 0 or masked < 0 or label.bytes != 1 or load_u8(label.start) > 1:
+    token_count = count_leading_ones(mask.start, row_length)
+    masked = count_leading_one_floats(weights.start, 4 * predictions)
+    if token_count <= 0 or masked < 0 or label.bytes != 1 or load_u8(label.start) > 1:
         return False
-    ids_bytes = real_bytes(ids.start, ids.bytes, length, real)
-    masked_ids_bytes = real_bytes(masked_ids.start, masked_ids.bytes, predictions, masked)
-    segments_bytes = real_bytes(segments.start, length, length, real)
-    positions_bytes = scan_positions(positions.start, positions.bytes, predictions, masked, real)
+    ids_bytes = measure_non_padding(ids.start, ids.bytes, row_length, token_count)
+    masked_ids_bytes = measure_non_padding(masked_ids.start, masked_ids.bytes, predictions, masked)
+    segments_bytes = measure_non_padding(segments.start, row_length, row_length, token_count)
+    positions_bytes = measure_masked_positions(positions.start, positions.bytes, predictions, masked, token_count)
     if ids_bytes < 0 or masked_ids_bytes < 0 or segments_bytes < 0 or positions_bytes < 0:
         return False
-    row = rows[number]
-    row.length = real
+    row = rows[row_number]
+    row.length = token_count
     row.masked = masked
     row.label = load_u8(label.start)
-    row.ids = ids.start - start
+    row.ids = ids.start - payload_start
     row.ids_bytes = ids_bytes
-    row.segments = segments.start - start
-    row.positions = positions.start - start
+    row.segments = segments.start - payload_start
+    row.positions = positions.start - payload_start
     row.positions_bytes = positions_bytes
-    row.masked_ids = masked_ids.start - start
+    row.masked_ids = masked_ids.start - payload_start
     row.masked_ids_bytes = masked_ids_bytes
     return True
 
 
 @borrowing_kernel
-def _scan_unpacked(
-    index: IndexedSequences, first: int, position: int, filled: int, length: int, predictions: int, table: FeatureTable
+def _index_unpacked_records(
+    index: IndexedSequences,
+    first_row: int,
+    position: int,
+    filled: int,
+    row_length: int,
+    predictions: int,
+    table: FeatureTable,
 ) -> tuple[int, int, int]:
-    """Check and index the records in `index.buffer[position:filled]`.
+    """Check the frames, CRCs and values of the records in `index.buffer[position:filled]`, and add them to the index.
 
     Args:
-        index: The index, whose rows from `first` on are filled.
-        first: The next free row.
+        index: The index, whose rows from `first_row` on are filled.
+        first_row: The first free row.
         position: The position in the buffer at which a record begins.
         filled: The number of bytes in the buffer.
-        length: L, the number of tokens in a row, which every record must have.
+        row_length: L, the number of tokens in a row, which every record must have.
         predictions: P, the number of masked slots, which every record must have.
         table: The feature table of unpacked records.
 
@@ -160,43 +176,46 @@ def _scan_unpacked(
         (why the scan stopped, the position of the record at which it stopped, the next free row).
     """
     base = address_of(index.buffer)
-    number = first
+    row_number = first_row
     while True:
-        status, size = next_record(base + position, base + filled)
+        status, size = check_frame(base + position, base + filled)
         if status != ScanStatus.GOOD:
-            return status, position, number
-        if number == index.offsets.size:
-            return ScanStatus.INDEX_FULL, position, number
+            return status, position, row_number
+        if row_number == index.offsets.size:
+            return ScanStatus.INDEX_FULL, position, row_number
         payload = base + position + 12
-        if not _index_record(payload, payload + size, length, predictions, table, index.rows, number):
-            return ScanStatus.UNUSUAL, position, number
-        index.offsets[number] = position + 12
+        if not _check_and_index_record(payload, payload + size, row_length, predictions, table, index.rows, row_number):
+            return ScanStatus.UNUSUAL, position, row_number
+        index.offsets[row_number] = position + 12
         position += size + 16
-        number += 1
+        row_number += 1
 
 
 @borrowing_kernel
-def _compact_rows(index: IndexedSequences, first: int, last: int, arena: ByteArray, at: int) -> int:
-    """Copy the non-padding values of sequences into an arena, and change their rows so that they refer to the arena.
+def _move_sequences_to_arena(
+    index: IndexedSequences, first_row: int, end_row: int, arena: ByteArray, arena_position: int
+) -> int:
+    """Copy the values of sequences without padding into an arena, and change their index rows so that they refer to the
+    arena.
 
-    In the arena, a sequence consists of its token ids, segment ids, masked ids and masked positions, in this order and
-    without gaps.
+    The arena is a buffer for all sequences of a group. A sequence in it consists of its token ids, segment ids, masked ids
+    and masked positions, in this order and without gaps.
 
     Args:
         index: The index, whose rows and offsets are changed.
-        first: The first row.
-        last: The row after the last one.
+        first_row: The first row.
+        end_row: The row after the last one.
         arena: uint8, must not overlap the buffer of the index.
-        at: The position in the arena of the first sequence.
+        arena_position: The position in the arena of the first sequence.
 
     Returns:
         The next free position in the arena.
     """
     base = address_of(index.buffer)
-    for number in range(first, last):
+    for number in range(first_row, end_row):
         row = index.rows[number]
         payload = base + index.offsets[number]
-        target = address_of(arena) + at
+        target = address_of(arena) + arena_position
         segments = as_word(row.ids_bytes)
         masked_ids = segments + row.length
         positions = masked_ids + row.masked_ids_bytes
@@ -208,27 +227,27 @@ def _compact_rows(index: IndexedSequences, first: int, last: int, arena: ByteArr
         row.segments = segments
         row.masked_ids = masked_ids
         row.positions = positions
-        index.offsets[number] = at
-        at += positions + row.positions_bytes
-    return at
+        index.offsets[number] = arena_position
+        arena_position += positions + row.positions_bytes
+    return arena_position
 
 
 @borrowing_kernel
-def largest_id(index: IndexedSequences, last: int, step: int) -> int:
-    """Return the largest id among the token ids and masked ids of every `step`-th row before row `last`."""
+def find_largest_token_id(index: IndexedSequences, end_row: int, step: int) -> int:
+    """Return the largest id among the token ids and masked ids of every `step`-th row before row `end_row` of an index."""
     base, largest = address_of(index.buffer), as_word(0)
-    for number in range(0, last, step):
+    for number in range(0, end_row, step):
         row = index.rows[number]
         for start, size in ((row.ids, row.ids_bytes), (row.masked_ids, row.masked_ids_bytes)):
-            at = base + index.offsets[number] + start
-            end = at + size
-            while at < end:
+            address = base + index.offsets[number] + start
+            end = address + size
+            while address < end:
                 value, shift, byte = as_word(0), as_word(0), as_word(128)
                 while byte >= 128:
-                    byte = load_u8(at)
+                    byte = load_u8(address)
                     value |= (byte & 127) << shift
                     shift += 7
-                    at += 1
+                    address += 1
                 largest = max(largest, value)
     return largest
 
@@ -240,11 +259,11 @@ _Result = TypeVar("_Result")
 
 PIECE_BYTES = 1 << 20
 FRONT_BYTES = 16
-_MOST_GROWTH = 4
+_MAX_GROWTH_BYTES = 4
 
 
 class _RecordFormat(Protocol):
-    """Processes the records of one file for a `RecordScan`.
+    """What `RecordScan` requires of an object that processes the records of one file.
 
     Attributes:
         count: The number of records that were processed so far.
@@ -258,25 +277,25 @@ class _RecordFormat(Protocol):
         ...
 
     def start_piece(self) -> None:
-        """Prepare for the next piece of the file."""
+        """Prepare for the next piece of the file, which is read after this call."""
         ...
 
     def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
         """Process the records in `buffer[position:filled]`.
 
         Returns:
-            Why processing stopped, and the position of the record at which it stopped.
+            (why processing stopped, the position of the record at which it stopped).
         """
         ...
 
 
 def scan_buffer() -> ByteArray:
-    """Return a new buffer that is large enough for a `RecordScan` of any file. Each thread needs its own."""
+    """Return a new buffer that is large enough for a `RecordScan` of any file. Each thread needs its own buffer."""
     return np.zeros(FRONT_BYTES + MAX_RECORD_BYTES + FRAME_BYTES + PIECE_BYTES, np.uint8)
 
 
 class UnpackedFormat:
-    """Indexes unpacked records in constant memory. The index contains the records of the current piece only.
+    """Checks and indexes unpacked records in constant memory. The index contains only the records of the current piece.
 
     Attributes:
         schema: The sizes that every record must have.
@@ -293,29 +312,31 @@ class UnpackedFormat:
 
     @classmethod
     def for_pieces(cls, schema: UnpackedSchema, buffer: ByteArray) -> UnpackedFormat:
-        """Create a format whose index has room for the records of one piece in `buffer`."""
+        """Return a format whose index has room for the records of one piece in `buffer`."""
         rows = (PIECE_BYTES + MAX_RECORD_BYTES) // (3 * schema.max_sequence_length + 16) + 1
         return cls(schema, IndexedSequences.empty(buffer, rows))
 
     def start_piece(self) -> None:
-        """Discard the rows of the previous piece."""
+        """Remove the rows of the previous piece from the index."""
         self.rows = 0
 
     def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
         """Check and index the records in `buffer[position:filled]`.
 
         Returns:
-            Why the scan stopped, and the position of the record at which it stopped.
+            (why the scan stopped, the position of the record at which it stopped).
         """
         first = self.rows
         length, predictions = self.schema.max_sequence_length, self.schema.max_predictions
-        status, position, self.rows = _scan_unpacked(self.index, first, position, filled, length, predictions, self._table)
+        status, position, self.rows = _index_unpacked_records(
+            self.index, first, position, filled, length, predictions, self._table
+        )
         self.count += self.rows - first
         return ScanStatus(status), position
 
 
 class CompactedFormat(UnpackedFormat):
-    """Indexes a complete file, and copies the non-padding values of its sequences to an arena.
+    """Checks and indexes a complete file of unpacked records, and copies their values without padding to an arena.
 
     The index keeps the rows of all pieces, and its offsets are positions in the arena. The files of a group share an arena.
 
@@ -332,13 +353,13 @@ class CompactedFormat(UnpackedFormat):
         self._arena, self._position, self._end = arena, start, end
 
     def start_piece(self) -> None:
-        """Do nothing, so that the rows of all pieces are kept."""
+        """Do nothing, so that the index keeps the rows of all pieces."""
 
     def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
         """Check and index the records in `buffer[position:filled]`, and copy their values to the arena.
 
         Returns:
-            Why the scan stopped, and the position of the record at which it stopped.
+            (why the scan stopped, the position of the record at which it stopped).
 
         Raises:
             ValueError: The arena is too small, which is an error of the caller.
@@ -349,13 +370,13 @@ class CompactedFormat(UnpackedFormat):
         sizes = (rows[name].sum(dtype=np.int64) for name in ("ids_bytes", "length", "masked_ids_bytes", "positions_bytes"))
         needed = int(sum(sizes))
         if self._position + needed > self._end:
-            raise ValueError(f"an arena of {self._end} bytes is too small for {needed} more")
-        self._position = _compact_rows(self.index, first, self.rows, self._arena, self._position)
+            raise ValueError(f"the arena ends at byte {self._end}, but {needed} bytes at {self._position} are needed")
+        self._position = _move_sequences_to_arena(self.index, first, self.rows, self._arena, self._position)
         return status, position
 
 
 class RecordScan:
-    """Reads one file once, from the front, and passes its records to a format.
+    """Reads one record file from its beginning to its end, piece by piece, and passes its records to a record format.
 
     Args:
         path: The file.
@@ -378,13 +399,14 @@ class RecordScan:
         self._records_crc32c = 0
 
     def pieces(self) -> Iterator[None]:
-        """Read the file piece by piece. After each piece, yield so that the caller can use the results in the format.
+        """Read the file piece by piece. Yield after each piece, so that the caller can use what the record format has
+        computed.
 
         Raises:
             InputError: The file cannot be read, is truncated, or contains a record that is damaged or violates the contract.
         """
         start = position = filled = FRONT_BYTES
-        before = -start  # position in the stream = position in the buffer + before
+        stream_offset = -start  # position in the stream = position in the buffer + stream_offset
         view = self.buffer.data
         with RecordStream(self.path) as stream:
             while True:
@@ -392,7 +414,7 @@ class RecordScan:
                 if filled > start:
                     rest = filled - position
                     self.buffer[start : start + rest] = self.buffer[position:filled].copy()
-                    before += position - start
+                    stream_offset += position - start
                     position, filled = start, start + rest
                 count = stream.read_into(view[filled : filled + PIECE_BYTES])
                 if self._progress is not None:
@@ -401,60 +423,74 @@ class RecordScan:
                 if count == 0:
                     break
                 filled += count
-                position = self._take(position, filled, before)
+                position = self._process_buffer(position, filled, stream_offset)
                 self.file_crc32c = stream.file_crc32c if stream.compression else self._records_crc32c
                 yield
         if position < filled:
-            raise InputError(f"{self._location(position + before)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
+            raise InputError(f"{self._format_location(position + stream_offset)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
 
-    def _take(self, position: int, filled: int, before: int) -> int:
-        """Process all complete records in `buffer[position:filled]`, and return the position of the first incomplete one.
+    def _process_buffer(self, position: int, filled: int, stream_offset: int) -> int:
+        """Process all complete records in `buffer[position:filled]`, and return the position of the first incomplete record.
 
         Args:
             position: The position in the buffer at which a record begins.
             filled: The end of the bytes in the buffer.
-            before: The difference between a position in the stream and the position in the buffer, for error messages.
+            stream_offset: The difference between a position in the stream and a position in the buffer, for error messages.
 
         Raises:
             InputError: A record is damaged or violates the contract.
         """
-        rewritten, counted = -1, position
+        rewritten_record, counted_until = -1, position
         while True:
             status, position = self.format.take(position, filled)
-            counted = self._count_bytes(counted, position)
+            counted_until = self._extend_file_crc(counted_until, position)
             if status == ScanStatus.INCOMPLETE:
                 return position
-            if status != ScanStatus.UNUSUAL or position == rewritten:
-                raise InputError(f"{self._location(position + before)}: {PROBLEMS[status]}")
+            if status != ScanStatus.UNUSUAL or position == rewritten_record:
+                raise InputError(f"{self._format_location(position + stream_offset)}: {PROBLEMS[status]}")
             # Encode the record again in canonical form, and write it back so that it ends at the same position.
             end = position + int(struct.unpack_from("<Q", self.buffer.data, position)[0]) + FRAME_BYTES
-            counted = self._count_bytes(position, end)
+            counted_until = self._extend_file_crc(position, end)
             try:
-                canonical = frame(_canonical_example(self.buffer[position + 12 : end - 4].tobytes(), self.format.schema))
+                canonical = frame(
+                    _encode_canonical_example(self.buffer[position + 12 : end - 4].tobytes(), self.format.schema)
+                )
             except RecordError as error:
-                raise InputError(f"{self._location(position + before)}: {error}") from error
-            if len(canonical) > end - position + _MOST_GROWTH:
-                raise InputError(f"{self._location(position + before)}: {PROBLEMS[ScanStatus.UNUSUAL]}")
+                raise InputError(f"{self._format_location(position + stream_offset)}: {error}") from error
+            if len(canonical) > end - position + _MAX_GROWTH_BYTES:
+                raise InputError(f"{self._format_location(position + stream_offset)}: {PROBLEMS[ScanStatus.UNUSUAL]}")
             self.buffer[end - len(canonical) : end] = np.frombuffer(canonical, np.uint8)
-            position = rewritten = end - len(canonical)
+            position = rewritten_record = end - len(canonical)
 
-    def _count_bytes(self, start: int, end: int) -> int:
-        """Update the CRC of the file with the records in buffer[start:end], and return the larger of the two positions.
+    def _extend_file_crc(self, start: int, end: int) -> int:
+        """Extend the CRC-32C of the file by the records in `buffer[start:end]`, and return the larger of the two positions.
 
         The records must be in their original form, because the CRC is that of the file on the disk. If `start` is not before
-        `end`, nothing is added.
+        `end`, the CRC does not change.
         """
         if start < end:
-            self._records_crc32c = append_frames(self._records_crc32c, self.buffer, start, end)
+            self._records_crc32c = extend_crc_by_frames(self._records_crc32c, self.buffer, start, end)
         return max(start, end)
 
-    def _location(self, offset: int) -> str:
-        """Return the name of the current record for error messages. `offset` is its position in the stream."""
-        return record_location(self.path, self.format.count, offset)
+    def _format_location(self, offset: int) -> str:
+        """Return the name of the current record for error messages. `offset` is the position of the record in the stream."""
+        return format_record_location(self.path, self.format.count, offset)
 
 
-def unpacked_schema(path: Path) -> tuple[UnpackedSchema, list[str]]:
-    """Read the first record of a file, and return its sizes and the features that packed records do not contain.
+class RecordSchema(NamedTuple):
+    """The features of an unpacked record.
+
+    Attributes:
+        schema: The sizes of the features that an unpacked example must have.
+        other_features: The names of the other features, which packed records do not contain.
+    """
+
+    schema: UnpackedSchema
+    other_features: list[str]
+
+
+def read_record_schema(path: Path) -> RecordSchema:
+    """Read the first record of a file of unpacked records, and return its sizes and the names of its other features.
 
     Raises:
         InputError: The file cannot be read or contains no record, or its first record is not an unpacked example.
@@ -464,12 +500,12 @@ def unpacked_schema(path: Path) -> tuple[UnpackedSchema, list[str]]:
         raise InputError(f"{path}: {NO_RECORD}")
     try:
         features = decode_example(payload)
-        schema = unpacked_schema_of(features)
+        schema = infer_unpacked_schema(features)
         check_features(features, schema)
     except (RecordError, InputError) as error:
-        raise InputError(f"{record_location(path, 0, 0)}: {error}") from error
+        raise InputError(f"{format_record_location(path, 0, 0)}: {error}") from error
     known = {spec.name for spec in schema.features}
-    return schema, sorted(set(features) - known)
+    return RecordSchema(schema, sorted(set(features) - known))
 
 
 # --- the slow but general reader for records that the kernels do not support
@@ -481,8 +517,8 @@ def unpacked_schema(path: Path) -> tuple[UnpackedSchema, list[str]]:
 # keys and packed lists. The kernels therefore process every record, and the result does not depend on the writer.
 
 
-def _canonical_example(payload: bytes | memoryview, schema: UnpackedSchema | PackedSchema) -> bytes:
-    """Return an example encoded in canonical form: the features of `schema` only, with sorted keys and packed lists.
+def _encode_canonical_example(payload: bytes | memoryview, schema: UnpackedSchema | PackedSchema) -> bytes:
+    """Check an example, and encode it in canonical form: only the features of `schema`, with sorted keys and packed lists.
 
     Raises:
         RecordError: `payload` is not an example, has other sizes than `schema`, or has a value that violates the contract.

@@ -48,12 +48,12 @@ from gaudi_bert.tfrecords.random_access import (
     RecordFiles,
     ShardCache,
     ShardPaths,
-    check_before_reading,
+    check_shards_exist,
     open_packs,
 )
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
-from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
+from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, UnpackedSchema, check_features, infer_unpacked_schema
 from gaudi_bert.training.run_plan import MicroBatch
 
 Batch = dict[str, Int32Array | Float32Array]
@@ -137,7 +137,7 @@ class DataSource:
         if self.cache is None:
             yield from read_records(self.files[number])
             return
-        self.cache.bring(number)
+        self.cache.download(number)
         try:
             yield from read_records(self.files[number])
         finally:
@@ -188,7 +188,7 @@ def open_source(path: Path | str) -> DataSource:
     path = Path(path)
     if path.is_dir() and find_pack_kind(path) is not None:
         metadata = RecordMetadata.read(path)
-        check_before_reading(path, metadata.shard_table)
+        check_shards_exist(path, metadata.shard_table)
         return _packed_source(path, metadata)
     return _unpacked_source(path)
 
@@ -222,7 +222,7 @@ def _unpacked_source(path: Path) -> DataSource:
         features = decode_example(first)
         if "next_sentence_positions" in features:
             raise RecordError(f"holds packs, but {METADATA_NAME} is missing next to it; finish writing the packed data")
-        schema = unpacked_schema_of(features)
+        schema = infer_unpacked_schema(features)
         check_features(features, schema)
     except RecordError as error:
         raise InputError(f"{files[0]}: record 0: {error}") from error
@@ -346,7 +346,7 @@ def batches_in_order(
             of_rank = pack_numbers_of_rank(begin, max(end, begin + order.size), order.rank, order.size)
             epochs, numbers = np.divmod(of_rank, orders[which].packs)
             parts = [
-                features(which, *readers[which].locate(epoch, numbers[epochs == epoch]), epoch)
+                features(which, *readers[which].locate_and_open(epoch, numbers[epochs == epoch]), epoch)
                 for epoch in np.unique(epochs).tolist()
             ]
             batch = (
@@ -403,10 +403,10 @@ def each_pack_once(
         for first in range(rank * batch_packs, packs, size * batch_packs):
             numbers = np.arange(first, min(first + batch_packs, packs))
             shards = np.searchsorted(ends, numbers, side="right")
-            files.close_except(shards.tolist())
+            files.close_shards_except(shards.tolist())
             yield _filled(read(shards, numbers - (ends - files.sizes)[shards]), len(numbers), batch_packs)
 
-    return _ahead(batches(), lambda: files.close_except(()))
+    return _ahead(batches(), lambda: files.close_shards_except(()))
 
 
 def _checked(source: DataSource, files: RecordFiles, limits: dict[str, int], shards: IntArray, records: IntArray) -> Batch:
@@ -415,10 +415,10 @@ def _checked(source: DataSource, files: RecordFiles, limits: dict[str, int], sha
     Raises:
         InputError: A value is out of range.
     """
-    batch: dict[str, AnyArray] = files.read(shards, records)
+    batch: dict[str, AnyArray] = files.read_records(shards, records)
     if not source.is_packed:
         batch = _as_packed(batch)
-    _check_values(batch, limits, lambda row: files.location(int(shards[row]), int(records[row])))
+    _check_values(batch, limits, lambda row: files.format_location(int(shards[row]), int(records[row])))
     return batch
 
 

@@ -44,7 +44,7 @@ ROWS, FOLDER = (
     "nowhere: no such folder; download it with `hf download nowhere --local-dir nowhere`",
 )
 FOLDER_MODEL = "--model my-model: a model's folder is trained on a packed table, and --data is not one; make it by"
-NOTHING = "no such folder or file, and no file matches it as a pattern; check the path"
+NOTHING = "the path does not exist, and no file matches it as a pattern; check the path"
 TUNE = "finetune --task classification --data"
 WRONG_TURNS = {
     "pack nowhere/ --out packed/": f"nowhere/: {NOTHING}",

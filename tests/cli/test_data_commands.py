@@ -57,7 +57,12 @@ def test_pack_and_verify(tmp_path: Path) -> None:
         ("t.parquet", {"input_ids": [[1]]}, "--shard 0/2 --verify", "--shard cannot be combined with --verify"),
         ("t.jsonl", b'{"input_ids": [1]}\n{"input_ids": ["a"]}\n', "", "t.jsonl: row 1: "),
         ("t.jsonl", b"\n\n", "", "t.jsonl: the table holds no row"),
-        ("t.jsonl.gz", gzip.compress(b'{"input_ids": [1]}\n' * 99, mtime=0)[:-9], "", "t.jsonl.gz: is damaged or cut short"),
+        (
+            "t.jsonl.gz",
+            gzip.compress(b'{"input_ids": [1]}\n' * 99, mtime=0)[:-9],
+            "",
+            "t.jsonl.gz: the compressed data is damaged or incomplete",
+        ),
     ],
 )
 def test_whatever_is_wrong_is_one_line(tmp_path: Path, name: str, content: Any, options: str, reason: str) -> None:

@@ -20,10 +20,10 @@ from gaudi_bert.corpus import blocks as blocks_module
 from gaudi_bert.corpus.blocks import (
     Block,
     Section,
-    choose_evaluation,
+    choose_evaluation_documents,
     form_blocks,
     form_sections,
-    ordered_map,
+    map_in_processes,
     read_blocks,
     scan_source,
     write_section,
@@ -39,7 +39,7 @@ from tests.builders.waiting import wait_until
     ("documents", "fraction", "held_out"), [(79, 0.1, 8), (2, 0.01, 1), (2, 0.99, 1), (5, 0.0, 0), (1, 0.0, 0)]
 )
 def test_how_many_are_held_out(documents: int, fraction: float, held_out: int) -> None:
-    chosen = choose_evaluation(documents, fraction, 12345)
+    chosen = choose_evaluation_documents(documents, fraction, 12345)
     assert (len(chosen), chosen.sum()) == (documents, held_out)
 
 
@@ -84,7 +84,7 @@ def test_blocks_are_read_over_the_borders_of_files(tmp_path: Path, monkeypatch: 
     assert read == [(0, [["0."], ["2."], ["3."]]), (1, [["5."], ["6."]])]
     assert [documents for _, documents in read_blocks(scans, chosen, blocks[1:])] == [[["5."], ["6."]]]
     (tmp_path / "c").write_text("4.\n")
-    with pytest.raises(FailedError, match="changed while it was read"):
+    with pytest.raises(FailedError, match="the text has changed while it was read"):
         list(read_blocks(scans, chosen, blocks))
 
 
@@ -126,9 +126,9 @@ def test_every_example_is_in_one_file_and_files_are_even(
 
 
 def test_fewer_examples_than_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"prepare\.shards = 9: the text of train gives only 2 examples for 3 files"):
+    with pytest.raises(InputError, match=r"prepare\.shards = 9: the train text yields only 2 examples for 3 files"):
         write_section(SECTION, blocks_of(2), tmp_path, 9, seed=5)
-    with pytest.raises(InputError, match=r"prepare\.text: the text of train gives no example"):
+    with pytest.raises(InputError, match=r"prepare\.text: the train text yields no examples"):
         write_section(SECTION, blocks_of(0), tmp_path, 9, seed=5)
     assert not list(tmp_path.iterdir())
 
@@ -142,29 +142,29 @@ def test_results_come_in_order_and_few_are_in_flight(workers: int) -> None:
             taken.append(number)
             yield -number
 
-    results = ordered_map(abs, items(), workers)  # type: ignore[arg-type]
+    results = map_in_processes(abs, items(), workers)  # type: ignore[arg-type]
     assert next(results) == 0
     assert len(taken) <= workers + 1
     assert list(results) == list(range(1, 20))
 
 
 def test_a_dead_worker_is_reported() -> None:
-    with pytest.raises(FailedError, match="a worker process died"):
-        list(ordered_map(os._exit, [9], 2))
+    with pytest.raises(FailedError, match="a worker process was killed"):
+        list(map_in_processes(os._exit, [9], 2))
 
 
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     code = """
 import os, sys, time
 from pathlib import Path
-from gaudi_bert.corpus.blocks import ordered_map
+from gaudi_bert.corpus.blocks import map_in_processes
 
 def note(number):
     Path(sys.argv[1], str(os.getpid())).touch()
     time.sleep(0.2)
 
 if __name__ == "__main__":
-    for _ in ordered_map(note, range(10_000), 2):
+    for _ in map_in_processes(note, range(10_000), 2):
         pass
 """
     (tmp_path / "pids").mkdir()

@@ -15,7 +15,7 @@ from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.examples import (
     BlockExamples,
     BlockJob,
-    _choose_pairs,
+    _choose_segment_pairs,
     _mask_sequences,
     _RandomStream,
     make_examples,
@@ -166,7 +166,7 @@ def block_of(corpus: Corpus) -> TokenBlock:
 @given(corpora, st.integers(8, 47), st.floats(0, 1), st.integers(0, 2**31))
 def test_pairs_are_well_formed(corpus: Corpus, length: int, short: float, seed: int) -> None:
     block = block_of(corpus)
-    pairs = _choose_pairs(block, length, short, _RandomStream(seed, "test"))
+    pairs = _choose_segment_pairs(block, length, short, _RandomStream(seed, "test"))
     first_start, first_stop, second_start, second_stop, labels = pairs
     first_lengths, second_lengths = first_stop - first_start, second_stop - second_start
     assert len(labels) >= (len(corpus) if sum(map(len, corpus)) > 1 else 0)  # of a single sentence there is no pair
@@ -187,7 +187,7 @@ def test_pairs_are_well_formed(corpus: Corpus, length: int, short: float, seed: 
 def test_a_random_next_of_one_document_is_never_the_real_one() -> None:
     random_pairs = 0
     for seed in range(50):
-        pairs = _choose_pairs(block_of([[3] * 40]), 32, 0.1, _RandomStream(seed, "test"))
+        pairs = _choose_segment_pairs(block_of([[3] * 40]), 32, 0.1, _RandomStream(seed, "test"))
         first_start, first_stop, second_start, second_stop, labels = pairs
         is_random = labels == 1
         random_pairs += is_random.sum()
@@ -198,8 +198,8 @@ def test_a_random_next_of_one_document_is_never_the_real_one() -> None:
 
 
 def test_one_sentence_has_no_pair_and_two_only_the_real_one() -> None:
-    assert not _choose_pairs(block_of([[5]]), 16, 0.0, _RandomStream(1, "test"))[0].size
-    pairs = _choose_pairs(block_of([[5, 6]]), 16, 0.0, _RandomStream(1, "test"))
+    assert not _choose_segment_pairs(block_of([[5]]), 16, 0.0, _RandomStream(1, "test"))[0].size
+    pairs = _choose_segment_pairs(block_of([[5, 6]]), 16, 0.0, _RandomStream(1, "test"))
     assert [column.tolist() for column in pairs] == [[0], [5], [5], [11], [0]]
     empty = TokenBlock(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64))
-    assert not _choose_pairs(empty, 16, 0.1, _RandomStream(1, "test"))[0].size
+    assert not _choose_segment_pairs(empty, 16, 0.1, _RandomStream(1, "test"))[0].size

@@ -11,9 +11,9 @@ from gaudi_bert.common.features import BUILT_IN_TEXTS
 from gaudi_bert.corpus.python_texts import (
     HELD_OUT_OF,
     LABELS,
-    _docstrings,
-    documentation_documents,
-    labelled_docstrings,
+    _find_docstrings,
+    convert_texts_to_documents,
+    make_labelled_docstring_rows,
     python_texts,
 )
 from tests.builders.agree import agree
@@ -45,7 +45,7 @@ except ImportError:
 
 
 def test_docstrings_are_those_of_modules_classes_and_functions_wherever_they_stand() -> None:
-    assert list(_docstrings(ast.parse(SOURCE), "module")) == [
+    assert list(_find_docstrings(ast.parse(SOURCE), "module")) == [
         ("module", "Of the module."),
         ("module.Outer", "Of the class.\n\n    Indented further than\nthe rest."),
         ("module.Outer.method", "Of the method."),
@@ -59,7 +59,7 @@ def test_every_built_in_text_is_there_about_as_long_as_stated_and_without_repeti
     for name, size in BUILT_IN_TEXTS.items():
         texts = python_texts(name)
         agree(sum(map(len, texts.values())), size, 0.2)
-        documents = documentation_documents(texts).values()
+        documents = convert_texts_to_documents(texts).values()
         assert len(documents) > (60 if name == "python-docs" else 5000)
         long_sentences = [sentence for document in documents for sentence in document if len(sentence) > 150]
         assert len(set(long_sentences)) > 0.98 * len(long_sentences), "paragraphs are not repeated"
@@ -100,7 +100,7 @@ For example:
 
 
 def test_what_becomes_a_sentence() -> None:
-    long, short = documentation_documents({"z": SHORT, "a": LONG, "rulers": "****\n\n====\n"}).values()
+    long, short = convert_texts_to_documents({"z": SHORT, "a": LONG, "rulers": "****\n\n====\n"}).values()
     common = "This paragraph, which is wrapped, stands in both of the topics."
     assert short == ['The "short" topic', common, "It has two sentences."]
     assert long == [
@@ -110,7 +110,7 @@ def test_what_becomes_a_sentence() -> None:
 
 
 def test_the_standard_library_gives_enough_of_each_label() -> None:
-    rows = labelled_docstrings(python_texts("python-docstrings"))
+    rows = make_labelled_docstring_rows(python_texts("python-docstrings"))
     held_out = [row for row, is_held_out in rows if is_held_out]
     assert len({row["label"] for row, _ in rows}) == len({row["label"] for row in held_out}) == LABELS
     assert len(rows) > 1500

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.corpus.sentences import detect_layout, sentences_of_lines, split_sentences
+from gaudi_bert.corpus.sentences import detect_layout, split_lines_into_sentences, split_sentences
 from tests.builders.properties import examples
 
 
@@ -77,4 +77,4 @@ UNPUNCTUATED = ["he went home", "she read a very long and winding book about wha
 )
 def test_layouts(lines: list[str], layout: Literal["sentences", "paragraphs", "wrapped"], sentences: list[str]) -> None:
     assert detect_layout([lines, lines] if lines else []) == layout
-    assert sentences_of_lines(lines, layout) == sentences
+    assert split_lines_into_sentences(lines, layout) == sentences

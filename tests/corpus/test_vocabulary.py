@@ -13,7 +13,7 @@ from gaudi_bert.corpus import vocabulary as vocabulary_module
 from gaudi_bert.corpus.vocabulary import (
     SPECIAL_TOKENS,
     Vocabulary,
-    _wordpiece_tokenizer,
+    _make_wordpiece_tokenizer,
     read_vocabulary,
     tokenize_documents,
     train_vocabulary,
@@ -33,9 +33,9 @@ def test_a_vocabulary_is_read_and_written_alike(tmp_path: Path) -> None:
     path = write(tmp_path / "vocab.txt", *SPECIAL_TOKENS, "the", "##s", "\u2028", "é")
     vocabulary = read_vocabulary(path)
     assert len(vocabulary) == 9
-    assert vocabulary.number("the") == 5
+    assert vocabulary.token_id("the") == 5
     assert vocabulary.text.encode() == path.read_bytes()
-    assert vocabulary.continuations().tolist() == [False] * 6 + [True, False, False]
+    assert vocabulary.mark_continuations().tolist() == [False] * 6 + [True, False, False]
 
 
 def test_bad_vocabularies(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_bad_vocabularies(tmp_path: Path) -> None:
         path = write(tmp_path / "vocab.txt", *(token for token in SPECIAL_TOKENS if token != missing), "the")
         with pytest.raises(InputError, match=rf"has no {re.escape(missing)}"):
             read_vocabulary(path)
-    with pytest.raises(InputError, match=r"line 7: token 'a' is on line 6"):
+    with pytest.raises(InputError, match=r"line 7: token 'a' is also on line 6"):
         read_vocabulary(write(tmp_path / "twice", *SPECIAL_TOKENS, "a", "a"))
     (tmp_path / "binary").write_bytes(b"[PAD]\n\xff")
     with pytest.raises(InputError, match="not UTF-8 at byte 6"):
@@ -63,8 +63,8 @@ def test_training_makes_whole_words_of_frequent_ones() -> None:
 def test_training_does_not_depend_on_the_process() -> None:
     code = (
         "from gaudi_bert.corpus.vocabulary import train_vocabulary\n"
-        "from gaudi_bert.corpus.python_texts import documentation_documents, python_texts\n"
-        "documents = list(documentation_documents(python_texts('python-docs')).values())[:20]\n"
+        "from gaudi_bert.corpus.python_texts import convert_texts_to_documents, python_texts\n"
+        "documents = list(convert_texts_to_documents(python_texts('python-docs')).values())[:20]\n"
         "print(train_vocabulary(lambda: documents, 2000, True).sha256)"
     )
     first, second = (run_python(code, PYTHONHASHSEED=number, RAYON_NUM_THREADS=number) for number in ("1", "2"))
@@ -73,7 +73,7 @@ def test_training_does_not_depend_on_the_process() -> None:
 
 def test_tokenizer_follows_berts_rules() -> None:
     words = ["cafe", "##s", "!", "你", "好"]
-    tokenizer = _wordpiece_tokenizer([*SPECIAL_TOKENS, *words], lower_case=True)
+    tokenizer = _make_wordpiece_tokenizer([*SPECIAL_TOKENS, *words], lower_case=True)
     texts = ("Cafés! 你好 [MASK]", "cafe" + "s" * 196, "cafe" + "s" * 197)
     short, long, longer = (tokenizer.encode(text, add_special_tokens=False).tokens for text in texts)
     assert short == [*words, *["[UNK]"] * 3]
@@ -94,7 +94,7 @@ SENTENCES = st.lists(st.text(CHARACTERS | st.characters(exclude_categories=["Cs"
 @given(st.lists(SENTENCES, max_size=4), st.booleans())
 def test_tokens_are_those_of_whole_sentences(documents: list[list[str]], lower_case: bool) -> None:
     block = tokenize_documents(documents, VOCABULARY, lower_case)
-    tokenizer = _wordpiece_tokenizer(VOCABULARY.tokens, lower_case)
+    tokenizer = _make_wordpiece_tokenizer(VOCABULARY.tokens, lower_case)
     encoded = [[tokenizer.encode(sentence, add_special_tokens=False).ids for sentence in document] for document in documents]
     kept = [[ids for ids in document if ids] for document in encoded if any(document)]
     found = np.split(block.tokens, block.sentence_starts[1:-1]) if block.sentences else []

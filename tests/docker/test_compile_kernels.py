@@ -18,7 +18,7 @@ from gaudi_bert.artefacts.packed import Metadata
 sys.path.insert(0, sys.argv[1])
 from compile_kernels import _compile_records, _prepare, _SILENT
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.tfrecords.wire.values import pack_rows
+from gaudi_bert.tfrecords.wire.values import compute_packed_table_columns
 from gaudi_bert.tfrecords.write import pack
 from gaudi_bert.tfrecords.random_access import open_shards
 _compile_records()
@@ -28,7 +28,7 @@ with tempfile.TemporaryDirectory() as folder, event.install_recorder("numba:comp
         packed = Path(folder, f"packed-{depth}")
         pack(records, packed, PackingSettings(shard_multiple=2, algorithm="lpfhp", depth=depth), _SILENT, verify=True)
         files = open_shards(packed, Metadata.read(packed))
-        pack_rows(files.read(np.zeros(2, np.int64), np.arange(2)))
+        compute_packed_table_columns(files.read_records(np.zeros(2, np.int64), np.arange(2)))
 print(len(compiled.buffer))
 """
 

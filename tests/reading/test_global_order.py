@@ -13,8 +13,8 @@ from gaudi_bert.packing.histogram import form_groups
 from gaudi_bert.reading.global_order import (
     GlobalOrder,
     choose_stream_count,
+    compute_shard_regions,
     pack_numbers_of_rank,
-    regions_of_shards,
 )
 from tests.builders.properties import examples
 from tests.oracles.global_order import dealt_epoch
@@ -31,7 +31,7 @@ def epoch_records(order: GlobalOrder, epoch: int) -> list[tuple[int, int]]:
 def records_at(order: GlobalOrder, epoch: int, numbers: IntArray) -> list[tuple[int, int]]:
     """(shard, record) of these packs."""
     located = order.locate(epoch, numbers)
-    orders = [order.shard_order(epoch, shard).records.tolist() for shard in range(len(order.sizes))]
+    orders = [order.compute_shard_order(epoch, shard).records.tolist() for shard in range(len(order.sizes))]
     pairs = zip(located.shards.tolist(), located.positions.tolist(), strict=True)
     return [(shard, orders[shard][position]) for shard, position in pairs]
 
@@ -58,9 +58,9 @@ def test_visits_are_the_shards_of_a_process(
     """In the order in which it reads them, each once a turn; and time goes on with the numbers."""
     order, rank = GlobalOrder(sizes, seed, 4, streams, sets), data.draw(st.integers(0, world_size - 1))
     done = data.draw(st.integers(0, order.packs))
-    visits = [visit for epoch, visit in order.upcoming_visits(2, done, rank, world_size) if epoch == 2]
-    following = [visit for epoch, visit in order.upcoming_visits(2, done, rank, world_size) if epoch == 3]
-    assert following == [visit for epoch, visit in order.upcoming_visits(3, 0, rank, world_size) if epoch == 3]
+    visits = [visit for epoch, visit in order.iterate_shard_visits(2, done, rank, world_size) if epoch == 2]
+    following = [visit for epoch, visit in order.iterate_shard_visits(2, done, rank, world_size) if epoch == 3]
+    assert following == [visit for epoch, visit in order.iterate_shard_visits(3, 0, rank, world_size) if epoch == 3]
     located = order.locate(2, pack_numbers_of_rank(done, order.packs, rank, world_size))
     times = list(zip(located.turns.tolist(), located.rounds.tolist(), strict=True))
     assert times == sorted(times)
@@ -81,8 +81,8 @@ def test_regions_are_the_positions_of_the_files_of_groups() -> None:
     files = [SimpleNamespace(name=f"part-{number:02d}", bytes=1, sequences=100) for number in range(40)]
     groups = form_groups(files, group_sequences=100, group_bytes=1000, seed=9)
     positions = [int(group[0].name[5:]) for group in groups]
-    assert regions_of_shards(np.full(40, 3), 40, 9).tolist() == np.repeat(positions, 3).tolist()
-    assert regions_of_shards(np.array([2, 1]), 5, 9).tolist() == [0, 0, 1]
+    assert compute_shard_regions(np.full(40, 3), 40, 9).tolist() == np.repeat(positions, 3).tolist()
+    assert compute_shard_regions(np.array([2, 1]), 5, 9).tolist() == [0, 0, 1]
 
 
 def test_a_window_may_be_that_of_the_shard() -> None:

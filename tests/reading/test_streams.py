@@ -30,27 +30,27 @@ class CountedShards(ShardFiles[int]):
         self.opened: set[int] = set()
         self.prefetched: list[tuple[int, int]] = []
 
-    def prepare(self, shard: int) -> int:
+    def prepare_shard(self, shard: int) -> int:
         if shard == self.damaged:
             raise InputError(f"shard {shard} is damaged")
         with self.lock:
             self.prepared.append(shard)
         return shard
 
-    def open(self, shard: int, prepared: int) -> None:
+    def open_shard(self, shard: int, prepared: int) -> None:
         assert shard == prepared
         assert shard not in self.opened
         self.opened.add(shard)
 
-    def close(self, shard: int) -> None:
+    def close_shard(self, shard: int) -> None:
         self.opened.remove(shard)
-        self.discard(shard)
+        self.discard_shard(shard)
 
-    def discard(self, shard: int) -> None:
+    def discard_shard(self, shard: int) -> None:
         with self.lock:
             self.discarded.append(shard)
 
-    def prefetch(self, shard: int, first: int, last: int) -> None:
+    def prefetch_records(self, shard: int, first: int, last: int) -> None:
         assert shard in self.opened
         self.prefetched.append((shard, first))
 
@@ -84,7 +84,7 @@ def test_records_are_those_of_the_order_and_few_shards_are_open(
         numbers = pack_numbers_of_rank(done, order.packs, rank, world_size)
         for first in range(0, len(numbers), at_once):
             now = numbers[first : first + at_once]
-            shards, records = reader.locate(epoch, now)
+            shards, records = reader.locate_and_open(epoch, now)
             assert list(zip(shards.tolist(), records.tolist(), strict=True)) == [dealt[number] for number in now]
             if order.locate(epoch, now).rounds[-1] < order.count_full_rounds(epoch):
                 assert len(files.opened - set(shards.tolist())) <= order.count_open_shards(world_size)
@@ -105,7 +105,9 @@ def test_going_back_opens_the_shards_again() -> None:
     later, earlier = np.arange(100, 130), np.arange(10, 40)
     dealt = dealt_epoch([40] * 6, 1, 0, 8, 3)
     for numbers in (later, earlier, later):
-        assert list(zip(*(each.tolist() for each in reader.locate(0, numbers)), strict=True)) == [dealt[n] for n in numbers]
+        assert list(zip(*(each.tolist() for each in reader.locate_and_open(0, numbers)), strict=True)) == [
+            dealt[n] for n in numbers
+        ]
         assert files.opened == {dealt[n][0] for n in numbers}, "and closes all others"
 
 
@@ -113,11 +115,11 @@ def test_each_window_is_prefetched_once_but_not_before_hundreds_of_packs_are_rea
     order, files = GlobalOrder([2000] * 4, 1, 100, 2), CountedShards()
     reader = StreamReader(files, order)
     for first in range(0, 8000, 40):
-        reader.locate(0, np.arange(first, first + 40))
+        reader.locate_and_open(0, np.arange(first, first + 40))
         if first < 400:
             assert not files.prefetched
     every = {(shard, 100 * window) for shard in range(4) for window in range(20)}
-    skipped = {(shard, first) for shard in range(4) for first in order.shard_order(0, shard).windows[:2, 1].tolist()}
+    skipped = {(shard, first) for shard in range(4) for first in order.compute_shard_order(0, shard).windows[:2, 1].tolist()}
     assert every - skipped <= set(files.prefetched) <= every
     assert len(set(files.prefetched)) == len(files.prefetched)
 
@@ -126,9 +128,9 @@ def test_a_shard_that_cannot_be_opened_is_reported_when_it_is_read() -> None:
     order = GlobalOrder([5] * 4, 1, 8, 1)
     last = int(order.locate(0, np.array([19])).shards[0])
     reader = StreamReader(CountedShards(damaged=last), order)
-    reader.locate(0, np.arange(15))
+    reader.locate_and_open(0, np.arange(15))
     with pytest.raises(InputError, match="is damaged"):
-        reader.locate(0, np.arange(15, 20))
+        reader.locate_and_open(0, np.arange(15, 20))
 
 
 # --- what every reader of a packed folder begins with: the one order, with windows that cost no more than they must
@@ -153,7 +155,7 @@ def test_packs_move_within_what_is_asked_for_and_what_files_allow(window_rows, s
     numbers = np.arange(order.packs)
     identical(order.locate(2, numbers)._asdict(), by_hand.locate(2, numbers)._asdict())
     for shard in range(len(SIZES)):
-        identical(order.shard_order(2, shard)._asdict(), by_hand.shard_order(2, shard)._asdict())
+        identical(order.compute_shard_order(2, shard)._asdict(), by_hand.compute_shard_order(2, shard)._asdict())
 
 
 def test_a_rank_that_no_process_has_is_refused() -> None:

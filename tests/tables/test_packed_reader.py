@@ -35,7 +35,7 @@ def test_a_shard_that_is_a_copy_of_another_is_noticed_when_it_was_read_once(tmp_
         reader = stored.open_reader(order, rank, processes)
         numbers = np.arange(rank, order.packs, processes)
         for first in range(0, len(numbers), 5):
-            stored.files.read(*reader.locate(0, numbers[first : first + 5]))
+            stored.files.read_records(*reader.locate_and_open(0, numbers[first : first + 5]))
 
     for rank in range(processes):
         read(rank)

@@ -104,13 +104,13 @@ def test_the_same_packs_give_the_same_bytes_and_a_run_that_was_killed_continues(
 def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
     packed = packs_of(tmp_path, sequences_for_hdf5(40, 29, 5, seed=1))
     (tmp_path / "out_metadata.json").write_text("{}")
-    with pytest.raises(InputError, match=r"out_metadata.json: already exists, .*; choose another folder"):
+    with pytest.raises(InputError, match=r"out_metadata.json: the file exists already, .*; choose another output folder"):
         convert(packed, tmp_path / "out", reporter=QUIET)
     assert (tmp_path / "out_metadata.json").read_text() == "{}"
     for out in (packed, tmp_path):
-        with pytest.raises(InputError, match="holds the packs that are to be converted"):
+        with pytest.raises(InputError, match="the output folder must not contain the packed folder"):
             convert(packed, out, reporter=QUIET, overwrite=True)
-    with pytest.raises(InputError, match="s3://bucket/packed: folders of this machine are converted"):
+    with pytest.raises(InputError, match="s3://bucket/packed: only local folders can be converted"):
         convert(Path("s3://bucket/packed"), tmp_path / "other", reporter=QUIET)
 
 
@@ -118,8 +118,8 @@ def test_packs_that_a_format_cannot_hold_are_refused_and_nothing_is_written(tmp_
     deep = make_case(tmp_path / "deep", depth=4, algorithm="lpfhp").packed
     first = make_case(tmp_path / "first", algorithm="lpfhp").packed  # some of its sequences mask their first token
     for packed, message in (
-        (deep, r"depth 4; the mask of the vendor's model tells 3 .*pack with --depth 3"),
-        (first, r"tfrecord: record \d+: predicts the first token of its row, or id 0"),
+        (deep, r"at most 3 sequences, .* the depth is 4; pack again with --depth 3"),
+        (first, r"tfrecord: record \d+: the pack masks the first token of its row or predicts id 0"),
     ):
         with pytest.raises(InputError, match=message):
             convert(packed, tmp_path / "out", reporter=QUIET)

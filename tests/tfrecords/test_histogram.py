@@ -100,7 +100,7 @@ def test_the_vocabulary_beside_the_records_is_noted_and_one_of_other_records_ref
     vocabulary = histogram(tmp_path / "train", tmp_path / "histogram.json", a_run()).content.vocabulary
     assert (vocabulary.size, len(vocabulary.sha256)) == (30522, 64)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n")
-    with pytest.raises(InputError, match=r"vocab\.txt: has 2 tokens, but .*part-000 holds the token id"):
+    with pytest.raises(InputError, match=r"vocab\.txt: the vocabulary has 2 tokens, but .*part-000 contains the token id"):
         histogram(tmp_path / "train", tmp_path / "other.json", a_run())
 
 
@@ -191,7 +191,7 @@ def test_file_lists(tmp_path: Path) -> None:
         list_record_files(str(folder / "z*"))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "a").write_bytes(b"x")
-    with pytest.raises(InputError, match="has the same name as"):
+    with pytest.raises(InputError, match="must not have the same name as"):
         list_record_files(str(tmp_path / "*" / "a"))
     assert find_vocabulary(folder) is None
     (tmp_path / "vocab.txt").write_text("[PAD]\n")
@@ -211,11 +211,11 @@ def test_entries_that_cannot_be_read_are_not_left_out_in_silence(tmp_path: Path)
     for records in (folder, str(folder / "*")):
         assert list(list_record_files(records).items()) == [(folder / "a", 1), (folder / "linked", 3)]
     dangling, looping, pipe = folder / "dangling", folder / "looping", folder / "pipe"
-    link = "a symbolic link to .*{}, which leads to no file"
+    link = "the file is a symbolic link to .*{}, which does not exist"
     for entry, make, reason in (
         (dangling, lambda: dangling.symlink_to(tmp_path / "nowhere"), link.format("nowhere")),
         (looping, lambda: looping.symlink_to(looping), link.format("looping")),
-        (pipe, lambda: os.mkfifo(pipe), "a pipe, socket or device"),
+        (pipe, lambda: os.mkfifo(pipe), "expected a file, found a pipe, socket or device"),
     ):
         make()
         for records in (folder, str(folder / "*"), entry):
@@ -240,11 +240,11 @@ def refused_by_histogram(records: Path | str, out: Path, *parts: str) -> None:
 PACK = example({**random_sequence(random.Random(1), 24, 4), "positions": [0], "next_sentence_positions": [0]})
 TAR = bytes(257) + b"ustar" + bytes(250)
 NO_RECORDS = {
-    "missing": (None, "no such folder or file"),
+    "missing": (None, "the path does not exist"),
     "empty": (b"", "the file is empty"),
-    "text": (b"This is a text and not a TFRecord at all.\n" * 10, "not a TFRecord file"),
-    "none": (gzip.compress(b""), "holds no record"),
-    "packed": (frame(PACK), "this is a packed example"),
+    "text": (b"This is a text and not a TFRecord at all.\n" * 10, "expected a TFRecord file"),
+    "none": (gzip.compress(b""), "contains no records"),
+    "packed": (frame(PACK), "expected an unpacked record, found a packed one"),
     # Of other tools, with the way in.
     "shard-000.tar.gz": (gzip.compress(TAR), "a tar archive, as WebDataset"),
     "data.idx": (b"MMIDIDX\x00\x00" + bytes(30), "one of the two files of a Megatron data set"),
@@ -258,7 +258,7 @@ def test_what_is_not_there_or_no_record_is_named(tmp_path: Path) -> None:
             (tmp_path / name).write_bytes(content)
         refused_by_histogram(tmp_path / name, tmp_path / "histogram.json", f"{tmp_path / name}: ", reason)
     (tmp_path / "empty-folder").mkdir()
-    refused_by_histogram(tmp_path / "empty-folder", tmp_path / "histogram.json", "holds no record files")
+    refused_by_histogram(tmp_path / "empty-folder", tmp_path / "histogram.json", "contains no record files")
 
 
 def damage(folder: Path, numbers: list[int]) -> None:
@@ -274,7 +274,7 @@ def test_one_pass_names_all_bad_files(tmp_path: Path) -> None:
     write_files(tmp_path / "records", [3] * 40, 16, 3)
     damage(tmp_path / "records", [0, 5, 7, *range(10, 40)])
     told = Listener()
-    with pytest.raises(InputError, match=r"of 40 files, 33 files \(part-000, .*, part-026 and 13 more\) cannot be read"):
+    with pytest.raises(InputError, match=r"33 files \(part-000, .*, part-026 and 13 more\) of 40 cannot be read"):
         histogram(tmp_path / "records", tmp_path / "histogram.json", a_run(reporter=told))
     reasons = [line for line in told.lines if "/part-" in line]
     assert len(reasons) == 20
@@ -331,7 +331,7 @@ def test_files_of_two_sizes_are_both_named(tmp_path: Path) -> None:
     write_files(records, [2], 12, 3)
     (records / "part-000").rename(records / "odd")
     write_files(records, [2] * 5, 16, 3)
-    told = r"12 input_ids and 3 masked_lm_positions in 1 file \(odd\), 16 .* in 5 files \(part-000, .*and 2 more\); pack "
+    told = r"12 input_ids and 3 masked_lm_positions in 1 file \(odd\), 16 .* in 5 files \(part-000, .*and 2 more\); select"
     for choice in ("stop", "skip"):
         with pytest.raises(InputError, match=told):
             histogram(records, tmp_path / "histogram.json", a_run(), on_bad_file=choice)
@@ -340,4 +340,4 @@ def test_files_of_two_sizes_are_both_named(tmp_path: Path) -> None:
 def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     case = make_case(tmp_path, files=1)
     os.rename(case.records / "part-0", os.fsencode(case.records) + b"/part-\xff")
-    refused_by_histogram(case.records, tmp_path / "again.json", "its name is not UTF-8")
+    refused_by_histogram(case.records, tmp_path / "again.json", "the file name must be UTF-8")

@@ -48,7 +48,7 @@ def test_an_unpacked_record_with_tokens(file: Path) -> None:
     text = shown(view)
     assert "[CLS] the [MASK]→dogse [SEP] house→house [SEP]" in text
     assert "7 tokens (5 + 2) from 0, 2 masked, random next" in text
-    assert "also holds document (2 values)" in text
+    assert "also contains document (2 values)" in text
 
 
 def test_without_a_vocabulary_ids_are_shown(file: Path) -> None:
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, change: dict) -> None:
 def test_ids_outside_the_vocabulary(file: Path) -> None:
     file.with_name("vocab.txt").write_text("\n".join(TOKENS[:7]) + "\n")
     view = inspect(file, 0, file.with_name("vocab.txt"))
-    assert view.problems == ("sequence 1: 3 ids are outside the vocabulary of 7 tokens",)
+    assert view.problems == ("sequence 1: 3 ids are not in the vocabulary, which has 7 tokens",)
     assert "<7>" in shown(view)
 
 
@@ -102,11 +102,11 @@ def test_what_cannot_be_shown(file: Path, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(frame(example({"image": [1, 2]})))
     (tmp_path / "rubbish").write_bytes(frame(b"\xff\xff rubbish"))
     for arguments, reason in (
-        ((file, 2), "has no record 2"),
-        ((file, -1), "has no record -1"),
+        ((file, 2), "does not contain record 2"),
+        ((file, -1), "does not contain record -1"),
         ((file, 0, tmp_path / "absent.txt"), "cannot read"),
         ((tmp_path / "other",), "has no feature input_ids.*it has image"),
-        ((tmp_path / "rubbish",), "record 0: not a tf.train.Example"),
+        ((tmp_path / "rubbish",), "record 0: the record is not a tf.train.Example"),
     ):
         with pytest.raises(InputError, match=reason):
             inspect(*arguments)
@@ -119,5 +119,7 @@ def test_a_folder_is_its_first_file_with_records(tmp_path: Path) -> None:
     assert inspect(case.records, 0) == inspect(case.records / "part-0", 0)
     assert inspect(case.packed, 0) == inspect(case.packed / "packed-00000-00000.tfrecord", 0)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"the folder holds no record files, names that begin with _ or \. aside"):
+    with pytest.raises(
+        InputError, match=r"the folder contains no record files \(names that begin with _ or \. are ignored\)"
+    ):
         inspect(tmp_path / "empty")

@@ -37,19 +37,19 @@ def test_records_are_those_of_the_plain_reader(tmp_path: Path, depth: int) -> No
     places = [(file, record) for file, size in enumerate(files.sizes) for record in range(size)]
     np.random.default_rng(0).shuffle(places)
     numbers, records = np.array(places).T
-    read = files.read(numbers, records)
+    read = files.read_records(numbers, records)
     for row, (file, record) in enumerate(places):
         expected = decode_example(list(read_records(files.paths[file]))[record])
         for name, values in expected.items():
             np.testing.assert_array_equal(read[name][row], values)
-    assert files.read(np.empty(0, np.int64), np.empty(0, np.int64))["input_ids"].shape[0] == 0
+    assert files.read_records(np.empty(0, np.int64), np.empty(0, np.int64))["input_ids"].shape[0] == 0
 
 
 def test_a_record_that_a_file_has_not_is_not_looked_for_behind_it(case: PackingCase) -> None:
     files = open_case(case)
     for record in (-1, files.sizes[0]):
-        with pytest.raises(IndexError, match=f"record {record} is requested"):
-            files.read(np.zeros(2, np.int64), np.array([0, record]))
+        with pytest.raises(IndexError, match=f"record {record}: the file does not contain"):
+            files.read_records(np.zeros(2, np.int64), np.array([0, record]))
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
@@ -61,7 +61,7 @@ def test_other_encodings_and_compressed_files_are_read(tmp_path: Path, compress)
     path.write_bytes(compress(content))
     files = RecordFiles([path], UnpackedSchema(29, 5))
     assert files.sizes.tolist() == [len(case.sequences)]
-    read = files.read(np.zeros(3, np.int64), np.array([4, 0, 22]))
+    read = files.read_records(np.zeros(3, np.int64), np.array([4, 0, 22]))
     assert read["input_ids"].tolist() == [case.sequences[number]["input_ids"] for number in (4, 0, 22)]
     assert read["masked_lm_weights"].dtype == np.float32
 
@@ -69,17 +69,20 @@ def test_other_encodings_and_compressed_files_are_read(tmp_path: Path, compress)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: content[:-3], "record 22 at byte .*: the file is cut short"),
-        (lambda content: content[:50] + bytes([content[50] ^ 1]) + content[51:], "record 0 at byte 0: its bytes"),
-        (lambda content: content + b"\0" * 20, "record 23 at byte .*: its length is damaged"),
-        (lambda content: content * 2, "holds 46 records, 23 in the metadata"),
+        (lambda content: content[:-3], "record 22 at byte .*: the file ends within this record"),
+        (
+            lambda content: content[:50] + bytes([content[50] ^ 1]) + content[51:],
+            "record 0 at byte 0: the record is damaged",
+        ),
+        (lambda content: content + b"\0" * 20, "record 23 at byte .*: the length of the record is damaged"),
+        (lambda content: content * 2, "expected 23 records, found 46"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, change, message: str) -> None:
     path = make_case(tmp_path, files=1).records / "part-0"
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(InputError, match=rf"part-0: {message}"):
-        RecordFiles([path], UnpackedSchema(29, 5), [23]).read(np.zeros(23, np.int64), np.arange(23))
+        RecordFiles([path], UnpackedSchema(29, 5), [23]).read_records(np.zeros(23, np.int64), np.arange(23))
 
 
 # --- by the index of a group
@@ -99,14 +102,14 @@ def indexed_case(folder: Path, change=lambda sizes: sizes) -> tuple[RecordFiles,
 
 def read_all(files: RecordFiles, shard: int) -> dict:
     numbers = np.arange(files.sizes[shard])
-    return files.read(np.full_like(numbers, shard), numbers)
+    return files.read_records(np.full_like(numbers, shard), numbers)
 
 
 def test_the_index_tells_what_a_walk_finds(tmp_path: Path) -> None:
     indexed, shard = indexed_case(tmp_path / "indexed")
-    assert indexed.prepare(shard).checksums is not None
+    assert indexed.prepare_shard(shard).checksums is not None
     walked = RecordFiles(indexed.paths, indexed.schema, indexed.sizes)
-    assert walked.prepare(shard).checksums is None
+    assert walked.prepare_shard(shard).checksums is None
     for name, values in read_all(walked, shard).items():
         np.testing.assert_array_equal(read_all(indexed, shard)[name], values)
 
@@ -122,13 +125,13 @@ def test_the_index_tells_what_a_walk_finds(tmp_path: Path) -> None:
 def test_sizes_that_are_not_those_of_the_records_are_refused(tmp_path: Path, change) -> None:
     files, shard = indexed_case(tmp_path, change)
     name = files.paths[shard].name
-    with pytest.raises(InputError, match=rf"{name}: record [01] at byte .*: does not match the index .*; remove.*$"):
+    with pytest.raises(InputError, match=rf"{name}: record [01] at byte .*: the index .* is wrong; remove.*$"):
         read_all(files, shard)
 
 
 def test_sizes_of_another_sum_are_not_used(tmp_path: Path) -> None:
     files, shard = indexed_case(tmp_path, lambda sizes: [*sizes[:-1], sizes[-1] + 1])
-    assert files.prepare(shard).checksums is None
+    assert files.prepare_shard(shard).checksums is None
     assert len(read_all(files, shard)["input_ids"]) == files.sizes[shard]
 
 
@@ -137,7 +140,7 @@ def test_damage_is_named_by_an_index_too(tmp_path: Path) -> None:
     path = files.paths[shard]
     content = path.read_bytes()
     path.write_bytes(content[:50] + bytes([content[50] ^ 1]) + content[51:])
-    with pytest.raises(InputError, match="record 0 at byte 0: its bytes are damaged"):
+    with pytest.raises(InputError, match="record 0 at byte 0: the record is damaged"):
         read_all(files, shard)
 
 
@@ -155,20 +158,20 @@ def test_a_shard_that_is_a_copy_of_another_is_noticed_by_whoever_reads_it(tmp_pa
     if not has_index:
         for index in files.paths[0].parent.glob("*.index"):
             index.unlink()
-    message = r"is not the record that was packed here" if has_index else "its CRC-32C differs from the manifest"
+    message = r"the checksum differs from the index" if has_index else "the CRC-32C of the shard differs from the manifest"
     for record in range(int(files.sizes[shard])):
         with pytest.raises(InputError, match=f"{files.paths[shard].name}: .*{message}"):
-            files.read(np.array([other, shard]), np.array([0, record]))
+            files.read_records(np.array([other, shard]), np.array([0, record]))
 
 
 def test_files_are_closed_unless_they_are_excepted(case: PackingCase) -> None:
     files = open_case(case)
     filled = np.flatnonzero(files.sizes)
-    files.read(filled, np.zeros_like(filled))
+    files.read_records(filled, np.zeros_like(filled))
     assert mapped_files(case.packed) == len(filled)
-    files.close_except(filled[:2].tolist())
+    files.close_shards_except(filled[:2].tolist())
     assert mapped_files(case.packed) == 2
-    files.close_except(())
+    files.close_shards_except(())
     assert mapped_files(case.packed) == 0
 
 
@@ -178,12 +181,12 @@ def test_of_very_many_shards_only_the_names_are_looked_up(tmp_path: Path, monkey
     shard = case.packed / metadata.shard_table.name(1)
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(InputError, match=f"{shard.name}: has .* bytes, but .* in the metadata"):
-        random_access.check_before_reading(case.packed, metadata.shard_table)
-    monkeypatch.setattr(random_access, "_MOST_SIZES", 2)
-    random_access.check_before_reading(case.packed, metadata.shard_table)
+        random_access.check_shards_exist(case.packed, metadata.shard_table)
+    monkeypatch.setattr(random_access, "_MAX_CHECKED_SIZES", 2)
+    random_access.check_shards_exist(case.packed, metadata.shard_table)
     files = open_shards(case.packed, metadata)
-    with pytest.raises(InputError, match=f"{shard.name}: has .* bytes now, .* before"):
-        files.open(1, files.prepare(1))
+    with pytest.raises(InputError, match=f"{shard.name}: the size has changed from .* to .* bytes"):
+        files.open_shard(1, files.prepare_shard(1))
     shard.unlink()
     with pytest.raises(InputError, match=f"{shard.name}: the shard is missing"):
-        random_access.check_before_reading(case.packed, metadata.shard_table)
+        random_access.check_shards_exist(case.packed, metadata.shard_table)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords.scan import RecordScan, UnpackedFormat, _canonical_example, scan_buffer, unpacked_schema
+from gaudi_bert.tfrecords.scan import RecordScan, UnpackedFormat, _encode_canonical_example, read_record_schema, scan_buffer
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
 from tests.builders.effort import tries
@@ -46,7 +46,7 @@ def sequence(seed: int) -> dict:
 def scanned(path: Path) -> Iterator[bytes]:
     """The records of a file as the scan leaves them in its buffer: in canonical encoding, if it had to change them."""
     buffer = scan_buffer()
-    records = UnpackedFormat.for_pieces(unpacked_schema(path)[0], buffer)
+    records = UnpackedFormat.for_pieces(read_record_schema(path)[0], buffer)
     for _ in RecordScan(path, records, buffer).pieces():
         for offset in records.index.offsets[: records.rows]:
             size = int(buffer[offset - 12 : offset - 4].view("<u8")[0])
@@ -63,7 +63,9 @@ def overlong_list(key: str, values: list) -> bytes:
 def test_the_canonical_form_is_protobufs_deterministic_serialisation() -> None:
     protobuf_example = pytest.importorskip("tests.oracles.protobuf_example", exc_type=ImportError)
     for features in map(sequence, range(20)):
-        assert _canonical_example(example(features, encode=split_list), SCHEMA) == protobuf_example.serialize(features)
+        assert _encode_canonical_example(example(features, encode=split_list), SCHEMA) == protobuf_example.serialize(
+            features
+        )
 
 
 def test_a_value_in_two_halves_is_merged_and_unknown_fields_are_skipped() -> None:
@@ -74,7 +76,7 @@ def test_a_value_in_two_halves_is_merged_and_unknown_fields_are_skipped() -> Non
         entry = field(1, field(1, key.encode()) + field(2, b"".join(halves))) + field(9, b"?")
         others = {name: values for name, values in features.items() if name != key}
         payload = field(7, b"later") + example(others, extra=entry) + varint(5 << 3) + varint(3)
-        assert _canonical_example(payload, SCHEMA) == _canonical_example(example(features), SCHEMA)
+        assert _encode_canonical_example(payload, SCHEMA) == _encode_canonical_example(example(features), SCHEMA)
 
 
 def flipped(data: bytes, place: int) -> bytes:
@@ -84,12 +86,12 @@ def flipped(data: bytes, place: int) -> bytes:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda good: frame(example(broken(input_mask=(2, 0)))), "`input_mask` is not"),
+        (lambda good: frame(example(broken(input_mask=(2, 0)))), "`input_mask` must contain ones and then zeros"),
         (lambda good: frame(b"\xff" * 6), "not a tf.train.Example"),
-        (lambda good: flipped(good, 60), "its bytes are damaged"),
-        (lambda good: flipped(good, 1), "its length is damaged"),
-        (lambda good: frame(b"", claimed_length=2**40), "longer than any legal record"),
-        *((lambda good, cut=cut: good[:cut], "cut short") for cut in (1, 5, 12, 30)),
+        (lambda good: flipped(good, 60), "the record is damaged"),
+        (lambda good: flipped(good, 1), "the length of the record is damaged"),
+        (lambda good: frame(b"", claimed_length=2**40), "the record is longer than"),
+        *((lambda good, cut=cut: good[:cut], "the file ends within this record") for cut in (1, 5, 12, 30)),
     ],
 )
 def test_refusals_name_file_record_and_offset(tmp_path: Path, damage, reason: str) -> None:
@@ -100,7 +102,7 @@ def test_refusals_name_file_record_and_offset(tmp_path: Path, damage, reason: st
 
 
 def test_a_weight_of_minus_zero_is_zero() -> None:
-    assert _canonical_example(example(broken(masked_lm_weights=(4, -0.0))), SCHEMA) == example(broken())
+    assert _encode_canonical_example(example(broken(masked_lm_weights=(4, -0.0))), SCHEMA) == example(broken())
 
 
 def mixed(key: str, values: list) -> bytes:

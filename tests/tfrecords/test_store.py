@@ -173,7 +173,7 @@ def test_two_readers_of_a_shard_fetch_it_once(few: PackingCase, s3: S3Server) ->
     with faulty_proxy(s3.port) as proxy, stored_source(few, proxy.endpoint) as stored:
         shard = int(np.argmax(stored.metadata.shard_table.packs))
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(stored.cache.bring, [shard] * 8))
+            list(pool.map(stored.cache.download, [shard] * 8))
         assert proxy.sent == stored.metadata.shard_table.bytes[shard]
 
 
@@ -184,14 +184,14 @@ def test_a_shard_that_is_not_the_one_of_the_metadata_is_refused(few: PackingCase
     shard, other = (int(number) for number in np.flatnonzero(table.bytes)[:2])
     content = objects.read(f"{url}/{table.name(shard)}")
     with stored_source(few, s3.endpoint, room=1, url=url) as stored:
-        stored.cache.bring(shard)
+        stored.cache.download(shard)
         stored.cache.release(shard)
         objects.write(f"{url}/{table.name(other)}", content + b"x")
         with pytest.raises(InputError, match=table.name(other)):
-            stored.cache.bring(other)  # the first one makes room
+            stored.cache.download(other)  # the first one makes room
         objects.write(f"{url}/{table.name(shard)}", content[::-1])
         with pytest.raises(InputError, match="changed while it was read"):
-            stored.cache.bring(shard)
+            stored.cache.download(shard)
 
 
 def table_of(packs: Iterable[int], sizes: Iterable[int]) -> ShardTable:
@@ -207,18 +207,18 @@ def test_a_shard_stays_while_it_is_read_and_then_until_its_room_is_needed(s3: S3
         cache = ShardCache(folder, table, 20, 1)
         here = lambda: sorted(int(path.name[-1]) for path in folder.iterdir())  # noqa: E731
         for number in (0, 0, 1):
-            cache.bring(number)
+            cache.download(number)
         cache.release(0)
         cache.release(1)
         assert here() == [0, 1]
-        cache.bring(2)
+        cache.download(2)
         assert here() == [0, 2]
         cache.release(0)
         cache.release(2)
-        cache.bring(1)
+        cache.download(1)
         assert here() == [1, 2]
         with pytest.raises(InputError, match="s3://bucket/held/packed-00000-00003"):
-            cache.bring(3)
+            cache.download(3)
 
 
 def test_what_the_streams_need_must_fit(tmp_path: Path) -> None:

@@ -116,7 +116,10 @@ def removed(name: str) -> Callable[[Path], object]:
 # Of group 1, whose shards begin with this one.
 SHARD, INDEX = "packed/packed-00001-00000.tfrecord", "packed/group-00001.index"
 DAMAGE: list[tuple[Callable[[Path], object], str]] = [
-    (rewritten(SHARD, lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:]), f"{SHARD}: record 0 .*are damaged"),
+    (
+        rewritten(SHARD, lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:]),
+        f"{SHARD}: record 0 .* the record is damaged",
+    ),
     (rewritten(SHARD, rotated), f"{SHARD}: its CRC-32C differs"),
     (removed(SHARD), f"{SHARD}: the shard is missing"),
     (copied(SHARD, "packed/packed-00009-00000.tfrecord"), r"packed-00009-00000.tfrecord: is .*metadata\.json"),

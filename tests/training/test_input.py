@@ -116,7 +116,7 @@ def write_one(folder: Path, change) -> Path:
 @pytest.mark.parametrize(
     ("feature", "values", "expected"),
     [
-        ("input_ids", np.arange(5), "feature `input_ids` has 5 values, 23 are needed"),
+        ("input_ids", np.arange(5), "feature `input_ids` must have 23 values, but has 5"),
         ("segment_ids", None, "feature `segment_ids` is missing"),
         ("next_sentence_labels", np.array([2]), "next_sentence_labels[0] = 2, allowed are 0 .. 1"),
         ("masked_lm_weights", np.full(data.PREDICTIONS, np.nan), "masked_lm_weights[0] = nan"),

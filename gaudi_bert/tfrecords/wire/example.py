@@ -32,8 +32,35 @@ from gaudi_bert.tfrecords.wire.schema import (
 )
 
 _VARINT, _FIXED64, _BYTES, _START_GROUP, _END_GROUP, _FIXED32 = range(6)
-_MOST_GROUPS = 100  # nested groups, at which the decoder gives up, as in protobuf
+_MAX_NESTED_GROUPS = 100  # protobuf's parser has the same limit
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+
+
+class _Field(NamedTuple):
+    """One field of a protobuf message.
+
+    Attributes:
+        number: The field number, or -1 if the tag has more than one byte. All known fields have tags of one byte. Protobuf's
+            parser compares the bytes of a tag, so that a longer tag is an unknown field even if it encodes a known number.
+        wire_type: The wire type.
+        value: The bytes of the value, without the tag and the length.
+    """
+
+    number: int
+    wire_type: int
+    value: memoryview
+
+
+class FramedRecords(NamedTuple):
+    """TFRecords in memory.
+
+    Attributes:
+        frames: The records one after the other, uint8.
+        sizes: int64 [records], the size of each record in bytes, including its frame.
+    """
+
+    frames: ByteArray
+    sizes: IntArray
 
 
 def encode_example(features: Mapping[str, Sequence[int] | Sequence[float] | AnyArray]) -> bytes:
@@ -50,20 +77,22 @@ def encode_example(features: Mapping[str, Sequence[int] | Sequence[float] | AnyA
     for name in sorted(features, key=lambda key: key.encode("utf-8")):
         values = np.asarray(features[name])
         if values.size == 0 or values.dtype.kind in "iub":
-            out = np.empty(10 * values.size, np.uint8)
-            size = _write_varints(np.ascontiguousarray(values, dtype=np.int64).reshape(-1), out)
-            kind, data = _INT64_LIST, out[:size].tobytes()
+            encoded = np.empty(10 * values.size, np.uint8)
+            size = _write_varints(np.ascontiguousarray(values, dtype=np.int64).reshape(-1), encoded)
+            kind, data = _INT64_LIST, encoded[:size].tobytes()
         elif values.dtype.kind == "f":
             kind, data = _FLOAT_LIST, np.ascontiguousarray(values, dtype="<f4").tobytes()
         else:
-            raise TypeError(f"feature `{name}` is of type {values.dtype}; integers or floating-point numbers are needed")
-        values_list = _field(1, data) if data else b""
-        entries.append(_field(1, _field(1, name.encode("utf-8")) + _field(2, _field(kind, values_list))))
-    return _field(1, b"".join(entries)) if entries else b""
+            raise TypeError(f"feature `{name}`: expected integers or floating-point numbers, found {values.dtype}")
+        values_list = _encode_field(1, data) if data else b""
+        entries.append(
+            _encode_field(1, _encode_field(1, name.encode("utf-8")) + _encode_field(2, _encode_field(kind, values_list)))
+        )
+    return _encode_field(1, b"".join(entries)) if entries else b""
 
 
 def decode_example(payload: bytes | memoryview) -> dict[str, AnyArray]:
-    """Parse a serialised Example, and return its features by name.
+    """Parse a serialised Example, and return the values of its features by name.
 
     Integers become an int64 array, floating-point numbers a float32 array, and byte strings an object array. A feature
     without a list becomes an empty int64 array.
@@ -72,32 +101,32 @@ def decode_example(payload: bytes | memoryview) -> dict[str, AnyArray]:
         RecordError: The bytes are not an Example.
     """
     features: dict[str, AnyArray] = {}
-    for number, wire, value in _fields(memoryview(payload)):
+    for number, wire, value in _parse_fields(memoryview(payload)):
         if number == 1 and wire == _BYTES:
-            for entry_number, entry_wire, entry in _fields(value):
+            for entry_number, entry_wire, entry in _parse_fields(value):
                 if entry_number == 1 and entry_wire == _BYTES:
-                    name, decoded = _decode_entry(entry)
+                    name, decoded = _decode_map_entry(entry)
                     features[name] = decoded
     return features
 
 
 @borrowing_kernel
-def _write_varints(values: IntArray, out: ByteArray) -> int:
-    """Write values as varints to the front of `out`, and return the number of bytes written."""
-    at = 0
+def _write_varints(values: IntArray, output: ByteArray) -> int:
+    """Write integers as varints to the beginning of `output`, and return the number of bytes that were written."""
+    size = 0
     for value in values:
         rest = np.uint64(value)
         while rest > np.uint64(127):
-            out[at] = np.uint8(rest & np.uint64(127)) | np.uint8(128)
+            output[size] = np.uint8(rest & np.uint64(127)) | np.uint8(128)
             rest >>= np.uint64(7)
-            at += 1
-        out[at] = np.uint8(rest)
-        at += 1
-    return at
+            size += 1
+        output[size] = np.uint8(rest)
+        size += 1
+    return size
 
 
 def encode_varint(value: int) -> bytes:
-    """Return a non-negative number as a varint."""
+    """Return the bytes of a non-negative integer as a varint."""
     encoded = bytearray()
     while value > 127:
         encoded.append((value & 127) | 128)
@@ -106,111 +135,116 @@ def encode_varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _field(number: int, data: bytes) -> bytes:
-    """Return a length-delimited field with the given field number."""
-    return bytes([number << 3 | _BYTES]) + encode_varint(len(data)) + data
+def _encode_field(field_number: int, content: bytes) -> bytes:
+    """Return the bytes of a length-delimited protobuf field: its tag, the length of `content`, and `content`."""
+    return bytes([field_number << 3 | _BYTES]) + encode_varint(len(content)) + content
 
 
-def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Read a varint, and return (value, next position). The value is reduced to 64 bits.
+def _decode_varint(data: memoryview, position: int) -> tuple[int, int]:
+    """Decode the varint at a position of `data`, and return (value, position after the varint).
+
+    Of a longer value, only the lowest 64 bits are returned.
 
     Raises:
         RecordError: The varint is truncated or has more than ten bytes.
     """
     value = 0
     for count in range(10):
-        if at >= len(data):
-            raise RecordError("not a tf.train.Example: a number runs past its end")
-        byte = data[at]
-        at += 1
+        if position >= len(data):
+            raise RecordError("the record is not a tf.train.Example, because a varint in it is incomplete")
+        byte = data[position]
+        position += 1
         value |= (byte & 127) << (7 * count)
         if byte < 128:
-            return value & (2**64 - 1), at
-    raise RecordError("not a tf.train.Example: a number of more than ten bytes")
+            return value & (2**64 - 1), position
+    raise RecordError("the record is not a tf.train.Example, because a varint in it has more than ten bytes")
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """Yield the fields of a message as (field number, wire type, bytes of the value).
-
-    The number is -1 if the tag has more than one byte. All known fields have tags of one byte. Protobuf's parser compares
-    the bytes of a tag, so that a longer tag is an unknown field even if it encodes a known number.
+def _parse_fields(message: memoryview) -> Iterator[_Field]:
+    """Yield the fields of a serialised protobuf message one after the other.
 
     Raises:
         RecordError: The message is not well-formed.
     """
-    at = 0
-    while at < len(data):
-        tag, after = _read_varint(data, at)
-        number, wire = tag >> 3, tag & 7
+    position = 0
+    while position < len(message):
+        tag, after = _decode_varint(message, position)
+        number, wire_type = tag >> 3, tag & 7
         if number == 0:
-            raise RecordError("not a tf.train.Example: a field is numbered 0")
-        start, end = (after, _end_of_group(data, after)) if wire == _START_GROUP else _value_span(data, after, wire)
-        yield (number if after == at + 1 else -1), wire, data[start:end]
-        at = end
+            raise RecordError("the record is not a tf.train.Example, because one of its fields has the number 0")
+        start, end = (
+            (after, _find_group_end(message, after))
+            if wire_type == _START_GROUP
+            else _find_value_span(message, after, wire_type)
+        )
+        yield _Field(number if after == position + 1 else -1, wire_type, message[start:end])
+        position = end
 
 
-def _value_span(data: memoryview, at: int, wire: int) -> tuple[int, int]:
-    """Return where a field's value begins and ends. `at` is the position after its tag.
+def _find_value_span(data: memoryview, position: int, wire_type: int) -> tuple[int, int]:
+    """Return (start, end) of the value of a field. `position` is the position after the tag of the field.
 
     Raises:
         RecordError: The wire type is invalid, or the value does not end within `data`.
     """
-    start = at
-    if wire == _VARINT:
-        _, end = _read_varint(data, at)
-    elif wire == _BYTES:
-        size, start = _read_varint(data, at)
+    start = position
+    if wire_type == _VARINT:
+        _, end = _decode_varint(data, position)
+    elif wire_type == _BYTES:
+        size, start = _decode_varint(data, position)
         end = start + size
-    elif wire in (_FIXED64, _FIXED32):
-        end = start + (8 if wire == _FIXED64 else 4)
+    elif wire_type in (_FIXED64, _FIXED32):
+        end = start + (8 if wire_type == _FIXED64 else 4)
     else:
-        raise RecordError(f"not a tf.train.Example: wire type {wire}")
+        raise RecordError(f"the record is not a tf.train.Example, because wire type {wire_type} is not valid")
     if end > len(data):
-        raise RecordError("not a tf.train.Example: a field runs past its end")
+        raise RecordError("the record is not a tf.train.Example, because a field is longer than its message")
     return start, end
 
 
-def _end_of_group(data: memoryview, at: int) -> int:
-    """Return the position after the end tag of a group. `at` is the position after its start tag.
+def _find_group_end(data: memoryview, position: int) -> int:
+    """Return the position after the end tag of a protobuf group. `position` is the position after its start tag.
 
     Raises:
         RecordError: The group is not well-formed, or 100 groups are nested in each other.
     """
     depth = 1
     while depth:
-        tag, at = _read_varint(data, at)
-        wire = tag & 7
-        if wire == _END_GROUP:
+        tag, position = _decode_varint(data, position)
+        wire_type = tag & 7
+        if wire_type == _END_GROUP:
             depth -= 1
-        elif wire == _START_GROUP:
+        elif wire_type == _START_GROUP:
             depth += 1
-            if depth >= _MOST_GROUPS:
-                raise RecordError(f"not a tf.train.Example: {_MOST_GROUPS} groups one inside the other")
+            if depth >= _MAX_NESTED_GROUPS:
+                raise RecordError(
+                    f"the record is not a tf.train.Example, because it contains {_MAX_NESTED_GROUPS} nested groups"
+                )
         else:
-            _, at = _value_span(data, at, wire)
-    return at
+            _, position = _find_value_span(data, position, wire_type)
+    return position
 
 
-def _decode_entry(entry: memoryview) -> tuple[str, AnyArray]:
-    """Decode a map entry, and return (feature name, values).
+def _decode_map_entry(entry: memoryview) -> tuple[str, AnyArray]:
+    """Decode an entry of the map `Features.feature`, and return (feature name, values).
 
     Raises:
         RecordError: The entry is not well-formed, or the name is not UTF-8.
     """
     name, parts = "", []
-    for number, wire, value in _fields(entry):
+    for number, wire, value in _parse_fields(entry):
         if number == 1 and wire == _BYTES:
             try:
                 name = bytes(value).decode("utf-8")
             except UnicodeDecodeError as error:
-                raise RecordError("not a tf.train.Example: the name of a feature is not UTF-8") from error
+                raise RecordError("the record is not a tf.train.Example, because a feature name is not UTF-8") from error
         elif number == 2 and wire == _BYTES:
             parts.append(bytes(value))
     return name, _decode_feature(memoryview(b"".join(parts)))
 
 
 def _decode_feature(feature: memoryview) -> AnyArray:
-    """Decode a `Feature` message.
+    """Decode a serialised `Feature` message, and return its values.
 
     If the message contains several lists, a list of the same kind as the previous list is appended to it, and a list of
     another kind replaces it. These are protobuf's rules for a oneof.
@@ -220,25 +254,25 @@ def _decode_feature(feature: memoryview) -> AnyArray:
     """
     kind = 0
     lists: list[bytes] = []
-    for number, wire, value in _fields(feature):
+    for number, wire, value in _parse_fields(feature):
         if number in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST) and wire == _BYTES:
             if number != kind:
                 kind, lists = number, []
             lists.append(bytes(value))
-    values = [(wire, value) for number, wire, value in _fields(memoryview(b"".join(lists))) if number == 1]
+    values = [(wire, value) for number, wire, value in _parse_fields(memoryview(b"".join(lists))) if number == 1]
     if kind == _BYTES_LIST:
         texts = [bytes(value) for wire, value in values if wire == _BYTES]
         return np.array([*texts, None], dtype=object)[:-1]
     if kind == _FLOAT_LIST:
         floats = [bytes(value) for wire, value in values if wire in (_BYTES, _FIXED32)]
         if any(len(part) % 4 for part in floats):
-            raise RecordError("not a tf.train.Example: a list of floats that is not a multiple of four bytes")
+            raise RecordError("the record is not a tf.train.Example, because the size of a FloatList is not a multiple of 4")
         return np.frombuffer(b"".join(floats), dtype="<f4").astype(np.float32)
     integers: list[int] = []
     for wire, value in values:
-        at = 0
-        while wire in (_BYTES, _VARINT) and at < len(value):
-            item, at = _read_varint(value, at)
+        position = 0
+        while wire in (_BYTES, _VARINT) and position < len(value):
+            item, position = _decode_varint(value, position)
             integers.append(item)
     return np.array(integers, dtype=np.uint64).astype(np.int64)
 
@@ -250,15 +284,19 @@ def _decode_feature(feature: memoryview) -> AnyArray:
 # temporarily overwrites up to 24 bytes after the key. An output buffer must therefore be `SLACK_BYTES` larger than its
 # records.
 #
-# Parameters named `at` are addresses at which bytes are written.
+# The parameter `address` is the memory address at which a function writes. Functions that write return the address after
+# the last byte that they have written.
 
 SLACK_BYTES = 64
 
-_KEY_ROW = np.dtype([(name, np.int64) for name in ("key_bytes", "word_0", "word_8", "word_16", "list_tag")])
+_KEY_DTYPE = np.dtype([(name, np.int64) for name in ("key_bytes", "word_0", "word_8", "word_16", "list_tag")])
 
 
 def position_table() -> ByteArray:
-    """Return the varints 0, 1, ..., 8191 one after the other, uint8."""
+    """Return the bytes of the varints 0, 1, ..., 8191 one after the other, uint8.
+
+    The feature `positions` of a packed record contains the beginning of this sequence for each of its sequences.
+    """
     values = np.arange(MAX_SEQUENCE_LENGTH)
     long = values[128:]
     pairs = np.stack([(long & 127) | 128, long >> 7], axis=1)
@@ -267,21 +305,22 @@ def position_table() -> ByteArray:
 
 
 def key_rows(features: Sequence[FeatureSpec]) -> RowArray:
-    """Return the keys of features in the form that `store_entry_head` expects.
+    """Return the names of features in the form that `store_entry_head` expects.
 
     Returns:
-        A structured array [features] with the size of the key, its bytes as three words, and the tag of its list.
+        A structured array [features] with the size of the name, its bytes as three words, and the tag of the list that
+        contains the values.
 
     Raises:
-        ValueError: A key has more than 24 bytes, which is an error of the caller.
+        ValueError: A name has more than 24 bytes, which is an error of the caller.
     """
     rows = []
     for spec in features:
         if len(spec.key_bytes) > 24:
-            raise ValueError(f"feature `{spec.name}` has a name of {len(spec.key_bytes)} bytes; at most 24 are written")
+            raise ValueError(f"feature `{spec.name}`: the name must have at most 24 bytes, but has {len(spec.key_bytes)}")
         words = struct.unpack("<3q", spec.key_bytes.ljust(24, b"\0"))
         rows.append((len(spec.key_bytes), *words, 0x12 if spec.kind == "float32" else 0x1A))
-    return np.array(rows, _KEY_ROW)
+    return np.array(rows, _KEY_DTYPE)
 
 
 @inlined_kernel
@@ -292,101 +331,103 @@ def position_bytes(length: int) -> int:
 
 @inlined_kernel
 def varint_size(value: int) -> int:
-    """Return the size of a varint in bytes. The value must be less than 2**21."""
+    """Return the number of bytes of `value` as a varint. The value must be less than 2**21."""
     return 1 if value < 128 else (2 if value < 16384 else 3)
 
 
 @inlined_kernel
-def store_varint(at: int, value: int) -> int:
-    """Write a varint at address `at`, and return the address after it."""
+def store_varint(address: int, value: int) -> int:
+    """Write `value` as a varint, and return the address after it."""
     while value > 127:
-        store_u8(at, (value & 127) | 128)
-        at += 1
+        store_u8(address, (value & 127) | 128)
+        address += 1
         value >>= 7
-    store_u8(at, value)
-    return at + 1
+    store_u8(address, value)
+    return address + 1
 
 
 @inlined_kernel
-def message_size(content: int) -> int:
-    """Return the size of a length-delimited field with `content` bytes of content, including its tag and length."""
-    return 1 + varint_size(content) + content
+def message_size(content_size: int) -> int:
+    """Return the size of a length-delimited field in bytes, including its tag, its length and its content."""
+    return 1 + varint_size(content_size) + content_size
 
 
 @inlined_kernel
-def _entry_size(key_size: int, values_size: int) -> int:
-    """Return the size of a map entry without its tag and length, for packed values of `values_size` bytes."""
+def _map_entry_size(key_size: int, values_size: int) -> int:
+    """Return the size in bytes of a map entry with a key and packed values, without the tag and length of the entry."""
     return 2 + key_size + message_size(message_size(message_size(values_size)))
 
 
 @borrowing_kernel
-def content_size(keys: RowArray, sizes: IntArray) -> int:
-    """Return the total size of all map entries of an example, in bytes.
+def content_size(keys: RowArray, values_sizes: IntArray) -> int:
+    """Return the total size in bytes of all map entries of an example, including their tags and lengths.
 
     Args:
-        keys: The keys from `key_rows`.
-        sizes: int64 [features], the size of each feature's values in bytes.
+        keys: The feature names from `key_rows`.
+        values_sizes: int64 [features], the size of each feature's values in bytes.
     """
-    content = 0
+    total = 0
     for feature in range(keys.size):
-        content += message_size(_entry_size(keys[feature].key_bytes, sizes[feature]))
-    return content
+        total += message_size(_map_entry_size(keys[feature].key_bytes, values_sizes[feature]))
+    return total
 
 
 @borrowing_kernel
-def start_record(at: int, content: int) -> int:
-    """Write the length of a frame and the head of its Example, and return the address of the first map entry.
+def start_record(address: int, content_size: int) -> int:
+    """Write the beginning of a record up to its first map entry, and return the address of this entry.
+
+    These bytes are the payload's length, the CRC of the length, and the tag and length of the field `features`.
 
     Args:
-        at: The address of the frame.
-        content: The total size of the map entries (`content_size`).
+        address: The address of the frame.
+        content_size: The total size of the map entries, from the function `content_size`.
     """
-    size = message_size(content)
-    store_word(at, size)
-    store_u32(at + 8, mask_crc(crc_of_word(size)))
-    store_u8(at + 12, 0x0A)
-    return store_varint(at + 13, content)
+    size = message_size(content_size)
+    store_word(address, size)
+    store_u32(address + 8, mask_crc(crc_of_word(size)))
+    store_u8(address + 12, 0x0A)
+    return store_varint(address + 13, content_size)
 
 
 @borrowing_kernel
-def finish_record(at: int, end: int) -> int:
-    """Write the CRC of a record, and return the address after it.
+def finish_record(record_address: int, payload_end: int) -> int:
+    """Write the CRC of a record's payload after the payload, and return the address after the CRC.
 
     Args:
-        at: The address of the frame.
-        end: The address after the payload.
+        record_address: The address of the record's frame.
+        payload_end: The address after the payload.
     """
-    store_u32(end, mask_crc(crc32c_at(at + 12, end - at - 12, 0)))
-    return end + 4
+    store_u32(payload_end, mask_crc(crc32c_at(record_address + 12, payload_end - record_address - 12, 0)))
+    return payload_end + 4
 
 
 @borrowing_kernel
-def store_entry_head(at: int, keys: RowArray, feature: int, values_size: int) -> int:
-    """Write the head of a map entry, and return the address of its first value.
+def store_entry_head(address: int, keys: RowArray, feature: int, values_size: int) -> int:
+    """Write a map entry of an example up to its first value, and return the address of this value.
 
     Args:
-        at: The address of the map entry.
-        keys: The keys from `key_rows`.
-        feature: The number of the feature.
-        values_size: The size of its values in bytes.
+        address: The address of the map entry.
+        keys: The feature names from `key_rows`.
+        feature: The index of the feature in `keys`.
+        values_size: The size of the feature's values in bytes.
     """
     key = keys[feature]
     packed = message_size(values_size)
     message = message_size(packed)
-    store_u8(at, 0x0A)
-    at = store_varint(at + 1, _entry_size(key.key_bytes, values_size))
-    store_u8(at, 0x0A)
-    store_u8(at + 1, key.key_bytes)
-    store_word(at + 2, key.word_0)
-    store_word(at + 10, key.word_8)
-    store_word(at + 18, key.word_16)
-    at += 2 + key.key_bytes
-    store_u8(at, 0x12)
-    at = store_varint(at + 1, message)
-    store_u8(at, key.list_tag)
-    at = store_varint(at + 1, packed)
-    store_u8(at, 0x0A)
-    return store_varint(at + 1, values_size)
+    store_u8(address, 0x0A)
+    address = store_varint(address + 1, _map_entry_size(key.key_bytes, values_size))
+    store_u8(address, 0x0A)
+    store_u8(address + 1, key.key_bytes)
+    store_word(address + 2, key.word_0)
+    store_word(address + 10, key.word_8)
+    store_word(address + 18, key.word_16)
+    address += 2 + key.key_bytes
+    store_u8(address, 0x12)
+    address = store_varint(address + 1, message)
+    store_u8(address, key.list_tag)
+    address = store_varint(address + 1, packed)
+    store_u8(address, 0x0A)
+    return store_varint(address + 1, values_size)
 
 
 # --- encoding rows of arrays as unpacked records (numba kernels). The payloads are equal to the output of `encode_example`.
@@ -416,35 +457,34 @@ class UnpackedRows(NamedTuple):
     next_sentence_labels: IntArray
 
 
-def encode_rows(rows: UnpackedRows) -> tuple[ByteArray, IntArray]:
-    """Encode N examples as framed records.
-
-    Returns:
-        (the records one after the other, uint8, and the size of each record in bytes, int64 [N]).
+def encode_unpacked_rows(rows: UnpackedRows) -> FramedRecords:
+    """Encode N examples as TFRecords.
 
     Raises:
         ValueError: A token id or masked id is not from 0 to `MAX_TOKEN_ID`.
     """
     for name, ids in (("input_ids", rows.input_ids), ("masked_lm_ids", rows.masked_lm_ids)):
         if ids.size and not 0 <= ids.min() <= ids.max() <= MAX_TOKEN_ID:
-            raise ValueError(f"feature `{name}` holds {ids.min()} .. {ids.max()}; at most {MAX_TOKEN_ID} is allowed")
+            raise ValueError(f"feature `{name}`: ids must be from 0 to {MAX_TOKEN_ID}, found {ids.min()} to {ids.max()}")
     schema = UnpackedSchema(rows.input_ids.shape[1], rows.masked_lm_ids.shape[1])
     record_bytes = np.empty(len(rows.lengths), np.int64)
-    out = np.empty(len(rows.lengths) * largest_record(schema), np.uint8)
+    output = np.empty(len(rows.lengths) * max_unpacked_record_size(schema), np.uint8)
     sizes = np.zeros(len(UnpackedFeature), np.int64)
-    size = _encode(UnpackedRows(*map(np.ascontiguousarray, rows)), key_rows(schema.features), sizes, record_bytes, out)
-    return out[:size].copy(), record_bytes
+    size = _store_unpacked_records(
+        UnpackedRows(*map(np.ascontiguousarray, rows)), key_rows(schema.features), sizes, record_bytes, output
+    )
+    return FramedRecords(output[:size].copy(), record_bytes)
 
 
-def largest_record(schema: UnpackedSchema) -> int:
-    """Return an upper bound on the size of an unpacked record in bytes, including its frame and `SLACK_BYTES`."""
+def max_unpacked_record_size(schema: UnpackedSchema) -> int:
+    """Return an upper bound on the size in bytes of an unpacked record, including its frame and `SLACK_BYTES`."""
     heads = 64 * len(UnpackedFeature)
     return 5 * schema.max_sequence_length + 9 * schema.max_predictions + heads + FRAME_BYTES + SLACK_BYTES
 
 
 @borrowing_kernel
-def _varint_sizes(values: IntArray) -> int:
-    """Return the total size of values as varints, in bytes."""
+def _total_varint_size(values: IntArray) -> int:
+    """Return the total number of bytes of `values` as varints."""
     size = as_word(0)
     for value in values:
         size += varint_size(value)
@@ -452,73 +492,83 @@ def _varint_sizes(values: IntArray) -> int:
 
 
 @borrowing_kernel
-def _store_values(at: int, values: IntArray, padding: int) -> int:
-    """Write values as varints, followed by `padding` zero bytes, and return the address after them."""
+def _store_padded_varints(address: int, values: IntArray, padding_count: int) -> int:
+    """Write `values` as varints and then `padding_count` zero bytes, and return the address after them."""
     for value in values:
-        at = store_varint(at, value)
-    fill_bytes(at, 0, padding)
-    return at + padding
+        address = store_varint(address, value)
+    fill_bytes(address, 0, padding_count)
+    return address + padding_count
 
 
 @borrowing_kernel
-def _store_features(at: int, rows: UnpackedRows, row: int, keys: RowArray, sizes: IntArray) -> int:
-    """Write the seven map entries of an unpacked example in sorted order, and return the address after the last.
+def _store_unpacked_features(address: int, rows: UnpackedRows, row: int, keys: RowArray, values_sizes: IntArray) -> int:
+    """Write the seven map entries of one unpacked example, sorted by name, and return the address after the last entry.
 
     Args:
-        at: The address of the first map entry.
+        address: The address of the first map entry.
         rows: The examples.
-        row: The number of the example.
-        keys: The keys from `key_rows`.
-        sizes: int64 [features], the size of each feature's values in bytes.
+        row: The index of the example in `rows`.
+        keys: The feature names from `key_rows`.
+        values_sizes: int64 [features], the size of each feature's values in bytes.
     """
     tokens, masked = rows.lengths[row], rows.masked[row]
     length, predictions = as_word(rows.input_ids.shape[1]), as_word(rows.masked_lm_ids.shape[1])
     padding, unused = length - tokens, predictions - masked
-    at = store_entry_head(at, keys, UnpackedFeature.INPUT_IDS, sizes[UnpackedFeature.INPUT_IDS])
-    at = _store_values(at, rows.input_ids[row, :tokens], padding)
-    at = store_entry_head(at, keys, UnpackedFeature.INPUT_MASK, length)
-    fill_bytes(at, 1, tokens)
-    fill_bytes(at + tokens, 0, padding)
-    at = store_entry_head(at + length, keys, UnpackedFeature.MASKED_LM_IDS, sizes[UnpackedFeature.MASKED_LM_IDS])
-    at = _store_values(at, rows.masked_lm_ids[row, :masked], unused)
-    at = store_entry_head(at, keys, UnpackedFeature.MASKED_LM_POSITIONS, sizes[UnpackedFeature.MASKED_LM_POSITIONS])
-    at = _store_values(at, rows.masked_lm_positions[row, :masked], unused)
-    at = store_entry_head(at, keys, UnpackedFeature.MASKED_LM_WEIGHTS, 4 * predictions)
+    address = store_entry_head(address, keys, UnpackedFeature.INPUT_IDS, values_sizes[UnpackedFeature.INPUT_IDS])
+    address = _store_padded_varints(address, rows.input_ids[row, :tokens], padding)
+    address = store_entry_head(address, keys, UnpackedFeature.INPUT_MASK, length)
+    fill_bytes(address, 1, tokens)
+    fill_bytes(address + tokens, 0, padding)
+    address = store_entry_head(
+        address + length, keys, UnpackedFeature.MASKED_LM_IDS, values_sizes[UnpackedFeature.MASKED_LM_IDS]
+    )
+    address = _store_padded_varints(address, rows.masked_lm_ids[row, :masked], unused)
+    address = store_entry_head(
+        address, keys, UnpackedFeature.MASKED_LM_POSITIONS, values_sizes[UnpackedFeature.MASKED_LM_POSITIONS]
+    )
+    address = _store_padded_varints(address, rows.masked_lm_positions[row, :masked], unused)
+    address = store_entry_head(address, keys, UnpackedFeature.MASKED_LM_WEIGHTS, 4 * predictions)
     for _ in range(masked):
-        store_u32(at, _ONE_FLOAT)
-        at += 4
-    fill_bytes(at, 0, 4 * unused)
-    at = store_entry_head(at + 4 * unused, keys, UnpackedFeature.NEXT_SENTENCE_LABELS, 1)
-    store_u8(at, rows.next_sentence_labels[row])
-    at = store_entry_head(at + 1, keys, UnpackedFeature.SEGMENT_IDS, length)
-    return _store_values(at, rows.segment_ids[row, :tokens], padding)
+        store_u32(address, _ONE_FLOAT)
+        address += 4
+    fill_bytes(address, 0, 4 * unused)
+    address = store_entry_head(address + 4 * unused, keys, UnpackedFeature.NEXT_SENTENCE_LABELS, 1)
+    store_u8(address, rows.next_sentence_labels[row])
+    address = store_entry_head(address + 1, keys, UnpackedFeature.SEGMENT_IDS, length)
+    return _store_padded_varints(address, rows.segment_ids[row, :tokens], padding)
 
 
 @borrowing_kernel
-def _encode(rows: UnpackedRows, keys: RowArray, sizes: IntArray, record_bytes: IntArray, out: ByteArray) -> int:
-    """Write all examples to `out` as framed records, and return the total size in bytes.
+def _store_unpacked_records(
+    rows: UnpackedRows, keys: RowArray, values_sizes: IntArray, record_sizes: IntArray, output: ByteArray
+) -> int:
+    """Write all examples to `output` as TFRecords, and return their total size in bytes.
 
     Args:
         rows: The examples.
-        keys: The keys from `key_rows`.
-        sizes: int64 [features], scratch space.
-        record_bytes: int64 [N], set to the size of each record in bytes.
-        out: uint8, the output.
+        keys: The feature names from `key_rows`.
+        values_sizes: int64 [features], scratch space.
+        record_sizes: int64 [N], is set to the size of each record in bytes.
+        output: uint8, receives the records one after the other.
     """
-    begin = address_of(out)
-    at = begin
-    sizes[UnpackedFeature.INPUT_MASK] = rows.input_ids.shape[1]
-    sizes[UnpackedFeature.MASKED_LM_WEIGHTS] = 4 * rows.masked_lm_ids.shape[1]
-    sizes[UnpackedFeature.NEXT_SENTENCE_LABELS] = 1
-    sizes[UnpackedFeature.SEGMENT_IDS] = rows.input_ids.shape[1]
+    begin = address_of(output)
+    address = begin
+    values_sizes[UnpackedFeature.INPUT_MASK] = rows.input_ids.shape[1]
+    values_sizes[UnpackedFeature.MASKED_LM_WEIGHTS] = 4 * rows.masked_lm_ids.shape[1]
+    values_sizes[UnpackedFeature.NEXT_SENTENCE_LABELS] = 1
+    values_sizes[UnpackedFeature.SEGMENT_IDS] = rows.input_ids.shape[1]
     for row in range(rows.lengths.size):
         tokens, masked = rows.lengths[row], rows.masked[row]
         padding, unused = rows.input_ids.shape[1] - tokens, rows.masked_lm_ids.shape[1] - masked
-        sizes[UnpackedFeature.INPUT_IDS] = _varint_sizes(rows.input_ids[row, :tokens]) + padding
-        sizes[UnpackedFeature.MASKED_LM_IDS] = _varint_sizes(rows.masked_lm_ids[row, :masked]) + unused
-        sizes[UnpackedFeature.MASKED_LM_POSITIONS] = _varint_sizes(rows.masked_lm_positions[row, :masked]) + unused
-        after = _store_features(start_record(at, content_size(keys, sizes)), rows, row, keys, sizes)
-        after = finish_record(at, after)
-        record_bytes[row] = after - at
-        at = after
-    return at - begin
+        values_sizes[UnpackedFeature.INPUT_IDS] = _total_varint_size(rows.input_ids[row, :tokens]) + padding
+        values_sizes[UnpackedFeature.MASKED_LM_IDS] = _total_varint_size(rows.masked_lm_ids[row, :masked]) + unused
+        values_sizes[UnpackedFeature.MASKED_LM_POSITIONS] = (
+            _total_varint_size(rows.masked_lm_positions[row, :masked]) + unused
+        )
+        after = _store_unpacked_features(
+            start_record(address, content_size(keys, values_sizes)), rows, row, keys, values_sizes
+        )
+        after = finish_record(address, after)
+        record_sizes[row] = after - address
+        address = after
+    return address - begin

@@ -1,15 +1,16 @@
 """Finding the features of a serialised tf.train.Example without decoding it (numba kernels).
 
-A record has the form `0A n (0A n (0A n key) (12 n (kind n (0A n values))))*`, in which every n is the length of the
-following message. Each message must end exactly at the end of its parent. An entry with an unknown key is skipped if its key
-is ASCII and its value is one well-formed list. The kernels do not support anything else that protobuf permits. They report
-such a record as unusual, and the general reader (`scan`) then decides whether it is valid.
+A payload has the form `0A n (0A n (0A n key) (12 n (kind n (0A n values))))*`, in which every n is the length of the
+following message. The part in the outer parentheses is a map entry: the key is the name of a feature, and the values are
+its list of numbers or strings. Each message must end exactly at the end of its parent. An entry with an unknown key is
+skipped if its key is ASCII and its value is one well-formed list. The kernels do not support anything else that protobuf
+permits. They report such a record as unusual, and the general reader (`scan`) then decides whether it is valid.
 
 A key is compared by its length and by three words of eight bytes. Together the words cover a key of 8 to 24 bytes, and they
 read nothing outside the key. Functions that take arrays and run for every entry are inlined, because passing an array takes
 as long as comparing a key.
 
-Parameters named `at`, `start` and `end` are addresses, and `end` is exclusive.
+The parameters `address`, `start` and `end` are memory addresses, and `end` is exclusive.
 """
 
 from __future__ import annotations
@@ -33,13 +34,20 @@ _SMALL_VALUES = ("input_mask", "segment_ids", "next_sentence_labels")  # one byt
 
 _HEAD_WORDS = ("head_0", "head_8", "head_16", "head_24", "head_last")
 _KEY_WORDS = ("key_bytes", "key_first", "key_second", "key_last", "list_tag", "head_bytes", "values_bytes", *_HEAD_WORDS)
-_KEY_ROW = np.dtype([(name, np.int64) for name in _KEY_WORDS])
-_SPAN_ROW = np.dtype([("start", np.int64), ("bytes", np.int64)])
+_KEY_DTYPE = np.dtype([(name, np.int64) for name in _KEY_WORDS])
+_SPAN_DTYPE = np.dtype([("start", np.int64), ("bytes", np.int64)])
+
+
+ValueAndAddress = tuple[int, int]
+"""A decoded value and the address after its bytes."""
+_FeatureAndAddress = tuple[int, int]
+"""The index of a feature and the address after its map entry."""
 
 
 class FeatureTable(NamedTuple):
-    """The features that `locate_features` searches for, and their places in the last record. Each thread needs its own
-    table.
+    """The features that `locate_features` searches for, and where it found them in the last record.
+
+    Each thread needs its own table.
 
     Attributes:
         keys: A structured array [features] of constants. `key_bytes`, `key_first`, `key_second` and `key_last` are the
@@ -59,39 +67,39 @@ class FeatureTable(NamedTuple):
 
 
 def feature_table(features: Sequence[FeatureSpec]) -> FeatureTable:
-    """Return a new table for records with the given features."""
+    """Return a new table for finding the given features in records."""
     count = len(features)
-    keys = np.array([_key_row(spec) for spec in features], _KEY_ROW)
-    return FeatureTable(keys, np.zeros(count, _SPAN_ROW), np.zeros(count, np.int64))
+    keys = np.array([_encode_feature_key(spec) for spec in features], _KEY_DTYPE)
+    return FeatureTable(keys, np.zeros(count, _SPAN_DTYPE), np.zeros(count, np.int64))
 
 
 @functools.cache
-def _key_row(spec: FeatureSpec) -> tuple[int, ...]:
-    """Return the row of `FeatureTable.keys` for a feature.
+def _encode_feature_key(spec: FeatureSpec) -> tuple[int, ...]:
+    """Return the row of `FeatureTable.keys` that describes one feature.
 
     Raises:
-        ValueError: The key does not have 8 to 24 bytes, which is an error of the caller.
+        ValueError: The name of the feature does not have 8 to 24 bytes, which is an error of the caller.
     """
     key = spec.key_bytes
     if not 8 <= len(key) <= 24:
-        raise ValueError(f"the kernels compare keys of 8 to 24 bytes, `{spec.name}` has {len(key)}")
+        raise ValueError(f"feature `{spec.name}`: the name must have 8 to 24 bytes, but has {len(key)}")
     starts = (0, min(8, len(key) - 8), len(key) - 8)
     words = [struct.unpack_from("<q", key, start)[0] for start in starts]
     tag = _FLOAT_LIST if spec.kind == "float32" else _INT64_LIST
-    return len(key), *words, tag, *_usual_head(spec, tag)
+    return len(key), *words, tag, *_encode_usual_head(spec, tag)
 
 
-def _usual_head(spec: FeatureSpec, tag: int) -> list[int]:
-    """Return the fields of a key row that describe the head of a map entry if the values have their usual size.
+def _encode_usual_head(spec: FeatureSpec, list_tag: int) -> list[int]:
+    """Return the fields of a `FeatureTable.keys` row that describe the head of a map entry, which precedes the values.
 
-    The fields are the size of the head, the size of the values, and the five words of the head. If the size of the values
-    varies, all of them are 0.
+    The fields are the size of the head, the size of the values, and the five words of the head. They are known only if the
+    values of the feature (nearly) always have the same size. Otherwise all of them are 0.
     """
     if spec.kind != "float32" and spec.name not in _SMALL_VALUES:
         return [0] * (2 + len(_HEAD_WORDS))
     key, size = spec.key_bytes, spec.length * (4 if spec.kind == "float32" else 1)
     values = bytes([_MESSAGE]) + encode_varint(size)
-    inner = bytes([tag]) + encode_varint(len(values) + size) + values
+    inner = bytes([list_tag]) + encode_varint(len(values) + size) + values
     entry = bytes([_MESSAGE, len(key)]) + key + bytes([_VALUE]) + encode_varint(len(inner) + size) + inner
     head = bytes([_MESSAGE]) + encode_varint(len(entry) + size) + entry
     starts = [min(start, len(head) - 8) for start in (0, 8, 16, 24, len(head) - 8)]
@@ -99,197 +107,206 @@ def _usual_head(spec: FeatureSpec, tag: int) -> list[int]:
 
 
 @inlined_kernel
-def read_varint(at: int, end: int) -> tuple[int, int]:
-    """Read a varint of at most five bytes from [at, end).
+def read_varint(address: int, end: int) -> ValueAndAddress:
+    """Read a varint of at most five bytes from [address, end), and return its value and the address after it.
 
-    Returns:
-        (value, next address). The value is -1 if the varint is truncated or longer.
+    The value is -1 if the varint is incomplete or longer than five bytes.
     """
     value = 0
     shift = 0
-    while at < end and shift < 35:
-        byte = load_u8(at)
-        at += 1
+    while address < end and shift < 35:
+        byte = load_u8(address)
+        address += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, at
+            return value, address
         shift += 7
-    return -1, at
+    return -1, address
 
 
 @inlined_kernel
-def _enter_field(at: int, end: int, tag: int) -> int:
-    """Return the address of the content of a field, or -1 unless [at, end) is exactly one field with the tag `tag`."""
-    if at >= end or load_u8(at) != tag:
-        return -1
-    size, at = read_varint(at + 1, end)
-    return at if size == end - at else -1
+def _find_field_content(address: int, end: int, tag: int) -> int:
+    """Return the address of the content of a length-delimited field.
 
-
-@inlined_kernel
-def _has_key(keys: RowArray, feature: int, size: int, first: int, second: int, last: int) -> bool:
-    """Return whether the key of a feature has this size and these words."""
-    key = keys[feature]
-    return key.key_bytes == size and key.key_first == first and key.key_last == last and key.key_second == second  # type: ignore[no-any-return]
-
-
-@inlined_kernel
-def _feature_of_key(at: int, size: int, keys: RowArray, guess: int) -> int:
-    """Return the number of the feature that the key at `at` names, or -1 if the key is unknown.
-
-    The feature `guess` is compared first.
+    Return -1 unless [address, end) is exactly one field with the tag `tag`.
     """
-    if size < 8 or size > 24:
+    if address >= end or load_u8(address) != tag:
         return -1
-    first, last = load_word(at), load_word(at + size - 8)
-    second = load_word(at + min(8, size - 8))
-    if _has_key(keys, guess, size, first, second, last):
-        return guess
+    size, address = read_varint(address + 1, end)
+    return address if size == end - address else -1
+
+
+@inlined_kernel
+def _is_key_of_feature(
+    keys: RowArray, feature: int, key_size: int, first_word: int, second_word: int, last_word: int
+) -> bool:
+    """Return whether a key in a record, given by its size and three words, is the name of `feature`."""
+    key = keys[feature]
+    return (  # type: ignore[no-any-return]
+        key.key_bytes == key_size
+        and key.key_first == first_word
+        and key.key_last == last_word
+        and key.key_second == second_word
+    )
+
+
+@inlined_kernel
+def _find_feature_by_key(address: int, key_size: int, keys: RowArray, guessed_feature: int) -> int:
+    """Return the index of the feature whose name is the key at `address`, or -1 if the key is unknown.
+
+    The name of `guessed_feature` is compared first, because it is probably the right one.
+    """
+    if key_size < 8 or key_size > 24:
+        return -1
+    first_word, last_word = load_word(address), load_word(address + key_size - 8)
+    second_word = load_word(address + min(8, key_size - 8))
+    if _is_key_of_feature(keys, guessed_feature, key_size, first_word, second_word, last_word):
+        return guessed_feature
     for feature in range(keys.size):
-        if _has_key(keys, feature, size, first, second, last):
+        if _is_key_of_feature(keys, feature, key_size, first_word, second_word, last_word):
             return feature
     return -1
 
 
 @inlined_kernel
-def _has_usual_head(at: int, end: int, keys: RowArray, feature: int) -> bool:
-    """Return whether the map entry at `at` has the usual head of `feature`, and its values end before or at `end`."""
+def _has_usual_entry_head(address: int, end: int, keys: RowArray, feature: int) -> bool:
+    """Return whether the map entry at `address` begins with the usual head of `feature`, and its values end by `end`."""
     usual = keys[feature]
-    size = usual.head_bytes
-    if size == 0 or size + usual.values_bytes > end - at:
+    head_size = usual.head_bytes
+    if head_size == 0 or head_size + usual.values_bytes > end - address:
         return False
-    different: int = load_word(at) ^ usual.head_0
-    different |= load_word(at + 8) ^ usual.head_8
-    different |= load_word(at + min(16, size - 8)) ^ usual.head_16
-    different |= load_word(at + min(24, size - 8)) ^ usual.head_24
-    different |= load_word(at + size - 8) ^ usual.head_last
+    different: int = load_word(address) ^ usual.head_0
+    different |= load_word(address + 8) ^ usual.head_8
+    different |= load_word(address + min(16, head_size - 8)) ^ usual.head_16
+    different |= load_word(address + min(24, head_size - 8)) ^ usual.head_24
+    different |= load_word(address + head_size - 8) ^ usual.head_last
     return different == 0
 
 
 @borrowing_kernel
-def _is_ascii(at: int, size: int) -> bool:
-    """Return whether all `size` bytes from `at` on are ASCII."""
-    seen = 0
+def _is_ascii(address: int, size: int) -> bool:
+    """Return whether all `size` bytes from `address` on are ASCII."""
+    combined = 0
     for number in range(size):
-        seen |= load_u8(at + number)
-    return seen < 128
+        combined |= load_u8(address + number)
+    return combined < 128
 
 
 @borrowing_kernel
-def _are_varints(at: int, end: int) -> bool:
-    """Return whether [at, end) is a sequence of complete varints of at most ten bytes."""
+def _is_varint_sequence(address: int, end: int) -> bool:
+    """Return whether [address, end) consists of complete varints of at most ten bytes each."""
     size = 0
-    while at < end:
-        size = size + 1 if load_u8(at) >= 128 else 0
+    while address < end:
+        size = size + 1 if load_u8(address) >= 128 else 0
         if size == _LONGEST_VARINT:
             return False
-        at += 1
+        address += 1
     return size == 0
 
 
 @borrowing_kernel
-def _are_strings(at: int, end: int) -> bool:
-    """Return whether [at, end) is a sequence of the values of a BytesList."""
-    while at < end:
-        if load_u8(at) != _MESSAGE:
+def _is_string_sequence(address: int, end: int) -> bool:
+    """Return whether [address, end) consists of the values of a BytesList, each with its tag and length."""
+    while address < end:
+        if load_u8(address) != _MESSAGE:
             return False
-        size, at = read_varint(at + 1, end)
-        if size < 0 or size > end - at:
+        size, address = read_varint(address + 1, end)
+        if size < 0 or size > end - address:
             return False
-        at += size
+        address += size
     return True
 
 
 @borrowing_kernel
-def _is_usual_value(at: int, end: int) -> bool:
-    """Return whether [at, end) is the value of a map entry that contains one list of any kind, with packed numbers."""
-    at = _enter_field(at, end, _VALUE)
-    if at < 0 or at == end:
-        return at == end
-    kind = load_u8(at)
-    at = _enter_field(at, end, kind)
-    if at < 0 or at == end:
-        return at == end and kind in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST)
+def _is_well_formed_map_value(address: int, end: int) -> bool:
+    """Return whether [address, end) is a map entry's value that contains at most one list, whose numbers are packed."""
+    address = _find_field_content(address, end, _VALUE)
+    if address < 0 or address == end:
+        return address == end
+    kind = load_u8(address)
+    address = _find_field_content(address, end, kind)
+    if address < 0 or address == end:
+        return address == end and kind in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST)
     if kind == _BYTES_LIST:
-        return _are_strings(at, end)
-    at = _enter_field(at, end, _MESSAGE)
-    if at < 0:
+        return _is_string_sequence(address, end)
+    address = _find_field_content(address, end, _MESSAGE)
+    if address < 0:
         return False
-    return ((end - at) & 3) == 0 if kind == _FLOAT_LIST else (kind == _INT64_LIST and _are_varints(at, end))
+    return ((end - address) & 3) == 0 if kind == _FLOAT_LIST else (kind == _INT64_LIST and _is_varint_sequence(address, end))
 
 
 @inlined_kernel
-def _locate_entry(at: int, end: int, table: FeatureTable, guess: int) -> tuple[int, int]:
-    """Read one map entry, and set the span of its feature.
+def _locate_map_entry(address: int, end: int, table: FeatureTable, guessed_feature: int) -> _FeatureAndAddress:
+    """Read one map entry, and store the address and size of its values in `table.spans`.
 
     Args:
-        at: The address of the entry.
+        address: The address of the entry.
         end: The address after the last entry.
         table: The feature table.
-        guess: The feature that is compared first.
+        guessed_feature: The feature whose name is compared first.
 
     Returns:
-        (feature, next address). The feature is -1 if the key is unknown. The address is -1 if the entry has an encoding that
-        the kernel does not support.
+        (feature, address after the entry). The feature is -1 if the key is unknown. The address is -1 if the entry has an
+        encoding that the kernel does not support.
     """
-    if load_u8(at) != _MESSAGE:
+    if load_u8(address) != _MESSAGE:
         return -1, -1
-    size, at = read_varint(at + 1, end)
-    if size < 2 or size > end - at:
+    size, address = read_varint(address + 1, end)
+    if size < 2 or size > end - address:
         return -1, -1
-    entry_end = at + size
-    if load_u8(at) != _MESSAGE:
+    entry_end = address + size
+    if load_u8(address) != _MESSAGE:
         return -1, -1
-    key_size, at = read_varint(at + 1, entry_end)
-    if key_size < 0 or key_size > entry_end - at:
+    key_size, address = read_varint(address + 1, entry_end)
+    if key_size < 0 or key_size > entry_end - address:
         return -1, -1
-    feature = _feature_of_key(at, key_size, table.keys, guess)
+    feature = _find_feature_by_key(address, key_size, table.keys, guessed_feature)
     if feature < 0:
-        usual = _is_ascii(at, key_size) and _is_usual_value(at + key_size, entry_end)
+        usual = _is_ascii(address, key_size) and _is_well_formed_map_value(address + key_size, entry_end)
         return -1, entry_end if usual else -1
-    at = _enter_field(at + key_size, entry_end, _VALUE)
-    if at >= 0:
-        at = _enter_field(at, entry_end, table.keys[feature].list_tag)
-    if at >= 0:
-        at = _enter_field(at, entry_end, _MESSAGE)
-    if at < 0:
+    address = _find_field_content(address + key_size, entry_end, _VALUE)
+    if address >= 0:
+        address = _find_field_content(address, entry_end, table.keys[feature].list_tag)
+    if address >= 0:
+        address = _find_field_content(address, entry_end, _MESSAGE)
+    if address < 0:
         return -1, -1
     span = table.spans[feature]
-    span.start = at
-    span.bytes = entry_end - at
+    span.start = address
+    span.bytes = entry_end - address
     return feature, entry_end
 
 
 @borrowing_kernel
-def locate_features(start: int, end: int, table: FeatureTable) -> bool:
-    """Find the values of all features in the payload [start, end), and store their addresses and sizes in `table.spans`.
+def locate_features(payload_start: int, payload_end: int, table: FeatureTable) -> bool:
+    """Find the values of all features in a payload, and store their addresses and sizes in `table.spans`.
 
     Returns:
         True if the payload contains every feature of the table exactly once, in an encoding that the kernel supports.
     """
     keys, spans, order = table
-    seen, entry, last = 0, 0, keys.size - 1
-    at = _enter_field(start, end, _MESSAGE)
-    if at < 0:
+    found_features, entry_number, last = 0, 0, keys.size - 1
+    address = _find_field_content(payload_start, payload_end, _MESSAGE)
+    if address < 0:
         return False
-    while at < end:
-        guess = order[min(entry, last)]
-        if _has_usual_head(at, end, keys, guess):
-            feature = guess
+    while address < payload_end:
+        guessed_feature = order[min(entry_number, last)]
+        if _has_usual_entry_head(address, payload_end, keys, guessed_feature):
+            feature = guessed_feature
             span = spans[feature]
-            at += keys[feature].head_bytes
-            span.start = at
+            address += keys[feature].head_bytes
+            span.start = address
             span.bytes = keys[feature].values_bytes
-            at += span.bytes
+            address += span.bytes
         else:
-            feature, at = _locate_entry(at, end, table, guess)
-            if at < 0:
+            feature, address = _locate_map_entry(address, payload_end, table, guessed_feature)
+            if address < 0:
                 return False
             if feature < 0:
                 continue
-        if (seen >> feature) & 1:
+        if (found_features >> feature) & 1:
             return False
-        seen |= 1 << feature
-        order[min(entry, last)] = feature
-        entry += 1
-    return seen == (1 << keys.size) - 1
+        found_features |= 1 << feature
+        order[min(entry_number, last)] = feature
+        entry_number += 1
+    return found_features == (1 << keys.size) - 1

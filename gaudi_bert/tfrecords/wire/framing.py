@@ -5,7 +5,7 @@ CRC-32C of the payload (4 bytes). Files may be plain or compressed with GZIP or 
 they were TFRecords.
 
 `RecordStream` reads the uncompressed bytes of a file in pieces. `read_records` is a simple reader on top of it, for a few
-records or if speed does not matter. Inside kernels, `next_record` checks one frame in a buffer.
+records or if speed does not matter. Inside kernels, `check_frame` checks one frame in a buffer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gaudi_bert.common.memory import address_of, load_u32, load_word, prefetch
 from gaudi_bert.tfrecords.wire.hdf5 import HDF5, HDF5_ENDINGS, Hdf5Rows, is_hdf5
 from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES, MAX_RECORD_BYTES
 
-NO_RECORD = "holds no record; remove it, or make it again"
+NO_RECORD = "the file contains no records; remove it, or make it again"
 _REMEDY = "copy or make the file again"
 _PIECE_BYTES = 1 << 20
 
@@ -46,19 +46,22 @@ class ScanStatus(IntEnum):
     """The kernel does not support the encoding of the record, so the general reader must check it."""
 
 
+StatusAndSize = tuple[int, int]
+"""The `ScanStatus` of a record and the size of its payload in bytes."""
+
 PROBLEMS = {
-    ScanStatus.INCOMPLETE: f"the file is cut short; {_REMEDY}",
-    ScanStatus.INDEX_FULL: "the file holds more records than the plan knows; make the histogram and the plan again",
-    ScanStatus.BAD_LENGTH: f"its length is damaged (CRC); {_REMEDY}",
-    ScanStatus.BAD_BYTES: f"its bytes are damaged (CRC); {_REMEDY}",
-    ScanStatus.TOO_LONG: f"longer than any legal record ({MAX_RECORD_BYTES} bytes); {_REMEDY}",
-    ScanStatus.UNUSUAL: "the record cannot be read; report it with this file",
+    ScanStatus.INCOMPLETE: f"the file ends within this record; {_REMEDY}",
+    ScanStatus.INDEX_FULL: "the file contains more records than the plan states; make the histogram and the plan again",
+    ScanStatus.BAD_LENGTH: f"the length of the record is damaged, because its CRC is wrong; {_REMEDY}",
+    ScanStatus.BAD_BYTES: f"the record is damaged, because its CRC is wrong; {_REMEDY}",
+    ScanStatus.TOO_LONG: f"the record is longer than {MAX_RECORD_BYTES} bytes, the maximum of a valid record; {_REMEDY}",
+    ScanStatus.UNUSUAL: "the record has an encoding that is not supported; please report this error and attach the file",
 }
 """The error message for each status."""
 
 
 def frame(payload: bytes) -> bytes:
-    """Return `payload` as a TFRecord, with its length and both CRCs."""
+    """Return a TFRecord that contains `payload`: its length, the CRC of the length, `payload`, and the CRC of `payload`."""
     length = struct.pack("<Q", len(payload))
     return (
         length
@@ -68,8 +71,8 @@ def frame(payload: bytes) -> bytes:
     )
 
 
-def record_location(path: Path, record: int, offset: int) -> str:
-    """Return the name of a record for error messages.
+def format_record_location(path: Path, record: int, offset: int) -> str:
+    """Return the file and number of a record as text for error messages, such as "a.tfrecord: record 3 at byte 960".
 
     Args:
         path: The file.
@@ -80,15 +83,13 @@ def record_location(path: Path, record: int, offset: int) -> str:
 
 
 class RecordStream:
-    """A stream of the uncompressed bytes of one file, which is read once from the front.
-
-    It is a context manager that closes the file.
+    """Reads the uncompressed bytes of one record file from its beginning to its end. A context manager that closes the file.
 
     Attributes:
         path: The file.
         compression: "", "GZIP", "ZLIB" or "HDF5", detected from the first bytes.
         file_bytes: The number of bytes that were read from the disk so far.
-        file_crc32c: The CRC-32C of these bytes for a compressed or HDF5 file, otherwise 0.
+        file_crc32c: The CRC-32C of these bytes if the file is compressed or HDF5, otherwise 0.
 
     Raises:
         InputError: The file cannot be opened, or is neither a TFRecord file nor an HDF5 file.
@@ -100,14 +101,14 @@ class RecordStream:
         self.file_crc32c = 0
         with explain_os_errors(path, "read"):
             self._handle = open(check_regular_file(path), "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
-            self.compression = _compression_of(path, self._handle.read(12))
+            self.compression = _detect_compression(path, self._handle.read(12))
             self._handle.seek(0)
         window = {"GZIP": zlib.MAX_WBITS + 16, "ZLIB": zlib.MAX_WBITS}
-        self._window = window.get(self.compression, 0)
-        self._inflater = zlib.decompressobj(self._window) if self._window else None
-        self._input: memoryview | bytes = b""
-        self._payload = b""
-        self._rows = Hdf5Rows(path) if self.compression == HDF5 else None
+        self._zlib_window = window.get(self.compression, 0)
+        self._decompressor = zlib.decompressobj(self._zlib_window) if self._zlib_window else None
+        self._pending_bytes: memoryview | bytes = b""
+        self._unframed_payload = b""
+        self._hdf5_rows = Hdf5Rows(path) if self.compression == HDF5 else None
 
     def __enter__(self) -> RecordStream:
         return self
@@ -116,57 +117,62 @@ class RecordStream:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._handle.close()
-        if self._rows is not None:
-            self._rows.close()
+        if self._hdf5_rows is not None:
+            self._hdf5_rows.close()
 
     @property
     def most_bytes(self) -> int | None:
         """An upper bound on the uncompressed size in bytes, or None if the file must be read to know it (GZIP and ZLIB)."""
-        if self._rows is not None:
-            return self._rows.most_bytes
+        if self._hdf5_rows is not None:
+            return self._hdf5_rows.max_encoded_bytes
         return None if self.compression else os.fstat(self._handle.fileno()).st_size
 
-    def read_into(self, view: memoryview) -> int:
-        """Read uncompressed bytes into `view`, and return how many were read. At the end of the file, return 0.
+    def read_into(self, buffer: memoryview) -> int:
+        """Read the next uncompressed bytes into `buffer`, and return their number, which is 0 only at the end of the file.
 
-        Fewer bytes than `view` has room for may be read before the end of the file.
+        Even before the end of the file, fewer bytes than `buffer` has room for may be read.
 
         Raises:
             InputError: The file cannot be read, or its compressed data are damaged or truncated.
         """
         with explain_os_errors(self.path, "read"):
             if not self.compression:
-                count = self._handle.readinto(view)
-                self._account(view[:count])
+                count = self._handle.readinto(buffer)
+                self._count_disk_bytes(buffer[:count])
                 return count
-            data = self._inflate(len(view)) if self._rows is None else self._encode_rows(self._rows, len(view))
-        view[: len(data)] = data
+            data = (
+                self._decompress(len(buffer))
+                if self._hdf5_rows is None
+                else self._read_encoded_hdf5_rows(self._hdf5_rows, len(buffer))
+            )
+        buffer[: len(data)] = data
         return len(data)
 
-    def _account(self, data: memoryview | bytes) -> None:
-        """Add bytes that were read from the disk to the size and, unless the file is plain, to the CRC."""
+    def _count_disk_bytes(self, data: memoryview | bytes) -> None:
+        """Add bytes that were read from the disk to `file_bytes` and, unless the file is plain, to `file_crc32c`."""
         self.file_bytes += len(data)
         if self.compression:
             self.file_crc32c = crc32c(data, self.file_crc32c)
 
-    def _encode_rows(self, rows: Hdf5Rows, most: int) -> memoryview | bytes:
-        """Return at most `most` bytes of the rows of an HDF5 file, encoded as TFRecords.
+    def _read_encoded_hdf5_rows(self, rows: Hdf5Rows, max_bytes: int) -> memoryview | bytes:
+        """Return at most `max_bytes` bytes of the rows of an HDF5 file, encoded as TFRecords. At the end, return b"".
 
-        The bytes of the file itself are also read, in proportion to the rows, to compute its CRC and the progress.
+        The HDF5 library does not return the bytes of the file. They are also read here, in proportion to the rows, to
+        compute the CRC of the file and to report progress.
         """
-        while not self._input and (self._payload or rows.done < rows.count):
-            if self._payload:
-                self._input, self._payload = frame(self._payload), b""
+        while not self._pending_bytes and (self._unframed_payload or rows.done < rows.count):
+            if self._unframed_payload:
+                self._pending_bytes, self._unframed_payload = frame(self._unframed_payload), b""
                 continue
-            self._input, self._payload = rows.next_records()
+            self._pending_bytes, self._unframed_payload = rows.encode_next_rows()
             end = os.fstat(self._handle.fileno()).st_size * rows.done // rows.count
             while self.file_bytes < end and (data := self._handle.read(min(_PIECE_BYTES, end - self.file_bytes))):
-                self._account(data)
-        data, self._input = self._input[:most], self._input[most:]
+                self._count_disk_bytes(data)
+        data, self._pending_bytes = self._pending_bytes[:max_bytes], self._pending_bytes[max_bytes:]
         return data
 
-    def _inflate(self, most: int) -> bytes:
-        """Return at most `most` decompressed bytes, or b"" at the end of the file.
+    def _decompress(self, max_bytes: int) -> bytes:
+        """Read and decompress the next part of the file, and return at most `max_bytes` bytes. At the end, return b"".
 
         A file may consist of several compressed members, which are read one after the other.
 
@@ -174,20 +180,22 @@ class RecordStream:
             InputError: The compressed data are damaged or truncated.
         """
         while True:
-            if not self._input:
-                self._input = self._handle.read(_PIECE_BYTES)
-                self._account(self._input)
-                if not self._input:
-                    if self._inflater is not None and not self._inflater.eof:
-                        raise InputError(f"{self.path}: the {self.compression} data is cut short; {_REMEDY}")
+            if not self._pending_bytes:
+                self._pending_bytes = self._handle.read(_PIECE_BYTES)
+                self._count_disk_bytes(self._pending_bytes)
+                if not self._pending_bytes:
+                    if self._decompressor is not None and not self._decompressor.eof:
+                        raise InputError(f"{self.path}: the {self.compression} data is incomplete; {_REMEDY}")
                     return b""
-            if self._inflater is None or self._inflater.eof:
-                self._inflater = zlib.decompressobj(self._window)
+            if self._decompressor is None or self._decompressor.eof:
+                self._decompressor = zlib.decompressobj(self._zlib_window)
             try:
-                data = self._inflater.decompress(self._input, most)
+                data = self._decompressor.decompress(self._pending_bytes, max_bytes)
             except zlib.error as error:
-                raise InputError(f"{self.path}: damaged {self.compression} data ({error}); {_REMEDY}") from error
-            self._input = self._inflater.unused_data if self._inflater.eof else self._inflater.unconsumed_tail
+                raise InputError(f"{self.path}: the {self.compression} data is damaged ({error}); {_REMEDY}") from error
+            self._pending_bytes = (
+                self._decompressor.unused_data if self._decompressor.eof else self._decompressor.unconsumed_tail
+            )
             if data:
                 return data
 
@@ -201,14 +209,14 @@ def read_records(path: Path | str) -> Iterator[bytes]:
     path = Path(path)
     with RecordStream(path) as stream:
         record, offset = 0, 0
-        while header := _read_exactly(stream, 12, record, offset):
-            location = record_location(path, record, offset)
+        while header := _read_exact_bytes(stream, 12, record, offset):
+            location = format_record_location(path, record, offset)
             length, length_crc = struct.unpack("<QI", header)
             if masked_crc32c(crc32c(header[:8])) != length_crc:
                 raise InputError(f"{location}: {PROBLEMS[ScanStatus.BAD_LENGTH]}")
             if length > MAX_RECORD_BYTES:
                 raise InputError(f"{location}: {PROBLEMS[ScanStatus.TOO_LONG]}")
-            body = _read_exactly(stream, length + 4, record, offset)
+            body = _read_exact_bytes(stream, length + 4, record, offset)
             if len(body) < length + 4:
                 raise InputError(f"{location}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
             if masked_crc32c(crc32c(body[:length])) != struct.unpack("<I", body[length:])[0]:
@@ -217,31 +225,31 @@ def read_records(path: Path | str) -> Iterator[bytes]:
             record, offset = record + 1, offset + length + FRAME_BYTES
 
 
-def _read_exactly(stream: RecordStream, count: int, record: int, offset: int) -> bytes:
-    """Read `count` bytes, or return b"" if the file ends here.
+def _read_exact_bytes(stream: RecordStream, byte_count: int, record: int, offset: int) -> bytes:
+    """Read and return exactly `byte_count` bytes of a stream, or return b"" if the stream is at its end.
 
     Args:
         stream: The stream to read.
-        count: The number of bytes.
-        record: The number of the record, for the error.
-        offset: The position of its frame, for the error.
+        byte_count: The number of bytes.
+        record: The number of the record that is being read, for the error message.
+        offset: The position of this record's frame, for the error message.
 
     Raises:
         InputError: The file ends after some of the bytes.
     """
-    data = bytearray(count)
+    data = bytearray(byte_count)
     filled = 0
-    while filled < count:
+    while filled < byte_count:
         got = stream.read_into(memoryview(data)[filled:])
         if not got:
             break
         filled += got
-    if 0 < filled < count:
-        raise InputError(f"{record_location(stream.path, record, offset)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
+    if 0 < filled < byte_count:
+        raise InputError(f"{format_record_location(stream.path, record, offset)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
     return bytes(data[:filled])
 
 
-def _compression_of(path: Path, head: bytes) -> str:
+def _detect_compression(path: Path, first_bytes: bytes) -> str:
     """Detect the compression of a file from its first twelve bytes.
 
     Returns:
@@ -250,53 +258,60 @@ def _compression_of(path: Path, head: bytes) -> str:
     Raises:
         InputError: The file is empty, has another format, or its suffix and its content disagree on whether it is HDF5.
     """
-    if not head:
+    if not first_bytes:
         raise InputError(f"{path}: the file is empty; remove it, or make it again")
-    is_rows, named_so = is_hdf5(path, head), path.suffix in HDF5_ENDINGS
-    if is_rows != named_so:
-        problem = "is an HDF5 file" if is_rows else "does not begin as HDF5 does"
-        rule = f"HDF5 files, and no others, end in {' or '.join(HDF5_ENDINGS)}"
-        raise InputError(f"{path}: {problem}; {rule}: make the file again, or rename it")
-    if is_rows:
+    is_hdf5_content, is_named_hdf5 = is_hdf5(path, first_bytes), path.suffix in HDF5_ENDINGS
+    if is_hdf5_content != is_named_hdf5:
+        suffixes = " or ".join(HDF5_ENDINGS)
+        if is_hdf5_content:
+            raise InputError(f"{path}: the name of an HDF5 file must end in {suffixes}; rename the file")
+        raise InputError(f"{path}: expected an HDF5 file because of its name; rename the file, or make it again")
+    if is_hdf5_content:
         return HDF5
-    if len(head) == 12 and masked_crc32c(crc32c(head[:8])) == struct.unpack("<I", head[8:])[0]:
+    if len(first_bytes) == 12 and masked_crc32c(crc32c(first_bytes[:8])) == struct.unpack("<I", first_bytes[8:])[0]:
         return ""
-    foreign = _foreign_format(path)
+    foreign = _describe_foreign_format(path)
     if foreign is not None:
-        raise InputError(f"{path}: not a TFRecord file but {foreign}")
-    if head[:2] == b"\x1f\x8b":
+        raise InputError(f"{path}: expected a TFRecord file, found {foreign}")
+    if first_bytes[:2] == b"\x1f\x8b":
         return "GZIP"
-    if len(head) >= 2 and head[0] & 15 == 8 and head[0] >> 4 <= 7 and (head[0] << 8 | head[1]) % 31 == 0:
+    if (
+        len(first_bytes) >= 2
+        and first_bytes[0] & 15 == 8
+        and first_bytes[0] >> 4 <= 7
+        and (first_bytes[0] << 8 | first_bytes[1]) % 31 == 0
+    ):
         return "ZLIB"
-    problem = "not a TFRecord file (the first length has a wrong CRC), nor GZIP or ZLIB"
-    raise InputError(f"{path}: {problem}; check the path, or give the records by a pattern")
+    problem = "expected a TFRecord file, plain or compressed with GZIP or ZLIB, but the CRC of the first length is wrong"
+    raise InputError(f"{path}: {problem}; check the path, or pass a pattern that selects only the record files")
 
 
 # --- walking over the frames in a buffer (numba kernels)
 
 
 @borrowing_kernel
-def next_record(start: int, end: int) -> tuple[int, int]:
-    """Check the frame that begins at address `start`.
+def check_frame(frame_start: int, buffer_end: int) -> StatusAndSize:
+    """Check the length and both CRCs of one TFRecord in memory.
 
     Args:
-        start: The address of the frame.
-        end: The address after the last byte in the buffer.
+        frame_start: The address of the record's frame.
+        buffer_end: The address after the last byte in the buffer.
 
     Returns:
         (status, size of the payload in bytes). The status is GOOD if the record is complete and both CRCs are correct,
-        INCOMPLETE if the buffer ends before the record, and otherwise an error. The size is 0 if it could not be read.
+        INCOMPLETE if the buffer ends before the end of the record, and otherwise an error. The size is 0 if the length of
+        the record is missing or damaged.
     """
-    if end - start < 12:
+    if buffer_end - frame_start < 12:
         return ScanStatus.INCOMPLETE, 0
-    size = load_word(start)
-    if mask_crc(crc_of_word(size)) != load_u32(start + 8):
+    size = load_word(frame_start)
+    if mask_crc(crc_of_word(size)) != load_u32(frame_start + 8):
         return ScanStatus.BAD_LENGTH, 0
     if size < 0 or size > MAX_RECORD_BYTES:
         return ScanStatus.TOO_LONG, size
-    if size + 16 > end - start:
+    if size + 16 > buffer_end - frame_start:
         return ScanStatus.INCOMPLETE, size
-    payload = start + 12
+    payload = frame_start + 12
     for line in range(size, 2 * size, 64):  # load the next record into the cache while this one is checked
         prefetch(payload + line)
     if mask_crc(crc32c_at(payload, size, 0)) != load_u32(payload + size):
@@ -305,13 +320,13 @@ def next_record(start: int, end: int) -> tuple[int, int]:
 
 
 @borrowing_kernel
-def append_frames(crc: int, buffer: ByteArray, position: int, end: int) -> int:
-    """Return a CRC-32C extended by the records in buffer[position:end].
+def extend_crc_by_frames(crc: int, buffer: ByteArray, position: int, end: int) -> int:
+    """Extend the CRC-32C of a file by the records in buffer[position:end], and return the extended CRC-32C.
 
     The CRC of each payload is taken from its frame and combined arithmetically, so that the payloads are not read again.
 
     Args:
-        crc: The CRC-32C of all bytes before these.
+        crc: The CRC-32C of all bytes of the file before these records.
         buffer: The bytes of the file, uint8.
         position: The position of the first frame.
         end: The end of the last frame. All frames must have been checked.
@@ -332,30 +347,30 @@ def append_frames(crc: int, buffer: ByteArray, position: int, end: int) -> int:
 
 _TAR_MAGIC = slice(257, 262)
 _MEGATRON_INDEX = b"MMIDIDX"
-_TABLES = {b"PAR1": "a Parquet table", b"ARROW1": "an Arrow table"}
-_AS_A_TABLE = "write its token ids as a Parquet table with a list column `input_ids` and run `gaudi-bert pack` on that"
+_TABLE_FORMATS = {b"PAR1": "a Parquet table", b"ARROW1": "an Arrow table"}
+_WRITE_AS_TABLE = "write its token ids as a Parquet table with a list column `input_ids` and run `gaudi-bert pack` on that"
 
 
-def _foreign_format(path: Path) -> str | None:
-    """Return the format of a file that is not a TFRecord file, and what to do with the file, as text for an error message.
+def _describe_foreign_format(path: Path) -> str | None:
+    """Return the format of a file that is not a TFRecord file, and what the user can do, as text for an error message.
 
     Return None if the format is unknown.
     """
-    head = _head(path, 512)
-    if head[_TAR_MAGIC] == b"ustar" or path.name.endswith((".tar.gz", ".tgz")):
-        return f"a tar archive, as WebDataset writes them; {_AS_A_TABLE}"
+    first_bytes = _read_first_bytes(path, 512)
+    if first_bytes[_TAR_MAGIC] == b"ustar" or path.name.endswith((".tar.gz", ".tgz")):
+        return f"a tar archive, probably of WebDataset; {_WRITE_AS_TABLE}"
     index = path.with_suffix(".idx") if path.suffix == ".bin" else path
-    if _head(index, len(_MEGATRON_INDEX)) == _MEGATRON_INDEX:
-        return f"one of the two files of a Megatron data set (.bin and .idx); {_AS_A_TABLE}"
-    for magic, name in _TABLES.items():
-        if head.startswith(magic):
-            return f"{name}; give it to `gaudi-bert pack` alone, as a table"
+    if _read_first_bytes(index, len(_MEGATRON_INDEX)) == _MEGATRON_INDEX:
+        return f"a file of a Megatron data set (.bin or .idx); {_WRITE_AS_TABLE}"
+    for magic, name in _TABLE_FORMATS.items():
+        if first_bytes.startswith(magic):
+            return f"{name}; pass the table itself to `gaudi-bert pack`, without other files"
     return None
 
 
-def _head(path: Path, count: int) -> bytes:
-    """Return the first `count` bytes of a file, or b"" if there is no such file."""
+def _read_first_bytes(path: Path, byte_count: int) -> bytes:
+    """Return the first `byte_count` bytes of a file, or b"" if the file does not exist."""
     if not path.is_file():
         return b""
     with open_file(path) as handle:
-        return handle.read(count)
+        return handle.read(byte_count)

@@ -1,9 +1,8 @@
 """Reading HDF5 files of unpacked pretraining data, from NVIDIA's and Habana's PyTorch BERT, as the bytes of TFRecords.
 
 A file contains a dataset for each feature and a row for each sequence, but no weights. A masked slot is used if its id is
-not
-0. The rows are encoded as TFRecords (`encode_rows`), so that all code that reads TFRecords can also read HDF5 files. A row
-whose values violate the contract is encoded unchanged, so that the reader rejects it with a reason.
+not zero. The rows are encoded as TFRecords (`encode_unpacked_rows`), so that all code that reads TFRecords can also read
+HDF5 files. A row with an invalid value is encoded unchanged, so that the reader of TFRecords rejects it with a reason.
 
 The HDF5 library decompresses only one chunk at a time in a process. Therefore chunks that are compressed by gzip, with or
 without the shuffle filter, are read in their stored form and decompressed here, without Python's global lock.
@@ -29,16 +28,16 @@ from gaudi_bert.common.arrays import AnyArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError, install_command, shorten
 from gaudi_bert.common.files import open_file
-from gaudi_bert.tfrecords.wire.example import UnpackedRows, encode_example, encode_rows, largest_record
+from gaudi_bert.tfrecords.wire.example import UnpackedRows, encode_example, encode_unpacked_rows, max_unpacked_record_size
 from gaudi_bert.tfrecords.wire.schema import MAX_SEGMENT_ID, MAX_TOKEN_ID, UnpackedSchema
 
 HDF5 = "HDF5"
 HDF5_ENDINGS = (".hdf5", ".h5")
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_OF_PACKS = "next_sentence_positions"
+_FEATURE_OF_PACKS = "next_sentence_positions"
 _BLOCK_BYTES = 1 << 20
-_MOST_BLOCK_BYTES = 1 << 28
-_MOST_TIMES = 1032
+_MAX_BLOCK_BYTES = 1 << 28
+_MAX_COMPRESSION_RATIO = 1032
 """The maximum compression ratio of gzip."""
 _PIECE_BYTES = 1 << 20
 # The numbers of HDF5 filters.
@@ -46,18 +45,18 @@ _DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3
 _CHECKSUM_BYTES = 4
 
 
-def is_hdf5(path: Path, head: bytes) -> bool:
-    """Return whether a file is HDF5.
+def is_hdf5(path: Path, first_bytes: bytes) -> bool:
+    """Return whether the content of a file is HDF5.
 
     An HDF5 file may begin with a user block of 512, 1,024, 2,048, ... bytes, followed by the signature. A user block is
     considered only if the suffix of the file is that of HDF5.
 
     Args:
         path: The file.
-        head: Its first bytes.
+        first_bytes: The first bytes of the file, at least eight if it has so many.
     """
-    if head.startswith(_SIGNATURE) or path.suffix not in HDF5_ENDINGS:
-        return head.startswith(_SIGNATURE)
+    if first_bytes.startswith(_SIGNATURE) or path.suffix not in HDF5_ENDINGS:
+        return first_bytes.startswith(_SIGNATURE)
     block = 512
     with open_file(path) as handle:
         while handle.seek(block) < os.fstat(handle.fileno()).st_size:
@@ -68,31 +67,45 @@ def is_hdf5(path: Path, head: bytes) -> bool:
 
 
 def require_h5py() -> Any:
-    """Import and return h5py.
+    """Import the library h5py and return its module.
 
     Raises:
-        InputError: It is not installed. The message contains the command that installs it.
+        InputError: The library is not installed. The message contains the command that installs it.
     """
     try:
         import h5py
     except ImportError as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"HDF5 files need h5py ({reason}); run: {install_command('hdf5')}") from error
+        raise InputError(
+            f"HDF5 files require h5py, which cannot be imported ({reason}); run: {install_command('hdf5')}"
+        ) from error
     return h5py
 
 
 @contextmanager
-def _explained_hdf5_errors(path: Path) -> Iterator[None]:
-    """Convert the exceptions that h5py raises for an unreadable file to an InputError of one line."""
+def _explain_hdf5_errors(path: Path) -> Iterator[None]:
+    """Raise an InputError of one line if h5py raises an exception inside the `with` block because `path` is unreadable."""
     try:
         yield
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError, zlib.error) as error:
         reason = shorten(" ".join(str(error).split()), 200)
-        raise InputError(f"{path}: cannot be read as HDF5 ({reason}); copy or make the file again") from error
+        raise InputError(f"{path}: the file is not readable as HDF5 ({reason}); copy or make the file again") from error
+
+
+class EncodedRows(NamedTuple):
+    """Rows of an HDF5 file, encoded as TFRecords.
+
+    Attributes:
+        records: The framed records. They end before the first row that violates the contract.
+        invalid_payload: The row that violates the contract, as an example without a frame, or b"" if all rows are valid.
+    """
+
+    records: memoryview
+    invalid_payload: bytes
 
 
 class _Rows(NamedTuple):
-    """N rows of a file, with a field for each dataset. All arrays are int64.
+    """N rows of an HDF5 file, with an int64 array for each of its datasets.
 
     Attributes:
         input_ids: [N, L].
@@ -112,7 +125,7 @@ class _Rows(NamedTuple):
 
 
 class Hdf5Rows:
-    """The rows of one file, which are read in order.
+    """Reads the rows of one HDF5 file in order, and encodes them as TFRecords.
 
     Attributes:
         path: The file.
@@ -126,105 +139,112 @@ class Hdf5Rows:
 
     def __init__(self, path: Path) -> None:
         self.path, self.done = path, 0
-        with _explained_hdf5_errors(path):
+        with _explain_hdf5_errors(path):
             self._file = require_h5py().File(path, "r")
-            self._columns = [_Column(self._dataset(name)) for name in _Rows._fields]
-            self.schema = self._checked_schema()
-            self._check_size()
+            self._columns = [_ColumnReader(self._open_dataset(name)) for name in _Rows._fields]
+            self.schema = self._read_schema()
+            self._check_claimed_size()
         self.count = int(self._columns[0].dataset.shape[0])
-        self._most_rows = max(1, _PIECE_BYTES // largest_record(self.schema))
+        self._max_rows = max(1, _PIECE_BYTES // max_unpacked_record_size(self.schema))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
     @property
-    def most_bytes(self) -> int:
-        """An upper bound on the size of all rows as TFRecords, in bytes."""
-        return self.count * largest_record(self.schema)
+    def max_encoded_bytes(self) -> int:
+        """An upper bound on the total size in bytes of all rows as TFRecords."""
+        return self.count * max_unpacked_record_size(self.schema)
 
-    def next_records(self) -> tuple[memoryview, bytes]:
-        """Read some rows, and return them as TFRecords.
-
-        Returns:
-            (records, payload). If a row violates the contract, the framed records end before this row, and `payload` is the
-            row as an unframed example. Otherwise `payload` is b"".
+    def encode_next_rows(self) -> EncodedRows:
+        """Read the next rows, about 1 MiB of them, and return them as TFRecords.
 
         Raises:
             InputError: The file is damaged.
         """
-        with _explained_hdf5_errors(self.path):
-            parts = [column.rows_from(self.done) for column in self._columns]
-        count = min(self._most_rows, *map(len, parts))
+        with _explain_hdf5_errors(self.path):
+            parts = [column.read_rows_from(self.done) for column in self._columns]
+        count = min(self._max_rows, *map(len, parts))
         rows = _Rows(*(np.ascontiguousarray(part[:count], np.int64) for part in parts))
         lengths, masked = np.empty(count, np.int64), np.empty(count, np.int64)
-        usual = _measure_rows(rows, lengths, masked)
+        valid_rows = _measure_valid_rows(rows, lengths, masked)
         columns = (rows.input_ids, rows.segment_ids, rows.masked_lm_positions, rows.masked_lm_ids)
         labels = rows.next_sentence_labels.reshape(-1)
-        records, _ = encode_rows(UnpackedRows(*(values[:usual] for values in (lengths, masked, *columns, labels))))
+        records, _ = encode_unpacked_rows(
+            UnpackedRows(*(values[:valid_rows] for values in (lengths, masked, *columns, labels)))
+        )
         payload = b""
-        if usual < count:
-            features = {name: values[usual] for name, values in zip(_Rows._fields, rows, strict=True)}
+        if valid_rows < count:
+            features = {name: values[valid_rows] for name, values in zip(_Rows._fields, rows, strict=True)}
             payload = encode_example({**features, "masked_lm_weights": (features["masked_lm_ids"] != 0).astype(np.float32)})
-        self.done += min(usual + 1, count)
-        return records.data, payload
+        self.done += min(valid_rows + 1, count)
+        return EncodedRows(records.data, payload)
 
-    def _dataset(self, name: str) -> Any:
-        """Return a dataset.
+    def _open_dataset(self, name: str) -> Any:
+        """Return the h5py dataset with this name, after checking that this file contains its values as rows of integers.
 
         Raises:
-            InputError: There is no such dataset, its values are in another file, or they are not rows of integers.
+            InputError: The dataset does not exist, its values are in another file, or they are not rows of integers.
         """
         h5py = require_h5py()
         link = self._file.get(name, getlink=True)  # without following it
         if link is not None and not isinstance(link, h5py.HardLink):
             kind = "an external link" if isinstance(link, h5py.ExternalLink) else "a link"
-            raise InputError(f"{self.path}: {name} is {kind} to other data; put the dataset itself into the file")
+            raise InputError(f"{self.path}: expected a dataset {name}, found {kind}; store the dataset itself in the file")
         dataset = self._file.get(name)
         if not isinstance(dataset, h5py.Dataset):
             names = shorten(", ".join(sorted(self._file)), 120) or "none"
-            raise InputError(f"{self.path}: has no dataset {name} (it has {names}); give BERT's pretraining data")
+            raise InputError(f"{self.path}: expected a dataset {name}, found {names}; pass a file of BERT pretraining data")
         if dataset.external or dataset.is_virtual:
-            kind = "in external storage" if dataset.external else "a virtual data set"
-            raise InputError(f"{self.path}: {name} is {kind}, with values in other files; put them into this file")
+            problem = "in external storage" if dataset.external else "in a virtual dataset"
+            raise InputError(
+                f"{self.path}: the values of {name} are {problem}, which is not supported; store them in this file"
+            )
         if dataset.dtype.kind not in "iu" or not dataset.shape:
-            raise InputError(f"{self.path}: dataset {name} is {dataset.dtype} {dataset.shape}; give rows of integers")
+            found = f"{dataset.dtype} {dataset.shape}"
+            raise InputError(
+                f"{self.path}: dataset {name} must contain rows of integers, found {found}; make the file again"
+            )
         return dataset
 
-    def _check_size(self) -> None:
-        """Check that the file is large enough for its rows.
+    def _check_claimed_size(self) -> None:
+        """Check that the file is large enough to contain its rows.
 
-        Values that were never written use no space in a file, so that a small file could claim any number of rows.
+        HDF5 uses no space for values that were never written, so a small file could claim any number of rows, and reading
+        them would use any amount of memory.
 
         Raises:
-            InputError: The file claims more values than gzip could store in its size.
+            InputError: The file claims more values than gzip could compress to the size of the file.
         """
-        claimed, held = sum(column.dataset.nbytes for column in self._columns), self.path.stat().st_size
-        if claimed > _MOST_TIMES * held:
+        claimed_bytes, file_bytes = sum(column.dataset.nbytes for column in self._columns), self.path.stat().st_size
+        if claimed_bytes > _MAX_COMPRESSION_RATIO * file_bytes:
             rows = self._columns[0].dataset.shape[0]
             raise InputError(
-                f"{self.path}: claims {rows:,} rows, more than its {held:,} bytes can hold; make the file again"
+                f"{self.path}: a file of {file_bytes:,} bytes cannot contain the claimed {rows:,} rows; make it again"
             )
 
-    def _checked_schema(self) -> UnpackedSchema:
-        """Return the sizes of the rows, after checking that the shapes of all datasets agree.
+    def _read_schema(self) -> UnpackedSchema:
+        """Check that the shapes of all datasets agree, and return the sizes L and P of the rows.
 
         Raises:
             InputError: The file contains packs, the shapes do not agree, or a size is out of range.
         """
-        if _OF_PACKS in self._file:
-            raise InputError(f"{self.path}: holds packs; give the unpacked records")
+        if _FEATURE_OF_PACKS in self._file:
+            raise InputError(f"{self.path}: expected unpacked records, found packs; pass the file of unpacked records")
         shapes = {name: column.dataset.shape for name, column in zip(_Rows._fields, self._columns, strict=True)}
         for name in ("input_ids", "masked_lm_ids"):
             if len(shapes[name]) != 2:
-                raise InputError(f"{self.path}: dataset {name} has the shape {shapes[name]}; rows of values are needed")
+                raise InputError(
+                    f"{self.path}: dataset {name} must have two dimensions, but has the shape {shapes[name]}; make it again"
+                )
         (count, length), predictions = shapes["input_ids"], shapes["masked_lm_ids"][1]
         labels = (count, 1) if shapes["next_sentence_labels"] == (count, 1) else (count,)
-        needed = [(count, length)] * 3 + [(count, predictions)] * 2 + [labels]
-        for (name, shape), right in zip(shapes.items(), needed, strict=True):
-            if shape != right:
+        expected_shapes = [(count, length)] * 3 + [(count, predictions)] * 2 + [labels]
+        for (name, shape), expected_shape in zip(shapes.items(), expected_shapes, strict=True):
+            if shape != expected_shape:
                 raise InputError(
-                    f"{self.path}: dataset {name} has the shape {shape}, {right} goes with the others; make it again"
+                    f"{self.path}: dataset {name} has the shape {shape}, but the other datasets require {expected_shape};"
+                    " make the file again"
                 )
         try:
             return UnpackedSchema(length, predictions)
@@ -232,8 +252,8 @@ class Hdf5Rows:
             raise InputError(f"{self.path}: {error}") from error
 
 
-class _Column:
-    """A dataset whose rows are read in order, in blocks of complete chunks, so that each chunk is read only once.
+class _ColumnReader:
+    """Reads the rows of one dataset in order, in blocks of complete chunks, so that each chunk is read only once.
 
     Attributes:
         dataset: The h5py dataset.
@@ -248,17 +268,17 @@ class _Column:
         self._chunk_bytes = dataset.dtype.itemsize * math.prod(self._chunk)
         rows_bytes = dataset.dtype.itemsize * math.prod((self._chunk[0], *dataset.shape[1:]))
         largest = max(self._chunk_bytes, rows_bytes)
-        if largest > _MOST_BLOCK_BYTES:
-            most = _MOST_BLOCK_BYTES >> 20
-            raise ValueError(f"chunks of {self._chunk[0]:,} rows, {largest:,} bytes; at most {most} MiB are read at once")
+        if largest > _MAX_BLOCK_BYTES:
+            most = _MAX_BLOCK_BYTES >> 20
+            raise ValueError(f"a chunk must have at most {most} MiB, but its {self._chunk[0]:,} rows have {largest:,} bytes")
         rows = self._chunk[0] * max(1, _BLOCK_BYTES // max(1, rows_bytes))
         self._memory = np.empty((min(rows, dataset.shape[0]), *dataset.shape[1:]), dataset.dtype)
         self._first = self._last = 0
         pipeline = dataset.id.get_create_plist()
         self._filters = [pipeline.get_filter(number)[0] for number in range(pipeline.get_nfilters())]
 
-    def rows_from(self, row: int) -> AnyArray:
-        """Return the rows from `row` on that are in memory. If there are none, read the next block first.
+    def read_rows_from(self, row: int) -> AnyArray:
+        """Return the rows that begin at `row` and are in memory. If there are none, read the block that begins at `row`.
 
         At least one row is returned, unless the dataset ends before `row`. The array is valid until the next call.
 
@@ -267,15 +287,15 @@ class _Column:
         """
         if row >= self._last:
             self._first, self._last = row, min(row + len(self._memory), self.dataset.shape[0])
-            if self._first < self._last and not (self._filters and self._read_chunks()):
+            if self._first < self._last and not (self._filters and self._decompress_current_block()):
                 self.dataset.read_direct(self._memory, np.s_[row : self._last], np.s_[: self._last - row])
         return self._memory[row - self._first : self._last - self._first]
 
-    def _read_chunks(self) -> bool:
+    def _decompress_current_block(self) -> bool:
         """Read the chunks of the current block in their stored form, and decompress them into memory.
 
         Returns:
-            False if the block contains a chunk that the HDF5 library must read, otherwise True.
+            True if the whole block was read, or False if it contains a chunk that only the HDF5 library can read.
 
         Raises:
             ValueError: A chunk is damaged.
@@ -288,8 +308,8 @@ class _Column:
                 all_read = False
                 continue
             skipped_filters, stored = self.dataset.id.read_direct_chunk(corner)
-            applied = [code for number, code in enumerate(self._filters) if not skipped_filters >> number & 1]
-            values = self._unfiltered(stored, applied)
+            applied_filters = [code for number, code in enumerate(self._filters) if not skipped_filters >> number & 1]
+            values = self._decompress_chunk(stored, applied_filters)
             if values is None:
                 all_read = False
                 continue
@@ -298,8 +318,8 @@ class _Column:
             target[...] = values.reshape(self._chunk)[tuple(map(slice, target.shape))]
         return all_read
 
-    def _unfiltered(self, stored: bytes, applied: list[int]) -> AnyArray | None:
-        """Decompress a chunk.
+    def _decompress_chunk(self, stored: bytes, applied_filters: list[int]) -> AnyArray | None:
+        """Decompress one chunk of the dataset, and return its values.
 
         Even if the HDF5 library must read the chunk, its size is checked here, so that the library does not use more memory
         than the values need.
@@ -315,16 +335,19 @@ class _Column:
             ValueError: The chunk has more or fewer bytes than its values need.
         """
         if len(stored) > 1.01 * self._chunk_bytes + 100:
-            raise ValueError(f"a chunk is stored in {len(stored):,} bytes, its values have {self._chunk_bytes:,}")
-        if _DEFLATE not in applied:
+            raise ValueError(f"a stored chunk has {len(stored):,} bytes, but its values have only {self._chunk_bytes:,}")
+        if _DEFLATE not in applied_filters:
             return None
-        before, after = applied[: applied.index(_DEFLATE)], applied[applied.index(_DEFLATE) + 1 :]
+        before, after = (
+            applied_filters[: applied_filters.index(_DEFLATE)],
+            applied_filters[applied_filters.index(_DEFLATE) + 1 :],
+        )
         if after not in ([], [_FLETCHER32]):
-            raise ValueError("its chunks were changed after they were compressed by gzip")
+            raise ValueError("a filter after gzip is not supported")
         inflater = zlib.decompressobj()
         data = inflater.decompress(stored[:-_CHECKSUM_BYTES] if after else stored, self._chunk_bytes + 1)
         if len(data) != self._chunk_bytes or not inflater.eof:
-            raise ValueError(f"a chunk does not hold {self._chunk_bytes:,} bytes of values")
+            raise ValueError(f"a decompressed chunk does not have the expected {self._chunk_bytes:,} bytes")
         if after or before not in ([], [_SHUFFLE]):
             return None
         kind = self._memory.dtype
@@ -334,19 +357,19 @@ class _Column:
 
 
 @borrowing_kernel
-def _measure_rows(rows: _Rows, lengths: IntArray, masked: IntArray) -> int:
-    """Compute the number of tokens and masked positions of each row, up to the first row that violates the contract.
+def _measure_valid_rows(rows: _Rows, token_counts: IntArray, masked_counts: IntArray) -> int:
+    """Count the tokens and masked positions of each row, up to the first row with an invalid value.
 
     Args:
         rows: N rows.
-        lengths: int64 [N], set to the number of tokens of each row.
-        masked: int64 [N], set to the number of masked positions of each row.
+        token_counts: int64 [N], set to the number of tokens of each row.
+        masked_counts: int64 [N], set to the number of masked positions of each row.
 
     Returns:
         The number of valid rows before the first invalid row.
     """
     labels = rows.next_sentence_labels.reshape(-1)
-    for row in range(lengths.size):
+    for row in range(token_counts.size):
         ids, mask, segments = rows.input_ids[row], rows.input_mask[row], rows.segment_ids[row]
         positions, masked_ids = rows.masked_lm_positions[row], rows.masked_lm_ids[row]
         tokens = 0
@@ -369,5 +392,5 @@ def _measure_rows(rows: _Rows, lengths: IntArray, masked: IntArray) -> int:
             wrong |= masked_ids[slot] | positions[slot]
         if tokens == 0 or wrong != 0:
             return row
-        lengths[row], masked[row] = tokens, used
-    return lengths.size
+        token_counts[row], masked_counts[row] = tokens, used
+    return token_counts.size

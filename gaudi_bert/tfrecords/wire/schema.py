@@ -33,10 +33,10 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """A feature of fixed length.
+    """A feature of an example, with a fixed number of values.
 
     Attributes:
-        name: The key of the feature.
+        name: The name of the feature.
         length: The number of its values.
         kind: The type of its values.
     """
@@ -47,7 +47,7 @@ class FeatureSpec:
 
     @property
     def key_bytes(self) -> bytes:
-        """The name as the bytes that a record contains."""
+        """The name in ASCII, as records contain it."""
         return self.name.encode("ascii")
 
 
@@ -119,27 +119,32 @@ class PackedSchema:
         return tuple(FeatureSpec(feature.key, sizes[feature.axis], feature.kind) for feature in PackedFeature)
 
 
-def unpacked_schema_of(features: Mapping[str, AnyArray]) -> UnpackedSchema:
-    """Return the sizes of a decoded unpacked example.
+def infer_unpacked_schema(features: Mapping[str, AnyArray]) -> UnpackedSchema:
+    """Return the sizes L and P of a decoded unpacked example.
 
     Raises:
         RecordError: The example is packed, or lacks a feature that determines a size, or a size is out of range.
     """
     if "positions" in features and "next_sentence_positions" in features:
-        raise RecordError("this is a packed example; give the unpacked records")
-    return UnpackedSchema(_length_of(features, "input_ids"), _length_of(features, "masked_lm_positions"))
+        raise RecordError("expected an unpacked record, found a packed one; pass the unpacked records")
+    return UnpackedSchema(
+        _count_feature_values(features, "input_ids"), _count_feature_values(features, "masked_lm_positions")
+    )
 
 
-def packed_schema_of(features: Mapping[str, AnyArray]) -> PackedSchema:
-    """Return the sizes of a decoded packed example.
+def infer_packed_schema(features: Mapping[str, AnyArray]) -> PackedSchema:
+    """Return the sizes L, Q, S and P of a decoded packed example.
 
-    A packed example does not contain max_predictions. It is assumed to be Q - S, but at least 1.
+    A packed example does not contain P, max_predictions. It is assumed to be Q - S, but at least 1.
 
     Raises:
         RecordError: The example lacks a feature that determines a size, or a size is out of range.
     """
-    length = _length_of(features, "input_ids")
-    slots, depth = _length_of(features, "masked_lm_positions"), _length_of(features, "next_sentence_positions")
+    length = _count_feature_values(features, "input_ids")
+    slots, depth = (
+        _count_feature_values(features, "masked_lm_positions"),
+        _count_feature_values(features, "next_sentence_positions"),
+    )
     return PackedSchema(length, slots, depth, max(1, slots - depth))
 
 
@@ -155,40 +160,40 @@ def check_features(features: Mapping[str, AnyArray], schema: UnpackedSchema | Pa
         values = features[spec.name]
         if values.dtype != np.dtype(spec.kind) and values.size:
             kind = "bytes" if values.dtype == object else str(values.dtype)
-            raise RecordError(f"feature `{spec.name}` is {kind}, {spec.kind} is needed")
+            raise RecordError(f"feature `{spec.name}` must be {spec.kind}, but is {kind}")
         if values.size != spec.length:
-            raise RecordError(f"feature `{spec.name}` has {values.size} values, {spec.length} are needed")
+            raise RecordError(f"feature `{spec.name}` must have {spec.length} values, but has {values.size}")
 
 
-def _length_of(features: Mapping[str, AnyArray], name: str) -> int:
+def _count_feature_values(features: Mapping[str, AnyArray], feature_name: str) -> int:
     """Return the number of values of a feature.
 
     Raises:
         RecordError: The feature is missing, empty, or has more than `MAX_SEQUENCE_LENGTH` values.
     """
-    if name not in features:
-        raise RecordError(f"feature `{name}` is missing")
-    size = int(features[name].size)
-    if not 1 <= size <= MAX_SEQUENCE_LENGTH:
-        raise RecordError(f"feature `{name}` has {size} values, 1 to {MAX_SEQUENCE_LENGTH} are allowed")
-    return size
+    if feature_name not in features:
+        raise RecordError(f"feature `{feature_name}` is missing")
+    count = int(features[feature_name].size)
+    if not 1 <= count <= MAX_SEQUENCE_LENGTH:
+        raise RecordError(f"feature `{feature_name}` must have 1 to {MAX_SEQUENCE_LENGTH} values, but has {count}")
+    return count
 
 
-def _check_range(name: str, value: int, most: int) -> None:
-    """Check that a size is from 1 to `most`.
+def _check_range(name: str, value: int, max_value: int) -> None:
+    """Check that a size is from 1 to `max_value`.
 
     Raises:
-        InputError: It is not.
+        InputError: The size is smaller or larger.
     """
-    if not 1 <= value <= most:
-        raise InputError(f"{name} = {value}: 1 to {most} is allowed")
+    if not 1 <= value <= max_value:
+        raise InputError(f"{name} = {value}: the value must be from 1 to {max_value}")
 
 
 # --- checking the values
 #
-# An ambiguous example is rejected with a reason, because a guess could silently change the training data. Examples are a
-# mask with holes or with values other than 0 and 1, padding that is not 0, weights other than 0 and 1, and a masked position
-# outside its sequence.
+# Guessing what an ambiguous example means could silently change the training data, so the example is rejected with a reason.
+# Ambiguous are, for example, a mask with holes or with values other than 0 and 1, padding that is not 0, weights other than
+# 0 and 1, and a masked position outside its sequence.
 
 
 def check_values(features: Mapping[str, AnyArray], schema: UnpackedSchema | PackedSchema) -> None:
@@ -198,47 +203,50 @@ def check_values(features: Mapping[str, AnyArray], schema: UnpackedSchema | Pack
         RecordError: A value violates the contract. The message names the first such value.
     """
     if isinstance(schema, PackedSchema):
-        _check_packed(features, schema)
+        _check_packed_values(features, schema)
     else:
-        _check_unpacked(features)
+        _check_unpacked_values(features)
 
 
-def _check_unpacked(features: Mapping[str, AnyArray]) -> None:
+def _check_unpacked_values(features: Mapping[str, AnyArray]) -> None:
     """Check the values of an unpacked example.
 
     Raises:
         RecordError: A value violates the contract.
     """
-    length = _prefix(features["input_mask"], "input_mask")
+    length = _count_leading_ones(features["input_mask"], "input_mask")
     if length == 0:
-        raise RecordError("`input_mask` is all 0, so the sequence is empty; leave it out")
-    masked = _prefix(features["masked_lm_weights"], "masked_lm_weights")
-    _check_values("input_ids", features["input_ids"], length, MAX_TOKEN_ID)
-    _check_values("segment_ids", features["segment_ids"], length, MAX_SEGMENT_ID)
-    _check_values("masked_lm_ids", features["masked_lm_ids"], masked, MAX_TOKEN_ID)
-    _check_values("masked_lm_positions", features["masked_lm_positions"], masked, length - 1)
+        raise RecordError("`input_mask` contains only 0, so the sequence is empty; remove the record")
+    masked = _count_leading_ones(features["masked_lm_weights"], "masked_lm_weights")
+    _check_value_range("input_ids", features["input_ids"], length, MAX_TOKEN_ID)
+    _check_value_range("segment_ids", features["segment_ids"], length, MAX_SEGMENT_ID)
+    _check_value_range("masked_lm_ids", features["masked_lm_ids"], masked, MAX_TOKEN_ID)
+    _check_value_range("masked_lm_positions", features["masked_lm_positions"], masked, length - 1)
     label = int(features["next_sentence_labels"][0])
     if label not in (0, 1):
-        raise RecordError(f"`next_sentence_labels` is {label}, 0 (really next) or 1 (random) is allowed")
+        raise RecordError(f"`next_sentence_labels` must be 0 (next sentence) or 1 (random sentence), but is {label}")
 
 
-def _prefix(values: AnyArray, name: str) -> int:
-    """Return the number of ones in a list of ones followed by zeros.
+def _count_leading_ones(values: AnyArray, feature_name: str) -> int:
+    """Return the number of ones in the values of a feature, after checking that only zeros follow them.
 
     Raises:
-        RecordError: The list contains another value, or a one after a zero.
+        RecordError: The feature contains a value that is neither 0 nor 1, or a one after a zero.
     """
     ones = int(np.count_nonzero(values == 1))
     odd = np.flatnonzero((values != 0) & (values != 1))
     if odd.size:
-        raise RecordError(f"`{name}` holds {values[odd[0]]} at {odd[0]}, only 0 and 1 are allowed")
+        raise RecordError(f"`{feature_name}` must contain only 0 and 1, but contains {values[odd[0]]} at position {odd[0]}")
     if np.any(values[:ones] == 0):
         hole = int(np.flatnonzero(values[:ones] == 0)[0])
-        raise RecordError(f"`{name}` is not 1..1 0..0: it holds 0 at {hole} and 1 after it; move the padding to the end")
+        raise RecordError(
+            f"`{feature_name}` must contain ones and then zeros, but contains a one after the 0 at position {hole};"
+            " move the padding to the end"
+        )
     return ones
 
 
-def _check_packed(features: Mapping[str, AnyArray], schema: PackedSchema) -> None:
+def _check_packed_values(features: Mapping[str, AnyArray], schema: PackedSchema) -> None:
     """Check the values of a packed example.
 
     Raises:
@@ -247,11 +255,13 @@ def _check_packed(features: Mapping[str, AnyArray], schema: PackedSchema) -> Non
     tokens = int(np.count_nonzero(features["input_mask"]))
     count = int(np.count_nonzero(features["next_sentence_weights"]))
     if tokens == 0 or count == 0:
-        raise RecordError("the pack is empty")
+        raise RecordError("the pack contains no sequence or no token")
     starts = features["next_sentence_positions"][:count]
     ends = np.append(starts[1:], tokens)
     if starts[0] != 0 or np.any(ends <= starts):
-        raise RecordError(f"`next_sentence_positions` {starts.tolist()} do not ascend from 0 within {tokens} tokens")
+        raise RecordError(
+            f"`next_sentence_positions` must begin with 0 and ascend within the {tokens} tokens, but are {starts.tolist()}"
+        )
     lengths = ends - starts
     expected = {
         "input_mask": np.repeat(np.arange(1, count + 1), lengths),
@@ -261,19 +271,24 @@ def _check_packed(features: Mapping[str, AnyArray], schema: PackedSchema) -> Non
     }
     for name, begin in expected.items():
         values = features[name]
-        right = np.zeros(values.size)
-        right[: begin.size] = begin
-        wrong = np.flatnonzero(values != right)
+        expected_values = np.zeros(values.size)
+        expected_values[: begin.size] = begin
+        wrong = np.flatnonzero(values != expected_values)
         if wrong.size:
             position = int(wrong[0])
-            raise RecordError(f"`{name}` holds {values[position]:g} at {position}, {right[position]:g} is right there")
-    _check_values("input_ids", features["input_ids"], tokens, MAX_TOKEN_ID)
-    _check_values("segment_ids", features["segment_ids"], tokens, MAX_SEGMENT_ID)
-    _check_values("next_sentence_labels", features["next_sentence_labels"], count, 1)
-    _check_masked(features, starts, ends, schema)
+            raise RecordError(
+                f"`{name}` must contain {expected_values[position]:g} at position {position}, but contains"
+                f" {values[position]:g}"
+            )
+    _check_value_range("input_ids", features["input_ids"], tokens, MAX_TOKEN_ID)
+    _check_value_range("segment_ids", features["segment_ids"], tokens, MAX_SEGMENT_ID)
+    _check_value_range("next_sentence_labels", features["next_sentence_labels"], count, 1)
+    _check_masked_positions(features, starts, ends, schema)
 
 
-def _check_masked(features: Mapping[str, AnyArray], starts: AnyArray, ends: AnyArray, schema: PackedSchema) -> None:
+def _check_masked_positions(
+    features: Mapping[str, AnyArray], starts: AnyArray, ends: AnyArray, schema: PackedSchema
+) -> None:
     """Check the masked positions, ids and weights of a packed example.
 
     Args:
@@ -289,29 +304,35 @@ def _check_masked(features: Mapping[str, AnyArray], starts: AnyArray, ends: AnyA
     used = int(np.count_nonzero(weights))
     owners = weights[:used].astype(np.int64)
     if np.any(owners != weights[:used]) or np.any(np.diff(owners) < 0) or np.any((owners < 1) | (owners > starts.size)):
-        raise RecordError("`masked_lm_weights` are not the numbers of the pack's sequences in ascending order, then 0")
-    _check_values("masked_lm_ids", features["masked_lm_ids"], used, MAX_TOKEN_ID)
+        raise RecordError(
+            "`masked_lm_weights` must contain the sequence numbers of the masked positions in ascending order, then zeros"
+        )
+    _check_value_range("masked_lm_ids", features["masked_lm_ids"], used, MAX_TOKEN_ID)
     outside = np.flatnonzero((positions[:used] < starts[owners - 1]) | (positions[:used] >= ends[owners - 1]))
     if outside.size:
         slot = int(outside[0])
         raise RecordError(
-            f"`masked_lm_positions` holds {positions[slot]} at {slot}, outside of sequence {owners[slot]},"
-            f" which is {starts[owners[slot] - 1]} to {ends[owners[slot] - 1] - 1}"
+            f"`masked_lm_positions` contains {positions[slot]} at position {slot}, which is outside sequence {owners[slot]}"
+            f" (tokens {starts[owners[slot] - 1]} to {ends[owners[slot] - 1] - 1})"
         )
-    _check_values("masked_lm_positions", positions, used, int(ends[-1]) - 1)
-    most = int(np.bincount(owners).max(initial=0))
-    if most > schema.max_predictions:
-        raise RecordError(f"a sequence has {most} masked positions, at most {schema.max_predictions} is allowed")
+    _check_value_range("masked_lm_positions", positions, used, int(ends[-1]) - 1)
+    most_masked = int(np.bincount(owners).max(initial=0))
+    if most_masked > schema.max_predictions:
+        raise RecordError(
+            f"a sequence must have at most {schema.max_predictions} masked positions, but one has {most_masked}"
+        )
 
 
-def _check_values(name: str, values: AnyArray, used: int, most: int) -> None:
-    """Check that the first `used` values are from 0 to `most`, and all others are 0.
+def _check_value_range(feature_name: str, values: AnyArray, used_count: int, max_value: int) -> None:
+    """Check that the first `used_count` values of a feature are from 0 to `max_value`, and all others are 0.
 
     Raises:
         RecordError: A value is out of range. The message names the first such value.
     """
-    allowed = np.where(np.arange(values.size) < used, most, 0)
+    allowed = np.where(np.arange(values.size) < used_count, max_value, 0)
     wrong = np.flatnonzero((values < 0) | (values > allowed))
     if wrong.size:
         position = int(wrong[0])
-        raise RecordError(f"`{name}` holds {values[position]} at {position}, 0 to {allowed[position]} is allowed there")
+        raise RecordError(
+            f"`{feature_name}` must contain 0 to {allowed[position]} at position {position}, but contains {values[position]}"
+        )

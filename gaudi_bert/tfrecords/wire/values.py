@@ -1,15 +1,16 @@
 """Kernels that check and decode the values of a feature, eight bytes at a time, and functions that return dense arrays.
 
 Values are varints. Each byte of a varint has seven bits of the value, and its high bit (bit 7) is set in all bytes but the
-last. A padding value is one zero byte. If a list has `values` values in `size` bytes and only the first `real` of them are
-non-padding, the non-padding values take `size - (values - real)` bytes.
+last. A padding value is one zero byte. If a list has `value_count` values in `size` bytes and only the first `used_count` of
+them are non-padding, the non-padding values take `size - (value_count - used_count)` bytes. A varint is canonical if it has
+no more bytes than necessary.
 
 The kernels load words of eight bytes and use two tricks. The mask `_HIGH` selects bit 7 of each byte, which distinguishes
 continuation bytes. `(w & 0x7F..) + 0x7F..` sets bit 7 of each byte whose lower seven bits are not zero, without carries
 between bytes. At least eight bytes of the same record precede every field, so that a word that ends at the last byte of a
 field never begins before the record.
 
-Parameters named `at` and `end` are addresses.
+The parameters `address` and `end` are memory addresses.
 """
 
 from __future__ import annotations
@@ -39,174 +40,178 @@ from gaudi_bert.tfrecords.wire.schema import FeatureSpec
 
 _HIGH = as_word(-0x7F7F7F7F7F7F7F80)  # 0x8080808080808080
 _LOW_SEVEN = as_word(0x7F7F7F7F7F7F7F7F)
-_ONE_EACH = as_word(0x0101010101010101)
+_ONE_IN_EVERY_BYTE = as_word(0x0101010101010101)
 _TWO_FLOATS = as_word(0x3F8000003F800000)
 _BITS_OF_ONE = 7  # in 1.0 as float32, 0x3F800000
 
 
 @inlined_kernel
-def _zero_bytes(word: int) -> int:
-    """Return a word in which bit 7 of a byte is set if this byte of `word` is zero. The other bits are undefined."""
+def _mark_zero_bytes(word: int) -> int:
+    """Return a word in which bit 7 of every byte tells whether the same byte of `word` is zero. Ignore the other bits."""
     return ~(add_words(word & _LOW_SEVEN, _LOW_SEVEN) | word)
 
 
 @borrowing_kernel
-def is_zero(at: int, size: int) -> bool:
-    """Return whether all `size` bytes from `at` on are zero."""
-    seen = as_word(0)
+def is_all_zero(address: int, size: int) -> bool:
+    """Return whether all `size` bytes from `address` on are zero."""
+    combined = as_word(0)
     for number in range(size >> 3):
-        seen |= word_at(at, number)
+        combined |= word_at(address, number)
     if size & 7:
-        seen |= load_word(at + size - 8) >> (8 * (8 - (size & 7)))
-    return seen == 0
+        combined |= load_word(address + size - 8) >> (8 * (8 - (size & 7)))
+    return combined == 0
 
 
 @borrowing_kernel
-def _all_words_are(at: int, size: int, pattern: int) -> bool:
-    """Return whether `size` bytes from `at` on are repetitions of the eight bytes of `pattern`.
+def _is_repeated_pattern(address: int, size: int, pattern: int) -> bool:
+    """Return whether the `size` bytes from `address` on repeat the eight bytes of `pattern`.
 
     The period of the pattern (1, 2, 4 or 8 bytes) must divide `size`.
     """
     different = as_word(0)
     for number in range(size >> 3):
-        different |= word_at(at, number) ^ pattern
+        different |= word_at(address, number) ^ pattern
     if size & 7:
-        different |= (load_word(at + size - 8) ^ pattern) >> (8 * (8 - (size & 7)))
+        different |= (load_word(address + size - 8) ^ pattern) >> (8 * (8 - (size & 7)))
     return different == 0
 
 
 @borrowing_kernel
-def all_bytes_are(at: int, size: int, value: int) -> bool:
-    """Return whether all `size` bytes from `at` on are equal to `value`."""
-    return _all_words_are(at, size, value * _ONE_EACH)
+def is_repeated_byte(address: int, size: int, value: int) -> bool:
+    """Return whether all `size` bytes from `address` on are equal to `value`."""
+    return _is_repeated_pattern(address, size, value * _ONE_IN_EVERY_BYTE)
 
 
 @borrowing_kernel
-def _is_canonical(at: int, size: int, count: int) -> bool:
-    """Return whether `size` bytes from `at` on are exactly `count` canonical varints of at most three bytes.
-
-    A varint is canonical if it has no more bytes than necessary.
-    """
+def _is_canonical_varint_list(address: int, size: int, value_count: int) -> bool:
+    """Return whether `size` bytes from `address` on are exactly `value_count` canonical varints of at most three bytes."""
     if size == 0:
-        return count == 0
+        return value_count == 0
     continued = as_word(0)
     wrong = as_word(0)
     for number in range(size >> 3):
-        word, before = word_at(at, number), word_at(at - 1, number)
-        zero_bytes = _zero_bytes(word)
-        wrong |= before & (zero_bytes | (word & word_at(at - 2, number)))
+        word, before = word_at(address, number), word_at(address - 1, number)
+        zero_bytes = _mark_zero_bytes(word)
+        wrong |= before & (zero_bytes | (word & word_at(address - 2, number)))
         continued += count_bits(word & _HIGH)
-    end = at + size
+    end = address + size
     if size & 7:
         mask = _HIGH << (8 * (8 - (size & 7)))
         word, before = load_word(end - 8), load_word(end - 9)
-        zero_bytes = _zero_bytes(word)
+        zero_bytes = _mark_zero_bytes(word)
         wrong |= before & (zero_bytes | (word & load_word(end - 10))) & mask
         continued += count_bits(word & mask)
-    return (wrong & _HIGH) == 0 and size - continued == count and load_u8(end - 1) < 128
+    return (wrong & _HIGH) == 0 and size - continued == value_count and load_u8(end - 1) < 128
 
 
 @borrowing_kernel
-def real_bytes(at: int, size: int, values: int, real: int) -> int:
-    """Return the size of the non-padding values of a list, in bytes.
+def measure_non_padding(address: int, size: int, value_count: int, used_count: int) -> int:
+    """Check a list of varints, and return the size in bytes of its values without the padding at its end.
 
     Args:
-        at: The address of the list.
-        size: The size of the list in bytes.
-        values: The number of values, including padding.
-        real: The number of non-padding values.
+        address: The address of the list.
+        size: The size of the list in bytes, including padding.
+        value_count: The number of values, including padding.
+        used_count: The number of values before the padding.
 
     Returns:
-        The size, or -1 unless the list consists of `real` canonical varints of at most three bytes, followed by zeros.
+        The size, or -1 unless the list consists of `used_count` canonical varints of at most three bytes, followed by zeros.
     """
-    prefix = size - (values - real)
-    if prefix < real or not is_zero(at + prefix, values - real) or not _is_canonical(at, prefix, real):
+    prefix = size - (value_count - used_count)
+    if (
+        prefix < used_count
+        or not is_all_zero(address + prefix, value_count - used_count)
+        or not _is_canonical_varint_list(address, prefix, used_count)
+    ):
         return -1
     return prefix
 
 
 @borrowing_kernel
-def _set_bits(at: int, size: int) -> int:
-    """Return the number of set bits in `size` bytes from `at` on."""
+def _count_set_bits(address: int, size: int) -> int:
+    """Return how many bits are set in the `size` bytes from `address` on."""
     bits = 0
     for number in range(size >> 3):
-        bits += count_bits(word_at(at, number))
+        bits += count_bits(word_at(address, number))
     if size & 7:
-        bits += count_bits(load_word(at + size - 8) & (as_word(-1) << (8 * (8 - (size & 7)))))
+        bits += count_bits(load_word(address + size - 8) & (as_word(-1) << (8 * (8 - (size & 7)))))
     return bits
 
 
 @borrowing_kernel
-def count_leading_ones(at: int, size: int) -> int:
-    """Return the number of ones in a mask of `size` bytes, or -1 if the mask is not ones followed by zeros.
-
-    If n bits are set in total and the first n bytes are 1, all other bytes are zero.
-    """
-    ones = _set_bits(at, size)
-    return ones if ones <= size and _all_words_are(at, ones, _ONE_EACH) else -1
+def count_leading_ones(address: int, size: int) -> int:
+    """Return the number of ones in a mask of `size` bytes, or -1 unless the mask consists of ones followed by zeros."""
+    # If n bits are set in total and the first n bytes are 1, all other bytes are zero.
+    ones = _count_set_bits(address, size)
+    return ones if ones <= size and _is_repeated_pattern(address, ones, _ONE_IN_EVERY_BYTE) else -1
 
 
 @borrowing_kernel
-def count_unit_floats(at: int, size: int) -> int:
-    """Return the number of ones in a list of float32 weights of `size` bytes, or -1 if it is not ones followed by zeros."""
-    ones = _set_bits(at, size) // _BITS_OF_ONE
-    if 4 * ones > size or not _all_words_are(at, 4 * ones, _TWO_FLOATS) or not is_zero(at + 4 * ones, size - 4 * ones):
+def count_leading_one_floats(address: int, size: int) -> int:
+    """Return the number of ones in `size` bytes of float32 weights, or -1 unless the weights are ones followed by zeros."""
+    ones = _count_set_bits(address, size) // _BITS_OF_ONE
+    if (
+        4 * ones > size
+        or not _is_repeated_pattern(address, 4 * ones, _TWO_FLOATS)
+        or not is_all_zero(address + 4 * ones, size - 4 * ones)
+    ):
         return -1
     return ones
 
 
 @inlined_kernel
-def _wrong_positions(word: int, before: int, length: int) -> int:
-    """Return a word in which bit 7 of a byte is set if this byte of `word` ends an invalid position.
+def _mark_invalid_positions(word: int, previous_bytes: int, sequence_length: int) -> int:
+    """Return a word in which bit 7 of every byte tells whether the same byte of `word` ends an invalid masked position.
 
-    A position is invalid if it has three bytes, is not canonical, or is not less than `length`. A comparison of a byte b <
-    128 with a constant c sets bit 7 if b >= c, because (b | 128) - c never borrows from the next byte.
+    A position is invalid if it has three bytes, is not canonical, or is not less than `sequence_length`. The comparison of a
+    byte b < 128 with a constant c sets bit 7 if b >= c, because (b | 128) - c never borrows from the next byte.
 
     Args:
-        word: Eight bytes of the list.
-        before: For each byte of `word`, the byte before it.
-        length: The number of tokens of the sequence.
+        word: Eight bytes of the list of masked positions.
+        previous_bytes: For each byte of `word`, the byte before it.
+        sequence_length: The number of tokens of the sequence.
     """
-    high, low = (length >> 7) * _ONE_EACH, (length & 127) * _ONE_EACH
-    ends, follows = ~word, before
+    high, low = (sequence_length >> 7) * _ONE_IN_EVERY_BYTE, (sequence_length & 127) * _ONE_IN_EVERY_BYTE
+    ends, follows = ~word, previous_bytes
     at_least_high = subtract_words(word | _HIGH, high)
-    above_high = subtract_words(word | _HIGH, high + _ONE_EACH)
-    at_least_low = subtract_words(before | _HIGH, low)
-    zero_bytes = _zero_bytes(word)
+    above_high = subtract_words(word | _HIGH, high + _ONE_IN_EVERY_BYTE)
+    at_least_low = subtract_words(previous_bytes | _HIGH, low)
+    zero_bytes = _mark_zero_bytes(word)
     two_bytes = ends & follows & (above_high | (at_least_high & at_least_low) | zero_bytes)
     one_byte = ends & ~follows & subtract_words(word | _HIGH, low)
-    return two_bytes | (word & follows) | (one_byte if length < 128 else 0)
+    return two_bytes | (word & follows) | (one_byte if sequence_length < 128 else 0)
 
 
 @borrowing_kernel
-def scan_positions(at: int, size: int, values: int, real: int, length: int) -> int:
-    """Check masked positions, and return the size of the non-padding positions in bytes.
+def measure_masked_positions(address: int, size: int, value_count: int, used_count: int, sequence_length: int) -> int:
+    """Check a list of masked positions, and return the size in bytes of its positions without the padding at its end.
 
     Args:
-        at: The address of the list.
-        size: The size of the list in bytes.
-        values: The number of positions, including padding.
-        real: The number of non-padding positions.
-        length: The number of tokens of the sequence.
+        address: The address of the list.
+        size: The size of the list in bytes, including padding.
+        value_count: The number of positions, including padding.
+        used_count: The number of positions before the padding.
+        sequence_length: The number of tokens of the sequence.
 
     Returns:
-        The size, or -1 unless the list consists of `real` canonical varints from 0 to `length` - 1, followed by zeros.
+        The size, or -1 unless the list consists of `used_count` canonical varints from 0 to `sequence_length` - 1, followed
+        by zeros.
     """
-    prefix = size - (values - real)
-    if prefix < real or not is_zero(at + prefix, values - real):
+    prefix = size - (value_count - used_count)
+    if prefix < used_count or not is_all_zero(address + prefix, value_count - used_count):
         return -1
     continued, wrong = as_word(0), as_word(0)
     for number in range(prefix >> 3):
-        word = word_at(at, number)
-        wrong |= _wrong_positions(word, word_at(at - 1, number), length)
+        word = word_at(address, number)
+        wrong |= _mark_invalid_positions(word, word_at(address - 1, number), sequence_length)
         continued += count_bits(word & _HIGH)
-    end = at + prefix
+    end = address + prefix
     if prefix & 7:
         mask = _HIGH << (8 * (8 - (prefix & 7)))
         word = load_word(end - 8)
-        wrong |= _wrong_positions(word, load_word(end - 9), length) & mask
+        wrong |= _mark_invalid_positions(word, load_word(end - 9), sequence_length) & mask
         continued += count_bits(word & mask)
-    if (wrong & _HIGH) != 0 or prefix - continued != real or (prefix > 0 and load_u8(end - 1) >= 128):
+    if (wrong & _HIGH) != 0 or prefix - continued != used_count or (prefix > 0 and load_u8(end - 1) >= 128):
         return -1
     return prefix
 
@@ -218,89 +223,91 @@ def scan_positions(at: int, size: int, values: int, real: int, length: int) -> i
 # numbers in it have one or two bytes. From any other word, two numbers are decoded without a branch on their sizes. A number
 # that is longer than three bytes is decoded byte by byte.
 
-_MOST = 2**31 - 1
+_MAX_INT32 = 2**31 - 1
 _LAST_OF_ONE = -0x7F7F7F7F7F7F7F80  # bit 7 of every byte
 _LAST_OF_TWO = -0x7FFF7FFF7FFF8000  # bit 7 of every second byte
 _LOW_OF_TWO, _HIGH_OF_TWO = 0x007F007F007F007F, 0x3F803F803F803F80
-_LONGEST_QUICK = 23  # bit 7 of the third byte
+_LAST_BIT_OF_THREE_BYTES = 23  # bit 7 of the third byte
 
 
 @inlined_kernel
-def _bits_below(ends: int) -> int:
-    """Return the index of the lowest set bit in `ends`."""
-    return count_bits(~ends & (ends - 1))
+def _find_lowest_set_bit(word: int) -> int:
+    """Return the index of the lowest bit that is set in `word`."""
+    return count_bits(~word & (word - 1))
 
 
 @inlined_kernel
-def _first_value(word: int, ends: int) -> int:
-    """Return the first number in a word. It must have at most three bytes.
+def _decode_first_varint(word: int, ends: int) -> int:
+    """Return the value of the first varint in a word. It must have at most three bytes.
 
-    `ends` is the word in which bit 7 of each byte that ends a number is set.
+    Args:
+        word: Eight bytes of a list of varints, which begin with the varint.
+        ends: A word in which bit 7 of a byte is set if this byte ends a varint.
     """
     own = word & (ends ^ (ends - 1))
     return (own & 0x7F) | ((own >> 1) & 0x3F80) | ((own >> 2) & 0x1FC000)
 
 
 @borrowing_kernel
-def _decode_varints(at: int, end: int, values: Int32Array) -> bool:
-    """Decode the varints in [at, end) into `values`.
+def _decode_varints(address: int, end: int, output: Int32Array) -> bool:
+    """Decode the varints in [address, end), and store their values in `output`.
 
     Returns:
-        Whether there are exactly as many varints as `values` has elements, each with at most five bytes and 31 bits.
+        True if there are exactly as many varints as `output` has elements, each with at most five bytes and 31 bits.
     """
-    if end - at == values.size:
-        return _decode_bytes(at, values)
+    if end - address == output.size:
+        return _decode_one_byte_varints(address, output)
     number = 0
-    while number + 8 <= values.size and at + 8 <= end:
-        word = load_word(at)
+    while number + 8 <= output.size and address + 8 <= end:
+        word = load_word(address)
         ends = ~word & _LAST_OF_ONE
         if ends == _LAST_OF_TWO:
             pairs = (word & _LOW_OF_TWO) | ((word >> 1) & _HIGH_OF_TWO)
             for lane in range(4):
-                values[number + lane] = (pairs >> (16 * lane)) & 0x3FFF
+                output[number + lane] = (pairs >> (16 * lane)) & 0x3FFF
             number += 4
-            at += 8
+            address += 8
         elif ends == _LAST_OF_ONE:
             for lane in range(8):
-                values[number + lane] = (word >> (8 * lane)) & 0x7F
+                output[number + lane] = (word >> (8 * lane)) & 0x7F
             number += 8
-            at += 8
+            address += 8
         else:
-            first = second = _bits_below(ends)
-            if first <= _LONGEST_QUICK:
+            first = second = _find_lowest_set_bit(ends)
+            if first <= _LAST_BIT_OF_THREE_BYTES:
                 # The shifts are arithmetic and copy bit 63 into the top bits. This does no harm, because at least five valid
                 # bytes remain in the word, and the second number uses only three of them.
                 rest, rest_ends = word >> (first + 1), ends >> (first + 1)
-                second = _bits_below(rest_ends)
-                if second <= _LONGEST_QUICK:
-                    values[number] = _first_value(word, ends)
-                    values[number + 1] = _first_value(rest, rest_ends)
+                second = _find_lowest_set_bit(rest_ends)
+                if second <= _LAST_BIT_OF_THREE_BYTES:
+                    output[number] = _decode_first_varint(word, ends)
+                    output[number + 1] = _decode_first_varint(rest, rest_ends)
                     number += 2
-                    at += (first + second + 2) >> 3
-            if second > _LONGEST_QUICK:
-                value, at = read_varint(at, end)
-                if value < 0 or value > _MOST:
+                    address += (first + second + 2) >> 3
+            if second > _LAST_BIT_OF_THREE_BYTES:
+                value, address = read_varint(address, end)
+                if value < 0 or value > _MAX_INT32:
                     return False
-                values[number] = value
+                output[number] = value
                 number += 1
-    while number < values.size:
-        value, at = read_varint(at, end)
-        if value < 0 or value > _MOST:
+    while number < output.size:
+        value, address = read_varint(address, end)
+        if value < 0 or value > _MAX_INT32:
             return False
-        values[number] = value
+        output[number] = value
         number += 1
-    return at == end
+    return address == end
 
 
 @borrowing_kernel
-def _decode_bytes(at: int, values: Int32Array) -> bool:
-    """Decode a list that has as many bytes as numbers, and return whether each byte is a complete number."""
-    seen = 0
-    for number in range(values.size):
-        value = byte_at(at, number)
-        values[number] = value
-        seen |= value
-    return seen < 128
+def _decode_one_byte_varints(address: int, output: Int32Array) -> bool:
+    """Store the values of varints of one byte each in `output`, and return whether all of them have only one byte."""
+    combined = 0
+    for number in range(output.size):
+        value = byte_at(address, number)
+        output[number] = value
+        combined |= value
+    return combined < 128
 
 
 # --- decoding serialised examples to dense arrays: one matrix for each feature, with one row for each record
@@ -308,20 +315,20 @@ def _decode_bytes(at: int, values: Int32Array) -> bool:
 # Letters of shapes: B is the number of packs, L max_sequence_length, Q masked_slots, and S depth.
 
 
-def decode_columns(
+def decode_examples_to_arrays(
     buffer: ByteArray, offsets: IntArray, lengths: IntArray, features: Sequence[FeatureSpec], source: str
 ) -> dict[str, AnyArray]:
-    """Decode n examples, and return their features by name, int32 or float32 [n, size].
+    """Decode n serialised examples, and return an int32 or float32 array [n, size] for each feature, by name.
 
     The examples must be encoded as this package and TensorFlow write them, with packed lists. The map entries may be in any
-    order. Other features are skipped.
+    order. Features that are not requested are skipped.
 
     Args:
         buffer: uint8, the bytes of the examples.
         offsets: int64 [n], the position of each payload in the buffer.
         lengths: int64 [n], the size of each payload in bytes.
         features: The features to decode.
-        source: The origin of the examples, for the error.
+        source: Where the examples come from, for the error message.
 
     Raises:
         InputError: An example does not have these features, or has another encoding.
@@ -329,10 +336,13 @@ def decode_columns(
     columns = tuple(np.empty((len(offsets), spec.length), np.int32) for spec in features)
     is_float = np.array([spec.kind == "float32" for spec in features], np.bool_)
     table = feature_table(features)
-    bad = _decode_records(buffer, offsets.astype(np.int64), lengths.astype(np.int64), table, is_float, columns)
-    if bad >= 0:
+    failed_example = _decode_examples(buffer, offsets.astype(np.int64), lengths.astype(np.int64), table, is_float, columns)
+    if failed_example >= 0:
         expected = ", ".join(f"{spec.name}[{spec.length}]" for spec in features)
-        raise InputError(f"{source}: record {bad}: is not an example of {expected}, in packed encoding; check the sizes")
+        raise InputError(
+            f"{source}: record {failed_example}: expected an example of {expected} with packed lists, found another one;"
+            " check the sizes"
+        )
     return {
         spec.name: column.view(np.float32) if spec.kind == "float32" else column
         for spec, column in zip(features, columns, strict=True)
@@ -340,7 +350,7 @@ def decode_columns(
 
 
 @borrowing_kernel
-def _decode_records(
+def _decode_examples(
     buffer: ByteArray,
     offsets: IntArray,
     lengths: IntArray,
@@ -348,7 +358,7 @@ def _decode_records(
     is_float: BoolArray,
     columns: tuple[Int32Array, ...],
 ) -> int:
-    """Decode n examples into `columns`.
+    """Decode n examples, and store their values in the arrays of `columns`.
 
     Args:
         buffer: uint8, the bytes of the examples.
@@ -359,7 +369,7 @@ def _decode_records(
         columns: The output, an int32 array [n, size] for each feature. Float values are stored as their bits.
 
     Returns:
-        The number of the first example that cannot be decoded, or -1 if there is none.
+        The index of the first example that cannot be decoded, or -1 if all were decoded.
     """
     for record in range(offsets.size):
         start = address_of(buffer) + offsets[record]
@@ -384,7 +394,7 @@ def _decode_records(
 
 
 class _Packs(NamedTuple):
-    """The features of B packs from which the columns are computed, in the form that the kernel expects."""
+    """The features of B packs that `_fill_packed_table_columns` needs."""
 
     input_mask: Int32Array
     positions: Int32Array
@@ -395,8 +405,8 @@ class _Packs(NamedTuple):
     next_sentence_weights: Float32Array
 
 
-def pack_rows(packs: Mapping[str, AnyArray]) -> dict[str, Int32Array]:
-    """Compute the columns of packed tables from the features of B packs.
+def compute_packed_table_columns(packs: Mapping[str, AnyArray]) -> dict[str, Int32Array]:
+    """Compute from the features of B packed records the columns that packed tables contain instead.
 
     Args:
         packs: The features by name, [B, L], [B, Q] or [B, S]. The array `positions` may be overwritten, so that the caller
@@ -411,18 +421,24 @@ def pack_rows(packs: Mapping[str, AnyArray]) -> dict[str, Int32Array]:
     Raises:
         InputError: A masked position is outside the row, or the sequences overlap.
     """
-    given = _Packs(*(np.ascontiguousarray(packs[name]) for name in _Packs._fields))
-    count, length = given.input_mask.shape
+    features = _Packs(*(np.ascontiguousarray(packs[name]) for name in _Packs._fields))
+    count, length = features.input_mask.shape
     labels = np.empty((count, length), np.int32)
-    lengths, sequences = np.zeros(given.next_sentence_positions.shape, np.int32), np.empty(count, np.int32)
-    if not _fill_columns(given, labels, lengths, sequences):
-        raise InputError("a pack predicts a token outside its row, or its sequences overlap; write the packs again")
-    return {"position_ids": given.positions, "labels": labels, "seq_lens": lengths, "sequences": sequences}
+    lengths, sequence_counts = np.zeros(features.next_sentence_positions.shape, np.int32), np.empty(count, np.int32)
+    if not _fill_packed_table_columns(features, labels, lengths, sequence_counts):
+        raise InputError("a pack masks a position outside its row, or its sequences overlap; write the packs again")
+    return {"position_ids": features.positions, "labels": labels, "seq_lens": lengths, "sequences": sequence_counts}
 
 
 @borrowing_kernel
-def _fill_columns(packs: _Packs, labels: Int32Array, lengths: Int32Array, sequences: Int32Array) -> bool:
-    """Fill the columns of `pack_rows`, and overwrite `packs.positions` with the position ids.
+def _fill_packed_table_columns(packs: _Packs, labels: Int32Array, lengths: Int32Array, sequence_counts: Int32Array) -> bool:
+    """Compute the columns for `compute_packed_table_columns`, and overwrite `packs.positions` with the position ids.
+
+    Args:
+        packs: The features of B packs.
+        labels: int32 [B, L], receives the original ids at masked positions.
+        lengths: int32 [B, S], receives the number of tokens of each sequence. Must contain zeros.
+        sequence_counts: int32 [B], receives the number of sequences of each pack.
 
     Returns:
         False if a masked position is outside the row or the sequences of a pack overlap, otherwise True.
@@ -445,7 +461,7 @@ def _fill_columns(packs: _Packs, labels: Int32Array, lengths: Int32Array, sequen
         count = 0
         for index in range(packs.next_sentence_weights.shape[1]):
             count += packs.next_sentence_weights[row, index] > 0
-        sequences[row] = count
+        sequence_counts[row] = count
         end = tokens
         for index in range(count - 1, -1, -1):
             start = packs.next_sentence_positions[row, index]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.tfrecords.wire.example import UnpackedRows, decode_example, encode_example, encode_rows
+from gaudi_bert.tfrecords.wire.example import UnpackedRows, decode_example, encode_example, encode_unpacked_rows
 from gaudi_bert.tfrecords.wire.framing import frame
 from gaudi_bert.tfrecords.wire.schema import MAX_TOKEN_ID, RecordError
 from tests.builders.properties import examples
@@ -103,7 +103,7 @@ def features_of(rows: UnpackedRows, row: int) -> dict[str, np.ndarray]:
 @given(st.integers(0, 7), st.integers(1, 300), st.integers(1, 40), st.integers(0, 21), st.integers(0, 2**31))
 def test_rows_are_what_the_single_encoder_writes(count: int, length: int, predictions: int, bits: int, seed: int) -> None:
     rows = random_rows(count, length, predictions, bits, seed)
-    records, lengths = encode_rows(rows)
+    records, lengths = encode_unpacked_rows(rows)
     expected = [frame(encode_example(features_of(rows, row))) for row in range(count)]
     assert records.tobytes() == b"".join(expected)
     assert lengths.tolist() == [len(record) for record in expected]
@@ -113,5 +113,5 @@ def test_rows_are_what_the_single_encoder_writes(count: int, length: int, predic
 def test_values_out_of_range_are_refused(value: int) -> None:
     rows = random_rows(2, 9, 3, 12, seed=1)
     rows.input_ids[1, 0] = value
-    with pytest.raises(ValueError, match="feature `input_ids` holds"):
-        encode_rows(rows)
+    with pytest.raises(ValueError, match=f"feature `input_ids`: ids must be from 0 to {MAX_TOKEN_ID}, found .*{value}"):
+        encode_unpacked_rows(rows)

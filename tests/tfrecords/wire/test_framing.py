@@ -64,14 +64,14 @@ def test_damage_names_record_and_offset(tmp_path: Path) -> None:
     data = b"".join(frame(payload) for payload in PAYLOADS)
     third = len(frame(PAYLOADS[0])) + len(frame(PAYLOADS[1]))
     path = tmp_path / "file"
-    for place, reason in ((third + 2, "its length is damaged"), (third + 50, "its bytes are damaged")):
+    for place, reason in ((third + 2, "the length of the record is damaged"), (third + 50, "the record is damaged")):
         path.write_bytes(data[:place] + bytes([data[place] ^ 8]) + data[place + 1 :])
         with pytest.raises(InputError, match=f"record 2 at byte {third}: {reason}"):
             list(read_records(path))
     for end in (third + 5, third + 12, len(data) - len(frame(b"last")) - 1):
         path.write_bytes(data[:end])
-        with pytest.raises(InputError, match=f"record 2 at byte {third}: the file is cut short"):
+        with pytest.raises(InputError, match=f"record 2 at byte {third}: the file ends within this record"):
             list(read_records(path))
     path.write_bytes(data[:third] + naive.frame(b"", claimed_length=2**50))
-    with pytest.raises(InputError, match=f"record 2 at byte {third}: longer than any legal record"):
+    with pytest.raises(InputError, match=f"record 2 at byte {third}: the record is longer than"):
         list(read_records(path))

@@ -46,18 +46,27 @@ def broken(**changes) -> dict:
 @pytest.mark.parametrize(
     ("features", "reason"),
     [
-        (broken(input_mask=(2, 0)), "`input_mask` is not 1..1 0..0: it holds 0 at 2"),
-        (broken(input_mask=(3, 2)), "`input_mask` holds 2 at 3, only 0 and 1"),
+        (
+            broken(input_mask=(2, 0)),
+            "`input_mask` must contain ones and then zeros, but contains a one after the 0 at position 2",
+        ),
+        (broken(input_mask=(3, 2)), "`input_mask` must contain only 0 and 1, but contains 2 at position 3"),
         ({**broken(), "input_mask": [0] * 13}, "the sequence is empty"),
-        (broken(input_ids=(9, 5)), "`input_ids` holds 5 at 9, 0 to 0"),
-        (broken(input_ids=(2, -5)), "`input_ids` holds -5 at 2, 0 to"),
-        (broken(segment_ids=(1, 128)), "`segment_ids` holds 128 at 1, 0 to 127"),
-        (broken(masked_lm_positions=(1, 6)), "`masked_lm_positions` holds 6 at 1, 0 to 5"),
-        (broken(masked_lm_positions=(4, 2)), "`masked_lm_positions` holds 2 at 4, 0 to 0"),
-        (broken(masked_lm_weights=(1, 0.5)), "`masked_lm_weights` holds 0.5 at 1"),
-        (broken(masked_lm_weights=(1, float("nan"))), "`masked_lm_weights` holds nan at 1"),
-        (broken(next_sentence_labels=(0, 2)), "`next_sentence_labels` is 2"),
-        ({**broken(), "input_ids": [1] * 12}, "`input_ids` has 12 values, 13 are needed"),
+        (broken(input_ids=(9, 5)), "`input_ids` must contain 0 to 0 at position 9, but contains 5"),
+        (broken(input_ids=(2, -5)), "at position 2, but contains -5"),
+        (broken(segment_ids=(1, 128)), "`segment_ids` must contain 0 to 127 at position 1, but contains 128"),
+        (broken(masked_lm_positions=(1, 6)), "`masked_lm_positions` must contain 0 to 5 at position 1, but contains 6"),
+        (broken(masked_lm_positions=(4, 2)), "`masked_lm_positions` must contain 0 to 0 at position 4, but contains 2"),
+        (
+            broken(masked_lm_weights=(1, 0.5)),
+            "`masked_lm_weights` must contain only 0 and 1, but contains 0.5 at position 1",
+        ),
+        (broken(masked_lm_weights=(1, float("nan"))), "but contains nan at position 1"),
+        (
+            broken(next_sentence_labels=(0, 2)),
+            "`next_sentence_labels` must be 0 (next sentence) or 1 (random sentence), but is 2",
+        ),
+        ({**broken(), "input_ids": [1] * 12}, "`input_ids` must have 13 values, but has 12"),
         ({key: value for key, value in broken().items() if key != "segment_ids"}, "`segment_ids` is missing"),
     ],
 )
@@ -69,21 +78,21 @@ def test_what_is_ambiguous_is_refused_with_its_reason(features: dict, reason: st
 @pytest.mark.parametrize(
     ("name", "place", "value", "reason"),
     [
-        ("input_mask", 0, 2, "`input_mask` holds 2 at 0, 1 is right there"),
-        ("positions", 13, 1, "`positions` holds 1 at 13, 0 is right there"),
-        ("input_ids", 13, 9, "`input_ids` holds 9 at 13, 0 to 0 is allowed"),
-        ("next_sentence_positions", 1, 0, "do not ascend from 0"),
-        ("next_sentence_weights", 0, 0.5, "`next_sentence_weights` holds 0.5 at 0, 1 is right there"),
-        ("next_sentence_labels", 1, 2, "`next_sentence_labels` holds 2 at 1"),
-        ("masked_lm_positions", 0, 6, "holds 6 at 0, outside of sequence 1, which is 0 to 5"),
-        ("masked_lm_weights", 1, 3, "`masked_lm_weights` are not the numbers of the pack's sequences"),
+        ("input_mask", 0, 2, "`input_mask` must contain 1 at position 0, but contains 2"),
+        ("positions", 13, 1, "`positions` must contain 0 at position 13, but contains 1"),
+        ("input_ids", 13, 9, "`input_ids` must contain 0 to 0 at position 13, but contains 9"),
+        ("next_sentence_positions", 1, 0, "must begin with 0 and ascend"),
+        ("next_sentence_weights", 0, 0.5, "`next_sentence_weights` must contain 1 at position 0, but contains 0.5"),
+        ("next_sentence_labels", 1, 2, "`next_sentence_labels` must contain 0 to 1 at position 1, but contains 2"),
+        ("masked_lm_positions", 0, 6, "contains 6 at position 0, which is outside sequence 1 (tokens 0 to 5)"),
+        ("masked_lm_weights", 1, 3, "`masked_lm_weights` must contain the sequence numbers"),
     ],
 )
 def test_a_pack_that_breaks_the_contract_is_refused(name: str, place: int, value: float, reason: str) -> None:
     schema, pack = PackedSchema(14, 5, 3, 2), pack_sequences([broken(), broken()], 13, 5, 3)
     pack = {key: [*values, 0] if len(values) == 13 else values for key, values in pack.items()}
     check(pack, schema)
-    with pytest.raises(RecordError, match="a sequence has 2 masked positions, at most 1"):
+    with pytest.raises(RecordError, match="at most 1 masked positions, but one has 2"):
         check(pack, PackedSchema(14, 5, 3, 1))
     pack[name][place] = value
     with pytest.raises(RecordError, match=re.escape(reason)):

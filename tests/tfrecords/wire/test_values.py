@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.wire import values as kernels
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
-from gaudi_bert.tfrecords.wire.values import _decode_varints, decode_columns
+from gaudi_bert.tfrecords.wire.values import _decode_varints, decode_examples_to_arrays
 from tests.builders.machines import GuardedBuffer
 from tests.builders.properties import examples
 from tests.oracles.wire import FLOAT_KEYS, UNPACKED_KEYS, example, map_entry, random_sequence, varint
@@ -72,7 +72,7 @@ def test_real_bytes(real: list[int], padding: int, extra: int, wrong_count: int)
     data = b"".join(parts) + bytes(padding)
     values, count = len(real) + padding, max(0, len(real) + wrong_count)
     if count <= values:
-        assert on_bytes(kernels.real_bytes, data, values, count) == expected_prefix(data, values, count, 2**21 - 1)
+        assert on_bytes(kernels.measure_non_padding, data, values, count) == expected_prefix(data, values, count, 2**21 - 1)
 
 
 @examples(300)
@@ -84,7 +84,7 @@ def test_scan_positions(length: int, data: st.DataObject, padding: int) -> None:
     overlong = data.draw(st.integers(0, 8)) == 0
     parts = [varint(value, extra_bytes=overlong and place == 1) for place, value in enumerate(real)]
     encoded = b"".join(parts) + bytes(padding)
-    found = on_bytes(kernels.scan_positions, encoded, len(real) + padding, len(real), length)
+    found = on_bytes(kernels.measure_masked_positions, encoded, len(real) + padding, len(real), length)
     assert found == expected_prefix(encoded, len(real) + padding, len(real), length - 1)
 
 
@@ -94,10 +94,10 @@ def test_masks_and_zeros(size: int) -> None:
     for ones in {0, 1, size // 2, size - 1, size}:
         mask = bytes([1] * ones + [0] * (size - ones))
         assert on_bytes(kernels.count_leading_ones, mask) == ones
-        assert on_bytes(kernels.is_zero, mask) == (ones == 0)
-        assert on_bytes(kernels.all_bytes_are, mask, 1) == (ones == size)
+        assert on_bytes(kernels.is_all_zero, mask) == (ones == 0)
+        assert on_bytes(kernels.is_repeated_byte, mask, 1) == (ones == size)
         floats = np.frombuffer(mask, np.uint8).astype("<f4").tobytes()
-        assert on_bytes(kernels.count_unit_floats, floats) == ones
+        assert on_bytes(kernels.count_leading_one_floats, floats) == ones
         for _ in range(5):
             place = int(rng.integers(size))
             wrong = bytearray(mask)
@@ -107,7 +107,7 @@ def test_masks_and_zeros(size: int) -> None:
             assert on_bytes(kernels.count_leading_ones, bytes(wrong)) == still
             wrong_floats = bytearray(floats)
             wrong_floats[4 * place + int(rng.integers(4))] ^= 1 << int(rng.integers(8))
-            assert on_bytes(kernels.count_unit_floats, bytes(wrong_floats)) == -1
+            assert on_bytes(kernels.count_leading_one_floats, bytes(wrong_floats)) == -1
 
 
 # --- packed varints to int32
@@ -175,7 +175,7 @@ def decode_examples(payloads: list[bytes], gap: int = 0, memory: np.ndarray | No
         buffer = memory
     lengths = np.array([len(payload) for payload in payloads])
     offsets = np.cumsum(lengths + gap) - lengths
-    return decode_columns(buffer, offsets, lengths, UnpackedSchema(LENGTH, PREDICTIONS).features, "here")
+    return decode_examples_to_arrays(buffer, offsets, lengths, UnpackedSchema(LENGTH, PREDICTIONS).features, "here")
 
 
 @pytest.mark.parametrize("gap", [0, 5])
@@ -204,7 +204,7 @@ def test_what_does_not_fit_is_refused_by_its_number(damage: str) -> None:
         "size": example({**features, "input_ids": features["input_ids"][1:]}),
         "large": example({**features, "input_ids": [2**31] * LENGTH}),
     }[damage]
-    with pytest.raises(InputError, match="here: record 2: is not an example"):
+    with pytest.raises(InputError, match="here: record 2: expected an example"):
         decode_examples([good, good, bad, good])
 
 
