@@ -136,7 +136,7 @@ def test_files_folders_and_globs_in_a_fixed_order(folder: Path, texts: list[str]
 
 def test_what_is_missing_is_named(folder: Path) -> None:
     (folder / "empty").mkdir()
-    for text, message in [("nowhere", "no such file"), ("no*.txt", "no text file"), ("empty", "no text file")]:
+    for text, message in [("nowhere", "does not exist"), ("no*.txt", "contains no files"), ("empty", "contains no files")]:
         with pytest.raises(InputError, match=message) as caught:
             find_sources([text], folder)
         assert text in str(caught.value)
