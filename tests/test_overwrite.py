@@ -249,7 +249,7 @@ def test_the_same_holds_in_a_bucket(name: str, place: Path, s3: S3Server) -> Non
     out = f"{bucket}/{NAMES.get(name, 'out')}"
     (fill_with_names_of_ours if not case.is_file else lambda path: path.write_text("mine"))(place / "mine")
     if case.is_file:
-        objects.put(place / "mine", out)
+        objects.upload(place / "mine", out)
     else:
         upload(place / "mine", out, objects)
     mine = contents(bucket, objects)

@@ -267,7 +267,7 @@ class TooLongRows(Artefact):
     dropped_tokens: Count
     added_sequences: Count
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """Return the summary as one line of text."""
         if not self.rows:
             return "no row was too long: none is cut, split or dropped"
@@ -293,7 +293,7 @@ class VocabularyInfo(Artefact):
     sha256: str
 
     @classmethod
-    def of(cls, path: Path) -> VocabularyInfo:
+    def from_file(cls, path: Path) -> VocabularyInfo:
         """Return the identity of a `vocab.txt`, which has one token per line.
 
         Raises:

@@ -49,7 +49,7 @@ class Signature:
         stored: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
         return stored
 
-    def facts(self) -> dict[str, Any]:
+    def to_flat_dict(self) -> dict[str, Any]:
         """Return all settings and inputs in one dictionary. Processes that share the work compare it.
 
         The settings must be grouped in sections. A setting has the key `section.name`.
@@ -75,41 +75,41 @@ def read_signature(path: Path) -> Signature:
         raise InputError(f"{path}: is not an artefact's settings file; remove it and make the artefact again") from error
 
 
-def settings_path(artefact: Path, final: Path | None = None) -> Path:
+def settings_path(artefact: Path, final_file: Path | None = None) -> Path:
     """Return the path of an artefact's settings file.
 
-    For a folder, it is `settings.json` in the folder of the file `final`. For a single file `x.json`, it is
+    For a folder, it is `settings.json` in the folder of the file `final_file`. For a single file `x.json`, it is
     `x.settings.json` next to the file. For any other file, such as `x.npy`, it is `x.npy.settings.json`, because files that
     differ only in their suffix are different artefacts.
 
     Args:
         artefact: The folder or file.
-        final: The file that is written last. For a single file, it is the artefact itself. By default, the artefact is
-            considered a file if it has a suffix and is not a folder, and `final` is in the folder `artefact` otherwise.
+        final_file: The file that is written last. For a single file, it is the artefact itself. By default, the artefact is
+            considered a file if it has a suffix and is not a folder, and `final_file` is in the folder `artefact` otherwise.
 
     Raises:
         InputError: The artefact is a single file, and its path has no file name.
     """
-    if final == artefact or (final is None and artefact.suffix and not artefact.is_dir()):
+    if final_file == artefact or (final_file is None and artefact.suffix and not artefact.is_dir()):
         check_file_name(artefact)
         return artefact.with_name(f"{artefact.name.removesuffix('.json')}.settings.json")
-    return (artefact if final is None else final.parent) / "settings.json"
+    return (artefact if final_file is None else final_file.parent) / "settings.json"
 
 
-def is_artefact_finished(artefact: Path, final: Path, signature: Signature) -> bool:
+def is_artefact_finished(artefact: Path, final_file: Path, signature: Signature) -> bool:
     """Return whether the artefact exists, is complete and has this signature. Nothing is written.
 
     Args:
         artefact: The folder or file.
-        final: The file that is written last. For a single file, it is the artefact itself.
+        final_file: The file that is written last. For a single file, it is the artefact itself.
         signature: The expected signature.
     """
-    settings = settings_path(artefact, final)
-    fetch_files(settings, final)
-    return settings.exists() and final.exists() and read_json(settings) == signature.as_json()
+    settings = settings_path(artefact, final_file)
+    fetch_files(settings, final_file)
+    return settings.exists() and final_file.exists() and read_json(settings) == signature.as_json()
 
 
-def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite: bool = False) -> bool:
+def begin_artefact(artefact: Path, final_file: Path, signature: Signature, overwrite: bool = False) -> bool:
     """Prepare to write an artefact, unless it is already complete.
 
     If there is work to do, the settings file is written. Before that, an artefact with another signature is removed if
@@ -117,7 +117,7 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
 
     Args:
         artefact: The folder or file.
-        final: The file that is written last. For a single file, it is the artefact itself.
+        final_file: The file that is written last. For a single file, it is the artefact itself.
         signature: The signature of the artefact.
         overwrite: Replace an artefact with another signature.
 
@@ -128,32 +128,32 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
         InputError: The place contains other files (see `check_output_place`), or an artefact with another signature and
             `overwrite` is not set.
     """
-    if is_artefact_finished(artefact, final, signature):
+    if is_artefact_finished(artefact, final_file, signature):
         return True
-    check_output_place(artefact, final, signature.stage, overwrite)
-    settings = settings_path(artefact, final)
+    check_output_place(artefact, final_file, signature.stage, overwrite)
+    settings = settings_path(artefact, final_file)
     difference = describe_first_difference(read_json(settings), signature.as_json(), "now") if settings.exists() else None
     if difference is not None:
-        own, foreign = _split_own_and_foreign_files(artefact, final, signature.stage)
-        if not overwrite and not all(_is_hidden(path, artefact, final) for path in own):
+        own, foreign = _split_own_and_foreign_files(artefact, final_file, signature.stage)
+        if not overwrite and not all(_is_hidden(path, artefact, final_file) for path in own):
             others = f", and also holds {foreign[0].name}" if foreign else ""
             remedy = "" if foreign else ", or pass --overwrite"
             raise InputError(
                 f"{artefact}: was written with other settings ({difference}){others}; choose another folder{remedy}"
             )
-        remove_artefact(artefact, final, signature.stage)
+        remove_artefact(artefact, final_file, signature.stage)
     write_json(settings, signature.as_json())
     return False
 
 
-def check_output_place(artefact: Path, final: Path, stage: str, overwrite: bool = False) -> None:
+def check_output_place(artefact: Path, final_file: Path, stage: str, overwrite: bool = False) -> None:
     """Check that the place of an artefact contains no files that belong to something else. Nothing is written or removed.
 
     A command that locks its output calls this function before it creates the lock file.
 
     Args:
         artefact: The folder or file.
-        final: The file that is written last. For a single file, it is the artefact itself.
+        final_file: The file that is written last. For a single file, it is the artefact itself.
         stage: The stage that writes the artefact.
         overwrite: Whether the files of an existing artefact would be removed.
 
@@ -162,16 +162,16 @@ def check_output_place(artefact: Path, final: Path, stage: str, overwrite: bool 
             also if there is a visible or hidden file that does not belong to the artefact.
     """
     check_file_name(artefact)
-    settings, owned = settings_path(artefact, final), OWNED[stage]
-    fetch_files(settings, final)
-    kind = "file" if final == artefact else "folder"
+    settings, owned = settings_path(artefact, final_file), OWNED[stage]
+    fetch_files(settings, final_file)
+    kind = "file" if final_file == artefact else "folder"
     is_ours = _is_settings_file_of(settings, owned.stages)
-    if is_ours and not overwrite and artefact.is_dir() and final != artefact:
+    if is_ours and not overwrite and artefact.is_dir() and final_file != artefact:
         return  # listing the folder may be slow, and the caller resumes or rejects it by its settings
-    own, foreign = _split_own_and_foreign_files(artefact, final, stage)
+    own, foreign = _split_own_and_foreign_files(artefact, final_file, stage)
     if not is_ours:
         there = [*own, *foreign, *([settings] if settings.exists() else [])]
-        visible = [path for path in there if not _is_hidden(path, artefact, final)]
+        visible = [path for path in there if not _is_hidden(path, artefact, final_file)]
         if visible:
             met = f"{artefact}: already exists" if visible[0] == artefact else f"{artefact}: already holds {visible[0].name}"
             raise InputError(
@@ -184,7 +184,7 @@ def check_output_place(artefact: Path, final: Path, stage: str, overwrite: bool 
         )
 
 
-def remove_artefact(artefact: Path, final: Path, stage: str) -> None:
+def remove_artefact(artefact: Path, final_file: Path, stage: str) -> None:
     """Remove the files of an artefact and its empty folders, and nothing else.
 
     The final file is removed first and the settings file last, so that an artefact that a killed process has removed only in
@@ -193,15 +193,15 @@ def remove_artefact(artefact: Path, final: Path, stage: str) -> None:
 
     Args:
         artefact: The folder or file.
-        final: The file that is written last. For a single file, it is the artefact itself.
+        final_file: The file that is written last. For a single file, it is the artefact itself.
         stage: The stage that writes the artefact.
     """
-    own, _ = _split_own_and_foreign_files(artefact, final, stage)
-    files = [path for path in own if path.suffix != ".lock" or path.parent not in (artefact, final.parent)]
+    own, _ = _split_own_and_foreign_files(artefact, final_file, stage)
+    files = [path for path in own if path.suffix != ".lock" or path.parent not in (artefact, final_file.parent)]
     with explain_os_errors(artefact, "remove"):
-        remove_files(*sorted(files, key=lambda path: path != final))
-        _remove_empty_folders({path.parent for path in files} - {artefact, artefact.parent, final.parent})
-        remove_files(settings_path(artefact, final))
+        remove_files(*sorted(files, key=lambda path: path != final_file))
+        _remove_empty_folders({path.parent for path in files} - {artefact, artefact.parent, final_file.parent})
+        remove_files(settings_path(artefact, final_file))
 
 
 def _remove_empty_folders(folders: Iterable[Path]) -> None:
@@ -211,22 +211,22 @@ def _remove_empty_folders(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def _split_own_and_foreign_files(artefact: Path, final: Path, stage: str) -> tuple[list[Path], list[Path]]:
+def _split_own_and_foreign_files(artefact: Path, final_file: Path, stage: str) -> tuple[list[Path], list[Path]]:
     """List the files in the place of an artefact, without its settings file.
 
     Returns:
         (files that can belong to the artefact, all other files).
     """
-    owned, settings = OWNED[stage], settings_path(artefact, final)
-    if final == artefact:
+    owned, settings = OWNED[stage], settings_path(artefact, final_file)
+    if final_file == artefact:
         is_file = artefact.is_file() and not artefact.is_symlink()
         there = [artefact] if os.path.lexists(artefact) else []
         return (there, []) if is_file else ([], there)
     if os.path.lexists(artefact) and not artefact.is_dir():
         return [], [artefact]
     places = [(artefact, owned.names)]
-    if not final.is_relative_to(artefact):
-        places.append((final.parent, owned.names_beside))
+    if not final_file.is_relative_to(artefact):
+        places.append((final_file.parent, owned.names_beside))
     own, foreign = list[Path](), list[Path]()
     for folder, names in places:
         for name, is_regular in list_files_below(folder):
@@ -246,34 +246,38 @@ def _is_settings_file_of(path: Path, stages: Sequence[str]) -> bool:
         return False
 
 
-def _is_hidden(path: Path, artefact: Path, final: Path) -> bool:
+def _is_hidden(path: Path, artefact: Path, final_file: Path) -> bool:
     """Return whether a part of `path` below the folder of the artefact (or of its final file) begins with a dot."""
-    folder = next((folder for folder in (artefact, final.parent) if path.is_relative_to(folder)), path.parent)
+    folder = next((folder for folder in (artefact, final_file.parent) if path.is_relative_to(folder)), path.parent)
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def describe_first_difference(stored: Any, right: Any, expected: str, path: str = "") -> str | None:
+def describe_first_difference(stored: Any, expected: Any, expected_origin: str, key_path: str = "") -> str | None:
     """Describe the first difference between two JSON values.
 
     Args:
         stored: The value that was read from a file.
-        right: The expected value.
-        expected: The origin of the expected value, such as "now", for the text.
-        path: The key of the values, for recursive calls.
+        expected: The expected value.
+        expected_origin: The origin of the expected value, such as "now", for the text.
+        key_path: The key of the values, for recursive calls.
 
     Returns:
         Text with the key and both values, or None if the values are equal.
     """
-    if isinstance(stored, dict) and isinstance(right, dict):
-        pairs = [(f"{path}.{key}", stored.get(key, _ABSENT), right.get(key, _ABSENT)) for key in {**stored, **right}]
-    elif isinstance(stored, list) and isinstance(right, list) and len(stored) == len(right):
-        pairs = [(f"{path}[{number}]", *values) for number, values in enumerate(zip(stored, right, strict=True))]
-    elif stored == right:
+    if isinstance(stored, dict) and isinstance(expected, dict):
+        pairs = [
+            (f"{key_path}.{key}", stored.get(key, _ABSENT), expected.get(key, _ABSENT)) for key in {**stored, **expected}
+        ]
+    elif isinstance(stored, list) and isinstance(expected, list) and len(stored) == len(expected):
+        pairs = [(f"{key_path}[{number}]", *values) for number, values in enumerate(zip(stored, expected, strict=True))]
+    elif stored == expected:
         return None
     else:
-        before, now = ("absent" if value is _ABSENT else json.dumps(value) for value in (stored, right))
-        return f"{path.removeprefix('.') or 'value'}: {shorten(before, 60)} there, {shorten(now, 60)} {expected}"
-    return next(filter(None, (describe_first_difference(one, other, expected, key) for key, one, other in pairs)), None)
+        before, now = ("absent" if value is _ABSENT else json.dumps(value) for value in (stored, expected))
+        return f"{key_path.removeprefix('.') or 'value'}: {shorten(before, 60)} there, {shorten(now, 60)} {expected_origin}"
+    return next(
+        filter(None, (describe_first_difference(one, other, expected_origin, key) for key, one, other in pairs)), None
+    )
 
 
 _ABSENT = object()
@@ -313,7 +317,7 @@ class GroupedOutput(Generic[Group, Summary]):
     summary_path: Callable[[Group], Path]
     reporter: Reporter
 
-    def begin(self, overwrite: bool) -> bool:
+    def begin_unless_finished(self, overwrite: bool) -> bool:
         """Prepare the folder, and return whether it is already complete. A complete folder may be read-only.
 
         Raises:
@@ -329,7 +333,7 @@ class GroupedOutput(Generic[Group, Summary]):
         return finished
 
     @contextmanager
-    def removed_on_bad_input(self) -> Iterator[None]:
+    def remove_files_on_bad_input(self) -> Iterator[None]:
         """Remove all files of the folder if the block raises an InputError.
 
         The input has to be corrected, and unfinished work cannot be resumed with another input.
@@ -337,10 +341,10 @@ class GroupedOutput(Generic[Group, Summary]):
         try:
             yield
         except InputError:
-            self.remove_all()
+            self.remove_files()
             raise
 
-    def remove_all(self) -> None:
+    def remove_files(self) -> None:
         """Remove the files of the artefact, their lock files, and folders that are empty then. Other files stay."""
         remove_artefact(self.folder, self.final, self.signature.stage)
         if is_mirrored(self.folder):
@@ -349,23 +353,23 @@ class GroupedOutput(Generic[Group, Summary]):
         remove_files(*own)  # the locks
         _remove_empty_folders({self.folder, self.final.parent, *(path.parent for path in own)})
 
-    def completed(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
+    def read_complete_groups(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
         """Yield (group, summary) for each complete group. Summaries in an object store are downloaded in batches of 256."""
         for start in range(0, len(groups), _FETCHED_TOGETHER):
             some = groups[start : start + _FETCHED_TOGETHER]
             fetch_files(*map(self.summary_path, some))
-            yield from ((group, summary) for group in some if (summary := self._read(group)) is not None)
+            yield from ((group, summary) for group in some if (summary := self._read_summary(group)) is not None)
             remove_local_copies(*map(self.summary_path, some))
 
-    def missing(self, groups: Sequence[Group]) -> list[Group]:
+    def find_missing_groups(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups that are not complete yet, and report the number of complete groups."""
-        completed = {group for group, _ in self.completed(groups)}
+        completed = {group for group, _ in self.read_complete_groups(groups)}
         if completed:
             self.reporter.say(f"{format_path(self.folder)}: {len(completed)} of {len(groups)} groups are there already")
         return [group for group in groups if group not in completed]
 
     @contextmanager
-    def writing(self, group: Group, name: str) -> Iterator[bool]:
+    def lock_group(self, group: Group, name: str) -> Iterator[bool]:
         """Hold the lock of a group for the duration of the block.
 
         Args:
@@ -379,18 +383,18 @@ class GroupedOutput(Generic[Group, Summary]):
             FailedError: Another process holds the lock.
         """
         with exclusive_lock(self.summary_path(group), name):
-            yield is_mirrored(self.folder) or self._read(group) is None
+            yield is_mirrored(self.folder) or self._read_summary(group) is None
 
-    def _read(self, group: Group) -> Summary | None:
+    def _read_summary(self, group: Group) -> Summary | None:
         """Return the summary of a group, or None if the group is not complete."""
         summary = self.summary.read_if_present(self.summary_path(group))
-        return summary if summary is not None and self.is_complete(summary) else None
+        return summary if summary is not None and self.is_group_complete(summary) else None
 
-    def is_complete(self, summary: Summary) -> bool:
+    def is_group_complete(self, summary: Summary) -> bool:
         """Return whether a summary belongs to this output and its files exist. Subclasses override it."""
         return True
 
-    def write_final(self, content: Artefact) -> None:
+    def write_final_file(self, content: Artefact) -> None:
         """Write the final file under a lock, because several processes may finish at the same time."""
         with exclusive_lock(self.final, str(self.folder), wait=True):
             content.write(self.final)

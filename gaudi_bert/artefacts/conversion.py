@@ -29,7 +29,7 @@ class Conversion(Artefact):
     packs: Count
     sequences: Count
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return the result as one line of text."""
         return [f"{self.format}: {format_count(self.packs, 'pack')} in {format_count(self.files, 'file')}"]
 

@@ -88,7 +88,7 @@ class PreparedExamples(ExtensibleArtefact):
     sources: tuple[TextSource, ...]
     splits: dict[Literal["train", "evaluation"], PreparedSection]
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return the summary as lines of text: one for each split, and one for the vocabulary."""
         lines = [
             f"{split}: {format_count(section.sequences, 'sequence')} ({format_count(section.tokens, 'token')}) "
@@ -181,7 +181,7 @@ class TokenisedTexts(ExtensibleArtefact):
         """Return the content without the lists of files."""
         return {name: value for name, value in self.as_json().items() if name not in self.line_per_entry}
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return the summary as lines of text: the number of rows, and what was done with texts that were too long."""
         counted = f"{format_count(self.texts, 'text')} became {format_count(self.rows, 'row')}"
         lines, too_long = [f"{counted} with {format_count(self.tokens, 'token')}"], self.too_long

@@ -63,7 +63,7 @@ class CountedFile(InputFile):
     counts: Annotated[IntArray, PlainValidator(_parse_counts), PlainSerializer(lambda rows: rows.tolist())]
 
     @model_validator(mode="after")
-    def _adds_up(self) -> CountedFile:
+    def _check_sums(self) -> CountedFile:
         """Check that no count is negative, and that the counts add up to the stated sequences and tokens."""
         if (self.counts < 0).any():
             raise ValueError(f"{shorten(self.name)} has a negative count; lengths, masked and sequences are from 0")
@@ -106,7 +106,7 @@ class HistogramFile(Artefact):
     files: tuple[CountedFile, ...] | None = None
 
     @classmethod
-    def read_all(cls, paths: Sequence[Path]) -> Self:
+    def read_and_merge(cls, paths: Sequence[Path]) -> Self:
         """Read one or several histograms, and merge them.
 
         The files are sorted by name, so that the result does not depend on how they were divided into parts.
@@ -150,7 +150,7 @@ class HistogramFile(Artefact):
         return hash_json(self.as_json())
 
     @model_validator(mode="after")
-    def _agrees(self) -> HistogramFile:
+    def _check_counts(self) -> HistogramFile:
         """Check that the counts, the totals and the counts of the files agree, and that no file is counted twice."""
         length = self.max_sequence_length
         if len(self.counts) != length:
@@ -165,17 +165,17 @@ class HistogramFile(Artefact):
             if one == other:
                 raise ValueError(f"{shorten(one)} is counted twice")
         if self.files is not None:
-            in_files, _ = self._sums_of_files()
+            in_files, _ = self._sum_files()
             for number, (count, counted) in enumerate(zip(self.counts, in_files.tolist(), strict=True), start=1):
                 if count != counted:
                     raise ValueError(f"length {number} is counted {count} times in all, but {counted} times in the files")
         return self
 
-    def max_masked(self) -> IntArray | None:
+    def compute_max_masked(self) -> IntArray | None:
         """Return the maximum number of masked positions for each length, int64 [L], or None without counts per file."""
-        return None if self.files is None else self._sums_of_files()[1]
+        return None if self.files is None else self._sum_files()[1]
 
-    def _sums_of_files(self) -> tuple[IntArray, IntArray]:
+    def _sum_files(self) -> tuple[IntArray, IntArray]:
         """Return the number of sequences and the maximum number of masked positions for each length 1 .. L.
 
         Both arrays are int64 [L].
@@ -211,7 +211,7 @@ class HistogramFile(Artefact):
             "mean_length": tokens / sequences,
         }
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return the totals as one line of text."""
         totals = self.summary()
         return [

@@ -34,7 +34,7 @@ from gaudi_bert.config.places import StoreSettings
 
 
 @dataclass(frozen=True)
-class _Mirrored(Mirror):
+class _MirroredFolder(Mirror):
     """A local folder with an object store behind it.
 
     Attributes:
@@ -63,30 +63,30 @@ class _Mirrored(Mirror):
     def upload_completed(self, path: Path) -> None:
         """Upload a file that was completed, unless it is hidden."""
         if self.is_visible(path):
-            self.put(path)
+            self.upload(path)
 
-    def put(self, path: Path) -> None:
+    def upload(self, path: Path) -> None:
         """Upload a file."""
         state = _state(path)
         self.listed.pop(path, None)
-        self.objects.put(path, self.object_url(path))
+        self.objects.upload(path, self.object_url(path))
         self.same[path] = state
 
-    def fetch(self, path: Path) -> None:
+    def download(self, path: Path) -> None:
         """Download a file.
 
         Raises:
             InputError: The store does not have the file, or it has changed since it was listed.
         """
-        self.objects.fetch(self.object_url(path), path, self.listed.get(path))
+        self.objects.download(self.object_url(path), path, self.listed.get(path))
         self.same[path] = _state(path)
 
-    def fetch_if_there(self, path: Path) -> None:
+    def download_if_present(self, path: Path) -> None:
         """Download a file if the store has it."""
         info = self.listed.get(path) or self.objects.info(self.object_url(path))
         if info is not None:
             self.listed[path] = info
-            self.fetch(path)
+            self.download(path)
 
     def remove(self, path: Path) -> None:
         """Remove the object of a local path. The local file stays."""
@@ -94,10 +94,10 @@ class _Mirrored(Mirror):
         self.same.pop(path, None)
         self.objects.remove(self.object_url(path))
 
-    def each(self, do: Callable[[Path], None], paths: Iterable[Path]) -> None:
+    def run_in_threads(self, action: Callable[[Path], None], paths: Iterable[Path]) -> None:
         """Call a function for every path, with as many threads as the settings permit connections."""
         with ThreadPoolExecutor(self.objects.settings.connections) as pool:
-            for _ in pool.map(do, paths):
+            for _ in pool.map(action, paths):
                 pass
 
 
@@ -107,10 +107,10 @@ def _state(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _find_mirrored_folder(path: Path) -> _Mirrored | None:
+def _find_mirrored_folder(path: Path) -> _MirroredFolder | None:
     """Return the mirrored folder that contains a path, or None."""
     mirror = find_mirror(path)
-    return mirror if isinstance(mirror, _Mirrored) else None
+    return mirror if isinstance(mirror, _MirroredFolder) else None
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def mirror_folder(path: Path, store: StoreSettings | None = None) -> Iterator[Pa
         # A path with a suffix would be treated as a file, so the folder must not have one.
         folder = scratch / Path(url).name.replace(".", "_")
         folder.mkdir()
-        with mount_mirror(folder, _Mirrored(folder, url, objects)):
+        with mount_mirror(folder, _MirroredFolder(folder, url, objects)):
             try:
                 yield folder
             except GaudiBertError as error:  # its message may name the local copy of an object
@@ -159,7 +159,7 @@ def fetch_files(*paths: Path) -> None:
     """Download files of one mirrored folder that the store has and that do not exist locally. Do nothing on a local disk."""
     mirror = _find_mirrored_folder(paths[0]) if paths else None
     if mirror is not None:
-        mirror.each(mirror.fetch_if_there, [path for path in paths if not path.exists()])
+        mirror.run_in_threads(mirror.download_if_present, [path for path in paths if not path.exists()])
 
 
 def publish_files(*paths: Path) -> None:
@@ -175,7 +175,7 @@ def publish_files(*paths: Path) -> None:
         if mirror is not None:
             files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
             changed = [file for file in files if mirror.is_visible(file) and mirror.same.get(file) != _state(file)]
-            mirror.each(mirror.put, changed)
+            mirror.run_in_threads(mirror.upload, changed)
 
 
 def remove_local_copies(*paths: Path) -> None:
@@ -218,7 +218,7 @@ def list_files(folder: Path) -> dict[str, ObjectInfo]:
     if mirror is None:
         visible = (path for path in folder.iterdir() if not path.name.startswith(".") and path.is_file())
         return {path.name: ObjectInfo(path.stat().st_size, "") for path in visible}
-    listed = mirror.objects.list(mirror.object_url(folder), only_here=True)
+    listed = mirror.objects.list(mirror.object_url(folder), direct_only=True)
     files = {name: info for name, info in listed.items() if not name.startswith(".")}
     mirror.listed.update({folder / name: info for name, info in files.items()})
     return files
@@ -228,17 +228,17 @@ def list_files(folder: Path) -> dict[str, ObjectInfo]:
 
 
 @contextmanager
-def prefetch_batches(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[_BatchPrefetcher]:
+def prefetch_batches(batches: Sequence[_Batch], batches_ahead: int = 1) -> Iterator[_BatchPrefetcher]:
     """Download batches of files ahead of their reader, for the duration of the block.
 
     Each batch is read once. Local files are used in place.
 
     Args:
         batches: The batches in the order in which they are read. A batch is one file or several.
-        ahead: How many batches are downloaded before the reader requests them.
+        batches_ahead: How many batches are downloaded before the reader requests them.
 
     Yields:
-        An object whose `batch` method makes a batch available.
+        An object whose `provide_batch` method makes a batch available.
     """
     listed = [[batch] if isinstance(batch, Path) else batch for batch in batches]
     mirror = next(
@@ -248,15 +248,15 @@ def prefetch_batches(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[_Bat
         yield _BatchPrefetcher()
         return
 
-    def bring(path: Path) -> None:
+    def download(path: Path) -> None:
         """Download a file if it is in a mirrored folder."""
         of_path = _find_mirrored_folder(path)
         if of_path is not None:
-            of_path.fetch(path)
+            of_path.download(path)
 
     with ThreadPoolExecutor(mirror.objects.settings.connections, thread_name_prefix="read-ahead") as pool:
         try:
-            yield _BatchPrefetcher(listed, ahead, lambda path: pool.submit(bring, path))
+            yield _BatchPrefetcher(listed, batches_ahead, lambda path: pool.submit(download, path))
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -269,22 +269,22 @@ class _BatchPrefetcher:
 
     Args:
         batches: The files of each batch.
-        ahead: How many batches are downloaded before the reader requests them.
+        batches_ahead: How many batches are downloaded before the reader requests them.
         fetch: Starts the download of a file. None if all files are local.
     """
 
     def __init__(
         self,
         batches: Sequence[Sequence[Path]] = (),
-        ahead: int = 0,
+        batches_ahead: int = 0,
         fetch: Callable[[Path], Future[None]] | None = None,
     ) -> None:
-        self._batches, self._ahead, self._fetch = batches, ahead, fetch
+        self._batches, self._batches_ahead, self._fetch = batches, batches_ahead, fetch
         self._lock = threading.Lock()
         self._fetches: list[list[Future[None]]] = []
 
     @contextmanager
-    def batch(self, number: int) -> Iterator[None]:
+    def provide_batch(self, number: int) -> Iterator[None]:
         """Make the files of a batch available for the duration of the block.
 
         Each batch may be requested once. The order should be approximately ascending, because all batches before the
@@ -297,7 +297,7 @@ class _BatchPrefetcher:
             yield
             return
         with self._lock:
-            for batch in self._batches[len(self._fetches) : number + 1 + self._ahead]:
+            for batch in self._batches[len(self._fetches) : number + 1 + self._batches_ahead]:
                 self._fetches.append(list(map(self._fetch, batch)))
         try:
             for fetched in self._fetches[number]:
@@ -468,5 +468,5 @@ def find_histogram_files(histogram: Path, store: StoreSettings | None = None) ->
         return [histogram]
     names = (path.name for path in histogram.parent.glob(f"{histogram.stem}-*-of-*.json"))
     return find_complete_parts(
-        histogram, ObjectStore(store).list(histogram.parent, only_here=True) if is_in_store(histogram) else names
+        histogram, ObjectStore(store).list(histogram.parent, direct_only=True) if is_in_store(histogram) else names
     )

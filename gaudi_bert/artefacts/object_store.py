@@ -77,7 +77,7 @@ def _retryable_errors(scheme: str) -> tuple[type[Exception], ...]:
     """Return the exception classes after which a request may be retried.
 
     They are errors of the operating system and of the store's library. Some of them are permanent nevertheless, which
-    `_refuse_what_stays` decides.
+    `_raise_if_permanent` decides.
     """
     errors: tuple[type[Exception], ...] = (OSError, TimeoutError, EOFError, ValueError)
     if EXTRAS.get(scheme) == "s3":
@@ -147,7 +147,7 @@ class ObjectStore:
         """Return the state of the object at `url`, or None if there is no object."""
         url = store_url(url)
         try:
-            entry = self._attempt("look at", url, lambda filesystem: filesystem.info(url))
+            entry = self._retry_request("look at", url, lambda filesystem: filesystem.info(url))
         except FileNotFoundError:
             return None
         return _parse_object_info(entry) if entry["type"] == "file" else None
@@ -160,11 +160,11 @@ class ObjectStore:
         """
         url = store_url(url)
         try:
-            return bytes(self._attempt("read", url, lambda filesystem: filesystem.cat_file(url)))
+            return bytes(self._retry_request("read", url, lambda filesystem: filesystem.cat_file(url)))
         except FileNotFoundError as error:
             raise _missing_object_error(url) from error
 
-    def fetch(self, url: str | Path, path: Path, known: ObjectInfo | None = None) -> None:
+    def download(self, url: str | Path, path: Path, known: ObjectInfo | None = None) -> None:
         """Download an object to a local file, atomically.
 
         Args:
@@ -197,14 +197,14 @@ class ObjectStore:
                 raise OSError(errno.EIO, f"{size:,} of {before.bytes:,} bytes came")
 
         try:
-            self._attempt("fetch", url, fetch_whole)
-            self._attempt("fetch", url, lambda _: os.replace(temporary, path))
+            self._retry_request("fetch", url, fetch_whole)
+            self._retry_request("fetch", url, lambda _: os.replace(temporary, path))
         except FileNotFoundError as error:
             raise InputError(f"{url}: was removed while it was read; leave the data alone, and run it again") from error
         finally:
             temporary.unlink(missing_ok=True)
 
-    def put(self, path: Path, url: str | Path) -> None:
+    def upload(self, path: Path, url: str | Path) -> None:
         """Upload a local file to an object, atomically. An existing object is replaced.
 
         Raises:
@@ -213,7 +213,7 @@ class ObjectStore:
         url = store_url(url)
         is_s3 = EXTRAS.get(store_scheme(url)) == "s3"
         options: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 1} if is_s3 else {}
-        self._make(url, lambda filesystem: filesystem.put_file(str(path), url, **options))
+        self._write_object(url, lambda filesystem: filesystem.put_file(str(path), url, **options))
 
     def write(self, url: str | Path, data: bytes) -> None:
         """Write a small object. An existing object is replaced.
@@ -222,33 +222,33 @@ class ObjectStore:
             InputError: There is no such bucket.
         """
         url = store_url(url)
-        self._make(url, lambda filesystem: filesystem.pipe_file(url, data))
+        self._write_object(url, lambda filesystem: filesystem.pipe_file(url, data))
 
-    def _make(self, url: str, request: Callable[[Any], Answer]) -> Answer:
+    def _write_object(self, url: str, request: Callable[[Any], Answer]) -> Answer:
         """Perform a request that writes an object, and return its result.
 
         Raises:
             InputError: There is no such bucket.
         """
         try:
-            return self._attempt("put", url, request)
+            return self._retry_request("put", url, request)
         except FileNotFoundError as error:
             raise InputError(f"{url}: cannot put: no such bucket; create it, or check the URL") from error
 
-    def list(self, url: str | Path, *, only_here: bool = False) -> dict[str, ObjectInfo]:
+    def list(self, url: str | Path, *, direct_only: bool = False) -> dict[str, ObjectInfo]:
         """Return all objects below a URL, sorted by name.
 
         Args:
             url: A bucket or a prefix, without a trailing slash.
-            only_here: Omit objects whose names have a slash, which are those in sub-folders.
+            direct_only: Omit objects whose names have a slash, which are those in sub-folders.
 
         Returns:
             The state of each object by its name relative to the URL. Empty if there are no objects or no such bucket.
         """
         url = store_url(url)
-        verb = "ls" if only_here else "find"
+        verb = "ls" if direct_only else "find"
         try:
-            listing = self._attempt("list", url, lambda filesystem: getattr(filesystem, verb)(url, detail=True))
+            listing = self._retry_request("list", url, lambda filesystem: getattr(filesystem, verb)(url, detail=True))
         except FileNotFoundError:
             return {}
         entries = listing.values() if isinstance(listing, dict) else listing
@@ -264,11 +264,11 @@ class ObjectStore:
         """Remove an object if it exists."""
         url = store_url(url)
         try:
-            self._attempt("remove", url, lambda filesystem: filesystem.rm_file(url))
+            self._retry_request("remove", url, lambda filesystem: filesystem.rm_file(url))
         except FileNotFoundError:
             return
 
-    def _attempt(self, action: str, url: str, request: Callable[[Any], Answer]) -> Answer:
+    def _retry_request(self, action: str, url: str, request: Callable[[Any], Answer]) -> Answer:
         """Perform a request, retry it after temporary failures, and return its result.
 
         Args:
@@ -298,7 +298,7 @@ class ObjectStore:
                     f"{url}: cannot {action}: {_describe_error(error)}; give this account the right to it"
                 ) from error
             except passing as error:
-                self._refuse_what_stays(action, url, error)
+                self._raise_if_permanent(action, url, error)
                 if attempt == settings.attempts:
                     remedy = "check store.endpoint_url and store.ca_file, then run the same again"
                     raise FailedError(
@@ -316,7 +316,7 @@ class ObjectStore:
             self._sleep(pause)
             pause = min(2 * pause, settings.longest_pause_seconds)
 
-    def _refuse_what_stays(self, action: str, url: str, error: BaseException) -> None:
+    def _raise_if_permanent(self, action: str, url: str, error: BaseException) -> None:
         """Raise an error if another attempt cannot succeed, and otherwise return.
 
         Raises:

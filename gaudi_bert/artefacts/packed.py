@@ -81,7 +81,7 @@ class GroupManifest(Artefact):
             table: The shards of the packed folder.
             shard: The number of the shard.
         """
-        group, number = table.group_and_number(shard)
+        group, number = table.locate_shard(shard)
         path = manifest_path(folder, group)
         fetch_files(path)
         manifest = cls.read_if_present(path)
@@ -191,16 +191,16 @@ class PackedMetadata(Artefact):
     @cached_property
     def shard_table(self) -> ShardTable:
         """The shards of all groups, as arrays."""
-        return ShardTable.of_groups(self.groups, self.shard_ending)
+        return ShardTable.from_groups(self.groups, self.shard_ending)
 
-    def identity(self) -> str:
+    def compute_packs_sha256(self) -> str:
         """Return a SHA-256 that differs between different packs.
 
         It is computed from the checksums of all manifests, because a manifest contains the checksums of all its shards.
         """
         return hashlib.sha256(json.dumps([group.manifest_crc32c for group in self.groups]).encode()).hexdigest()
 
-    def lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
+    def format_lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
         """Return the metrics as lines of text.
 
         Args:
@@ -298,13 +298,13 @@ class TableMetadata(PackedMetadata):
         content = {name: value for name, value in self.as_json().items() if name not in ("inputs", "histogram")}
         return {**content, "groups": len(self.groups), "shards": len(self.shard_table)}
 
-    def lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
+    def format_lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
         """Return the lines of `PackedMetadata`, how packs might be saved, and what happened to rows that were too long."""
-        lines = super().lines(out, verbose)
+        lines = super().format_lines(out, verbose)
         if self.gap and self.algorithm != "optimal":
             saved = f"{format_count(self.gap, 'pack')} might be saved"
             lines.append(f"{saved}: --algorithm optimal looks for them, which takes a few seconds per group")
-        return [*lines, self.too_long.line()]
+        return [*lines, self.too_long.format_line()]
 
     @property
     def input_rows(self) -> int | None:
@@ -339,7 +339,7 @@ class PackedTotals:
         self._counts: IntArray = np.zeros(0, np.int64)
         self._groups: dict[int, GroupShards] = {}
 
-    def add(self, manifest: GroupManifest, crc32c: int = 0) -> None:
+    def add_group(self, manifest: GroupManifest, crc32c: int = 0) -> None:
         """Add a group. `crc32c` is the CRC-32C of the bytes of its manifest."""
         self._add(manifest, "sequences", "packs", "tokens")
         counts = np.array(manifest.counts, np.int64)
@@ -360,7 +360,7 @@ class PackedTotals:
         for key in keys:
             setattr(self, key, getattr(self, key) + getattr(manifest, key))
 
-    def stored(self, max_sequence_length: int, lower_bound: int) -> dict[str, Any]:
+    def to_metadata_fields(self, max_sequence_length: int, lower_bound: int) -> dict[str, Any]:
         """Return the keys of metadata.json that follow from the group manifests.
 
         Args:

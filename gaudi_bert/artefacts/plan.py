@@ -76,17 +76,17 @@ class PlanTotals(Artefact):
     masked_slots_needed: Count | None
 
     @model_validator(mode="after")
-    def _has_the_masked_slots_that_are_needed(self) -> PlanTotals:
+    def _check_masked_slots(self) -> PlanTotals:
         """Check that a pack has enough masked slots."""
         if (self.masked_slots_needed or 0) > (self.masked_slots or 0):
             raise ValueError(f"masked_slots is {self.masked_slots}; {self.masked_slots_needed} are needed")
         return self
 
-    def lines(self, verbose: bool = False) -> list[str]:
+    def format_lines(self, verbose: bool = False) -> list[str]:
         """Return the metrics as lines of text. If `verbose` is set, also describe how the packs were chosen."""
-        return [*describe_packing(self), *(self.choice_lines() if verbose else [])]
+        return [*describe_packing(self), *(self.format_choices() if verbose else [])]
 
-    def choice_lines(self) -> list[str]:
+    def format_choices(self) -> list[str]:
         """Return lines of text that describe how the packs were chosen."""
         tokens = f"the tokens alone need {format_count(self.token_bound, 'pack')}"
         masked = f"{self.masked_slots} masked slots per pack (the data need {self.masked_slots_needed})"
@@ -128,7 +128,7 @@ class PlannedGroup(Artefact):
         """The total size of the group's files, in bytes."""
         return sum(file.bytes for file in self.files)
 
-    def check(self, depth: int, max_sequence_length: int) -> None:
+    def check_consistency(self, depth: int, max_sequence_length: int) -> None:
         """Check that the strategies contain as many sequences as the files, and that each strategy fits into a pack.
 
         Args:
@@ -226,11 +226,11 @@ class Plan(Artefact):
         return dict(strategy_counts)
 
     @model_validator(mode="after")
-    def _adds_up(self) -> Plan:
+    def _check_consistency(self) -> Plan:
         """Check that the groups are valid, no file is in two groups, and the totals are those of the groups."""
         for number, group in enumerate(self.groups):
             try:
-                group.check(self.depth, self.max_sequence_length)
+                group.check_consistency(self.depth, self.max_sequence_length)
             except ValueError as error:
                 raise ValueError(f"group {number}: {error}") from error
         names = [file.name for group in self.groups for file in group.files]

@@ -57,11 +57,11 @@ class StageRun:
         check_combination({"--shard": self.part, "--finish": self.finish})
 
     @property
-    def does_all(self) -> bool:
+    def does_all_parts(self) -> bool:
         """Whether the run does all parts and writes the final file."""
         return self.part is None and not self.finish
 
-    def share_of(self, groups: Sequence[_Group]) -> Sequence[_Group]:
+    def select_part(self, groups: Sequence[_Group]) -> Sequence[_Group]:
         """Return the groups that belong to the part of this run, or all groups if it has no part."""
         number, parts = self.part or (0, 1)
         return groups[number::parts]
@@ -111,14 +111,14 @@ class StageOutput(Generic[Content]):
         skipped = {"skipped": self.skipped} if isinstance(content, PreparedExamples) else {}
         return {**content.summary(), **_fields_as_json(self, "content"), **skipped}
 
-    def lines(self, **how: Any) -> list[str]:
+    def format_lines(self, **how: Any) -> list[str]:
         """Return the lines of the content. If the stage was skipped, the first line says so.
 
         Args:
-            how: Arguments for the `lines` method of the content.
+            how: Arguments for the `format_lines` method of the content.
         """
         content: Any = self.content
-        first, *others = content.lines(**how)
+        first, *others = content.format_lines(**how)
         return [first + NOTHING_TO_DO * self.skipped, *others]
 
 
@@ -138,24 +138,24 @@ class PlainResult:
         """Return the facts as a dictionary."""
         return dict(self.facts)
 
-    def lines(self, **how: Any) -> list[str]:
-        """Return the lines of text. The arguments of `StageOutput.lines` are accepted but ignored."""
+    def format_lines(self, **how: Any) -> list[str]:
+        """Return the lines of text. The arguments of `StageOutput.format_lines` are accepted but ignored."""
         return list(self.text)
 
 
-def build_part_result(groups: int, groups_written: int, sums: PackedTotals | Verification) -> PlainResult:
+def build_part_result(groups: int, groups_written: int, totals: PackedTotals | Verification) -> PlainResult:
     """Return the result of a run that wrote or verified one part of a packed folder.
 
     Args:
         groups: The number of groups in the part.
         groups_written: The number of groups that this run wrote or verified. The others were already complete.
-        sums: The totals of the part's groups.
+        totals: The totals of the part's groups.
     """
     facts = {"groups": groups, "groups_written": groups_written}
-    facts |= {key: getattr(sums, key) for key in ("sequences", "packs", "tokens")}
+    facts |= {key: getattr(totals, key) for key in ("sequences", "packs", "tokens")}
     if not groups:
         return PlainResult(["nothing to do: there are fewer groups than parts"], facts)
-    counted = f"{format_count(sums.sequences, 'sequence')} in {format_count(sums.packs, 'pack')}"
+    counted = f"{format_count(totals.sequences, 'sequence')} in {format_count(totals.packs, 'pack')}"
     there = "" if groups_written else NOTHING_TO_DO
     line = f"{format_count(groups, 'group')}: {counted}{there}; --finish completes the work when all parts are done"
     return PlainResult([line], facts)
@@ -192,7 +192,7 @@ class PackResult:
         verified = {} if self.verified is None else {"verify": self.verified.as_json()}
         return {**planned, **self.written.as_json(), **verified}
 
-    def lines(self, out: Path, verbose: bool) -> list[str]:
+    def format_lines(self, out: Path, verbose: bool) -> list[str]:
         """Return the result as lines of text.
 
         Args:
@@ -201,8 +201,8 @@ class PackResult:
         """
         planned = self.planned
         skipped = self.written.skipped or (planned is not None and planned.skipped)
-        lines = StageOutput(self.written.content, skipped=skipped).lines(out=out, verbose=verbose and planned is None)
-        lines += planned.content.choice_lines() if verbose and planned is not None else []
+        lines = StageOutput(self.written.content, skipped=skipped).format_lines(out=out, verbose=verbose and planned is None)
+        lines += planned.content.format_choices() if verbose and planned is not None else []
         if self.verified is not None:
             sequences = format_count(self.verified.content.sequences, "sequence")
             lines.append(f"verified: every one of {sequences} is in the packs exactly once")
@@ -219,16 +219,16 @@ class ByRowLength(Generic[Content]):
 
     tables: Mapping[int, Content]
 
-    def lines(self, out: Path | None = None, **how: Any) -> list[str]:
+    def format_lines(self, out: Path | None = None, **how: Any) -> list[str]:
         """Return the lines of all tables. Lines that all tables have in common are returned once, at the end.
 
         Args:
             out: The folder that contains the tables, or None to omit it from the lines.
-            how: Further arguments for the `lines` method of each result.
+            how: Further arguments for the `format_lines` method of each result.
         """
         tables: Mapping[int, Any] = self.tables
         where = {} if out is None else {length: {"out": out / f"rows-{length}"} for length in tables}
-        lines = {length: each.lines(**how, **where.get(length, {})) for length, each in tables.items()}
+        lines = {length: each.format_lines(**how, **where.get(length, {})) for length, each in tables.items()}
         first, *others = lines.values()
         common = [line for line in first if all(line in other for other in others)]
         own = [f"rows of {length:,}: {line}" for length, each in lines.items() for line in each if line not in common]

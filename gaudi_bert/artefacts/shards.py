@@ -58,7 +58,7 @@ class GroupShards(Artefact):
     manifest_crc32c: Crc32c
 
     @model_validator(mode="after")
-    def _of_the_same_shards(self) -> GroupShards:
+    def _check_lengths(self) -> GroupShards:
         """Check that `packs` and `bytes` have the same length."""
         if len(self.packs) != len(self.bytes):
             raise ValueError(f"packs of {len(self.packs)} shards, bytes of {len(self.bytes)}")
@@ -74,50 +74,50 @@ class ShardTable:
     Attributes:
         packs: int64 [shards], the number of packs of each shard.
         bytes: int64 [shards], the size of each shard.
-        group_firsts: int64 [groups], the number of the first shard of each group.
+        first_shards: int64 [groups], the number of the first shard of each group.
         ending: The suffix of the files, with its dot.
     """
 
     packs: IntArray
     bytes: IntArray
-    group_firsts: IntArray
+    first_shards: IntArray
     ending: str
 
     def __len__(self) -> int:
         return len(self.packs)
 
-    def group_and_number(self, shard: int) -> tuple[int, int]:
+    def locate_shard(self, shard: int) -> tuple[int, int]:
         """Return (the group of a shard, the number of the shard in this group)."""
-        group = int(np.searchsorted(self.group_firsts, shard, side="right")) - 1
-        return group, shard - int(self.group_firsts[group])
+        group = int(np.searchsorted(self.first_shards, shard, side="right")) - 1
+        return group, shard - int(self.first_shards[group])
 
-    def name(self, shard: int) -> str:
+    def file_name(self, shard: int) -> str:
         """Return the file name of a shard."""
-        group, number = self.group_and_number(shard)
+        group, number = self.locate_shard(shard)
         return shard_name(group, number, self.ending)
 
     def packs_before(self, shard: int) -> int:
         """Return the number of packs in the shards of the same group before this shard."""
-        _, number = self.group_and_number(shard)
+        _, number = self.locate_shard(shard)
         return int(self.packs[shard - number : shard].sum())
 
     @cached_property
-    def group_sizes(self) -> IntArray:
+    def shards_per_group(self) -> IntArray:
         """The number of shards in each group, int64 [groups]."""
-        return np.diff(self.group_firsts, append=len(self))
+        return np.diff(self.first_shards, append=len(self))
 
-    def number(self, name: str) -> int | None:
+    def find_shard(self, name: str) -> int | None:
         """Return the number of the shard with this file name, or None if there is no such shard."""
         match = re.fullmatch(r"packed-(\d{5,})-(\d{5,})(\.\w+)", name, re.ASCII)
         if match is None:
             return None
         group, shard = int(match[1]), int(match[2])
-        if group >= len(self.group_firsts) or shard >= self.group_sizes[group]:
+        if group >= len(self.first_shards) or shard >= self.shards_per_group[group]:
             return None
-        return int(self.group_firsts[group]) + shard if shard_name(group, shard, self.ending) == name else None
+        return int(self.first_shards[group]) + shard if shard_name(group, shard, self.ending) == name else None
 
     @classmethod
-    def of_groups(cls, groups: Sequence[GroupShards], ending: str) -> ShardTable:
+    def from_groups(cls, groups: Sequence[GroupShards], ending: str) -> ShardTable:
         """Return the table of the shards that metadata.json lists.
 
         Args:
@@ -142,7 +142,7 @@ def shard_name(group: int, shard: int, ending: str) -> str:
     return f"packed-{group:05d}-{shard:05d}{ending}"
 
 
-def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes: int, packs_of_a_shard: int = 0) -> int:
+def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes: int, small_shard_packs: int = 0) -> int:
     """Return the smallest multiple of `shard_multiple` for which no shard exceeds `shard_bytes`.
 
     A pack is never divided, so that a shard with a single pack may be larger.
@@ -152,7 +152,7 @@ def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes:
         total_bytes: An upper bound on the size of all packs.
         shard_multiple: The number of shards is a multiple of this.
         shard_bytes: The maximum size of a shard.
-        packs_of_a_shard: If the packs fit into fewer than `shard_multiple` shards with at most this many packs each, return
+        small_shard_packs: If the packs fit into fewer than `shard_multiple` shards with at most this many packs each, return
             the smallest divisor of `shard_multiple` for which they do.
     """
 
@@ -161,7 +161,7 @@ def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes:
         return -(-packs // shards) * (total_bytes / max(packs, 1))
 
     for fewer in range(1, shard_multiple):
-        few_packs = shard_multiple % fewer == 0 and -(-packs // fewer) <= packs_of_a_shard
+        few_packs = shard_multiple % fewer == 0 and -(-packs // fewer) <= small_shard_packs
         if few_packs and bytes_of(fewer) <= shard_bytes:
             return fewer
     shards = shard_multiple
@@ -278,14 +278,14 @@ def check_shard_sizes(folder: Path, table: ShardTable, remedy: str = "write the 
     """
     sizes = np.full(len(table), -1, np.int64)
     for name, size in list_file_sizes(folder):
-        number = table.number(name)
+        number = table.find_shard(name)
         if number is not None:
             sizes[number] = size
     if (sizes != table.bytes).any():
         number = int(np.argmax(sizes != table.bytes))
         differs = f"has {sizes[number]:,} bytes, but {table.bytes[number]:,} in the metadata"
         problem = "the shard is missing, the metadata names it" if sizes[number] < 0 else differs
-        raise InputError(f"{folder / table.name(number)}: {problem}; {remedy}")
+        raise InputError(f"{folder / table.file_name(number)}: {problem}; {remedy}")
 
 
 def list_file_sizes(folder: Path) -> Iterator[tuple[str, int]]:

@@ -25,7 +25,7 @@ class LossMetrics(ExtensibleArtefact):
     next_sentence_loss: float
     next_sentence_accuracy: Share
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """Return the metrics as one line of text."""
         return (
             f"masked-LM loss {self.masked_lm_loss:.3f} accuracy {self.masked_lm_accuracy:.3f}, "
@@ -53,7 +53,7 @@ class EvaluationMetrics(LossMetrics):
         """The masked-LM accuracy, for which users can set a target."""
         return self.masked_lm_accuracy
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """Return one line of text with the accuracies of both tasks in percent, their baselines, and the loss."""
         return (
             f"masked-LM accuracy {100 * self.masked_lm_accuracy:.1f} % "
@@ -95,7 +95,7 @@ class _RunResult(ExtensibleArtefact):
     sequences_per_update: float
     reached_target: bool
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return lines of text with the amount of training, its speed, and whether the target was reached."""
         speed = "" if self.sequences_per_second is None else f", {format_rate(self.sequences_per_second, 'sequences')}"
         line = (
@@ -119,13 +119,13 @@ class TrainingResult(_RunResult):
     evaluation: EvaluationMetrics | None
     realized_speedup: float | None = None
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return the lines of `_RunResult`, the measured speedup and the last evaluation."""
-        lines = super().lines()
+        lines = super().format_lines()
         if self.realized_speedup is not None:
             gain, limit = self.realized_speedup, self.packing_factor
             lines.append(f"{gain:.2f} times as fast as unpacked, measured; {limit:.2f} would be the limit")
-        return lines if self.evaluation is None else [*lines, f"held out: {self.evaluation.line()}"]
+        return lines if self.evaluation is None else [*lines, f"held out: {self.evaluation.format_line()}"]
 
 
 class WordMetrics(ExtensibleArtefact):
@@ -135,7 +135,7 @@ class WordMetrics(ExtensibleArtefact):
     accuracy: Share
     perplexity: float
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """Return the metrics as one line of text."""
         return f"loss {self.loss:.4f}, accuracy {self.accuracy:.4f}, perplexity {self.perplexity:,.1f}"
 
@@ -153,9 +153,9 @@ class WordEvaluation(WordMetrics):
     sequences: Count
     words: Count
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """Return the metrics and the baseline as one line of text."""
-        return f"{super().line()} (unigram baseline {self.unigram_baseline:.4f}); over {self.sequences:,} sequences"
+        return f"{super().format_line()} (unigram baseline {self.unigram_baseline:.4f}); over {self.sequences:,} sequences"
 
 
 class TableTraining(_RunResult):
@@ -173,10 +173,10 @@ class TableTraining(_RunResult):
     training: WordMetrics | None
     evaluation: WordEvaluation | None
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return the lines of `_RunResult` and the last evaluation."""
-        lines = super().lines()
-        return lines if self.evaluation is None else [*lines, f"held out: {self.evaluation.line()}"]
+        lines = super().format_lines()
+        return lines if self.evaluation is None else [*lines, f"held out: {self.evaluation.format_line()}"]
 
 
 class _EvaluatedCheckpoint(ExtensibleArtefact):
@@ -208,9 +208,9 @@ class EvaluationResult(EvaluationMetrics, _EvaluatedCheckpoint):
     unpacked: EvaluationMetrics | None = None
     largest_difference: float | None = None
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return the metrics as lines of text."""
-        lines = [f"after update {self.update:,}: {self.line()}"]
+        lines = [f"after update {self.update:,}: {self.format_line()}"]
         if self.largest_difference is not None:
             lines.append(f"the same sequences unpacked give the same figures, to {self.largest_difference:.1e}")
         return lines
@@ -294,7 +294,7 @@ class FineTuning(ExtensibleArtefact):
     metrics: dict[str, float] = Field(default_factory=dict)
     baseline: dict[str, float] = Field(default_factory=dict)
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return the summary as lines of text: the training data, the best metrics and the baseline."""
         lines = [
             f"{self.task}: {format_count(self.sequences, 'sequence')} in {format_count(self.packs, 'pack')} "

@@ -25,7 +25,7 @@ class Verification(ExtensibleArtefact):
         packs: The number of packs.
         shards: The number of shards.
         groups: The number of groups.
-        packs_sha256: The identity of the packs (`PackedMetadata.identity`).
+        packs_sha256: The identity of the packs (`PackedMetadata.compute_packs_sha256`).
         lower_bound: The proven minimum number of packs.
         input_files: The number of input files.
         bad_files: The number of input files that were skipped because they cannot be read.
@@ -54,7 +54,7 @@ class Verification(ExtensibleArtefact):
     too_long: TooLongRows | None = None
 
     @classmethod
-    def read_of(cls, path: Path, metadata: PackedMetadata) -> Self:
+    def read_matching(cls, path: Path, metadata: PackedMetadata) -> Self:
         """Read the verification of a packed folder.
 
         Args:
@@ -65,15 +65,15 @@ class Verification(ExtensibleArtefact):
             InputError: The file cannot be read, is invalid, or is the verification of other packs.
         """
         stored = cls.read(path)
-        if stored.packs_sha256 != metadata.identity() or stored.sequences != metadata.sequences:
+        if stored.packs_sha256 != metadata.compute_packs_sha256() or stored.sequences != metadata.sequences:
             raise InputError(f"{cls.path_in(path)}: is of other packs than metadata.json; {cls.remedy}")
         return stored
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return the result as lines of text."""
         if self.too_long is None:
             return [f"every one of {format_count(self.sequences, 'sequence')} is in the packs exactly once"]
         sequences, packs = format_count(self.sequences, "sequence"), format_count(self.packs, "pack")
         counted = f"{format_count(self.rows, 'row')}, {sequences} in {packs}"
         columns = ", ".join(self.columns)
-        return [counted, f"every sequence is there exactly once, value for value in {columns}", self.too_long.line()]
+        return [counted, f"every sequence is there exactly once, value for value in {columns}", self.too_long.format_line()]

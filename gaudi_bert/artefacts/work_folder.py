@@ -37,16 +37,16 @@ class SplitPaths:
     packed: Path
 
     @property
-    def metadata(self) -> Path:
+    def metadata_path(self) -> Path:
         """The metadata of the packed folder, which is written last."""
         return self.packed / METADATA_NAME
 
     @property
-    def verification(self) -> Path:
+    def verification_path(self) -> Path:
         """The result of `verify`, which is written last."""
         return self.packed / VERIFICATION_NAME
 
-    def manifest(self, group: int) -> Path:
+    def manifest_path(self, group: int) -> Path:
         """Return the path of a group's manifest, which is written after the shards of the group."""
         return manifest_path(self.packed, group)
 
@@ -76,7 +76,7 @@ class WorkFolder:
     store: StoreSettings | None = None
 
     @classmethod
-    def of(cls, settings: PipelineSettings, work: Path, pipeline_folder: Path) -> WorkFolder:
+    def from_settings(cls, settings: PipelineSettings, work: Path, pipeline_folder: Path) -> WorkFolder:
         """Return the work folder of a pipeline.
 
         Args:
@@ -102,70 +102,70 @@ class WorkFolder:
         )
 
     @classmethod
-    def existing(cls, root: Path) -> WorkFolder:
+    def from_existing(cls, root: Path) -> WorkFolder:
         """Return an existing work folder without reading its pipeline file. An evaluation split is assumed."""
         return cls(root, records=None, evaluation_records=None, has_evaluation=True)
 
     @property
-    def examples(self) -> Path:
+    def examples_folder(self) -> Path:
         """The folder that `prepare` writes."""
         return self.root / "examples"
 
     @property
-    def examples_summary(self) -> Path:
+    def examples_summary_path(self) -> Path:
         """The summary of `prepare`, which is written last."""
-        return self.examples / EXAMPLES_NAME
+        return self.examples_folder / EXAMPLES_NAME
 
     @property
-    def train(self) -> Path:
+    def train_folder(self) -> Path:
         """The folder that `train` writes."""
         return self.root / "train"
 
     @property
-    def training_result(self) -> Path:
+    def training_result_path(self) -> Path:
         """The result of `train`, which is written last."""
-        return self.train / TRAINING_NAME
+        return self.train_folder / TRAINING_NAME
 
     @property
-    def evaluation_result(self) -> Path:
+    def evaluation_result_path(self) -> Path:
         """The result of `evaluate`."""
-        return self.train / "evaluation.json"
+        return self.train_folder / "evaluation.json"
 
-    def rows(self, split: str) -> Path:
+    def rows_path(self, split: str) -> Path:
         """Return the path of the labelled rows of a split, for a pipeline with built-in data."""
         return self.root / "rows" / f"{split}.jsonl"
 
     @property
-    def finetune(self) -> Path:
+    def finetune_folder(self) -> Path:
         """The folder that `finetune` writes. It contains a model that `transformers` can load."""
         return self.root / "finetune"
 
     @property
-    def finetuning_result(self) -> Path:
+    def finetuning_result_path(self) -> Path:
         """The metrics of `finetune`, which are written last."""
-        return self.finetune / FINETUNING_NAME
+        return self.finetune_folder / FINETUNING_NAME
 
     @property
-    def predictions(self) -> Path:
+    def predictions_path(self) -> Path:
         """The file that `predict` writes."""
         return self.root / "predict" / "predictions.jsonl"
 
     @property
-    def report(self) -> Path:
+    def report_path(self) -> Path:
         """The HTML page that `report` writes."""
         return self.root / "report.html"
 
     @property
-    def splits(self) -> tuple[str, ...]:
+    def split_names(self) -> tuple[str, ...]:
         """The names of this pipeline's splits."""
         return _SPLITS if self.has_evaluation else _SPLITS[:1]
 
-    def split(self, name: str) -> SplitPaths:
+    def split_paths(self, name: str) -> SplitPaths:
         """Return the paths of one split."""
         given = self.records if name == "train" else self.evaluation_records
         suffix = "" if name == "train" else f"-{name}"
         return SplitPaths(
-            records=given if given is not None else self.examples / name,
+            records=given if given is not None else self.examples_folder / name,
             histogram=self.root / f"histogram{suffix}.json",
             plan=self.root / f"plan{suffix}.json",
             packed=self.root / "packed" / name,

@@ -51,7 +51,7 @@ def estimate(
         max_sequence_length=max_sequence_length,
         input_column=input_column,
     )
-    output.print_result(result, json, result.lines(details=details))
+    output.print_result(result, json, result.format_lines(details=details))
 
 
 @arguments.add_settings_options(
@@ -165,7 +165,7 @@ def plan(
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     planned = plan.plan_packs(counted, out, settings, run)
     following = f"write RECORDS {output.quote_command('--plan', out, '--out', 'packed/')}"
-    output.print_result(planned, json, planned.lines(verbose=verbose), following)
+    output.print_result(planned, json, planned.format_lines(verbose=verbose), following)
 
 
 def write(
@@ -194,7 +194,7 @@ def write(
     shards, source = _parse_shard_overrides(set_, plan), arguments.join_expanded_pattern(records)
     written = write.write(source, plan, out, run, shards=shards)
     following = output.quote_command("verify", source, out) if shard is None else None
-    output.print_result(written, json, written.lines(out=out, verbose=verbose), following)
+    output.print_result(written, json, written.format_lines(out=out, verbose=verbose), following)
 
 
 _KEYS_OF_SHARDS = ("shard_multiple", "shard_bytes")
@@ -257,7 +257,9 @@ def pack(
         run = arguments.make_stage_run(shard, finish, workers=workers, overwrite=overwrite)
         result = pack_table(source, out, _make_table_settings(source, options, set_), run, verify=verify)
         train = f"{output.quote_command('train', '--data', out, '--out', 'run/')} --model MODEL"
-        output.print_result(result, json, result.lines(out=out, verbose=verbose), None if shard is not None else train)
+        output.print_result(
+            result, json, result.format_lines(out=out, verbose=verbose), None if shard is not None else train
+        )
         return
     for_tables = [typed.text for name, typed in options.items() if name not in _KEYS_OF_RECORDS_AND_TABLES]
     for option in [*for_tables, *["--shard"] * (shard is not None), *["--finish"] * finish]:
@@ -277,7 +279,7 @@ def pack(
         verify=verify,
     )
     output.print_result(
-        packed, json, packed.lines(out, verbose), output.quote_command("train", "--data", out, "--out", "run/")
+        packed, json, packed.format_lines(out, verbose), output.quote_command("train", "--data", out, "--out", "run/")
     )
 
 

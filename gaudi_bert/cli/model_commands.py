@@ -198,7 +198,7 @@ def predict(
     changes = arguments.load_pipeline_settings(None, set_, options).task.model_dump(exclude_unset=True)
     result = predict.predict(model, data, out, how, changes, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
-        output.print_result(result, json, result.lines(out))
+        output.print_result(result, json, result.format_lines(out))
 
 
 @arguments.add_settings_options(arguments.PIPELINE, **arguments.ROWS)
@@ -248,7 +248,7 @@ def embed(
     settings = arguments.load_pipeline_settings(None, set_, options).task
     result = predict.embed(model, data, out, how, settings, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
-        output.print_result(result, json, result.lines(out))
+        output.print_result(result, json, result.format_lines(out))
 
 
 @arguments.add_settings_options("gaudi_bert.serving.settings:ServeSettings")

@@ -194,7 +194,7 @@ def print_result(
     if as_json:
         typer.echo(json.dumps(to_json(result), allow_nan=False, default=str))
         return
-    for line in result.lines() if lines is None else lines:
+    for line in result.format_lines() if lines is None else lines:
         typer.echo(line)
     if next_command is not None and not os.environ.get(ONLY_RESULT_VARIABLE):
         typer.echo(f"Next: gaudi-bert {next_command}")

@@ -93,7 +93,9 @@ def run(
     how = arguments.make_stage_run(shard, finish, workers=workers, overwrite=overwrite)
     _check_stages_allow_launcher(on, names, how.part)
     if dry_run:
-        _print_dry_run(settings, names, WorkFolder.of(settings, work, pipeline.parent), pipeline, on, verbose, json)
+        _print_dry_run(
+            settings, names, WorkFolder.from_settings(settings, work, pipeline.parent), pipeline, on, verbose, json
+        )
     elif render is not None:
         from gaudi_bert.runners.kubernetes.manifests import write_rendered
 
@@ -124,7 +126,7 @@ def _run_and_print(
         for stage, result in results.items():
             splits = result if isinstance(result, Mapping) else {"": result}
             for split, output_of_split in splits.items():
-                lines += [f"{f'{stage} {split}'.strip()}: {line}" for line in output_of_split.lines()]
+                lines += [f"{f'{stage} {split}'.strip()}: {line}" for line in output_of_split.format_lines()]
         # With --shard, each process of a launcher does its own part.
         output.print_result(results, json, lines, shared=run.how.part is None)
 
@@ -254,7 +256,7 @@ def wait(
     from gaudi_bert.runners.local import wait_for_inputs
 
     settings = arguments.load_pipeline_settings(pipeline, None)
-    folder = WorkFolder.of(settings, work, pipeline.parent)
+    folder = WorkFolder.from_settings(settings, work, pipeline.parent)
     seconds = wait_for_inputs(folder, for_, timeout, Reporter())
     waited = {"stage": for_, "waited_seconds": round(seconds, 1)}
     output.print_result(waited, json, [f"all inputs of {for_} exist ({format_seconds(seconds)})"])

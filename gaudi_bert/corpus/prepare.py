@@ -133,7 +133,7 @@ def _prepare_local_files(
         lambda section: out / "sections" / f"{section.split}-{section.number:05d}.json",
         run.reporter,
     )
-    if output.begin(run.overwrite):
+    if output.begin_unless_finished(run.overwrite):
         return StageOutput(PreparedExamples.read(out), skipped=True)
     try:
         corpus = _read_and_divide_text(settings, sources, run)
@@ -144,11 +144,11 @@ def _prepare_local_files(
         if is_new:
             remove_files(settings_path(out))
         raise
-    sections = run.share_of(corpus.sections)
+    sections = run.select_part(corpus.sections)
     if run.part is not None and not sections:
         shard, all_sections = "/".join(map(str, run.part)), format_count(len(corpus.sections), "section")
         run.reporter.say(f"shard {shard}: nothing to do, because the output has only {all_sections}")
-    missing = output.missing(sections)
+    missing = output.find_missing_groups(sections)
     characters = sum(block.characters for section in missing for block in section.blocks)
     with run.reporter.task("prepare", characters, "characters") as task:
         for section in missing:
@@ -257,7 +257,7 @@ def _write_section_files(
             task.advance(block.characters)
             yield examples
 
-    with output.writing(section, name):
+    with output.lock_group(section, name):
         written = write_section(section, make(), folder, corpus.parts[section.split], settings.seed)
         remove_local_copies(*(folder / file.name for file in written.files))
         written.write(output.summary_path(section))
@@ -267,7 +267,7 @@ def _write_summary_if_complete(
     corpus: _Corpus, vocabulary: Vocabulary, trained: bool, output: GroupedOutput[Section, PreparedSection]
 ) -> StageOutput[PreparedExamples] | PlainResult:
     """Write examples.json if all sections are written, and return its content. Otherwise return the missing sections."""
-    completed = dict(output.completed(corpus.sections))
+    completed = dict(output.read_complete_groups(corpus.sections))
     missing = [section for section in corpus.sections if section not in completed]
     if missing:
         output.reporter.say(

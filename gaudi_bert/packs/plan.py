@@ -48,7 +48,9 @@ def plan_packs(histograms: Sequence[Path], out: Path, settings: PackingSettings,
     """
     started = time.monotonic()
     with ExitStack() as stack:
-        counted = HistogramFile.read_all([stack.enter_context(open_local_copy(path, run.store)) for path in histograms])
+        counted = HistogramFile.read_and_merge(
+            [stack.enter_context(open_local_copy(path, run.store)) for path in histograms]
+        )
         histogram_sha256 = counted.sha256
         signature = Signature("plan", settings.model_dump(mode="json"), {"histogram_sha256": histogram_sha256})
         path = stack.enter_context(mirror_folder(out.parent, run.store)) / out.name
@@ -70,29 +72,33 @@ def plan_packs(histograms: Sequence[Path], out: Path, settings: PackingSettings,
     return StageOutput(content.totals, seconds=round(time.monotonic() - started, 3))
 
 
-def build_histogram(counted: HistogramFile) -> Histogram:
+def build_histogram(histogram_file: HistogramFile) -> Histogram:
     """Convert the content of histogram.json to the histogram that packing uses."""
-    return Histogram(counted.max_sequence_length, np.array(counted.counts, np.int64), counted.max_masked())
+    return Histogram(
+        histogram_file.max_sequence_length, np.array(histogram_file.counts, np.int64), histogram_file.compute_max_masked()
+    )
 
 
-def _form_groups(counted: HistogramFile, settings: PackingSettings, reporter: Reporter) -> Sequence[Sequence[CountedFile]]:
+def _form_groups(
+    histogram_file: HistogramFile, settings: PackingSettings, reporter: Reporter
+) -> Sequence[Sequence[CountedFile]]:
     """Divide the files into groups. If the counts per file are unknown, return one group without files."""
-    if counted.files is None:
+    if histogram_file.files is None:
         return [[]]
     limits = settings.group_sequences, settings.group_bytes
-    for file in find_oversized_files(counted.files, *limits):
+    for file in find_oversized_files(histogram_file.files, *limits):
         reporter.say(
             f"{file.name}: {file.sequences:,} sequences and {file.bytes:,} bytes exceed the limits of a group"
             f" ({limits[0]:,} sequences, {limits[1]:,} bytes), so this file is a group of its own"
         )
-    return form_groups(counted.files, *limits, settings.seed)
+    return form_groups(histogram_file.files, *limits, settings.seed)
 
 
 def _pack_groups(
-    counted: HistogramFile, groups: Sequence[Sequence[CountedFile]], settings: PackingSettings, run: StageRun
+    histogram_file: HistogramFile, groups: Sequence[Sequence[CountedFile]], settings: PackingSettings, run: StageRun
 ) -> list[Packing]:
     """Pack each group, several at once if there are several cores."""
-    length, whole = counted.max_sequence_length, build_histogram(counted)
+    length, whole = histogram_file.max_sequence_length, build_histogram(histogram_file)
     with run.reporter.task("plan", len(groups), "groups") as task:
 
         def pack(files: Sequence[CountedFile], _: ByteArray) -> Packing:
@@ -103,7 +109,7 @@ def _pack_groups(
                 settings.depth,
                 leftovers=settings.leftovers,
                 effort=settings.effort,
-                max_predictions=counted.max_predictions,
+                max_predictions=histogram_file.max_predictions,
                 masked_slots=settings.masked_slots,
                 seed=settings.seed,
             )
@@ -114,7 +120,7 @@ def _pack_groups(
 
 
 def _build_plan(
-    counted: HistogramFile,
+    histogram_file: HistogramFile,
     histogram_sha256: str,
     groups: Sequence[Sequence[CountedFile]],
     packings: Sequence[Packing],
@@ -135,21 +141,21 @@ def _build_plan(
     )
     masked_slots = max(packing.masked_slots or 0 for packing in packings) or None
     needed = [packing.masked_slots_needed for packing in packings if packing.masked_slots_needed is not None]
-    totals = compute_totals(planned, counted.max_sequence_length, settings.algorithm)
+    totals = compute_totals(planned, histogram_file.max_sequence_length, settings.algorithm)
     return Plan(
         format_version=2,
         algorithm=settings.algorithm,
         depth=max(packing.depth_used if settings.depth == "max" else packing.depth for packing in packings),
-        max_sequence_length=counted.max_sequence_length,
-        max_predictions=counted.max_predictions,
+        max_sequence_length=histogram_file.max_sequence_length,
+        max_predictions=histogram_file.max_predictions,
         masked_slots=masked_slots,
         seed=settings.seed,
         shard_multiple=settings.shard_multiple,
         shard_bytes=settings.shard_bytes,
         histogram_sha256=histogram_sha256,
-        vocabulary=counted.vocabulary,
-        writable=counted.files is not None,
+        vocabulary=histogram_file.vocabulary,
+        writable=histogram_file.files is not None,
         totals=PlanTotals(**totals, masked_slots=masked_slots, masked_slots_needed=max(needed, default=None)),
-        bad_files=counted.bad_files,
+        bad_files=histogram_file.bad_files,
         groups=planned,
     )

@@ -64,17 +64,17 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
         return self.metadata.path_in(self.path).parent
 
     @property
-    def groups(self) -> range:
+    def group_numbers(self) -> range:
         """The numbers of the groups."""
         return range(len(self.metadata.groups))
 
-    def shards_of(self, group: int) -> list[Path]:
+    def list_shards(self, group: int) -> list[Path]:
         """Return the paths of the shards of a group, in order."""
         table = self.metadata.shard_table
-        first = int(table.group_firsts[group])
-        return [self.path / table.name(shard) for shard in range(first, first + int(table.group_sizes[group]))]
+        first = int(table.first_shards[group])
+        return [self.path / table.file_name(shard) for shard in range(first, first + int(table.shards_per_group[group]))]
 
-    def check_files(self) -> None:
+    def check_file_list(self) -> None:
         """Check that the folder contains exactly the shards that metadata.json lists, with their sizes.
 
         Raises:
@@ -86,29 +86,31 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
         except InputError as error:
             raise FailedError(str(error)) from error
         foreign = [
-            name for name, _ in list_file_sizes(self.path) if name.startswith("packed-") and table.number(name) is None
+            name for name, _ in list_file_sizes(self.path) if name.startswith("packed-") and table.find_shard(name) is None
         ]
         if foreign:
             raise FailedError(f"{self.path / min(foreign)}: is not listed in metadata.json; remove it, or {metadata.remedy}")
-        for number, shards in enumerate(table.group_sizes.tolist()):
+        for number, shards in enumerate(table.shards_per_group.tolist()):
             fewer = isinstance(metadata, TableMetadata) and shards and metadata.shard_multiple % shards == 0
             if shards % metadata.shard_multiple and not fewer:
                 problem = f"shard_multiple is {metadata.shard_multiple}, but group {number} has {shards} shards"
                 raise FailedError(f"{metadata.path_in(self.path)}: {problem}; {metadata.remedy}")
-        known = {path(self.json_folder, number).name for number in self.groups for path in (manifest_path, index_path)}
+        known = {
+            path(self.json_folder, number).name for number in self.group_numbers for path in (manifest_path, index_path)
+        }
         for name in list_names(self.json_folder):
             if re.fullmatch(r"group-.*\.(json|index)", name) and name not in known:
                 raise FailedError(
                     f"{self.json_folder / name}: belongs to a group that metadata.json does not list; {metadata.remedy}"
                 )
 
-    def read_manifest(self, number: int) -> _Manifest:
+    def read_manifest(self, group: int) -> _Manifest:
         """Read the manifest of a group, and check that it is the one that metadata.json lists.
 
         Raises:
             FailedError: it is missing, invalid, or another manifest.
         """
-        path = manifest_path(self.json_folder, number)
+        path = manifest_path(self.json_folder, group)
         fetch_files(path)
         try:
             manifest, crc = self.manifest_type.read(path), crc32c(read_file(path))
@@ -116,13 +118,13 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
             raise FailedError(str(error)) from error
         finally:
             remove_local_copies(path)
-        if crc != self.metadata.groups[number].manifest_crc32c or manifest.group != number:
+        if crc != self.metadata.groups[group].manifest_crc32c or manifest.group != group:
             raise FailedError(f"{path}: differs from the manifest that metadata.json lists; {self.metadata.remedy}")
         return manifest
 
-    def read_manifests(self, numbers: Iterable[int] | None = None) -> Iterator[_Manifest]:
+    def read_manifests(self, groups: Iterable[int] | None = None) -> Iterator[_Manifest]:
         """Yield the manifests of these groups, or of all groups, one at a time."""
-        return map(self.read_manifest, self.groups if numbers is None else numbers)
+        return map(self.read_manifest, self.group_numbers if groups is None else groups)
 
     def check_metadata(self, expected: PackedMetadata) -> None:
         """Check that metadata.json agrees with `expected`."""
@@ -150,25 +152,25 @@ def check_same_content(
 
 
 def check_inputs_unchanged(
-    packed: Path, packed_files: Iterable[InputFile], present: Iterable[InputFile], remedy: str
+    packed_folder: Path, packed_files: Iterable[InputFile], current_files: Iterable[InputFile], remedy: str
 ) -> None:
     """Check that the input files are those that were packed.
 
     Args:
-        packed: the packed folder, for the message.
+        packed_folder: the packed folder, for the message.
         packed_files: the input files at the time of packing.
-        present: the input files now.
+        current_files: the input files now.
         remedy: what the user can do, for the message.
 
     Raises:
         FailedError: a file is new, missing or changed. The message names the first one.
     """
-    known, now = ({file.name: (file.identity, file.sequences) for file in files} for files in (packed_files, present))
+    known, now = ({file.name: (file.identity, file.sequences) for file in files} for files in (packed_files, current_files))
     for name in [*now, *known]:
         if now.get(name) != known.get(name):
             problem_of_known = "was packed but is missing now" if name not in now else "has changed since it was packed"
             problem = problem_of_known if name in known else "was not there when the folder was packed"
-            raise FailedError(f"{packed}: input file {name} {problem}; {remedy}")
+            raise FailedError(f"{packed_folder}: input file {name} {problem}; {remedy}")
 
 
 # --- verification, for any format
@@ -199,7 +201,7 @@ class GroupVerifier(Protocol[_Manifest]):
         """The packed folder."""
         ...
 
-    def read_groups(self, manifests: Iterable[_Manifest]) -> Iterator[VerifiedGroup[_Manifest]]:
+    def verify_groups(self, manifests: Iterable[_Manifest]) -> Iterator[VerifiedGroup[_Manifest]]:
         """Yield the groups in order.
 
         Raises:
@@ -207,11 +209,11 @@ class GroupVerifier(Protocol[_Manifest]):
         """
         ...
 
-    def expected_metadata(self, sums: PackedTotals) -> PackedMetadata:
+    def build_expected_metadata(self, totals: PackedTotals) -> PackedMetadata:
         """Check the list of input files, and return the expected content of metadata.json.
 
         Args:
-            sums: the sums of the manifests of all groups.
+            totals: the sums of the manifests of all groups.
         """
         ...
 
@@ -233,16 +235,16 @@ def verify_packs(reader: GroupVerifier[Any], run: StageRun) -> StageOutput[Verif
     folder = reader.folder
     path = folder.json_folder / VERIFICATION_NAME
     writable = is_mirrored(folder.path) or os.access(folder.json_folder, os.W_OK)
-    if not writable and not run.does_all:
+    if not writable and not run.does_all_parts:
         raise InputError(f"{folder.path}: is read-only, but parts store their sums there; verify the folder without --shard")
-    folder.check_files()
+    folder.check_file_list()
     if run.finish:
         parts = find_complete_parts(path, list_names(path.parent))
         proof = _combine_part_verifications(folder, path, parts)
     else:
         parts = []
         try:
-            proof = _verify_groups(reader, run.share_of(folder.groups))
+            proof = _verify_groups(reader, run.select_part(folder.group_numbers))
         except FailedError:
             if writable:
                 remove_files(path)
@@ -252,8 +254,8 @@ def verify_packs(reader: GroupVerifier[Any], run: StageRun) -> StageOutput[Verif
         return build_part_result(proof.groups, proof.groups, proof)
     sums = PackedTotals()
     for manifest in folder.read_manifests():
-        sums.add(manifest, folder.metadata.groups[manifest.group].manifest_crc32c)
-    folder.check_metadata(reader.expected_metadata(sums))
+        sums.add_group(manifest, folder.metadata.groups[manifest.group].manifest_crc32c)
+    folder.check_metadata(reader.build_expected_metadata(sums))
     metadata = folder.metadata
     if metadata.lower_bound > min(proof.lower_bound, metadata.packs):
         depth = metadata.depth or metadata.max_sequence_length
@@ -273,19 +275,19 @@ def verify_packs(reader: GroupVerifier[Any], run: StageRun) -> StageOutput[Verif
     return StageOutput(proof)
 
 
-def _verify_groups(reader: GroupVerifier[Any], numbers: Sequence[int]) -> Verification:
+def _verify_groups(reader: GroupVerifier[Any], group_numbers: Sequence[int]) -> Verification:
     """Read groups, check the manifest of each, and return the sums of what was proven."""
     folder, sums, bound, fingerprint, shards = reader.folder, PackedTotals(), 0, 0, 0
-    for group in reader.read_groups(folder.read_manifests(numbers)):
+    for group in reader.verify_groups(folder.read_manifests(group_numbers)):
         stored, expected = group.stored_manifest, group.expected_manifest
         check_same_content(manifest_path(folder.json_folder, stored.group), stored, expected, stored.remedy)
-        sums.add(expected)
+        sums.add_group(expected)
         bound, fingerprint = bound + group.lower_bound, fingerprint + group.fingerprint
         shards += len(expected.shards)
     metadata = folder.metadata
     proof = Verification(
-        packs_sha256=metadata.identity(),
-        groups=len(numbers),
+        packs_sha256=metadata.compute_packs_sha256(),
+        groups=len(group_numbers),
         sequences=sums.sequences,
         tokens=sums.tokens,
         packs=sums.packs,
@@ -301,14 +303,20 @@ def _verify_groups(reader: GroupVerifier[Any], numbers: Sequence[int]) -> Verifi
     return proof.model_copy(update={"fingerprint": f"{fingerprint % 2**64:016x}"})
 
 
-def _combine_part_verifications(folder: PackedFolder[Any, Any], path: Path, parts: Sequence[Path]) -> Verification:
+def _combine_part_verifications(
+    folder: PackedFolder[Any, Any], verification_path: Path, part_paths: Sequence[Path]
+) -> Verification:
     """Return the sums of what all parts proved. Without parts, return the verification that is already stored."""
-    fetch_files(path, *parts)
-    if not parts and path.exists():
-        return Verification.read_of(path, folder.metadata)
-    proofs = [Verification.read(part) for part in parts]
-    of_others = [part for part, proof in zip(parts, proofs, strict=True) if proof.packs_sha256 != folder.metadata.identity()]
-    if of_others or sum(proof.groups for proof in proofs) != len(folder.groups):
+    fetch_files(verification_path, *part_paths)
+    if not part_paths and verification_path.exists():
+        return Verification.read_matching(verification_path, folder.metadata)
+    proofs = [Verification.read(part) for part in part_paths]
+    of_others = [
+        part
+        for part, proof in zip(part_paths, proofs, strict=True)
+        if proof.packs_sha256 != folder.metadata.compute_packs_sha256()
+    ]
+    if of_others or sum(proof.groups for proof in proofs) != len(folder.group_numbers):
         problem = f"{of_others[0].name} belongs to other packs" if of_others else "some parts are not verified"
         raise FailedError(f"{folder.path}: {problem}; run `gaudi-bert verify --shard K/N` for every K, then --finish again")
     added = {
@@ -338,7 +346,7 @@ def prove_group_lower_bound(folder: PackedFolder[Any, Any], counts: Sequence[int
     """
     depth = folder.metadata.depth or len(counts)
     simple = simple_certificate(np.array(counts, np.int64), depth).bound
-    if (packs - simple) * len(folder.groups) <= folder.metadata.gap:
+    if (packs - simple) * len(folder.group_numbers) <= folder.metadata.gap:
         return simple
     from gaudi_bert.packing.exact.bounds import prove_bound  # slow to load, and rarely needed here
 
@@ -346,7 +354,7 @@ def prove_group_lower_bound(folder: PackedFolder[Any, Any], counts: Sequence[int
 
 
 def check_lower_bound(
-    path: Path, claimed: int, packs: int, groups: Callable[[], Iterable[IntArray]], depth: int, remedy: str
+    path: Path, claimed_bound: int, packs: int, counts_by_group: Callable[[], Iterable[IntArray]], depth: int, remedy: str
 ) -> None:
     """Check that the lower bound that a file states can be proven.
 
@@ -354,26 +362,28 @@ def check_lower_bound(
 
     Args:
         path: the file, for the message.
-        claimed: the stated lower bound for all groups together.
+        claimed_bound: the stated lower bound for all groups together.
         packs: the packs of all groups.
-        groups: returns the counts of each group, int64 [L].
+        counts_by_group: returns the counts of each group, int64 [L].
         depth: the most sequences per pack.
         remedy: what the user can do, for the message.
 
     Raises:
         FailedError: the bound exceeds what can be proven, or the number of packs.
     """
-    proven = sum(simple_certificate(counts, depth).bound for counts in groups())
-    if claimed <= min(proven, packs):
+    proven = sum(simple_certificate(counts, depth).bound for counts in counts_by_group())
+    if claimed_bound <= min(proven, packs):
         return
     # The solvers are slow to import and rarely needed here.
     from gaudi_bert.packing.algorithms import pack_histogram
     from gaudi_bert.packing.exact.bounds import prove_bound
     from gaudi_bert.packing.histogram import Histogram
 
-    proven = sum(prove_bound(counts, depth).bound for counts in groups())
-    if proven < claimed <= packs:
+    proven = sum(prove_bound(counts, depth).bound for counts in counts_by_group())
+    if proven < claimed_bound <= packs:
         # A plan may carry a better proof than the quick one, so run the full algorithm before rejecting the bound.
-        proven = sum(pack_histogram(Histogram(len(counts), counts), "optimal", depth).lower_bound for counts in groups())
-    if not claimed <= min(proven, packs):
-        raise FailedError(f"{path}: lower_bound is {claimed}, but only {proven} packs can be proven; {remedy}")
+        proven = sum(
+            pack_histogram(Histogram(len(counts), counts), "optimal", depth).lower_bound for counts in counts_by_group()
+        )
+    if not claimed_bound <= min(proven, packs):
+        raise FailedError(f"{path}: lower_bound is {claimed_bound}, but only {proven} packs can be proven; {remedy}")

@@ -89,7 +89,7 @@ class PackingJob(ABC, Generic[Inputs]):
         """Return the number of groups in the source."""
 
     @abstractmethod
-    def check_groups(self, inputs: Inputs, numbers: Sequence[int]) -> GroupInputs:
+    def check_groups(self, inputs: Inputs, group_numbers: Sequence[int]) -> GroupInputs:
         """Check that the groups with these numbers can be written, before any of them is, and return their files and size.
 
         Raises:
@@ -97,7 +97,7 @@ class PackingJob(ABC, Generic[Inputs]):
         """
 
     @abstractmethod
-    def write_group(self, inputs: Inputs, number: int, task: Task) -> GroupManifest:
+    def write_group(self, inputs: Inputs, group_number: int, task: Task) -> GroupManifest:
         """Write the shards of a group, and return its manifest, which the caller writes."""
 
     def check_manifest(self, manifest: GroupManifest) -> None:
@@ -108,7 +108,7 @@ class PackingJob(ABC, Generic[Inputs]):
         """
 
     @abstractmethod
-    def build_metadata(self, inputs: Inputs, sums: PackedTotals) -> PackedMetadata:
+    def build_metadata(self, inputs: Inputs, totals: PackedTotals) -> PackedMetadata:
         """Return the content of metadata.json, given the sums of the manifests of all groups.
 
         Raises:
@@ -132,19 +132,19 @@ def write_packs(job: PackingJob[Any]) -> StageOutput[PackedMetadata] | PlainResu
         FailedError: Groups are missing when the folder is to be finished.
     """
     started, run, output = time.monotonic(), job.run, _build_output(job)
-    if output.begin(run.overwrite):
+    if output.begin_unless_finished(run.overwrite):
         return StageOutput(job.metadata_type.read(output.final), skipped=True)
     with ExitStack() as stack:
         removes_packs = job.removes_packs_of_bad_input and run.part is None
-        with output.removed_on_bad_input() if removes_packs else nullcontext():
+        with output.remove_files_on_bad_input() if removes_packs else nullcontext():
             inputs = stack.enter_context(job.open_inputs())
-            numbers = run.share_of(range(job.count_groups(inputs)))
-            missing = [] if run.finish else output.missing(numbers)
+            numbers = run.select_part(range(job.count_groups(inputs)))
+            missing = [] if run.finish else output.find_missing_groups(numbers)
             _write_groups(job, inputs, output, missing)
             if run.part is not None:
                 sums = PackedTotals()
-                for _, manifest in output.completed(numbers):
-                    sums.add(manifest)
+                for _, manifest in output.read_complete_groups(numbers):
+                    sums.add_group(manifest)
                 return build_part_result(len(numbers), len(missing), sums)
         metadata = _write_metadata(job, inputs, output)
     return StageOutput(metadata, seconds=round(time.monotonic() - started, 3))
@@ -155,7 +155,7 @@ def _write_groups(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutput
     paths, amount = job.check_groups(inputs, numbers)
     with output.reporter.task("write", amount, job.unit) as task, prefetch_batches(paths) as batches:
         for batch, number in enumerate(numbers):
-            with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as is_missing:
+            with batches.provide_batch(batch), output.lock_group(number, f"{output.folder}: group {number}") as is_missing:
                 if is_missing:
                     job.write_group(inputs, number, task).write(output.summary_path(number))
 
@@ -164,19 +164,19 @@ def _write_metadata(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutp
     """Check that all groups are complete, write metadata.json and return its content."""
     numbers, sums = range(job.count_groups(inputs)), PackedTotals()
     missing = set(numbers)
-    for number, manifest in output.completed(numbers):
+    for number, manifest in output.read_complete_groups(numbers):
         missing.discard(number)
         job.check_manifest(manifest)
-        sums.add(manifest, crc32c(read_file(output.summary_path(number))))
+        sums.add_group(manifest, crc32c(read_file(output.summary_path(number))))
     if missing:
         raise FailedError(
             f"{output.folder}: {len(missing)} of {len(numbers)} groups are missing, the first of them"
             f" group {min(missing)}; run `{job.command}` for them (without --finish), then finish again"
         )
     if not sums.packs:  # the input is rejected below, and a corrected input cannot use these groups
-        output.remove_all()
+        output.remove_files()
     metadata = job.build_metadata(inputs, sums)
-    output.write_final(metadata)
+    output.write_final_file(metadata)
     return metadata
 
 
@@ -190,7 +190,7 @@ class _PackedOutput(GroupedOutput[int, GroupManifest]):
 
     source_sha256: str
 
-    def is_complete(self, summary: GroupManifest) -> bool:
+    def is_group_complete(self, summary: GroupManifest) -> bool:
         """Return whether a manifest belongs to this source and its shards have the right sizes.
 
         In an object store, shards were uploaded before the manifest, so their sizes are not checked.

@@ -110,7 +110,7 @@ def _open(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]
     if kind is not None:
         metadata = RecordMetadata.read(folder)
         check_shards_exist(folder, metadata.shard_table)
-        return open_packs(folder, metadata), metadata.identity()[:_IDENTITY_DIGITS], _rows_of_packs
+        return open_packs(folder, metadata), metadata.compute_packs_sha256()[:_IDENTITY_DIGITS], _rows_of_packs
     check_no_row_tables(folder)
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder}: contains no packs; make packs of its data with `gaudi-bert pack`")

@@ -79,7 +79,7 @@ class EstimateResult:
     unpadding: list[UnpaddingEstimate]
     pictures: list[str] | None = None
 
-    def lines(self, *, details: bool = False) -> list[str]:
+    def format_lines(self, *, details: bool = False) -> list[str]:
         """Return the result as lines of text.
 
         Args:
@@ -245,12 +245,12 @@ def _read_histogram(
                 return _count_checked_lengths(_read_lengths(path), max_sequence_length)
     if shipped is not None or ending == ".json":
         with open_local_copy(shipped or Path(source)) as path:
-            histogram = build_histogram(HistogramFile.read_all([path]))
+            histogram = build_histogram(HistogramFile.read_and_merge([path]))
     else:
         with tempfile.TemporaryDirectory() as folder:
             counted = Path(folder) / "histogram.json"
             count_records(source, counted, StageRun(reporter))
-            histogram = build_histogram(HistogramFile.read_all([counted]))
+            histogram = build_histogram(HistogramFile.read_and_merge([counted]))
     return histogram if max_sequence_length is None else resize_histogram(histogram, max_sequence_length)
 
 

@@ -65,7 +65,7 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
         fetch_files(*(folder / name for name in INPUT_NAMES.values()))
         inputs = _read_inputs(folder)
         page = _render_page(inputs)
-        path = WorkFolder.existing(folder).report
+        path = WorkFolder.from_existing(folder).report_path
         write_text(path, page)
         name = format_path(path)
     figures = {card.name: f"{card.figure} ({card.note})" for card in _summary_cards(inputs)}
@@ -82,24 +82,24 @@ StrategyCounts = dict[tuple[int, ...], int]
 
 def _input_files(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
     """Return for each field of `_ReportInputs` the path of its file, and the function that reads the file."""
-    folder = WorkFolder.existing(workdir)
-    train = folder.split("train")
+    folder = WorkFolder.from_existing(workdir)
+    train = folder.split_paths("train")
     return {
-        "examples": (folder.examples_summary, lambda path: PreparedExamples.read(path.parent)),
-        "prepare_settings": (settings_path(folder.examples), read_signature),
+        "examples": (folder.examples_summary_path, lambda path: PreparedExamples.read(path.parent)),
+        "prepare_settings": (settings_path(folder.examples_folder), read_signature),
         "histogram_file": (train.histogram, HistogramFile.read),
         "plan": (train.plan, Plan.read),
         "plan_settings": (settings_path(train.plan), read_signature),
-        "metadata": (train.metadata, lambda path: RecordMetadata.read(path.parent)),
-        "verification": (train.verification, Verification.read),
-        "metrics": (folder.train / "metrics.jsonl", MetricsLine.read_lines),
-        "training": (folder.training_result, TrainingResult.read),
-        "evaluation": (folder.evaluation_result, EvaluationResult.read),
-        "pipeline": (folder.train / "settings.yaml", _read_pipeline),
-        "finetuning": (folder.finetuning_result, FineTuning.read),
-        "finetuning_lines": (folder.finetune / "metrics.jsonl", FineTuningLine.read_lines),
-        "finetuning_pipeline": (folder.finetune / "settings.yaml", _read_pipeline),
-        "predictions": (folder.predictions, _count_lines),
+        "metadata": (train.metadata_path, lambda path: RecordMetadata.read(path.parent)),
+        "verification": (train.verification_path, Verification.read),
+        "metrics": (folder.train_folder / "metrics.jsonl", MetricsLine.read_lines),
+        "training": (folder.training_result_path, TrainingResult.read),
+        "evaluation": (folder.evaluation_result_path, EvaluationResult.read),
+        "pipeline": (folder.train_folder / "settings.yaml", _read_pipeline),
+        "finetuning": (folder.finetuning_result_path, FineTuning.read),
+        "finetuning_lines": (folder.finetune_folder / "metrics.jsonl", FineTuningLine.read_lines),
+        "finetuning_pipeline": (folder.finetune_folder / "settings.yaml", _read_pipeline),
+        "predictions": (folder.predictions_path, _count_lines),
     }
 
 
@@ -183,7 +183,9 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
     read = dict.fromkeys(INPUT_NAMES) | {key: reader(path) for key, (path, reader) in sources.items()}
     inputs = _ReportInputs(name=workdir.resolve().name, **read)
     if inputs.metadata is not None and inputs.verification is not None:
-        Verification.read_of(sources["verification"][0], inputs.metadata)  # raises an error if it belongs to other packs
+        Verification.read_matching(
+            sources["verification"][0], inputs.metadata
+        )  # raises an error if it belongs to other packs
     histogram, plan = inputs.histogram, workdir / INPUT_NAMES["plan"]
     if histogram is not None and histogram.sequences == 0:
         raise InputError(f"{plan.parent}: its histogram holds no sequence; make it again from records that hold some")

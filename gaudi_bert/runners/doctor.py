@@ -85,7 +85,7 @@ def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
     try:
         objects.write(f"{folder}/{name}", content)
         written = True
-        if objects.read(f"{folder}/{name}") != content or name not in objects.list(folder, only_here=True):
+        if objects.read(f"{folder}/{name}") != content or name not in objects.list(folder, direct_only=True):
             return CheckResult(
                 "store", "failed", f"{folder}: an object is not what was written", "use a store that reads what it wrote"
             )

@@ -62,7 +62,7 @@ class RunRequest:
     @property
     def folder(self) -> WorkFolder:
         """The work folder of this pipeline."""
-        return WorkFolder.of(self.settings, self.work, self.pipeline_folder)
+        return WorkFolder.from_settings(self.settings, self.work, self.pipeline_folder)
 
     @property
     def _run(self) -> StageRun:
@@ -82,11 +82,11 @@ class RunRequest:
 
     def _rows(self, key: str, text: str, split: str) -> Path:
         """Return the file of task rows that a setting names. Built-in rows are a file in the work folder."""
-        return self.folder.rows(split) if text in BUILT_IN_ROWS else self._file(key, text)
+        return self.folder.rows_path(split) if text in BUILT_IN_ROWS else self._file(key, text)
 
     def _each_split(self, make: Callable[[SplitPaths], SplitResult]) -> StageResult:
         """Call `make` with the paths of each split, and return its result by the name of the split."""
-        return {name: make(self.folder.split(name)) for name in self.folder.splits}
+        return {name: make(self.folder.split_paths(name)) for name in self.folder.split_names}
 
     # --- data
 
@@ -97,7 +97,7 @@ class RunRequest:
         if self.folder.records is not None:
             records = str(self.settings.prepare.records)
             return PlainResult([f"nothing to do: the pipeline names its own records, {records}"], {"records": records})
-        return prepare(self.settings.prepare, self.folder.examples, self._run, pipeline_folder=self.pipeline_folder)
+        return prepare(self.settings.prepare, self.folder.examples_folder, self._run, pipeline_folder=self.pipeline_folder)
 
     def histogram(self) -> StageResult:
         """Count how many examples have each length, for each split."""
@@ -132,12 +132,12 @@ class RunRequest:
     def train(self) -> StageResult:
         """Pretrain the model on the packs, in this process or in several processes on this machine."""
         folder = self.folder
-        data = folder.split("train").packed
-        evaluation_data = folder.split("evaluation").packed if folder.has_evaluation else None
+        data = folder.split_paths("train").packed
+        evaluation_data = folder.split_paths("evaluation").packed if folder.has_evaluation else None
         if _starts_processes(self.settings):
-            files = {"--data": data, "--evaluation-data": evaluation_data, "--out": folder.train}
+            files = {"--data": data, "--evaluation-data": evaluation_data, "--out": folder.train_folder}
             _run_processes(self.settings, "train", files, ["--overwrite" if self.how.overwrite else "--resume"])
-            with open_local_copy(folder.training_result, self.settings.store) as path:
+            with open_local_copy(folder.training_result_path, self.settings.store) as path:
                 return StageOutput(TrainingResult.read(path))
 
         # Imported only here, because a process that only starts other processes must not load an engine.
@@ -147,7 +147,7 @@ class RunRequest:
             self.settings,
             data=data,
             evaluation_data=evaluation_data,
-            out=folder.train,
+            out=folder.train_folder,
             reporter=self.how.reporter,
             resume=not self.how.overwrite,
             overwrite=self.how.overwrite,
@@ -162,10 +162,10 @@ class RunRequest:
             self.how.reporter.say("evaluate: nothing to do, the pipeline holds no evaluation data out")
             return PlainResult(["nothing to do: the pipeline holds no evaluation data out"], {})
         return evaluate(
-            data=folder.split("evaluation").packed,
-            checkpoint=folder.train,
-            unpacked=folder.split("evaluation").records,
-            out=folder.evaluation_result,
+            data=folder.split_paths("evaluation").packed,
+            checkpoint=folder.train_folder,
+            unpacked=folder.split_paths("evaluation").records,
+            out=folder.evaluation_result_path,
             reporter=self.how.reporter,
             store=self.settings.store,
             engine=self.settings.training.engine,
@@ -181,15 +181,15 @@ class RunRequest:
         data, evaluation_data, model, vocabulary = self._finetuning_files()
         if _starts_processes(settings):
             files = {"--data": data, "--evaluation": evaluation_data, "--model": model, "--vocab": vocabulary}
-            files |= {"--out": folder.finetune}
+            files |= {"--out": folder.finetune_folder}
             _run_processes(settings, "finetune", files, ["--overwrite"] if self.how.overwrite else [])
-            return StageOutput(FineTuning.read(folder.finetuning_result))
+            return StageOutput(FineTuning.read(folder.finetuning_result_path))
 
         from gaudi_bert.runs.finetune import finetune
         from gaudi_bert.runs.rows import FineTuneInput
 
         inputs = FineTuneInput(data, evaluation_data, model, vocabulary)
-        return finetune(settings, inputs, folder.finetune, reporter=self.how.reporter, overwrite=self.how.overwrite)
+        return finetune(settings, inputs, folder.finetune_folder, reporter=self.how.reporter, overwrite=self.how.overwrite)
 
     def _make_built_in_rows(self) -> None:
         """Write the built-in rows of the task to the work folder, if a setting names them."""
@@ -197,7 +197,7 @@ class RunRequest:
         if any(name in BUILT_IN_ROWS for name in names):
             from gaudi_bert.tasks.task_data import make_built_in_rows
 
-            train, evaluation = self.folder.rows("train"), self.folder.rows("evaluation")
+            train, evaluation = self.folder.rows_path("train"), self.folder.rows_path("evaluation")
             make_built_in_rows(
                 train, evaluation, self.settings.task.name, reporter=self.how.reporter, overwrite=self.how.overwrite
             )
@@ -219,8 +219,8 @@ class RunRequest:
         vocabulary = None if finetune.vocab is None else self._file("finetune.vocab", finetune.vocab)
         if finetune.init_checkpoint is None:
             # The vocabulary is next to the examples, whether this pipeline wrote them or the user gave them.
-            own = folder.examples if folder.records is None else folder.records.parent
-            return data, evaluation_data, folder.train, vocabulary or own
+            own = folder.examples_folder if folder.records is None else folder.records.parent
+            return data, evaluation_data, folder.train_folder, vocabulary or own
         # A URL, a folder, a file, or the prefix of a TF1 checkpoint. Like in `train`, it is relative to the current folder.
         model = Path(finetune.init_checkpoint)
         if not is_in_store(model) and not model.exists() and not any(model.parent.glob(f"{model.name}.*")):
@@ -234,9 +234,9 @@ class RunRequest:
 
         settings = self.settings.predict
         return predict(
-            self.folder.finetune,
+            self.folder.finetune_folder,
             str(self._rows("predict.data", str(settings.data), "evaluation")),
-            str(self.folder.predictions),
+            str(self.folder.predictions_path),
             PredictOptions(settings.max_sequence_length, settings.precision),
             self.settings.task.model_dump(include={"format", "delimiter", "encoding", "on_bad_row"}, exclude_unset=True),
             reporter=self.how.reporter,

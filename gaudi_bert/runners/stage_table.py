@@ -80,12 +80,12 @@ class Stage:
 
 def _of_each_split(product: Callable[[SplitPaths], Path]) -> Paths:
     """Return a function that returns one product for each split of a work folder."""
-    return lambda folder: [product(folder.split(name)) for name in folder.splits]
+    return lambda folder: [product(folder.split_paths(name)) for name in folder.split_names]
 
 
 def _examples(folder: WorkFolder) -> list[Path]:
     """Return the summary of the examples, or nothing if the pipeline names its own records."""
-    return [] if folder.records is not None else [folder.examples_summary]
+    return [] if folder.records is not None else [folder.examples_summary_path]
 
 
 def _manifests(folder: WorkFolder) -> list[Path]:
@@ -95,18 +95,18 @@ def _manifests(folder: WorkFolder) -> list[Path]:
     of its manifests.
     """
     products = []
-    for paths in map(folder.split, folder.splits):
+    for paths in map(folder.split_paths, folder.split_names):
         if not file_exists(paths.plan, folder.store):
             products.append(paths.plan)
             continue
         with open_local_copy(paths.plan, folder.store) as plan:
-            products += [paths.manifest(group) for group in range(Plan.read(plan).totals.groups)]
+            products += [paths.manifest_path(group) for group in range(Plan.read(plan).totals.groups)]
     return products
 
 
 def _unverified(folder: WorkFolder) -> list[Path]:
     """Return the verification file of each split that is not yet completely verified."""
-    paths = [folder.split(name).verification for name in folder.splits]
+    paths = [folder.split_paths(name).verification_path for name in folder.split_names]
     return [path for path in paths if not find_histogram_files(path, folder.store)]
 
 
@@ -123,7 +123,7 @@ _ROWS = (
     Stage("plan", _of_each_split(lambda paths: paths.plan), needs=("histogram",), parallel=True),
     Stage(
         "write",
-        _of_each_split(lambda paths: paths.metadata),
+        _of_each_split(lambda paths: paths.metadata_path),
         needs=("plan",),
         shared=True,
         parts=_manifests,
@@ -131,7 +131,7 @@ _ROWS = (
     ),
     Stage(
         "verify",
-        _of_each_split(lambda paths: paths.verification),
+        _of_each_split(lambda paths: paths.verification_path),
         needs=("write",),
         shared=True,
         parts=_unverified,
@@ -139,7 +139,7 @@ _ROWS = (
     ),
     Stage(
         "train",
-        lambda folder: [folder.training_result],
+        lambda folder: [folder.training_result_path],
         trains=True,
         kustomization="training",
         needs=("write",),
@@ -150,14 +150,14 @@ _ROWS = (
     # `evaluate` and `report` do not need a finished training run, because they also work with what exists so far.
     Stage(
         "evaluate",
-        lambda folder: [folder.evaluation_result] if folder.has_evaluation else [],
+        lambda folder: [folder.evaluation_result_path] if folder.has_evaluation else [],
         trains=True,
         kustomization="results",
         follows=("train",),
     ),
     Stage(
         "finetune",
-        lambda folder: [folder.finetuning_result],
+        lambda folder: [folder.finetuning_result_path],
         trains=True,
         kustomization="finetuning",
         needs=("train",),
@@ -170,7 +170,7 @@ _ROWS = (
     ),
     Stage(
         "predict",
-        lambda folder: [folder.predictions],
+        lambda folder: [folder.predictions_path],
         trains=True,
         kustomization="finetuning",
         needs=("finetune",),
@@ -179,7 +179,7 @@ _ROWS = (
     ),
     Stage(
         "report",
-        lambda folder: [folder.report],
+        lambda folder: [folder.report_path],
         kustomization="results",
         follows=("train", "evaluate", "finetune", "predict"),
         reads=(),

@@ -254,7 +254,7 @@ def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, sto
         above = (packed, *packed.resolve().parents[:3])
         for file in (folder / below / "vocab.txt" for folder in above for below in (".", "examples")):
             fetch_files(file)
-            if file.is_file() and VocabularyInfo.of(file) == known:
+            if file.is_file() and VocabularyInfo.from_file(file) == known:
                 write_text(run / "vocab.txt", read_text(file))
                 content = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case, "model_max_length": positions}
                 write_json(run / "tokenizer_config.json", content)

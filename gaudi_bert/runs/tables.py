@@ -344,7 +344,7 @@ class _PackedTable:
     @property
     def identity(self) -> str:
         """A string that differs between tables with different packs or tokenizers."""
-        return " ".join(f"{table.identity()} {self.tokenizer.sha256}" for table in self.tables)
+        return " ".join(f"{table.compute_packs_sha256()} {self.tokenizer.sha256}" for table in self.tables)
 
     def total(self, figure: Literal["packs", "sequences", "tokens"]) -> int:
         """Return the number of packs, sequences or tokens in all tables."""

@@ -68,7 +68,7 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
     """
     files = list_table_files(source, reporter)
     columns = select_columns(files, settings.columns, settings.input_column)
-    columns.check_storable(files[0])
+    columns.check_types(files[0])
     limits = settings.group_sequences, settings.group_bytes
     parts: list[TablePart] = []
     file_rows: list[int] = []
@@ -104,7 +104,7 @@ class ListValues(NamedTuple):
     offsets: AnyArray
 
     @property
-    def used(self) -> AnyArray:
+    def row_values(self) -> AnyArray:
         """The values of all rows, without values before the first or after the last row."""
         return self.values[self.offsets[0] : self.offsets[-1]]
 
@@ -124,7 +124,7 @@ class GroupRows(NamedTuple):
     values: dict[str, AnyArray]
     scalars: Any
 
-    def tokens_of(self, rows: IntArray, starts: Int32Array, lengths: Int32Array) -> IntArray:
+    def find_token_positions(self, rows: IntArray, starts: Int32Array, lengths: Int32Array) -> IntArray:
         """Return the positions in `values` of all tokens in some runs, int64, one run after the other.
 
         Args:
@@ -140,13 +140,13 @@ class GroupRows(NamedTuple):
 
 
 def read_sequences(
-    table: GroupedTable, number: int, settings: TableSettings, *, lengths_only: bool = False, threads: bool = True
+    table: GroupedTable, group: int, settings: TableSettings, *, lengths_only: bool = False, threads: bool = True
 ) -> tuple[GroupRows, RowSequences, TooLongRows]:
     """Read and check the rows of a group, and apply the policy for rows that are too long.
 
     Args:
         table: The table.
-        number: The number of the group.
+        group: The number of the group.
         settings: The longest row, the policy, and the lengths of the sequences to return.
         lengths_only: Whether values are skipped, because only lengths are needed.
         threads: Whether several threads decode.
@@ -158,22 +158,22 @@ def read_sequences(
     Raises:
         InputError: A row is invalid, or is too long under the policy "error".
     """
-    columns = table.columns.tokens_only() if lengths_only else table.columns
+    columns = table.columns.select_length_columns() if lengths_only else table.columns
     most = settings.longest_row_length if settings.too_long == "error" else _LARGEST_LENGTH
-    rows = _read_rows(table.groups[number], columns, most, keep_values=not lengths_only, threads=threads)
+    rows = _read_rows(table.groups[group], columns, most, keep_values=not lengths_only, threads=threads)
     sequences, too_long = _apply_too_long_policy(rows.lengths, settings.longest_row_length, settings.too_long)
-    return rows, sequences.of_lengths(settings.accepted_sequence_lengths), too_long
+    return rows, sequences.select_lengths(settings.accepted_sequence_lengths), too_long
 
 
 def _read_rows(
-    parts: Sequence[TablePart], columns: TableColumns, most_tokens: int, *, keep_values: bool, threads: bool = True
+    parts: Sequence[TablePart], columns: TableColumns, max_tokens: int, *, keep_values: bool, threads: bool = True
 ) -> GroupRows:
     """Return the rows of some parts, after checking them. Parts of the same file must be adjacent and in order.
 
     Args:
         parts: The parts.
         columns: The columns to read.
-        most_tokens: The largest allowed number of tokens in a row.
+        max_tokens: The largest allowed number of tokens in a row.
         keep_values: Whether values are kept. Otherwise they are dropped as soon as they are checked.
         threads: Whether several threads decode.
     """
@@ -183,12 +183,12 @@ def _read_rows(
         listed = list(of_file)
         for part, stored in zip(listed, read_parts(listed, columns.stored_names, columns.schema, threads), strict=True):
             table = stored.rename_columns(columns.names)
-            lists = _read_checked_lists(part, table, columns, most_tokens)
+            lists = _read_checked_lists(part, table, columns, max_tokens)
             lengths.append(np.diff(lists[TOKENS_COLUMN].offsets).astype(np.int32))
             numbers.append(np.arange(table.num_rows) + part.table_row)
             scalars.append(table.select(list(columns.scalars)))
             for name, of_parts in values.items():
-                of_parts.append(lists[name].used)
+                of_parts.append(lists[name].row_values)
     return GroupRows(
         np.concatenate(lengths),
         np.concatenate(numbers),
@@ -197,15 +197,15 @@ def _read_rows(
     )
 
 
-def count_row_tokens(files: Sequence[Path], tokens: str = TOKENS_COLUMN) -> Int32Array:
+def count_row_tokens(files: Sequence[Path], tokens_column: str = TOKENS_COLUMN) -> Int32Array:
     """Return the number of tokens in each row of a table, int32 [rows], in the order of the table.
 
     Args:
         files: The files of the table.
-        tokens: The column that contains the token ids.
+        tokens_column: The column that contains the token ids.
     """
     mask = {MASK_COLUMN} & set(read_table_schema(files[0]).names)
-    columns = select_columns(files, [*mask], tokens).tokens_only()
+    columns = select_columns(files, [*mask], tokens_column).select_length_columns()
     lengths = [np.zeros(0, np.int32)]
     for file in files:
         for part in list_parts(file, columns.stored_names, _ROWS_AT_ONCE, _BYTES_AT_ONCE):
@@ -213,7 +213,7 @@ def count_row_tokens(files: Sequence[Path], tokens: str = TOKENS_COLUMN) -> Int3
     return np.concatenate(lengths)
 
 
-def _read_checked_lists(part: TablePart, table: Any, columns: TableColumns, most_tokens: int) -> dict[str, ListValues]:
+def _read_checked_lists(part: TablePart, table: Any, columns: TableColumns, max_tokens: int) -> dict[str, ListValues]:
     """Return the aligned columns of a part as numpy arrays, after checking every row.
 
     Raises:
@@ -224,15 +224,15 @@ def _read_checked_lists(part: TablePart, table: Any, columns: TableColumns, most
     tokens = lists[TOKENS_COLUMN]
     lengths = np.diff(tokens.offsets)
     _raise_for_first_row(part, lengths == 0, "has no token; leave empty rows out")
-    too_long = lengths > most_tokens
+    too_long = lengths > max_tokens
     remedy = "raise --max-sequence-length, or pass --too-long truncate, split or drop"
     _raise_for_first_row(
-        part, too_long, f"has {lengths[np.argmax(too_long)]} tokens, allowed are 1 to {most_tokens}; {remedy}"
+        part, too_long, f"has {lengths[np.argmax(too_long)]} tokens, allowed are 1 to {max_tokens}; {remedy}"
     )
-    wrong = find_non_integer(tokens.used, 0, MOST_TOKEN_ID)
+    wrong = find_non_integer(tokens.row_values, 0, MOST_TOKEN_ID)
     if wrong >= 0:
         row = int(np.searchsorted(tokens.offsets[1:] - tokens.offsets[0], wrong, side="right"))
-        reason = f"input_ids holds {tokens.used[wrong]}; token ids are 0 to {MOST_TOKEN_ID}"
+        reason = f"input_ids holds {tokens.row_values[wrong]}; token ids are 0 to {MOST_TOKEN_ID}"
         _raise_for_first_row(part, np.arange(lengths.size) == row, reason)
     for name, others in lists.items():
         row = int(np.argmax(np.diff(others.offsets) != lengths))
@@ -241,16 +241,18 @@ def _read_checked_lists(part: TablePart, table: Any, columns: TableColumns, most
         _raise_for_first_row(part, np.diff(others.offsets) != lengths, f"{reason}; {remedy}")
     if MASK_COLUMN in lists:
         mask = lists[MASK_COLUMN]
-        if mask.used.size and mask.used.min() == 0:  # otherwise the padding would be packed as if it were tokens
+        if mask.row_values.size and mask.row_values.min() == 0:  # otherwise the padding would be packed as if it were tokens
             reason = "attention_mask holds a 0, so the row is padded; tokenise without padding, or cut the padding off"
-            _raise_for_first_row(part, np.logical_or.reduceat(mask.used == 0, mask.offsets[:-1] - mask.offsets[0]), reason)
+            _raise_for_first_row(
+                part, np.logical_or.reduceat(mask.row_values == 0, mask.offsets[:-1] - mask.offsets[0]), reason
+            )
     return lists
 
 
-def _raise_for_first_row(part: TablePart, wrong: BoolArray, reason: str) -> None:
+def _raise_for_first_row(part: TablePart, is_wrong: BoolArray, problem: str) -> None:
     """Raise an InputError for the first row of a part that is marked as wrong, if there is one."""
-    if wrong.any():
-        raise InputError(f"{part.path}: row {part.first_row + int(np.argmax(wrong))}: {reason}")
+    if is_wrong.any():
+        raise InputError(f"{part.path}: row {part.first_row + int(np.argmax(is_wrong))}: {problem}")
 
 
 def convert_list_column(path: Path, first_row: int, name: str, column: Any) -> ListValues:
@@ -309,7 +311,7 @@ class RowSequences(NamedTuple):
     starts: Int32Array
     lengths: Int32Array
 
-    def of_lengths(self, lengths: range) -> RowSequences:
+    def select_lengths(self, lengths: range) -> RowSequences:
         """Return the sequences whose length is in `lengths`."""
         chosen = (self.lengths >= lengths.start) & (self.lengths < lengths.stop)
         return self if chosen.all() else RowSequences(self.rows[chosen], self.starts[chosen], self.lengths[chosen])
@@ -363,7 +365,7 @@ def build_manifest_fields(
 def build_table_metadata(
     table: GroupedTable,
     settings: TableSettings,
-    groups: PackedTotals,
+    totals: PackedTotals,
     inputs: Mapping[str, Mapping[str, int]],
     tool_version: str,
 ) -> TableMetadata:
@@ -372,24 +374,24 @@ def build_table_metadata(
     Args:
         table: The table.
         settings: The settings with which it was packed.
-        groups: The sums over all group manifests.
+        totals: The sums over all group manifests.
         inputs: The size in bytes and the CRC-32C of each file, by name.
         tool_version: The version of gaudi-bert that packed it.
     """
     copied = ("max_sequence_length", "seed", "algorithm", "shard_multiple")
     return TableMetadata(
         **settings.model_dump(include={*copied, "group_sequences", "group_bytes"}),
-        **groups.stored(settings.max_sequence_length, groups.lower_bound),
+        **totals.to_metadata_fields(settings.max_sequence_length, totals.lower_bound),
         format="table",
         tool_version=tool_version,
         depth=None if settings.depth == "max" else settings.depth,
-        deepest_pack=groups.deepest_pack,
-        algorithms_used=tuple(sorted(groups.algorithms)),
+        deepest_pack=totals.deepest_pack,
+        algorithms_used=tuple(sorted(totals.algorithms)),
         aligned_columns={name: str(kind) for name, kind in table.columns.aligned.items()},
         scalar_columns={name: str(kind) for name, kind in table.columns.scalars.items()},
         rows=table.rows,
         row_lengths=settings.explicit_row_lengths,
-        too_long=TooLongRows(policy=settings.too_long, **groups.too_long),
+        too_long=TooLongRows(policy=settings.too_long, **totals.too_long),
         inputs=tuple(
             InputTable(name=file.name, rows=rows, **inputs[file.name])
             for file, rows in zip(table.files, table.file_rows, strict=True)

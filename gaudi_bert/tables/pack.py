@@ -143,30 +143,32 @@ class _TablePacking(PackingJob[GroupedTable]):
         """Return the number of groups in the table."""
         return len(inputs.groups)
 
-    def check_groups(self, inputs: GroupedTable, numbers: Sequence[int]) -> GroupInputs:
+    def check_groups(self, inputs: GroupedTable, group_numbers: Sequence[int]) -> GroupInputs:
         """Return an empty list of files for each group, and the total number of rows.
 
         No file has to be fetched, because the files of a table are already on this machine.
         """
-        return GroupInputs([()] * len(numbers), sum(part.rows for number in numbers for part in inputs.groups[number]))
+        return GroupInputs(
+            [()] * len(group_numbers), sum(part.rows for number in group_numbers for part in inputs.groups[number])
+        )
 
-    def write_group(self, inputs: GroupedTable, number: int, task: Task) -> TableManifest:
+    def write_group(self, inputs: GroupedTable, group_number: int, task: Task) -> TableManifest:
         """Read, pack and write one group, and return its manifest.
 
         The packs depend only on the rows of the group and the settings.
         """
-        rows, sequences, too_long = read_sequences(inputs, number, self.settings, threads=self.run.workers != 1)
+        rows, sequences, too_long = read_sequences(inputs, group_number, self.settings, threads=self.run.workers != 1)
         task.advance(rows.lengths.size / 2)
-        packs, packing = _pack_group(sequences, self.settings, number)
+        packs, packing = _pack_group(sequences, self.settings, group_number)
         with explain_unpackable_values(inputs.files[0]):
-            shards = self._write_shards(PackLayout.of(inputs.columns, self.settings), number, rows, packs)
+            shards = self._write_shards(PackLayout.from_settings(inputs.columns, self.settings), group_number, rows, packs)
         remove_local_copies(*(self.folder / shard.name for shard in shards))
         task.advance(rows.lengths.size / 2)
         return TableManifest(
             **build_manifest_fields(rows, sequences, too_long, self.settings.max_sequence_length),
             source_sha256=self.source_sha256,
-            group=number,
-            packs=packs.packs,
+            group=group_number,
+            packs=packs.pack_count,
             lower_bound=packing.lower_bound,
             deepest_pack=int(np.diff(packs.offsets).max(initial=0)),
             algorithm_used=packing.algorithm_used,
@@ -176,11 +178,11 @@ class _TablePacking(PackingJob[GroupedTable]):
     def _write_shards(self, layout: PackLayout, number: int, rows: GroupRows, packs: PackSequences) -> Sequence[Shard]:
         """Write the packs of a group as shards, on several threads, and return the manifest's entry of each shard."""
         settings = self.settings
-        size = packs.packs * layout.pack_bytes + (0 if rows.scalars is None else rows.scalars.nbytes)
+        size = packs.pack_count * layout.estimated_pack_bytes + (0 if rows.scalars is None else rows.scalars.nbytes)
         shards = count_shards(
-            packs.packs, size, settings.shard_multiple, settings.shard_bytes, packs_of_a_shard=_PACKS_OF_A_SHARD
+            packs.pack_count, size, settings.shard_multiple, settings.shard_bytes, small_shard_packs=_PACKS_OF_A_SHARD
         )
-        bounds = divide_packs(packs.packs, shards, 0).tolist()
+        bounds = divide_packs(packs.pack_count, shards, 0).tolist()
         scalars = rows.scalars.take(packs.rows) if layout.columns.scalars else None
 
         def write_shard(shard: int, _: ByteArray) -> Shard:
@@ -190,19 +192,19 @@ class _TablePacking(PackingJob[GroupedTable]):
 
         return list(map_in_threads(write_shard, range(shards), self.run.workers, lambda: np.zeros(0, np.uint8)))
 
-    def build_metadata(self, inputs: GroupedTable, sums: PackedTotals) -> TableMetadata:
+    def build_metadata(self, inputs: GroupedTable, totals: PackedTotals) -> TableMetadata:
         """Check that all rows are in the packs, copy the tokenizer, and return the metadata of the folder.
 
         Raises:
             FailedError: The groups have another number of rows than the table.
             InputError: Every row is too long, so there are no packs.
         """
-        if sums.rows != inputs.rows:
+        if totals.rows != inputs.rows:
             raise FailedError(
-                f"{self.folder}: the groups contain {sums.rows} rows, but the table has {inputs.rows}; pack the table again "
-                "with --overwrite"
+                f"{self.folder}: the groups contain {totals.rows} rows, but the table has {inputs.rows}; pack the table "
+                "again with --overwrite"
             )
-        if not sums.packs:
+        if not totals.packs:
             raise InputError(
                 f"{inputs.files[0].parent}: every row is longer than {self.settings.max_sequence_length} tokens, so no row "
                 "remains; raise --max-sequence-length"
@@ -210,7 +212,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         notes = inputs.files[0].parent / NOTES_NAME
         if (notes / TOKENIZER_NAME).is_file():
             save_tokenizer(open_tokenizer(notes), TableMetadata.path_in(self.folder).parent)
-        return build_table_metadata(inputs, self.settings, sums, self.signature.inputs, __version__)
+        return build_table_metadata(inputs, self.settings, totals, self.signature.inputs, __version__)
 
 
 def _pack_group(sequences: RowSequences, settings: TableSettings, group: int) -> tuple[PackSequences, Packing]:
@@ -274,16 +276,16 @@ def _pack_several_lengths(
             lambda length: TableMetadata.path_in(row_table_path(folder, length)),
             run.reporter,
         )
-        output.begin(run.overwrite)
+        output.begin_unless_finished(run.overwrite)
         of_each = replace(run, overwrite=False)  # packs of other settings were removed with the folder
-        with output.removed_on_bad_input():
+        with output.remove_files_on_bad_input():
             each = {length: chosen.model_copy(update={"max_sequence_length": length}) for length in lengths}
             packed = {
                 length: _pack_one_length(table, row_table_path(folder, length), own, of_each, verify)
                 for length, own in each.items()
             }
         if run.part is None:
-            output.write_final(RowLengthTables(format_version=1, format="row_lengths", row_lengths=lengths))
+            output.write_final_file(RowLengthTables(format_version=1, format="row_lengths", row_lengths=lengths))
         return ByRowLength(packed)
 
 

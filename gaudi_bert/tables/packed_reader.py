@@ -156,13 +156,13 @@ class TableFiles(ShardFiles["_Footer"]):
         """
         rows = []
         for file, record in zip(files.tolist(), records.tolist(), strict=True):
-            group = self._group(file, record)
+            group = self._load_row_group(file, record)
             row = record - group.first
             columns = group.columns.items()
             rows.append({name: column.values[column.offsets[row] : column.offsets[row + 1]] for name, column in columns})
         return rows
 
-    def _group(self, file: int, record: int) -> _RowGroup:
+    def _load_row_group(self, file: int, record: int) -> _RowGroup:
         """Return the row group that contains a row, which is read if it is not in memory."""
         group = self._groups.get(file)
         if group is None or not group.first <= record < group.last:
@@ -172,15 +172,15 @@ class TableFiles(ShardFiles["_Footer"]):
             number = int(np.searchsorted(ends, record, side="right"))
             self._groups.pop(file, None)
             first = int(ends[number - 1]) if number else 0
-            group = self._groups[file] = _RowGroup(first, int(ends[number]), self._read_group(file, number))
+            group = self._groups[file] = _RowGroup(first, int(ends[number]), self._read_row_group(file, number))
         return group
 
-    def _read_group(self, file: int, number: int) -> dict[str, ListValues]:
+    def _read_row_group(self, file: int, number: int) -> dict[str, ListValues]:
         """Read a row group, check it, and return its columns."""
         pyarrow = require_pyarrow()
         with open_parquet(self.paths[file], metadata=self._footers[file].metadata, memory_map=True) as opened:
             table = validate_content(self.paths[file], opened.read_row_group(number))
-        self._check_piece(file, number)
+        self._check_file_crc32c(file, number)
         columns = {}
         for name in table.column_names:
             array = table.column(name).combine_chunks()
@@ -201,7 +201,7 @@ class TableFiles(ShardFiles["_Footer"]):
                 raise InputError(f"{self.paths[file]}: {name} and input_ids differ in length; pack the table again")
         return columns
 
-    def _check_piece(self, file: int, number: int) -> None:
+    def _check_file_crc32c(self, file: int, number: int) -> None:
         """Add the bytes of a row group to the CRC-32C of its file. When all row groups were added, check the CRC-32C.
 
         Raises:

@@ -48,12 +48,12 @@ class PackLayout(NamedTuple):
     with_starts: bool
 
     @classmethod
-    def of(cls, columns: TableColumns, settings: TableSettings) -> PackLayout:
+    def from_settings(cls, columns: TableColumns, settings: TableSettings) -> PackLayout:
         """Return the layout of packs that are written with these settings."""
         return cls(columns, settings.max_sequence_length, settings.too_long == "split")
 
     @property
-    def pack_bytes(self) -> int:
+    def estimated_pack_bytes(self) -> int:
         """The approximate size of a pack before compression.
 
         Positions and sequence numbers are not included, because they compress to almost nothing.
@@ -61,7 +61,7 @@ class PackLayout(NamedTuple):
         along: int = sum(max(1, kind.bit_width // 8) for kind in self.columns.aligned.values())
         return self.max_sequence_length * along + 64
 
-    def schema(self) -> Any:
+    def build_schema(self) -> Any:
         """Return the pyarrow schema of a shard."""
         pyarrow = require_pyarrow()
         int32, int64 = pyarrow.int32(), pyarrow.int64()
@@ -77,15 +77,15 @@ class PackLayout(NamedTuple):
         )
 
 
-def _list_type(kind: Any, size: int = -1) -> Any:
+def _list_type(value_type: Any, size: int = -1) -> Any:
     """Return the pyarrow type of lists without nulls, of fixed size if `size` is given."""
     pyarrow = require_pyarrow()
-    return pyarrow.list_(pyarrow.field("element", kind, nullable=False), size)
+    return pyarrow.list_(pyarrow.field("element", value_type, nullable=False), size)
 
 
-def padding_value(name: str) -> int:
+def padding_value(column: str) -> int:
     """Return the value of padding slots in an aligned column."""
-    return NOT_PREDICTED if name == LABELS_COLUMN else 0
+    return NOT_PREDICTED if column == LABELS_COLUMN else 0
 
 
 def write_table_shard(
@@ -109,7 +109,7 @@ def write_table_shard(
 
     first, last = bounds
     most = max(1, _SLOTS_PER_ROW_GROUP // layout.max_sequence_length)
-    schema = layout.schema()
+    schema = layout.build_schema()
     with (
         atomic_file(path) as handle,
         parquet.ParquetWriter(handle, schema, compression="zstd", **_choose_encodings(layout)) as writer,
@@ -130,7 +130,7 @@ def _choose_encodings(layout: PackLayout) -> dict[str, Any]:
     """
     types = require_pyarrow().types
     split, others, counted = [], [], []
-    for field in layout.schema():
+    for field in layout.build_schema():
         if not is_list_type(field.type):
             counted.append(field.name)
             continue
@@ -171,7 +171,7 @@ def _build_columns(
     positions, numbers = (np.empty((last - first) * slots, np.int32) for _ in range(2))
     _fill_positions_and_numbers(packs, first, last, slots, positions, numbers)
     along = {"position_ids": pyarrow.array(positions), "sequence_ids": pyarrow.array(numbers)}
-    tokens, is_token = rows.tokens_of(of_rows, starts, lengths), numbers > 0
+    tokens, is_token = rows.find_token_positions(of_rows, starts, lengths), numbers > 0
     for name, kind in layout.columns.aligned.items():
         values = np.full(is_token.size, padding_value(name), rows.values[name].dtype)
         values[is_token] = rows.values[name][tokens]
@@ -202,7 +202,7 @@ class PackSequences(NamedTuple):
     lengths: Int32Array
 
     @property
-    def packs(self) -> int:
+    def pack_count(self) -> int:
         """The number of packs."""
         return self.offsets.size - 1
 

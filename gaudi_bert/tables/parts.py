@@ -93,14 +93,14 @@ def read_table_schema(path: Path) -> Any:
             return check_column_names(path, _open_arrow(source).schema)
 
 
-def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes: int) -> list[TablePart]:
+def list_parts(path: Path, columns: Collection[str], max_rows: int, max_bytes: int) -> list[TablePart]:
     """Return the parts of a table that contain rows, in order.
 
     Args:
         path: The file.
         columns: The columns that will be read. Only their sizes count.
-        most_rows: The largest number of rows in a part, as far as the format permits.
-        most_bytes: The largest size of a part in memory, as far as the format permits.
+        max_rows: The largest number of rows in a part, as far as the format permits.
+        max_bytes: The largest size of a part in memory, as far as the format permits.
 
     Raises:
         InputError: The file cannot be read.
@@ -119,7 +119,7 @@ def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes:
         else:
             sizes = [(batch.num_rows, batch.nbytes) for batch in _read_arrow_batches(path, columns)]
     for position, (whole_rows, size) in enumerate(sizes):
-        pieces = max(1, -(-whole_rows // most_rows), -(-size // most_bytes))
+        pieces = max(1, -(-whole_rows // max_rows), -(-size // max_bytes))
         step = max(1, -(-whole_rows // pieces))
         for start in range(0, whole_rows, step):
             rows = min(step, whole_rows - start)
@@ -390,28 +390,29 @@ def _build_table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
     return pyarrow.table(columns, schema)
 
 
-def _can_store_type(actual: Any, kind: Any) -> bool:
+def _can_store_type(value_type: Any, column_type: Any) -> bool:
     """Return whether every value of one type can be stored in the other type.
 
     For integers in a column of floating-point numbers, the answer is yes, and pyarrow itself rejects integers that would be
     rounded.
     """
     types = require_pyarrow().types
-    if actual == kind or types.is_null(actual):
+    if value_type == column_type or types.is_null(value_type):
         return True
-    if types.is_list(actual) and types.is_list(kind):
-        return _can_store_type(actual.value_type, kind.value_type)
-    if types.is_struct(actual) and types.is_struct(kind):
+    if types.is_list(value_type) and types.is_list(column_type):
+        return _can_store_type(value_type.value_type, column_type.value_type)
+    if types.is_struct(value_type) and types.is_struct(column_type):
         return all(
-            kind.get_field_index(own.name) >= 0 and _can_store_type(own.type, kind.field(own.name).type) for own in actual
+            column_type.get_field_index(own.name) >= 0 and _can_store_type(own.type, column_type.field(own.name).type)
+            for own in value_type
         )
-    return bool(types.is_int64(actual) and types.is_float64(kind))
+    return bool(types.is_int64(value_type) and types.is_float64(column_type))
 
 
-def _contains_bool(value: Any, kind: Any) -> bool:
+def _contains_bool(value: Any, arrow_type: Any) -> bool:
     """Return whether a value contains a bool in place of a floating-point number, which pyarrow would store as 0 or 1."""
     if isinstance(value, list):
-        return any(_contains_bool(each, kind.value_type) for each in value)
+        return any(_contains_bool(each, arrow_type.value_type) for each in value)
     if isinstance(value, dict):
-        return any(_contains_bool(each, kind.field(name).type) for name, each in value.items())
-    return isinstance(value, bool) and bool(require_pyarrow().types.is_floating(kind))
+        return any(_contains_bool(each, arrow_type.field(name).type) for name, each in value.items())
+    return isinstance(value, bool) and bool(require_pyarrow().types.is_floating(arrow_type))

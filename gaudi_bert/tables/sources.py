@@ -33,7 +33,7 @@ def is_table(source: str | Path) -> bool:
     """
     path = Path(source)
     if is_in_store(source):
-        names = ObjectStore().list(source, only_here=True)
+        names = ObjectStore().list(source, direct_only=True)
         return _has_table_ending(path) or any(name == _DATASET_STATE or name.endswith(_ENDINGS) for name in names)
     if path.is_dir():
         return (path / _DATASET_STATE).is_file() or bool(_list_tables(path)) or bool(_list_split_folders(path))
@@ -174,18 +174,18 @@ class TableColumns:
     @property
     def stored_names(self) -> list[str]:
         """The names of all packed columns in the table, in the same order."""
-        return [self.stored(name) for name in self.names]
+        return [self.stored_name(name) for name in self.names]
 
-    def stored(self, name: str) -> str:
+    def stored_name(self, name: str) -> str:
         """Return the name that a column has in the table."""
         return self.tokens if name == TOKENS_COLUMN else name
 
-    def tokens_only(self) -> TableColumns:
+    def select_length_columns(self) -> TableColumns:
         """Return only `input_ids`, and `attention_mask` if there is one, which together determine the lengths."""
         aligned = {name: kind for name, kind in self.aligned.items() if name in (TOKENS_COLUMN, MASK_COLUMN)}
         return TableColumns(self.schema, aligned, {}, self.tokens)
 
-    def check_storable(self, path: Path) -> None:
+    def check_types(self, path: Path) -> None:
         """Check that all types can be packed.
 
         Raises:
@@ -215,10 +215,10 @@ class TableColumns:
                 ) from error
 
 
-def is_list_type(kind: Any) -> bool:
+def is_list_type(arrow_type: Any) -> bool:
     """Return whether a pyarrow type is a list of any kind."""
     types = require_pyarrow().types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+    return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
 
 
 def is_same_type(one: Any, other: Any) -> bool:
@@ -226,13 +226,15 @@ def is_same_type(one: Any, other: Any) -> bool:
     return bool(one.value_type == other.value_type if is_list_type(one) and is_list_type(other) else one == other)
 
 
-def select_columns(files: Sequence[Path], chosen: Sequence[str] | None = None, tokens: str = TOKENS_COLUMN) -> TableColumns:
+def select_columns(
+    files: Sequence[Path], chosen: Sequence[str] | None = None, tokens_column: str = TOKENS_COLUMN
+) -> TableColumns:
     """Return the columns of a table to pack, after checking that all files have the same columns.
 
     Args:
         files: The files.
         chosen: The names of the columns to pack. None for all.
-        tokens: The column that contains the token ids.
+        tokens_column: The column that contains the token ids.
 
     Raises:
         InputError: A column is missing, has a type that cannot be packed, or differs between files.
@@ -240,22 +242,22 @@ def select_columns(files: Sequence[Path], chosen: Sequence[str] | None = None, t
     path = files[0]
     schema = read_table_schema(path)
     names = list(schema.names)
-    if tokens not in names:
+    if tokens_column not in names:
         raise InputError(
-            f"{path}: has no column {tokens} (it has {', '.join(names)}); name the token ids with --input-column, or create "
-            "them from text with `gaudi-bert tokenize`"
+            f"{path}: has no column {tokens_column} (it has {', '.join(names)}); name the token ids with --input-column, "
+            "or create them from text with `gaudi-bert tokenize`"
         )
     for name in chosen or ():
         if name not in names:
             raise InputError(f"{path}: has no column {name}; it has {', '.join(names)}")
-    packed = [name for name in names if chosen is None or name in chosen or name == tokens]
-    if tokens != TOKENS_COLUMN and TOKENS_COLUMN in packed:
-        raise InputError(f"{path}: has both {TOKENS_COLUMN} and {tokens}; {_rename_or_omit_remedy(TOKENS_COLUMN)}")
+    packed = [name for name in names if chosen is None or name in chosen or name == tokens_column]
+    if tokens_column != TOKENS_COLUMN and TOKENS_COLUMN in packed:
+        raise InputError(f"{path}: has both {TOKENS_COLUMN} and {tokens_column}; {_rename_or_omit_remedy(TOKENS_COLUMN)}")
     if len(set(packed)) < len(packed):
         raise InputError(f"{path}: has two columns of one name among {', '.join(packed)}; rename one")
     aligned, scalars = {}, {}
-    for stored in sorted(packed, key=lambda name: name != tokens):
-        kind, name = schema.field(stored).type, TOKENS_COLUMN if stored == tokens else stored
+    for stored in sorted(packed, key=lambda name: name != tokens_column):
+        kind, name = schema.field(stored).type, TOKENS_COLUMN if stored == tokens_column else stored
         if name in _ADDED_COLUMNS:
             raise InputError(f"{path}: column {name} has a name that packing writes itself; {_rename_or_omit_remedy(name)}")
         if is_list_type(kind):
@@ -273,7 +275,7 @@ def select_columns(files: Sequence[Path], chosen: Sequence[str] | None = None, t
             raise InputError(f"{path}: column {name} holds {kind}, whose lists are not packed; cast it to a list")
         else:
             scalars[name] = kind
-    columns = TableColumns(schema, aligned, scalars, tokens)
+    columns = TableColumns(schema, aligned, scalars, tokens_column)
     _check_same_columns(files, columns)
     return columns
 

@@ -64,7 +64,7 @@ _COUNTED, _LOST = ("texts", "empty_texts", "rows", "tokens"), ("dropped_rows", "
 class _TokensOutput(GroupedOutput[int, TokenisedPart]):
     """The output folder, with a table for each part."""
 
-    def is_complete(self, summary: TokenisedPart) -> bool:
+    def is_group_complete(self, summary: TokenisedPart) -> bool:
         """Return whether the table of a part exists. In an object store, it is uploaded before its summary."""
         path = self.folder / summary.name
         return is_mirrored(self.folder) or (path.is_file() and path.stat().st_size == summary.bytes)
@@ -147,14 +147,14 @@ def _tokenize_sources(
         return token_table_path(out / NOTES_NAME, number, len(parts)).with_suffix(".json")
 
     output = _TokensOutput(out, TokenisedTexts.path_in(out), signature, TokenisedPart, summary_path, run.reporter)
-    if output.begin(run.overwrite):
+    if output.begin_unless_finished(run.overwrite):
         return StageOutput(TokenisedTexts.read(out), skipped=True)
-    own = output.missing(run.share_of(range(len(parts))))
-    with output.removed_on_bad_input() if run.part is None else nullcontext():
+    own = output.find_missing_groups(run.select_part(range(len(parts))))
+    with output.remove_files_on_bad_input() if run.part is None else nullcontext():
         with run.reporter.task("tokenize", sum(parts[number].size_bytes for number in own), "bytes") as task:
             for number in own:
                 # Another process may have written the part in the meantime. The summary is written last.
-                with output.writing(number, f"{out}: part {number}") as needed:
+                with output.lock_group(number, f"{out}: part {number}") as needed:
                     if needed:
                         _write_part(parts[number], token_table_path(out, number, len(parts)), encoder, output, task).write(
                             output.summary_path(number)
@@ -170,7 +170,7 @@ def _write_summary(
     identities: Sequence[dict[str, Any]],
 ) -> StageOutput[TokenisedTexts] | PlainResult:
     """Write tokens.json and the tokenizer if all parts are complete. Otherwise return the number of remaining parts."""
-    files = tuple(file for _, file in output.completed(range(parts)))
+    files = tuple(file for _, file in output.read_complete_groups(range(parts)))
     missing = parts - len(files)
     if missing:
         output.reporter.say(f"{format_path(output.folder)}: {missing} of {parts} parts remain for other shards")
@@ -217,7 +217,7 @@ def _tokenize_part(
 
     def encode(batch: list[TextRow]) -> tuple[Any, Counter[str], int]:
         """Return the table of a batch, its counts, and its number of characters."""
-        values, counted = encoder.rows(batch, part)
+        values, counted = encoder.encode_rows(batch, part)
         return _build_token_table(encoder.columns, values), counted, sum(map(_count_characters, batch))
 
     characters = 0
@@ -301,16 +301,16 @@ class _Encoder:
         # A text that is split must be split from its beginning, so that its pieces follow each other.
         side = tokenizer.truncation_side if settings.too_long == "truncate" else "right"
         library.enable_truncation(settings.max_sequence_length, direction=side)
-        of_pairs = with_pairs and tokenizer.has_segments and any(self._encode(self._uncut, [("a", "a")])[0].type_ids)
+        of_pairs = with_pairs and tokenizer.has_segments and any(self._encode_batch(self._uncut, [("a", "a")])[0].type_ids)
         with_segments = self._segments is not None or of_pairs
         self.columns = (TOKENS_COLUMN, _SEGMENTS_COLUMN) if with_segments else (TOKENS_COLUMN,)
 
-    def _encode(self, library: Tokenizer, texts: list[_Text]) -> Sequence[Encoding]:
+    def _encode_batch(self, library: Tokenizer, texts: list[_Text]) -> Sequence[Encoding]:
         """Return the encodings of some texts."""
         encoded: Sequence[Encoding] = library.encode_batch_fast(texts, add_special_tokens=self.settings.special_tokens)
         return encoded
 
-    def rows(self, batch: Sequence[TextRow], part: RowPart) -> tuple[list[list[list[int]]], Counter[str]]:
+    def encode_rows(self, batch: Sequence[TextRow], part: RowPart) -> tuple[list[list[list[int]]], Counter[str]]:
         """Return the lists of all rows of a batch for each column, and the counts.
 
         Raises:
@@ -319,27 +319,29 @@ class _Encoder:
         texts = [text for text in batch if not text.text.isspace() and text.text]
         encoded: list[tuple[TextRow, Encoding]] = []
         counts = Counter(texts=len(batch), empty_texts=len(batch) - len(texts))
-        for text, encoding in zip(texts, self._encode(self._library, [text.input for text in texts]), strict=True):
+        for text, encoding in zip(texts, self._encode_batch(self._library, [text.input for text in texts]), strict=True):
             if not encoding.ids:
                 counts["empty_texts"] += 1
             elif not encoding.overflowing:
                 encoded.append((text, encoding))
             else:
-                encoded += [(text, piece) for piece in self._pieces(text, encoding, part, counts)]
+                encoded += [(text, piece) for piece in self._apply_too_long_policy(text, encoding, part, counts)]
         columns = [[encoding.ids for _, encoding in encoded]]
         if len(self.columns) > 1:
-            columns.append([self._segments_of(text, encoding) for text, encoding in encoded])
+            columns.append([self._build_segment_ids(text, encoding) for text, encoding in encoded])
         counts.update(rows=len(encoded), tokens=sum(map(len, columns[0])))
         return columns, counts
 
-    def _segments_of(self, text: TextRow, encoding: Encoding) -> list[int]:
+    def _build_segment_ids(self, text: TextRow, encoding: Encoding) -> list[int]:
         """Return the segment ids of a row."""
         if text.text_pair is not None or self._segments is None:
             return list(encoding.type_ids)
         before, of_text, after = self._segments
         return [*before, *[of_text] * (len(encoding) - len(before) - len(after)), *after]
 
-    def _pieces(self, text: TextRow, encoding: Encoding, part: RowPart, counts: Counter[str]) -> list[Encoding]:
+    def _apply_too_long_policy(
+        self, text: TextRow, encoding: Encoding, part: RowPart, counts: Counter[str]
+    ) -> list[Encoding]:
         """Apply the policy to a text that is too long, count it, and return the rows that remain of it.
 
         Raises:
@@ -348,7 +350,7 @@ class _Encoder:
         rest, is_pair, policy = encoding.overflowing, text.text_pair is not None, self.settings.too_long
         added = self._added[is_pair]
         if is_pair:
-            tokens = len(self._encode(self._uncut, [text.input])[0])
+            tokens = len(self._encode_batch(self._uncut, [text.input])[0])
         else:
             tokens = len(encoding) + sum(len(piece) - added for piece in rest)
         if policy == "error" or (is_pair and policy == "split"):

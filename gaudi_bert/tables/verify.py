@@ -95,7 +95,7 @@ def verify_single_table(source: str | Path, packed: Path, run: StageRun) -> _Ver
         FailedError: The packs differ from the table.
         InputError: Only a part is to be verified, and the table or the packs are in an object store.
     """
-    if not run.does_all:
+    if not run.does_all_parts:
         for side in (source, packed):
             if is_in_store(side):
                 raise InputError(
@@ -168,28 +168,28 @@ class _TableVerifier:
     @cached_property
     def _table(self) -> GroupedTable:
         """The table, after checking that it still has as many groups as were packed."""
-        table, groups = open_table(self.source, self._settings, self.run.reporter), len(self.folder.groups)
+        table, groups = open_table(self.source, self._settings, self.run.reporter), len(self.folder.group_numbers)
         if groups != len(table.groups):
             raise FailedError(
                 f"{self.folder.path}: {groups} groups, the table gives {len(table.groups)}; {self.folder.metadata.remedy}"
             )
         return table
 
-    def read_groups(self, manifests: Iterable[TableManifest]) -> Iterator[VerifiedGroup[TableManifest]]:
+    def verify_groups(self, manifests: Iterable[TableManifest]) -> Iterator[VerifiedGroup[TableManifest]]:
         """Read groups, and compare each with the rows of the table. Every group has its own lower bound."""
-        rows = sum(part.rows for group in self.run.share_of(self._table.groups) for part in group)
+        rows = sum(part.rows for group in self.run.select_part(self._table.groups) for part in group)
         with self.run.reporter.task("verify", rows, "rows") as task:
             for stored in manifests:
-                expected = self._prove(stored)
+                expected = self._verify_group(stored)
                 yield VerifiedGroup(stored, expected, expected.lower_bound)
                 task.advance(expected.rows)
 
-    def expected_metadata(self, sums: PackedTotals) -> TableMetadata:
+    def build_expected_metadata(self, totals: PackedTotals) -> TableMetadata:
         """Return the expected contents of metadata.json, computed from the manifests of all groups."""
         inputs, version = self._signature.inputs, self.folder.metadata.tool_version
-        return build_table_metadata(self._table, self._settings, sums, inputs, version)
+        return build_table_metadata(self._table, self._settings, totals, inputs, version)
 
-    def _prove(self, claimed: TableManifest) -> TableManifest:
+    def _verify_group(self, claimed: TableManifest) -> TableManifest:
         """Compare the shards of a group with its rows, and return its manifest, computed again.
 
         Each shard is read, and its CRC-32C is compared with the manifest. Every slot is compared with the row from which it
@@ -202,11 +202,11 @@ class _TableVerifier:
         Raises:
             FailedError: The shards differ from the rows.
         """
-        settings, layout = self._settings, PackLayout.of(self._table.columns, self._settings)
+        settings, layout = self._settings, PackLayout.from_settings(self._table.columns, self._settings)
         rows, sequences, too_long = read_sequences(self._table, claimed.group, settings, threads=self.run.workers != 1)
         is_there = np.zeros(sequences.rows.size, np.bool_)
         shards, deepest = [], 0
-        for path in self.folder.shards_of(claimed.group):
+        for path in self.folder.list_shards(claimed.group):
             packs, identity = 0, input_file(path).identity
             claims = [shard for shard in claimed.shards if shard.name == path.name]
             if claims and claims[0].crc32c != identity["crc32c"]:
@@ -307,7 +307,7 @@ def _read_row_groups(path: Path, layout: PackLayout) -> Iterator[_PackedRowGroup
         with explain_arrow_errors(path):
             shard = parquet.ParquetFile(check_regular_file(path))
         empty = io.BytesIO()  # write and read the schema, because Parquet changes some types, such as seconds
-        parquet.ParquetWriter(empty, layout.schema()).close()
+        parquet.ParquetWriter(empty, layout.build_schema()).close()
         stored, expected = check_column_names(path, shard.schema_arrow), parquet.read_schema(empty)
         if stored.names != expected.names or not all(map(is_same_type, stored.types, expected.types)):
             raise FailedError(f"{path}: has the columns {', '.join(stored.names)}, or other types; pack the table again")
@@ -364,7 +364,7 @@ def _check_tokens(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, o
     numbers[is_token] = np.repeat(in_pack + 1, lengths)
     for name, expected in (("position_ids", positions), ("sequence_ids", numbers)):
         _raise_for_first_slot(packs, name, _read_token_column(packs, name, *positions.shape) != expected)
-    tokens = rows.tokens_of(of_rows, packs.starts, lengths)
+    tokens = rows.find_token_positions(of_rows, packs.starts, lengths)
     for name in layout.columns.aligned:
         stored, right = _read_token_column(packs, name, *positions.shape), rows.values[name][tokens]
         _raise_for_first_slot(packs, name, ~is_token & (stored != padding_value(name)))

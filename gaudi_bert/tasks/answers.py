@@ -207,7 +207,7 @@ class StreamResult:
     bad_rows: int = 0
     max_sequence_length: int = 0
 
-    def lines(self, out: str | None = None) -> list[str]:
+    def format_lines(self, out: str | None = None) -> list[str]:
         """Return lines for the user about the rows, and that the predictions were written to `out`."""
         if self.skipped:
             return []

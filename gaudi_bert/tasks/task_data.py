@@ -303,7 +303,7 @@ class TaskResult:
         """Return the metrics by name, as in `metrics.json` and `metrics.jsonl`."""
         return {**self.figures, "evaluated_rows": self.rows, "evaluated_sequences": self.sequences}
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """Return the metrics as one line for the user."""
         figures = ", ".join(f"{name} {value:.4f}" for name, value in self.figures.items())
         return f"{figures}; over {self.rows:,} rows"

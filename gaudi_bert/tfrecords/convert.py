@@ -74,7 +74,7 @@ def convert(
     _check_local_and_separate(packed, out)
     metadata = RecordMetadata.read(packed)
     final, sibling = conversion_path(out), out.parent / f"{out.name}_metadata.json"
-    signature = Signature("convert", {"to": "hdf5"}, {"packs": metadata.identity()})
+    signature = Signature("convert", {"to": "hdf5"}, {"packs": metadata.compute_packs_sha256()})
     if is_artefact_finished(out, final, signature):
         reporter.say(f"{out}: the result exists already, so there is nothing to do")
         return StageOutput(Conversion.read(final), skipped=True)
@@ -206,11 +206,11 @@ def _check_all_packs(
     strategies: Counter[tuple[int, ...]] = Counter()
     masked, lock = [0], threading.Lock()
     folder, sums, shards = PackedFolder(packed, metadata, RecordManifest), PackedTotals(), list[Shard]()
-    folder.check_files()
+    folder.check_file_list()
     for manifest in folder.read_manifests():
-        sums.add(manifest, metadata.groups[manifest.group].manifest_crc32c)
+        sums.add_group(manifest, metadata.groups[manifest.group].manifest_crc32c)
         shards += manifest.shards
-    stated_totals = sums.stored(metadata.max_sequence_length, metadata.lower_bound)
+    stated_totals = sums.to_metadata_fields(metadata.max_sequence_length, metadata.lower_bound)
     folder.check_metadata(metadata.model_copy(update={**stated_totals, "input_files": len(sums.input_names)}))
 
     def read(stated_shard: Shard, _: ByteArray) -> None:

@@ -82,10 +82,10 @@ def histogram(
         if run.part is not None:
             part = run.part[0], min(run.part[1], len(inputs.sizes))
             run, out = replace(run, part=part), part_path(out, part) if numbered else out
-        sizes = {path: inputs.sizes[path] for path in run.share_of(list(inputs.sizes))}
+        sizes = {path: inputs.sizes[path] for path in run.select_part(list(inputs.sizes))}
         if not sizes:
             return PlainResult(["nothing to do, because there are fewer files than parts"], {"files": 0, "skipped": True})
-        info = None if inputs.vocabulary is None else VocabularyInfo.of(inputs.vocabulary)
+        info = None if inputs.vocabulary is None else VocabularyInfo.from_file(inputs.vocabulary)
         policy = {} if on_bad_file == "stop" else {"on_bad_file": on_bad_file}
         signature = Signature(
             "histogram",
@@ -141,7 +141,7 @@ def _count_files(
         def count(number: int, buffer: ByteArray) -> _CountedRecords | tuple[InputFile, str]:
             """Count one file. If it is bad, return its identity and the reason instead."""
             path = files[number]
-            with batches.batch(number):
+            with batches.provide_batch(number):
                 try:
                     return _count_file(path, buffer, task.advance)
                 except InputError as error:

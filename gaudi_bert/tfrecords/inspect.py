@@ -113,7 +113,7 @@ class RecordView:
     problems: tuple[str, ...]
     other_features: Mapping[str, int]
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return the record as lines of text: one line about the record, two for each sequence, and one for each problem.
 
         At a masked position, the text shows the token in the row, an arrow and the original token, such as `[MASK]→house`.
@@ -154,7 +154,9 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
         if path.is_dir():
             is_unpacked = find_pack_kind(path) is None
             path = (
-                next(iter(list_record_files(path))) if is_unpacked else path / RecordMetadata.read(path).shard_table.name(0)
+                next(iter(list_record_files(path)))
+                if is_unpacked
+                else path / RecordMetadata.read(path).shard_table.file_name(0)
             )
         return _read_record_view(path, record, vocabulary_path)
 

@@ -486,7 +486,7 @@ class ShardCache:
         Raises:
             InputError: The store does not contain the shard, or the shard has another size than the metadata states.
         """
-        path, size = self._folder / self._table.name(shard), int(self._table.bytes[shard])
+        path, size = self._folder / self._table.file_name(shard), int(self._table.bytes[shard])
         with self._lock:
             copy = self._copies[shard] = self._copies.pop(shard, _Copy())
             copy.users += 1
@@ -512,7 +512,7 @@ class ShardCache:
                 return
             del self._copies[shard]
             cached_bytes -= int(self._table.bytes[shard])
-            remove_local_copies(self._folder / self._table.name(shard))
+            remove_local_copies(self._folder / self._table.file_name(shard))
 
 
 # --- the shards of a packed folder. There may be hundreds of thousands, so their paths are not kept in a list.
@@ -536,11 +536,11 @@ class ShardPaths(Sequence[Path]):
     def __getitem__(self, shard: int) -> Path:  # type: ignore[override]  # nobody takes a slice
         if not -len(self) <= shard < len(self):
             raise IndexError(shard)
-        return self.folder / self.table.name(shard % len(self))
+        return self.folder / self.table.file_name(shard % len(self))
 
     def read_shard_index(self, shard: int) -> IndexedRecords | None:
         """Read the entries of the group's index that describe a shard, or return None if no index fits the shard."""
-        table, index = self.table, index_path(self.folder, self.table.group_and_number(shard)[0])
+        table, index = self.table, index_path(self.folder, self.table.locate_shard(shard)[0])
         return read_index(index, table.packs_before(shard), int(table.packs[shard]), int(table.bytes[shard]))
 
     def read_stated_crc32c(self, shard: int) -> int | None:
@@ -566,7 +566,7 @@ def open_packs(folder: Path, metadata: RecordMetadata, cache: ShardCache | None 
     The order mixes packs from many shards and from all regions of the input. The parameters are those of `open_shards`.
     """
     files, streams = open_shards(folder, metadata, cache), choose_stream_count(metadata.shard_multiple)
-    regions = compute_shard_regions(metadata.shard_table.group_sizes, metadata.input_files, metadata.seed)
+    regions = compute_shard_regions(metadata.shard_table.shards_per_group, metadata.input_files, metadata.seed)
     return StoredPacks(files, streams, MAX_STREAM_SETS, regions)
 
 
@@ -590,9 +590,9 @@ def check_shards_exist(folder: Path, table: ShardTable) -> None:
     exists = np.zeros(len(table), bool)
     with os.scandir(folder) as entries:
         for entry in entries:
-            shard = table.number(entry.name)
+            shard = table.find_shard(entry.name)
             if shard is not None:
                 exists[shard] = True
     if not exists.all():
-        path = folder / table.name(int(np.argmin(exists)))
+        path = folder / table.file_name(int(np.argmin(exists)))
         raise InputError(f"{path}: the shard is missing, although the metadata lists it; write the packed data again")

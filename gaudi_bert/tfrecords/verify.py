@@ -119,7 +119,7 @@ class _RecordsReader:
         """The path of each input file by its name."""
         return {path.name: path for path in self.inputs.sizes}
 
-    def read_groups(self, manifests: Iterable[RecordManifest]) -> Iterator[VerifiedGroup[RecordManifest]]:
+    def verify_groups(self, manifests: Iterable[RecordManifest]) -> Iterator[VerifiedGroup[RecordManifest]]:
         """Read groups in batches of 256 and yield each group after it was compared.
 
         The files of a batch are read by several threads, ahead of the group that is compared.
@@ -165,7 +165,7 @@ class _RecordsReader:
                 f"{self.folder.path}: {len(missing):,} of {len(names):,} input files of group {manifest.group} are missing"
                 f" from the records: {', '.join(missing[:_NAMED])}; verify with the files that were packed"
             )
-        shards = self.folder.shards_of(manifest.group)
+        shards = self.folder.list_shards(manifest.group)
         return [*((self._paths[name], True) for name in names), *((path, False) for path in shards)]
 
     def _read_files(self, files: Sequence[tuple[Path, bool]], task: Task) -> Iterator[_ReadFile]:
@@ -183,7 +183,7 @@ class _RecordsReader:
             def read(number: int, buffer: ByteArray) -> _ReadFile:
                 """Read one file. An error of a shard becomes a FailedError, because the packed folder is wrong."""
                 path, is_input = files[number]
-                with batches.batch(number):
+                with batches.provide_batch(number):
                     try:
                         return _read_file(path, is_input, schema, buffer, task.advance)
                     except InputError as error:
@@ -240,17 +240,17 @@ class _RecordsReader:
         bound = prove_group_lower_bound(self.folder, expected.counts, expected.packs)
         return VerifiedGroup(stored, expected, bound, fingerprint)
 
-    def expected_metadata(self, sums: PackedTotals) -> RecordMetadata:
+    def build_expected_metadata(self, totals: PackedTotals) -> RecordMetadata:
         """Return the expected contents of metadata.json, computed from the group manifests.
 
         Args:
-            sums: The totals of all group manifests.
+            totals: The totals of all group manifests.
 
         Raises:
             FailedError: Two manifests name the same input file, an input file is in no manifest, or a file that was skipped
                 as bad has changed.
         """
-        names, metadata, packed = sums.input_names, self.folder.metadata, self.folder.path
+        names, metadata, packed = totals.input_names, self.folder.metadata, self.folder.path
         if len(set(names)) != len(names):
             raise FailedError(f"{packed}: two manifests name the same input file; {metadata.remedy}")
         known = {*names, *(file.name for file in metadata.bad_files)}
@@ -263,9 +263,9 @@ class _RecordsReader:
             # The planned values need no recomputation. Every record was checked against the sizes, and the other values were
             # compared with the stored settings.
             **{key: getattr(metadata, key) for key in RecordMetadata.planned},
-            **sums.stored(metadata.max_sequence_length, metadata.lower_bound),
+            **totals.to_metadata_fields(metadata.max_sequence_length, metadata.lower_bound),
             tool_version=metadata.tool_version,
-            vocabulary=metadata.vocabulary if vocabulary is None else VocabularyInfo.of(vocabulary),
+            vocabulary=metadata.vocabulary if vocabulary is None else VocabularyInfo.from_file(vocabulary),
             input_files=len(names),
             bad_files=metadata.bad_files,
         )
@@ -282,7 +282,7 @@ class _RecordsReader:
             if path is None or bad.name in names:
                 problem = "is missing now" if path is None else "is in a manifest"
                 raise FailedError(f"{self.folder.path}: input file {bad.name} was skipped as bad, and {problem}; {remedy}")
-            with prefetch_batches([path]) as files, files.batch(0):
+            with prefetch_batches([path]) as files, files.provide_batch(0):
                 if bad_file(path) != bad:
                     raise FailedError(f"{path}: was skipped as bad, and has changed since; {remedy}")
                 if why_bad(path) is None:
@@ -443,7 +443,7 @@ def _describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: 
         schema: The sizes of the packs.
         workers: The number of threads, or None for the default.
     """
-    with prefetch_batches([[*files, *shards]]) as batches, batches.batch(0):
+    with prefetch_batches([[*files, *shards]]) as batches, batches.provide_batch(0):
         expected, stored = _collect(files, schema.unpacked, workers), _collect(shards, schema, workers)
     parts = []
     for what, surplus, paths in (

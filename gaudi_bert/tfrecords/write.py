@@ -74,7 +74,7 @@ def pack(
         FailedError: The verification fails.
     """
     check_file_name(out)
-    if not run.does_all:
+    if not run.does_all_parts:
         raise InputError(f"{out}: records are packed at once; use `histogram`, `plan` and `write` to share the work")
     _check_apart(records, out)
     with mirror_folder(out, run.store) as folder:  # otherwise the plan of other packs would be replaced before the error
@@ -203,12 +203,12 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         packs = np.array([group.packs for group in self.plan.groups], np.int64)
         return np.cumsum(packs) - packs
 
-    def check_groups(self, inputs: _PlannedRecords, numbers: Sequence[int]) -> GroupInputs:
+    def check_groups(self, inputs: _PlannedRecords, group_numbers: Sequence[int]) -> GroupInputs:
         """Check the bounds of groups, and that each of them fits into memory.
 
         Args:
             inputs: The files of the records.
-            numbers: The groups to check.
+            group_numbers: The groups to check.
 
         Returns:
             The input files of each group, and the size of all these files in bytes.
@@ -218,22 +218,22 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
                 is available.
         """
         vocabulary, available = inputs.inputs.vocabulary, _available_bytes()
-        if vocabulary is not None and VocabularyInfo.of(vocabulary) != self.plan.vocabulary:
+        if vocabulary is not None and VocabularyInfo.from_file(vocabulary) != self.plan.vocabulary:
             raise InputError(f"{vocabulary}: is not the vocabulary of the plan; make the histogram and the plan again")
-        for number in numbers:
+        for number in group_numbers:
             self._prove_bound(number)
             _check_group_memory(number, self.plan.groups[number], inputs.list_group_files(number), available)
-        size = sum(self.plan.groups[number].input_bytes for number in numbers)
-        return GroupInputs(list(map(inputs.list_group_files, numbers)), size)
+        size = sum(self.plan.groups[number].input_bytes for number in group_numbers)
+        return GroupInputs(list(map(inputs.list_group_files, group_numbers)), size)
 
-    def write_group(self, inputs: _PlannedRecords, number: int, task: Task) -> RecordManifest:
+    def write_group(self, inputs: _PlannedRecords, group_number: int, task: Task) -> RecordManifest:
         """Read, pack and write one group.
 
         Reading the group is half of its progress, and writing its packs is the other half.
 
         Args:
             inputs: The files of the records.
-            number: The number of the group.
+            group_number: The number of the group.
             task: Receives the progress in bytes of the input files.
 
         Returns:
@@ -242,33 +242,33 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         Raises:
             InputError: An input file differs from the plan, or a pack has too many masked positions.
         """
-        plan, planned, schema = self.plan, self.plan.groups[number], PackedSchema.of(self.plan)
-        paths, advance = inputs.list_group_files(number), lambda count: task.advance(count / 2)
+        plan, planned, schema = self.plan, self.plan.groups[group_number], PackedSchema.of(self.plan)
+        paths, advance = inputs.list_group_files(group_number), lambda count: task.advance(count / 2)
         group = _read_group(paths, planned.files, schema.unpacked, inputs.get_buffer, self.run.workers, advance)
-        assignment = sample_packs(group.lengths, planned.strategies, plan.seed, number)
+        assignment = sample_packs(group.lengths, planned.strategies, plan.seed, group_number)
         encoder = PackEncoder(schema, group, assignment)
         shards = encoder.count_shards(plan.shard_multiple, plan.shard_bytes)
-        bounds = divide_packs(planned.packs, shards, int(self._packs_before[number]))
+        bounds = divide_packs(planned.packs, shards, int(self._packs_before[group_number]))
         share = planned.input_bytes / planned.packs / 2
         cores = choose_worker_count(self.run.workers, shards)
         slots = threading.Semaphore(cores)
 
         def make(shard: int, output: ByteArray) -> tuple[Shard, IndexArray]:
             """Write one shard, and return its entry for the manifest and its part of the index."""
-            path = self.folder / shard_name(number, shard, RecordMetadata.shard_ending)
+            path = self.folder / shard_name(group_number, shard, RecordMetadata.shard_ending)
             first, last = int(bounds[shard]), int(bounds[shard + 1])
             written = encoder.write_shard(path, first, last, output, slots, lambda packs: task.advance(packs * share))
             remove_local_copies(path)
             return written
 
         written = list(map_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, encoder.output_buffer))
-        index = index_path(self.folder, number)
+        index = index_path(self.folder, group_number)
         index_crc32c = write_index(index, [entries for _, entries in written])
         remove_local_copies(index)
         return RecordManifest(
             format_version=2,
             source_sha256=self.source_sha256,
-            group=number,
+            group=group_number,
             packs=planned.packs,
             **counts_to_json_fields(np.bincount(group.lengths, minlength=plan.max_sequence_length + 1)[1:].tolist()),
             inputs=tuple(file.model_copy(update={"sequences": 0}) for file in planned.files),
@@ -288,14 +288,14 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
             path, held = manifest_path(self.folder, manifest.group), format_count(manifest.packs, "pack")
             raise FailedError(f"{path}: {held}, {manifest.sequences} sequences, not those of the plan; {manifest.remedy}")
 
-    def build_metadata(self, inputs: _PlannedRecords, sums: PackedTotals) -> RecordMetadata:
+    def build_metadata(self, inputs: _PlannedRecords, totals: PackedTotals) -> RecordMetadata:
         """Return the metadata of the folder, computed from the plan and the totals of all manifests."""
         return RecordMetadata(
             **{key: getattr(self.plan, key) for key in RecordMetadata.planned},
-            **sums.stored(self.plan.max_sequence_length, self.plan.totals.lower_bound),
+            **totals.to_metadata_fields(self.plan.max_sequence_length, self.plan.totals.lower_bound),
             tool_version=__version__,
             vocabulary=self.plan.vocabulary,
-            input_files=len(sums.input_names),
+            input_files=len(totals.input_names),
             bad_files=self.plan.bad_files,
         )
 

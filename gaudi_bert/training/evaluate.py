@@ -112,7 +112,7 @@ def _evaluate_once(
         for source in sources:
             check_fits(source, config)
             evaluations.append(RecordsEvaluation(source, config, settings.micro_batch_packs).evaluate(model, watched))
-            reporter.say(f"evaluate: {format_path(source.path)}: {evaluations[-1].line()}")
+            reporter.say(f"evaluate: {format_path(source.path)}: {evaluations[-1].format_line()}")
         packed, *unpacked = evaluations
         difference = _difference(packed, unpacked[0], sources) if unpacked else None
         result = EvaluationResult(

@@ -201,7 +201,7 @@ def _packed_source(path: Path, metadata: RecordMetadata, cache: ShardCache | Non
         files=ShardPaths(path, metadata.shard_table),
         packing_factor=metadata.packing_factor,
         vocabulary_size=metadata.vocabulary.size if metadata.vocabulary is not None else None,
-        identity=metadata.identity(),
+        identity=metadata.compute_packs_sha256(),
         metadata=metadata,
         cache=cache,
     )

@@ -240,7 +240,7 @@ class TrainingLoop:
         }
         if self._metrics is not None:
             self._metrics.write("train", update, values)
-            self.context.reporter.say(f"{self._stage}: {report.line(update, self._settings.updates)}")
+            self.context.reporter.say(f"{self._stage}: {report.format_line(update, self._settings.updates)}")
 
     def _evaluate(self, held_out: EvaluationSet[Any]) -> None:
         """Evaluate the model and log the metrics. Every process does this at the same time."""
@@ -256,7 +256,7 @@ class TrainingLoop:
             self.evaluated(update, self.evaluation)
         if self._metrics is not None and update not in self._metrics.evaluated_updates:
             self._metrics.write("evaluation", update, {**self.evaluation.as_json(), **self._work_done()})
-            self.context.reporter.say(f"evaluation after update {update}: {self.evaluation.line()}")
+            self.context.reporter.say(f"evaluation after update {update}: {self.evaluation.format_line()}")
         if self.reached_target:
             self.context.reporter.say(f"train: training.target_masked_lm_accuracy = {target:g} is reached, the run ends")
 

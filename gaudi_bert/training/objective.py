@@ -35,7 +35,7 @@ class _ReportFigures(Protocol):
     def as_json(self) -> dict[str, float]:
         """Return the metrics by name, as in `metrics.jsonl`."""
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """Format the metrics as a line for the user."""
 
 
@@ -299,7 +299,7 @@ class IntervalReport:
         names = ("sequences_per_second", "tokens_per_second", "slots_per_second", "packing_factor")
         return {name: getattr(self, name) for name in names}
 
-    def line(self, update: int, updates: int) -> str:
+    def format_line(self, update: int, updates: int) -> str:
         """Format the report as a line for the user.
 
         Args:
@@ -307,7 +307,7 @@ class IntervalReport:
             updates: The number of updates of the run.
         """
         return (
-            f"update {update}/{updates} ({update / updates:.0%}), {self.figures.line()}, "
+            f"update {update}/{updates} ({update / updates:.0%}), {self.figures.format_line()}, "
             f"{self.tokens_per_second:,.0f} tokens/s, {format_rate(self.sequences_per_second, 'sequences')} "
             f"({self.packing_factor:.2f} per pack), {format_seconds((updates - update) * self.seconds_per_update)} left"
         )

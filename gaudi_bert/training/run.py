@@ -197,7 +197,7 @@ def run_job(job: Job[R], settings: PipelineSettings, out: Path, **options: Unpac
         if dry_run:
             return plan
         engine = load_engine(chosen.name)
-        communicator = engine.connect_processes(job.section, signature.facts())
+        communicator = engine.connect_processes(job.section, signature.to_flat_dict())
         opened = _run_folder(
             job, folder, signature, settings, engine, communicator, reporter, resume=resume, overwrite=overwrite
         )

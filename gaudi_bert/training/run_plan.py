@@ -164,7 +164,7 @@ class RunPlan:
         changed["beta_1"], changed["beta_2"] = settings.beta_1**factor, settings.beta_2**factor
         return settings.model_copy(update=changed)
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return the lines that are printed at the end of a dry run."""
         return ["a dry run: nothing was trained or written"]
 

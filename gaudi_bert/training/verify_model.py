@@ -61,7 +61,7 @@ class VerifyModelResult:
     differences: dict[str, float]
     leak_comparisons: int
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return the result as lines for the user."""
         packed = f"{format_count(self.sequences, 'sequence')} in {format_count(self.packs, 'pack')}"
         largest = max(difference for name, difference in self.differences.items() if name != "gradient")

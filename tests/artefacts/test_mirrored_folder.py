@@ -152,13 +152,13 @@ def test_batches_are_fetched_ahead_once_and_only_as_they_were_listed(s3: S3Serve
         objects.write(f"{url}/6", b"another")
         with prefetch_batches([[path] for path in paths], 2) as batches:
             for number in range(6):
-                with batches.batch(number):
+                with batches.provide_batch(number):
                     assert paths[number].read_text() == str(number)
                 assert not paths[number].exists()
-            with pytest.raises(InputError, match=f"{url}/6: changed while it was read"), batches.batch(6):
+            with pytest.raises(InputError, match=f"{url}/6: changed while it was read"), batches.provide_batch(6):
                 pass
         absent = pytest.raises(InputError, match=f"{url}/none: no such object")
-        with absent, prefetch_batches([[folder / "none"]]) as batches, batches.batch(0):
+        with absent, prefetch_batches([[folder / "none"]]) as batches, batches.provide_batch(0):
             pass
 
 
@@ -170,7 +170,7 @@ def test_a_folder_of_this_machine_is_worked_on_where_it_is(tmp_path: Path) -> No
         fetch_files(folder / "a", folder / "none")
         publish_files(folder)
         remove_local_copies(folder / "a")
-        with prefetch_batches([[folder / "a"]]) as batches, batches.batch(0):
+        with prefetch_batches([[folder / "a"]]) as batches, batches.provide_batch(0):
             assert format_path(folder / "a") == str(tmp_path / "a")
         assert list_names(folder) == ["a", "b"]
         assert list_files(folder)["a"].bytes == 1

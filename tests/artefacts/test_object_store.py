@@ -36,8 +36,8 @@ def test_objects_survive_a_bad_server(s3: S3Server, tmp_path: Path) -> None:
         proxy.share = 0.3
         for number in range(13):
             url = f"s3://bucket/objects/{number}"
-            objects.put(tmp_path / "file", url)
-            objects.fetch(url, tmp_path / "copy")
+            objects.upload(tmp_path / "file", url)
+            objects.download(url, tmp_path / "copy")
             assert (tmp_path / "copy").read_bytes() == content
             assert objects.read(url) == content
         assert list(objects.list("s3://bucket/objects")) == sorted(str(number) for number in range(13))
@@ -50,8 +50,8 @@ def test_objects_survive_a_bad_server(s3: S3Server, tmp_path: Path) -> None:
 def test_large_objects_go_up_in_parts_and_come_back(s3: S3Server, tmp_path: Path) -> None:
     objects, content = ObjectStore(quick(s3.endpoint)), bytes(range(251)) * (5 * PART_BYTES // 2 // 251)
     (tmp_path / "large").write_bytes(content)
-    objects.put(tmp_path / "large", "s3://bucket/large")
-    objects.fetch("s3://bucket/large", tmp_path / "copy")
+    objects.upload(tmp_path / "large", "s3://bucket/large")
+    objects.download("s3://bucket/large", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == content
 
 
@@ -67,14 +67,14 @@ def test_an_object_that_changes_while_it_is_read_is_refused(s3: S3Server, tmp_pa
 
         proxy.faults, proxy.share, proxy.after_get = ("truncated",), 1.0, replace
         with pytest.raises(InputError, match=r"changing: changed while it was read \(300 bytes before, 700 now\)"):
-            ObjectStore(quick(proxy.endpoint)).fetch(url, tmp_path / "copy")
+            ObjectStore(quick(proxy.endpoint)).download(url, tmp_path / "copy")
     known = direct.info(url)
     direct.write(url, b"third" * 100)
     with pytest.raises(InputError, match=r"changing: changed while it was read \(700 bytes before, 500 now\)"):
-        direct.fetch(url, tmp_path / "copy", known)
+        direct.download(url, tmp_path / "copy", known)
     direct.remove(url)
     with pytest.raises(InputError, match="changing: was removed while it was read"):
-        direct.fetch(url, tmp_path / "copy", known)
+        direct.download(url, tmp_path / "copy", known)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -84,11 +84,11 @@ def test_what_is_empty_or_not_there(s3: S3Server, tmp_path: Path) -> None:
     assert objects.list("s3://bucket/none") == {}
     assert objects.list("s3://no-such-bucket/none") == {}
     with pytest.raises(InputError, match="s3://no-such-bucket/x: no such object, or no such bucket"):
-        objects.fetch("s3://no-such-bucket/x", tmp_path / "copy")
+        objects.download("s3://no-such-bucket/x", tmp_path / "copy")
     with pytest.raises(InputError, match="s3://no-such-bucket/x: cannot put: no such bucket"):
         objects.write("s3://no-such-bucket/x", b"x")
     objects.write("s3://bucket/empty", b"")
-    objects.fetch("s3://bucket/empty", tmp_path / "copy")
+    objects.download("s3://bucket/empty", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == b""
 
 
@@ -141,4 +141,4 @@ def test_a_full_disk_is_said_at_once(s3: S3Server, tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("os.replace", fail)
     with pytest.raises(FailedError, match="No space left on device; free space for scratch"):
-        objects.fetch("s3://bucket/full", tmp_path / "copy")
+        objects.download("s3://bucket/full", tmp_path / "copy")

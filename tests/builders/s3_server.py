@@ -73,7 +73,7 @@ def quick(endpoint: str, **values: object) -> StoreSettings:
 def upload(folder: Path, url: str, objects: ObjectStore) -> None:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            objects.put(path, f"{url}/{path.relative_to(folder).as_posix()}")
+            objects.upload(path, f"{url}/{path.relative_to(folder).as_posix()}")
 
 
 def contents(url: str, objects: ObjectStore) -> dict[str, bytes]:

@@ -166,7 +166,7 @@ def test_write_takes_what_the_plan_leaves_open(case: PackingCase, tmp_path: Path
     succeed(*write, "--out", tmp_path / "packed", *changed)
     metadata = RecordMetadata.read(tmp_path / "packed")
     assert metadata.shard_multiple == 3
-    assert set(metadata.shard_table.group_sizes % 3) == {0}
+    assert set(metadata.shard_table.shards_per_group % 3) == {0}
     assert metadata.shard_table.bytes.max() <= 2_000 < RecordMetadata.read(case.packed).shard_table.bytes.max()
     succeed("verify", case.records, tmp_path / "packed")
     for part in (1, 0):

@@ -116,7 +116,7 @@ def test_a_verification_of_other_packs_is_refused(records: Case, tmp_path: Path)
     proof = verify(records.source, records.packed, a_run()).content
     proof.model_copy(update={"packs_sha256": "0" * 64}).write(tmp_path)
     with pytest.raises(InputError, match="is of other packs"):
-        Verification.read_of(tmp_path, RecordMetadata.read(records.packed))
+        Verification.read_matching(tmp_path, RecordMetadata.read(records.packed))
 
 
 def test_a_bound_that_only_a_solver_proves(tmp_path: Path) -> None:

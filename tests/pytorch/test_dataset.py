@@ -43,7 +43,7 @@ def epochs(case: PackingCase) -> list[list[bytes]]:
         [decode_example(each) for each in read_records(case.packed / shard.name)] if shard.packs else [] for shard in shards
     ]
     metadata = RecordMetadata.read(case.packed)
-    regions = compute_shard_regions(metadata.shard_table.group_sizes, metadata.input_files, metadata.seed).tolist()
+    regions = compute_shard_regions(metadata.shard_table.shards_per_group, metadata.input_files, metadata.seed).tolist()
     return [
         [
             packs[shard][record]["input_ids"].astype(np.int32).tobytes()

@@ -33,9 +33,9 @@ def test_every_algorithm_at_every_depth(tmp_path: Path) -> None:
     assert sorted(path.stem for path in tmp_path.iterdir()) == names
     assert picture.read_text().startswith("<?xml")
     assert rows["sort", 1].gap is None
-    text = "\n".join(result.lines(details=True))
+    text = "\n".join(result.format_lines(details=True))
     assert all(figure in text for figure in ("40,711", "97.547 %", "attention x", "2048: 1.2"))
-    first_look = [" ".join(line.split()) for line in result.lines()]
+    first_look = [" ".join(line.split()) for line in result.format_lines()]
     assert {"1 2 3 max", "none 44.80 %", "lpfhp 87.60 % 97.74 % 97.74 %", "spfhp 0 516 516"} <= set(first_look)
     assert "proven minimum 88,641 45,335 40,195 40,195" in first_look
     assert first_look[-2].startswith("40,631 packs of depth 3 (lpfhp) replace 88,641 rows, 2.182 times fewer")

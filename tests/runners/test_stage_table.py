@@ -65,7 +65,7 @@ def test_the_stages_of_a_pipeline_are_those_that_its_file_asks_for() -> None:
     given = load_pipeline(None, [*TASK, "finetune.init_checkpoint=/data/bert"])
     assert stages_of(given) == ["finetune", "predict", "report"]
     # Nothing is waited for that no stage makes.
-    folder = WorkFolder.of(given, Path("work"), Path())
+    folder = WorkFolder.from_settings(given, Path("work"), Path())
     assert STAGES["train"].missing_products(folder) == STAGES["evaluate"].missing_products(folder) == []
 
 
@@ -102,7 +102,7 @@ NEEDS = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> WorkFolder:
-    return WorkFolder.of(load_pipeline(None), tmp_path, tmp_path)
+    return WorkFolder.from_settings(load_pipeline(None), tmp_path, tmp_path)
 
 
 def make(folder: WorkFolder, name: str) -> None:
@@ -127,7 +127,7 @@ def test_each_stage_waits_for_what_the_one_before_it_makes(folder: WorkFolder) -
     ],
 )
 def test_what_no_stage_makes_is_not_waited_for(override: str, waiting: dict[str, list[str]], tmp_path: Path) -> None:
-    folder = WorkFolder.of(load_pipeline(None, [override]), tmp_path, tmp_path)
+    folder = WorkFolder.from_settings(load_pipeline(None, [override]), tmp_path, tmp_path)
     assert {stage: _missing_inputs(folder, stage) for stage in waiting} == {
         stage: [folder.root / name for name in names] for stage, names in waiting.items()
     }

@@ -70,7 +70,7 @@ def test_every_sequence_is_counted(
         assert entry["sequences"] == len(content[entry["name"]])
     assert summary.sequences == sum(counts)
     assert summary.tokens == written["tokens"] == sum(length * count for length, count in lengths.items())
-    assert HistogramFile.read_all([tmp_path / "histogram.json"]).sequences == sum(counts)
+    assert HistogramFile.read_and_merge([tmp_path / "histogram.json"]).sequences == sum(counts)
 
 
 def test_shards_merge_to_the_whole_and_threads_do_not_matter(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_shards_merge_to_the_whole_and_threads_do_not_matter(tmp_path: Path) -> 
     parts = [tmp_path / f"part-{number}.json" for number in range(3)]
     for number, part in enumerate(parts):
         histogram(records, part, a_run(part=(number, 3)))
-    merged, whole = HistogramFile.read_all(parts[::-1]), HistogramFile.read_all([out])
+    merged, whole = HistogramFile.read_and_merge(parts[::-1]), HistogramFile.read_and_merge([out])
     assert merged.sha256 == whole.sha256
-    assert merged.max_masked().tolist() == whole.max_masked().tolist()
+    assert merged.compute_max_masked().tolist() == whole.compute_max_masked().tolist()
     assert [file.name for file in merged.files or ()] == sorted(file.name for file in whole.files or ())
     assert isinstance(histogram(records, tmp_path / "none.json", a_run(part=(7, 8))), PlainResult)
     assert not (tmp_path / "none.json").exists()
@@ -155,7 +155,7 @@ TWO = file_entry("b.tfrecord", [[4, 1, 2]])
 )
 def test_bad_files_are_one_clear_line(tmp_path: Path, value: Any, message: str) -> None:
     with pytest.raises(InputError, match=f"histogram.json: .*{re.escape(message)}") as caught:
-        HistogramFile.read_all([written(tmp_path, "histogram.json", value)])
+        HistogramFile.read_and_merge([written(tmp_path, "histogram.json", value)])
     assert "\n" not in str(caught.value)
 
 
@@ -169,7 +169,7 @@ def test_only_like_histograms_are_merged(tmp_path: Path) -> None:
     ):
         other = written(tmp_path, f"{name}.json", value)
         with pytest.raises(InputError, match=message):
-            HistogramFile.read_all([one, other])
+            HistogramFile.read_and_merge([one, other])
 
 
 # --- RECORDS as a list of files

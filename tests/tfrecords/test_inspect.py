@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def shown(view: RecordView) -> str:
-    return "\n".join(view.lines())
+    return "\n".join(view.format_lines())
 
 
 def test_an_unpacked_record_with_tokens(file: Path) -> None:

@@ -93,7 +93,7 @@ def indexed_case(folder: Path, change=lambda sizes: sizes) -> tuple[RecordFiles,
     case = make_case(folder)
     table = RecordMetadata.read(case.packed).shard_table
     largest = int(np.argmax(table.packs))
-    index, first = index_path(case.packed, table.group_and_number(largest)[0]), table.packs_before(largest)
+    index, first = index_path(case.packed, table.locate_shard(largest)[0]), table.packs_before(largest)
     entries, own = np.fromfile(index, "<u4").reshape(-1, 2), slice(first, first + int(table.packs[largest]))
     entries[own, 0] = change(entries[own, 0].tolist())
     entries.tofile(index)
@@ -178,7 +178,7 @@ def test_files_are_closed_unless_they_are_excepted(case: PackingCase) -> None:
 def test_of_very_many_shards_only_the_names_are_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case(tmp_path, files=3)
     metadata = RecordMetadata.read(case.packed)
-    shard = case.packed / metadata.shard_table.name(1)
+    shard = case.packed / metadata.shard_table.file_name(1)
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(InputError, match=f"{shard.name}: has .* bytes, but .* in the metadata"):
         random_access.check_shards_exist(case.packed, metadata.shard_table)

@@ -43,7 +43,7 @@ def case(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> PackingCase:
     made = make_case(tmp_path_factory.mktemp("case"), files=7, sequences_per_file=40)
     objects = ObjectStore(quick(s3.endpoint))
     upload(made.records, "s3://bucket/records", objects)
-    objects.put(made.plan, "s3://bucket/plan.json")
+    objects.upload(made.plan, "s3://bucket/plan.json")
     return made
 
 
@@ -154,7 +154,7 @@ def test_a_bucket_is_read_through_the_shards_of_its_streams(few: PackingCase, s3
     """Equal to a local folder, over epochs, with room for four sets of one stream and the next shard."""
     metadata = RecordMetadata.read(few.packed)
     table, batches = metadata.shard_table, 3 * metadata.packs // BATCH
-    sizes = {table.name(shard): int(table.bytes[shard]) for shard in range(len(table))}
+    sizes = {table.file_name(shard): int(table.bytes[shard]) for shard in range(len(table))}
     local, room = open_source(few.packed), int(np.sort(table.bytes)[-5:].sum())
     with stored_source(few, s3.endpoint, room) as stored:
         stored.cache.check_room(1, 1, 4)
@@ -182,26 +182,26 @@ def test_a_shard_that_is_not_the_one_of_the_metadata_is_refused(few: PackingCase
     upload(few.packed, url, objects)
     table = RecordMetadata.read(few.packed).shard_table
     shard, other = (int(number) for number in np.flatnonzero(table.bytes)[:2])
-    content = objects.read(f"{url}/{table.name(shard)}")
+    content = objects.read(f"{url}/{table.file_name(shard)}")
     with stored_source(few, s3.endpoint, room=1, url=url) as stored:
         stored.cache.download(shard)
         stored.cache.release(shard)
-        objects.write(f"{url}/{table.name(other)}", content + b"x")
-        with pytest.raises(InputError, match=table.name(other)):
+        objects.write(f"{url}/{table.file_name(other)}", content + b"x")
+        with pytest.raises(InputError, match=table.file_name(other)):
             stored.cache.download(other)  # the first one makes room
-        objects.write(f"{url}/{table.name(shard)}", content[::-1])
+        objects.write(f"{url}/{table.file_name(shard)}", content[::-1])
         with pytest.raises(InputError, match="changed while it was read"):
             stored.cache.download(shard)
 
 
 def table_of(packs: Iterable[int], sizes: Iterable[int]) -> ShardTable:
-    return ShardTable.of_groups([GroupShards(packs=tuple(packs), bytes=tuple(sizes), manifest_crc32c=0)], "")
+    return ShardTable.from_groups([GroupShards(packs=tuple(packs), bytes=tuple(sizes), manifest_crc32c=0)], "")
 
 
 def test_a_shard_stays_while_it_is_read_and_then_until_its_room_is_needed(s3: S3Server, tmp_path: Path) -> None:
     table = table_of([1] * 4, [10] * 4)
     for number in range(3):
-        (tmp_path / table.name(number)).write_bytes(b"0123456789")
+        (tmp_path / table.file_name(number)).write_bytes(b"0123456789")
     upload(tmp_path, "s3://bucket/held", ObjectStore(quick(s3.endpoint)))
     with mirror_folder(Path("s3://bucket/held"), quick(s3.endpoint)) as folder:
         cache = ShardCache(folder, table, 20, 1)

@@ -38,7 +38,7 @@ def mutate(case: PackingCase, out: Path, change: Callable[[Packs], None]) -> Pat
     for shard, part in zip(shards, (packs[:sizes], packs[sizes:]), strict=True):
         data = b"".join(frame(encode_example(row)) for row in part)
         (out / shard.name).write_bytes(data)
-    for group in range(len(RecordMetadata.read(out).shard_table.group_firsts)):
+    for group in range(len(RecordMetadata.read(out).shard_table.first_shards)):
         mend_sums(out, group)
     return out
 

@@ -47,7 +47,7 @@ def make_work(work: Path) -> None:
     )
     packed = work / "packed"
     metadata = json.loads((packed / "train" / "metadata.json").read_text())
-    metadata["vocabulary"] = VocabularyInfo.of(words).as_json()
+    metadata["vocabulary"] = VocabularyInfo.from_file(words).as_json()
     (packed / "train" / "metadata.json").write_text(json.dumps(metadata))
     train(settings(), packed / "train", packed / "evaluation", work / "train", reporter=QUIET)
 

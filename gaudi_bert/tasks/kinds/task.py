@@ -300,7 +300,7 @@ class TaskFigures:
         """Return the metrics by name, as in `metrics.jsonl`."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """Return the metrics as one line for the user."""
         return ", ".join(f"{name} {value:.4f}" for name, value in self.as_json().items())
 
