@@ -106,7 +106,7 @@ class PackCollator:
                 problem = "the installed transformers does not know this type; pass the model or its config"
                 raise InputError(f"model type {model!r}: {problem}") from error
         if not isinstance(model, Feeding):  # which is for a model that is not one of transformers
-            _check_software(target, model)
+            _check_attention_implementation(target, model)
         self.feeding = feeding_of(model, target)
         if self.feeding.embeds_first:
             raise InputError(
@@ -133,14 +133,17 @@ class PackCollator:
         is_config = not isinstance(model, Feeding | torch.nn.Module)
         if not isinstance(model, Feeding) and not (is_config and target in _OWN_SOFTWARE):  # which cannot be copied
             tried = small_copy(model, window=_UNLIMITED) if is_config else model
-            self.row_tokens, _ = try_model(tried, self.feeding, self._model_batch, row_tokens, training=True)
+            self.row_tokens, _ = try_model(tried, self.feeding, self._make_batch_without_labels, row_tokens, training=True)
 
-    def _model_batch(self, rows: Sequence[Row]) -> Batch:
+    def _make_batch_without_labels(self, rows: Sequence[Row]) -> Batch:
         """Return the batch for rows without labels, as any model, or the encoder below a gathering head, accepts it."""
-        arrays = self._joined(rows)
-        return model_inputs(self._flattened(arrays, rows)) if self.target == "flash" else self._token_inputs(arrays)
+        arrays = self._stack_token_columns(rows)
+        return (
+            model_inputs(self._make_flat_batch(arrays, rows)) if self.target == "flash" else self._make_token_inputs(arrays)
+        )
 
-    def _token_inputs(self, arrays: dict[str, IntArray]) -> Batch:
+    def _make_token_inputs(self, arrays: dict[str, IntArray]) -> Batch:
+        """Return the inputs with one value per token as tensors, together with the attention mask of the target."""
         batch: Batch = {name: torch.from_numpy(values) for name, values in arrays.items() if name != "sequence_ids"}
         sequence_ids_BL = torch.from_numpy(arrays["sequence_ids"])
         return {**batch, "attention_mask": target_mask(sequence_ids_BL, self.feeding, self.target, self.dtype)}
@@ -164,40 +167,42 @@ class PackCollator:
             )
         if self.sequence_labels is not None and self.sequence_labels not in rows[0]:
             raise InputError(
-                f"sequence_labels = {self.sequence_labels!r}: there is no such column; the packs have {', '.join(rows[0])}"
+                f"sequence_labels = {self.sequence_labels!r}: the packs have no such column, only {', '.join(rows[0])}"
             )
-        arrays = self._joined(rows)
-        self._check_lengths(rows, arrays["sequence_ids"].shape[1])
+        arrays = self._stack_token_columns(rows)
+        self._check_row_and_sequence_lengths(rows, arrays["sequence_ids"].shape[1])
         if self.target == "flash":
-            return self._flattened(arrays, rows)
-        batch = self._token_inputs(arrays)
+            return self._make_flat_batch(arrays, rows)
+        batch = self._make_token_inputs(arrays)
         if self.gather_heads:
             del batch["labels"]
-            batch |= self._gathered(arrays["labels"], rows)
+            batch |= self._make_masked_lm_inputs(arrays["labels"], rows)
         if self.sequence_labels is not None:
             batch.pop("labels", None)
-            batch["sequence_positions"] = self._first_positions(rows)
+            batch["sequence_positions"] = self._first_token_positions(rows)
             column = self.sequence_labels  # -100 in slots without a sequence; NaN in a column of other numbers
             if np.issubdtype(rows[0][column].dtype, np.integer):
-                batch["sequence_labels"] = self._per_sequence(rows, column, NOT_PREDICTED)
+                batch["sequence_labels"] = self._make_sequence_column(rows, column, NOT_PREDICTED)
             else:
-                batch["sequence_labels"] = self._padded([row[column] for row in rows], np.nan, np.float32)
+                batch["sequence_labels"] = self._pad_to_depth([row[column] for row in rows], np.nan, np.float32)
         batch["sequence_ids"] = torch.from_numpy(arrays["sequence_ids"])
-        batch["seq_lens"] = self._per_sequence(rows, "seq_lens", 0)
-        return batch | {name: self._own_column(rows, name) for name in self._own_columns(rows)}
+        batch["seq_lens"] = self._make_sequence_column(rows, "seq_lens", 0)
+        return batch | {name: self._make_user_column(rows, name) for name in self._user_column_names(rows)}
 
-    def _own_columns(self, rows: Sequence[Row]) -> list[str]:
+    def _user_column_names(self, rows: Sequence[Row]) -> list[str]:
+        """Return the names of the columns with one value per sequence that the collator itself does not use."""
         others = {name for name in rows[0] if name not in (*_TOKEN_COLUMNS, *_OF_SEQUENCES, self.sequence_labels)}
         return [name for name in rows[0] if name in others and all(len(row[name]) == len(row["seq_lens"]) for row in rows)]
 
-    def _own_column(self, rows: Sequence[Row], name: str) -> Any:
+    def _make_user_column(self, rows: Sequence[Row], name: str) -> Any:
+        """Return a column of the user: numbers as a tensor [B, S] padded with 0, and anything else as a list per row."""
         values = [np.asarray(row[name]) for row in rows]
         if not all(np.issubdtype(each.dtype, np.number) or each.dtype == np.bool_ for each in values):
             return [each.tolist() for each in values]
         kind = np.result_type(*values)
-        return self._padded(values, 0, np.int64 if np.issubdtype(kind, np.integer) else kind)
+        return self._pad_to_depth(values, 0, np.int64 if np.issubdtype(kind, np.integer) else kind)
 
-    def _joined(self, rows: Sequence[Row]) -> dict[str, IntArray]:
+    def _stack_token_columns(self, rows: Sequence[Row]) -> dict[str, IntArray]:
         """Return the columns with a value per token that this model needs, as int64 [B, L]."""
         names = [name for name in _TOKEN_COLUMNS if name in rows[0] and name != self.sequence_labels]
         arrays: dict[str, IntArray] = {}
@@ -206,7 +211,7 @@ class PackCollator:
                 lengths = sorted({len(row[name]) for row in rows})
                 raise InputError(f"{name}: all rows of a batch must have the same length, but these have {lengths}")
             matrix = np.stack([np.asarray(row[name]) for row in rows])
-            _check_whole(matrix.reshape(-1), name)
+            _check_32_bit_integers(matrix.reshape(-1), name)
             arrays[name] = matrix.astype(np.int64)
         arrays["position_ids"] = fed_positions(arrays["position_ids"], self.feeding)
         if not self.feeding.positions:
@@ -219,7 +224,7 @@ class PackCollator:
             arrays["labels"][first_BL] = NOT_PREDICTED
         return arrays
 
-    def _check_lengths(self, rows: Sequence[Row], length: int) -> None:
+    def _check_row_and_sequence_lengths(self, rows: Sequence[Row], length: int) -> None:
         """Reject rows that are longer than those the model was tried with, and sequences that would change others."""
         if self.row_tokens is not None and length > self.row_tokens:
             raise InputError(
@@ -230,7 +235,7 @@ class PackCollator:
         if most is None:
             return
         lengths = np.concatenate([np.asarray(row["seq_lens"]) for row in rows])
-        _check_whole(lengths, "seq_lens")
+        _check_32_bit_integers(lengths, "seq_lens")
         longest = int(max(lengths, default=0))
         if longest > most:
             raise InputError(
@@ -238,10 +243,11 @@ class PackCollator:
                 f"(RoPE) of all sequences in the batch; pack sequences of at most {most} tokens"
             )
 
-    def _gathered(self, labels_BL: IntArray, rows: Sequence[Row]) -> Batch:
+    def _make_masked_lm_inputs(self, labels_BL: IntArray, rows: Sequence[Row]) -> Batch:
+        """Return the masked positions and their labels, both int64 [B, Q], and the inputs of the next-sentence head."""
         rows_M, positions_M = np.nonzero(labels_BL != NOT_PREDICTED)
         counts_B = np.bincount(rows_M, minlength=len(rows))
-        slots = self._slots("masked_slots", self.masked_slots, int(counts_B.max()))
+        slots = self._choose_slot_count("masked_slots", self.masked_slots, int(counts_B.max()))
         slots_M = np.arange(len(rows_M)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
         positions_BQ = np.zeros((len(rows), slots), np.int64)
         masked_BQ = np.full((len(rows), slots), NOT_PREDICTED, np.int64)
@@ -250,45 +256,51 @@ class PackCollator:
         gathered = {
             "masked_lm_positions": torch.from_numpy(positions_BQ),
             "masked_lm_labels": torch.from_numpy(masked_BQ),
-            "sequence_positions": self._first_positions(rows),
+            "sequence_positions": self._first_token_positions(rows),
         }
         if "next_sentence_labels" in rows[0]:
-            gathered["next_sentence_label"] = self._per_sequence(rows, "next_sentence_labels", NOT_PREDICTED)
+            gathered["next_sentence_label"] = self._make_sequence_column(rows, "next_sentence_labels", NOT_PREDICTED)
         return gathered
 
-    def _first_positions(self, rows: Sequence[Row]) -> torch.Tensor:
+    def _first_token_positions(self, rows: Sequence[Row]) -> torch.Tensor:
         """Return the position of the first token of each sequence, int64 [B, S], and 0 in slots without a sequence."""
-        lengths_BS = self._per_sequence(rows, "seq_lens", 0)
+        lengths_BS = self._make_sequence_column(rows, "seq_lens", 0)
         return (lengths_BS.cumsum(1) - lengths_BS) * (lengths_BS > 0)
 
-    def _padded(self, values: Sequence[AnyArray], empty: float, dtype: Any) -> torch.Tensor:
+    def _pad_to_depth(self, values: Sequence[AnyArray], empty: float, dtype: Any) -> torch.Tensor:
         """Stack the values of each row's sequences into [B, S], filled up with `empty`."""
-        depth = self._slots("depth", self.depth, max(map(len, values)))
+        depth = self._choose_slot_count("depth", self.depth, max(map(len, values)))
         padded = np.full((len(values), depth), empty, dtype)
         for to, each in zip(padded, values, strict=True):
             to[: len(each)] = each
         return torch.from_numpy(padded)
 
-    def _per_sequence(self, rows: Sequence[Row], name: str, empty: int) -> torch.Tensor:
+    def _make_sequence_column(self, rows: Sequence[Row], name: str, empty: int) -> torch.Tensor:
         """Return a column with a value per sequence as int64 [B, S], filled up with `empty`."""
         for row in rows:
-            _check_whole(np.asarray(row[name]), name)
-        return self._padded([row[name] for row in rows], empty, np.int64)
+            _check_32_bit_integers(np.asarray(row[name]), name)
+        return self._pad_to_depth([row[name] for row in rows], empty, np.int64)
 
     @staticmethod
-    def _slots(name: str, requested: int | None, needed: int) -> int:
+    def _choose_slot_count(name: str, requested: int | None, needed: int) -> int:
+        """Return the requested number of slots, or the needed number if none was requested.
+
+        Raises:
+            InputError: More slots are needed than requested.
+        """
         if requested is not None and needed > requested:
             raise InputError(
                 f"{name} = {requested}: a pack of this batch needs {needed}; use the value in the data's metadata.json"
             )
         return needed if requested is None else requested
 
-    def _flattened(self, arrays: dict[str, IntArray], rows: Sequence[Row]) -> Batch:
+    def _make_flat_batch(self, arrays: dict[str, IntArray], rows: Sequence[Row]) -> Batch:
+        """Return a batch for FlashAttention: one row without padding, and the offsets at which its sequences begin."""
         real_BL = arrays["sequence_ids"] > 0
         lengths = list(chain.from_iterable(row["seq_lens"].tolist() for row in rows))
         ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0).to(torch.int32)
         flat = {name: torch.from_numpy(values[real_BL][np.newaxis]) for name, values in arrays.items()}
-        joined = [{name: np.concatenate([row[name] for row in rows]) for name in self._own_columns(rows)}]
+        joined = [{name: np.concatenate([row[name] for row in rows]) for name in self._user_column_names(rows)}]
         numbers_T = np.repeat(np.arange(1, len(lengths) + 1), lengths)
         return {
             **flat,
@@ -298,11 +310,11 @@ class PackCollator:
             "max_length_k": max(lengths),
             "sequence_ids": torch.from_numpy(numbers_T[np.newaxis]),
             "seq_lens": torch.tensor(lengths)[None],
-            **{name: self._own_column(joined, name) for name in self._own_columns(rows)},
+            **{name: self._make_user_column(joined, name) for name in self._user_column_names(rows)},
         }
 
 
-def _check_software(target: str, model: Any) -> None:
+def _check_attention_implementation(target: str, model: Any) -> None:
     """Reject a target if the attention of the model or config would ignore its form of the boundaries."""
     used = getattr(getattr(model, "config", model), "_attn_implementation", None)
     reads = {"flash": "flash" in str(used), "flex": used in (None, "flex_attention")}
@@ -314,7 +326,7 @@ def _check_software(target: str, model: Any) -> None:
         )
 
 
-def _check_whole(values: AnyArray, name: str) -> None:
+def _check_32_bit_integers(values: AnyArray, name: str) -> None:
     """Reject values of the user's data that are not integers of at most 32 bits."""
     wrong = find_non_integer(values, -MOST_TOKEN_ID - 1, MOST_TOKEN_ID)
     if wrong >= 0:

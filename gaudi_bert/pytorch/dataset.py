@@ -53,7 +53,7 @@ class _MappedPacks(Dataset[Row]):
     def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Row]]) -> None:
         self._shards, self._rows_of = shards, rows_of
         self._ends = np.cumsum(shards.sizes)
-        self._open: dict[int, None] = {}  # in the order of their last use
+        self._open_shards: dict[int, None] = {}  # in the order of their last use
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only what is needed to open the shards again in another process."""
@@ -77,16 +77,16 @@ class _MappedPacks(Dataset[Row]):
         records = packs - (self._ends - self._shards.sizes)[shards]
         rows, used = list(self._rows_of(self._shards.read_records(shards, records))), np.unique(shards).tolist()
         for shard in used:
-            self._open.pop(shard, None)
-            self._open[shard] = None
-        while len(self._open) > max(_MOST_OPEN_SHARDS, len(used)):
-            oldest = next(iter(self._open))
-            del self._open[oldest]
+            self._open_shards.pop(shard, None)
+            self._open_shards[shard] = None
+        while len(self._open_shards) > max(_MOST_OPEN_SHARDS, len(used)):
+            oldest = next(iter(self._open_shards))
+            del self._open_shards[oldest]
             self._shards.close_shard(oldest)
         return rows
 
 
-def _open(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]]]:
+def _open_packs(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]]]:
     """Open the packs of a folder.
 
     Returns:
@@ -110,14 +110,14 @@ def _open(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]
     if kind is not None:
         metadata = RecordMetadata.read(folder)
         check_shards_exist(folder, metadata.shard_table)
-        return open_packs(folder, metadata), metadata.compute_packs_sha256()[:_IDENTITY_DIGITS], _rows_of_packs
+        return open_packs(folder, metadata), metadata.compute_packs_sha256()[:_IDENTITY_DIGITS], _rows_from_record_arrays
     check_no_row_tables(folder)
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder}: contains no packs; make packs of its data with `gaudi-bert pack`")
-    raise InputError(f"{folder}: there is no such folder, or it is empty; check the path")
+    raise InputError(f"{folder}: the folder does not exist or is empty; check the path")
 
 
-def _rows_of_packs(packs: Mapping[str, AnyArray]) -> list[Row]:
+def _rows_from_record_arrays(packs: Mapping[str, AnyArray]) -> list[Row]:
     """Turn the ten features of B packed examples into B rows, with the column names of packed tables.
 
     The arrays of a row are views. Positions of the padding count from 0, as if it were one more sequence. Labels are -100
@@ -188,7 +188,7 @@ class PackedDataset(IterableDataset[Row]):
         self.batch_packs = None if batch_packs is None else check_integer("batch_packs", batch_packs, 1)
         self.folder, self.rank, self.world_size = Path(folder), rank, world_size
         self.seed = check_integer("seed", seed)
-        self._stored, self._identity, self._rows_of = _open(self.folder)
+        self._stored, self._identity, self._rows_of = _open_packs(self.folder)
         order = self._stored.make_order(seed)
         self._reader = self._stored.open_reader(order, rank, world_size)
         self.packs = order.packs
@@ -249,7 +249,7 @@ class PackedDataset(IterableDataset[Row]):
 
     def __len__(self) -> int:
         """Return the number of rows that this process reads in a complete epoch."""
-        return self._batches_after(0) * self.batch
+        return self._count_batches_after(0) * self.batch
 
     @property
     def batch(self) -> int:
@@ -259,20 +259,21 @@ class PackedDataset(IterableDataset[Row]):
     @property
     def remaining_batches(self) -> int:
         """The number of batches that this process has still to read in this epoch."""
-        return self._batches_after(self._done)
+        return self._count_batches_after(self._done)
 
-    def _batches_after(self, done: int) -> int:
+    def _count_batches_after(self, done: int) -> int:
+        """Return how many batches this process still reads in an epoch of which all processes have read `done` packs."""
         updates = (self.packs - done) // (self.world_size * self.batch * self.update_batches)
         return updates * self.update_batches
 
-    def note_batch(self, is_last: bool) -> None:
+    def count_batch(self, is_last: bool) -> None:
         """Count a batch that every process has used. After the last batch of an epoch, move to the next epoch."""
         if is_last:
             self._epoch, self._done = self._epoch + 1, 0
         else:
             self._done += self.world_size * self.batch
 
-    def begin(self) -> None:
+    def skip_incomplete_epoch_end(self) -> None:
         """Move to the next epoch if the rest of this one does not fill a batch on every process."""
         if self._done and self.remaining_batches == 0:
             self._epoch, self._done = self._epoch + 1, 0
@@ -294,10 +295,11 @@ class PackedDataset(IterableDataset[Row]):
             processes = accelerate.PartialState().num_processes
             if processes > 1:
                 raise InputError(f"with {processes} processes, Accelerate would shard the packs a second time; {_THE_WAY}")
-        return self._rows(worker)
+        return self._iterate_rows(worker)
 
-    def _rows(self, worker: Any) -> Iterator[Row]:
-        self.begin()
+    def _iterate_rows(self, worker: Any) -> Iterator[Row]:
+        """Yield the rows of this process, or of one worker of its loader, to the end of the epoch."""
+        self.skip_incomplete_epoch_end()
         epoch, batch = self._epoch, self.batch
         first = first_pack_number_of_rank(self._done, self.rank, self.world_size)
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
@@ -314,7 +316,7 @@ class PackedDataset(IterableDataset[Row]):
                 done += 1
                 # Once the last row of a batch is yielded, the caller may save the position, so the batch must count already.
                 if worker is None and done % batch == 0:
-                    self.note_batch(done == rows)
+                    self.count_batch(done == rows)
                 yield row
 
 
@@ -369,7 +371,7 @@ class PackedLoader(DataLoader[Any]):
                     f"PackedDataset was made for process {packs.rank} of {packs.world_size}, but this is process {rank} of "
                     f"{processes}; {_THE_WAY}"
                 )
-        packs.begin()
+        packs.skip_incomplete_epoch_end()
         batches = packs.remaining_batches
         packs.loader_is_ours = True
         try:
@@ -378,7 +380,7 @@ class PackedLoader(DataLoader[Any]):
             packs.loader_is_ours = False
         for number, batch in enumerate(iterator, 1):
             if self.num_workers > 0:
-                packs.note_batch(number == batches)
+                packs.count_batch(number == batches)
             yield batch
 
     def __len__(self) -> int:

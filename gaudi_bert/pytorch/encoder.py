@@ -101,7 +101,7 @@ class PackedEncoder:
         if pooling not in get_args(Pooling):
             raise InputError(f"pooling = {pooling!r}: must be one of {', '.join(get_args(Pooling))}")
         vectors = partial(self._packed.vectors, head=VectorHead(pooling, normalize))
-        parts = [outputs for _, _, outputs in self._windows(texts, None, vectors, self.hidden_size)]
+        parts = [outputs for _, _, outputs in self._compute_windows(texts, None, vectors, self.hidden_size)]
         return np.concatenate([np.zeros((0, self.hidden_size), np.float32), *parts])
 
     def predict(self, texts: Sequence[Text]) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ class PackedEncoder:
                 "AutoModelForSequenceClassification or AutoModelForTokenClassification, or call embed"
             )
         answers: list[dict[str, Any]] = []
-        for rows, sequences, logits in self._windows(texts, self.task, self._packed.answers, len(self.labels)):
+        for rows, sequences, logits in self._compute_windows(texts, self.task, self._packed.answers, len(self.labels)):
             if self.task == "token-classification":
                 answers += tag_predictions(logits, sequences, rows, self.labels)
             elif self.task == "regression":
@@ -133,7 +133,7 @@ class PackedEncoder:
                 )
         return answers
 
-    def _windows(
+    def _compute_windows(
         self,
         texts: Sequence[Text],
         task: TaskName | None,
@@ -160,7 +160,9 @@ class PackedEncoder:
         incomplete: IncompleteBatch = "filled" if self.static_shapes else "smaller"
         runner = PackRunner(outputs_of, tags, width, _TOKENS_OF_A_BATCH, incomplete)
         for first in range(0, len(texts), _WINDOW_TEXTS):
-            rows = [_row(number, text, task) for number, text in enumerate(texts[first : first + _WINDOW_TEXTS], first)]
+            rows = [
+                _row_from_text(number, text, task) for number, text in enumerate(texts[first : first + _WINDOW_TEXTS], first)
+            ]
             most = self.max_sequence_length
             sequences = tokenize_rows(
                 rows, self._tokenizer, task=task, settings=settings, max_sequence_length=most, file="texts"
@@ -184,7 +186,7 @@ class PackedEncoder:
             yield rows, sequences, outputs
 
 
-def _row(number: int, text: Text, task: TaskName | None) -> Row:
+def _row_from_text(number: int, text: Text, task: TaskName | None) -> Row:
     """Turn a text into a row. For a model that tags words, a text is split into words.
 
     Raises:

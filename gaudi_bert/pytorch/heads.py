@@ -51,17 +51,19 @@ def update_counts(batches: Sequence[dict[str, Any]]) -> torch.Tensor:
     Raises:
         InputError: A batch has no labels.
     """
-    return torch.stack([_counts(batch) for batch in batches]).sum(0).float()
+    return torch.stack([_count_labels(batch) for batch in batches]).sum(0).float()
 
 
-def _counts(batch: dict[str, Any]) -> torch.Tensor:
+def _count_labels(batch: dict[str, Any]) -> torch.Tensor:
+    """Return the number of labels of each kind in a batch. See `update_counts`."""
     for names in _COUNTED:
         if all(name in batch for name in names):
-            return torch.stack([_is_label(batch[name]).sum() for name in names])
+            return torch.stack([_is_predicted(batch[name]).sum() for name in names])
     raise InputError(f"the batch has no labels, only {', '.join(batch)}; pack a table that has a column of labels")
 
 
-def _is_label(labels: torch.Tensor) -> torch.Tensor:
+def _is_predicted(labels: torch.Tensor) -> torch.Tensor:
+    """Return which labels count in the loss: numbers other than NaN, or integers other than -100."""
     return ~labels.isnan() if labels.is_floating_point() else labels != NOT_PREDICTED
 
 
@@ -85,7 +87,7 @@ def update_loss(model: Any, batch: dict[str, Any], counts: torch.Tensor, process
     counts = counts.to(inputs["input_ids"].device)
     if "sequence_positions" in inputs:
         return model(**inputs, num_items_in_batch=counts).loss * processes
-    own, inner = _counts(inputs), getattr(model, "module", model)
+    own, inner = _count_labels(inputs), getattr(model, "module", model)
     try:
         outputs = model(**inputs)
     except (RuntimeError, ValueError):
@@ -146,14 +148,17 @@ class PackedBertForPreTraining(BertForPreTraining):
         )[0]
         masked_BQH = gather(hidden_BLH, masked_lm_positions)
         words = self.cls.predictions(masked_BQH)
-        sentences = self.cls.seq_relationship(_pooled(self.bert.pooler, hidden_BLH, sequence_positions))
+        sentences = self.cls.seq_relationship(_pool_first_tokens(self.bert.pooler, hidden_BLH, sequence_positions))
         loss = None
         if masked_lm_labels is not None and next_sentence_label is not None:
             if num_items_in_batch is None:
                 labels = {"masked_lm_labels": masked_lm_labels, "next_sentence_label": next_sentence_label}
                 num_items_in_batch = update_counts([labels])
             masked_count, sequence_count = num_items_in_batch.clamp(min=1).to(words.device)
-            loss = _summed(words, masked_lm_labels) / masked_count + _summed(sentences, next_sentence_label) / sequence_count
+            loss = (
+                _sum_losses(words, masked_lm_labels) / masked_count
+                + _sum_losses(sentences, next_sentence_label) / sequence_count
+            )
         return BertForPreTrainingOutput(loss=loss, prediction_logits=words, seq_relationship_logits=sentences)
 
 
@@ -198,13 +203,13 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
         hidden_BLH = self.bert(
             input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids
         )[0]
-        logits_BSC = self.classifier(self.dropout(_pooled(self.bert.pooler, hidden_BLH, sequence_positions)))
+        logits_BSC = self.classifier(self.dropout(_pool_first_tokens(self.bert.pooler, hidden_BLH, sequence_positions)))
         loss = None
         if sequence_labels is not None:
             counts = num_items_in_batch
             if counts is None:
                 counts = update_counts([{"sequence_labels": sequence_labels}])
-            classes, is_used = logits_BSC.shape[-1], _is_label(sequence_labels)
+            classes, is_used = logits_BSC.shape[-1], _is_predicted(sequence_labels)
             if (classes == 1) != sequence_labels.is_floating_point():
                 given = "floating-point numbers" if sequence_labels.is_floating_point() else "integers"
                 needed = (
@@ -216,16 +221,16 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
             if classes == 1:
                 loss = ((logits_BSC.squeeze(-1).float() - sequence_labels)[is_used] ** 2).sum()
             else:
-                loss = _summed(logits_BSC, sequence_labels)
+                loss = _sum_losses(logits_BSC, sequence_labels)
             loss = loss / counts.clamp(min=1).to(logits_BSC.device).squeeze()
         return SequenceClassifierOutput(loss=loss, logits=logits_BSC)
 
 
-def _pooled(pooler: Any, hidden_BLH: torch.Tensor, positions_BS: torch.Tensor) -> torch.Tensor:
+def _pool_first_tokens(pooler: Any, hidden_BLH: torch.Tensor, positions_BS: torch.Tensor) -> torch.Tensor:
     """Apply BERT's pooler to the tokens at S positions of each pack, and return [B, S, H]."""
     return pooler.activation(pooler.dense(gather(hidden_BLH, positions_BS)))
 
 
-def _summed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _sum_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the sum of the negative log likelihoods of all labels, as a float32 scalar."""
     return cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=NOT_PREDICTED, reduction="sum")

@@ -15,7 +15,7 @@ import pytest
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.launch import Launch, find_launch, find_node
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, section_from_mapping
-from gaudi_bert.runners import launch
+from gaudi_bert.runners import training_processes
 from gaudi_bert.runners.training_processes import (
     _cores_of_processes,
     run_training_processes,
@@ -33,8 +33,8 @@ def run(code: str, settings: PipelineSettings = TWO) -> None:
 @pytest.fixture(autouse=True)
 def _short_grace_and_horovod(monkeypatch) -> None:
     """What is told to processes depends on which engines are installed."""
-    monkeypatch.setattr(launch, "_GRACE_SECONDS", 1.0)
-    monkeypatch.setattr(launch, "find_spec", lambda name: True)
+    monkeypatch.setattr(training_processes, "_GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(training_processes, "find_spec", lambda name: True)
 
 
 @pytest.mark.parametrize(("engine", "has_horovod"), [("pytorch", True), ("auto", True), ("auto", False)])
@@ -44,7 +44,7 @@ def test_each_process_is_told_its_number_and_where_the_others_are(
     """As torchrun tells it; who chooses the engine in the process itself gets the variables of both, where both are."""
     if engine == "auto" and has_horovod:
         pytest.importorskip("horovod.runner")
-    monkeypatch.setattr(launch, "find_spec", lambda name: name != "horovod" or has_horovod or None)
+    monkeypatch.setattr(training_processes, "find_spec", lambda name: name != "horovod" or has_horovod or None)
     settings = section_from_mapping(PipelineSettings, {"resources": {"workers": 3}, "training": {"engine": engine}}, "test")
     code = f"import json, os; json.dump(dict(os.environ), open('{tmp_path}/' + os.environ['RANK'], 'w'))"
     run_training_processes(settings, "train", [sys.executable, "-c", code])
@@ -177,7 +177,7 @@ def test_a_signal_goes_to_all_and_they_are_waited_for(tmp_path) -> None:
 
 
 def test_without_horovod_the_remedy_is_named(monkeypatch) -> None:
-    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    monkeypatch.setattr(training_processes, "find_spec", lambda name: None)
     said = (
         "2 processes need Horovod, which is not installed; run `make setup-horovod`, or set training.engine to pytorch, or"
     )
@@ -185,7 +185,7 @@ def test_without_horovod_the_remedy_is_named(monkeypatch) -> None:
         run("pass", section_from_mapping(PipelineSettings, {"resources": {"workers": 2}}, "test"))
     values = {"resources": {"workers": 2}, "training": {"engine": "tensorflow"}}
     by_name = section_from_mapping(PipelineSettings, values, "test")
-    monkeypatch.setattr(launch, "find_spec", lambda name: None if name == "horovod" else True)
+    monkeypatch.setattr(training_processes, "find_spec", lambda name: None if name == "horovod" else True)
     with pytest.raises(InputError, match=said):
         run("pass", by_name)
 
