@@ -21,8 +21,8 @@ from k8s_serving import serving
 
 import gaudi_bert
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes.manifests import write_rendered
-from gaudi_bert.runners.stage_table import stages_of
+from gaudi_bert.runners.kubernetes.manifests import write_manifests
+from gaudi_bert.runners.stage_table import list_pipeline_stages
 
 TWO_DATA_PODS = ["resources.data_workers=2"]
 TWO_WORKERS = ["resources.workers=2", "kubernetes.access_mode=ReadWriteMany"]
@@ -62,7 +62,7 @@ def write_all(repository: Path, folder: Path) -> None:
         pipeline = repository / "pipelines" / f"{PIPELINES.get(overlay, 'demo')}.yaml"
         # Gaudi's last software with TensorFlow runs on Kubernetes 1.24 and 1.25, so the overlays are for all from there on.
         settings = load_pipeline(pipeline, overrides)
-        write_rendered(settings, stages_of(settings), folder / "overlays" / overlay)
+        write_manifests(settings, list_pipeline_stages(settings), folder / "overlays" / overlay)
         if overlay in SERVING:
             _write_serving(folder / "overlays" / overlay, f"{SERVING[overlay]}:{gaudi_bert.__version__}")
     demo = (repository / "pipelines" / "demo.yaml").read_text(encoding="utf-8")

@@ -36,19 +36,19 @@ def _run_docker(
 ) -> dict[str, list[str]]:
     from gaudi_bert.runners.docker import run_on_docker
 
-    how, flags = run.how, ["--json"] if json else []
+    how, flags = run.options, ["--json"] if json else []
     flags += [word for override in overrides for word in ("--set", override)]
     flags += ["--overwrite"] if how.overwrite else []
     flags += ["--finish"] if how.finish else []
     flags += ["--shard", "/".join(map(str, how.part))] if how.part is not None else []
     flags += ["--workers", str(how.workers)] if how.workers is not None else []
-    return run_on_docker(run.settings, stages, pipeline, run.work, how.reporter, flags=flags)
+    return run_on_docker(run.settings, stages, pipeline, run.work, how.reporter, extra_options=flags)
 
 
-def _run_kubernetes(run: RunRequest, stages: Sequence[str]) -> dict[str, str]:
+def _run_kubernetes(run: RunRequest, stages: Sequence[str]) -> Mapping[str, str]:
     from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 
-    how = run.how
+    how = run.options
     passed = {"--overwrite": how.overwrite, "--shard": how.part, "--finish": how.finish, "--workers": how.workers}
     check_combination({"--on kubernetes": True, **passed})
     return run_on_kubernetes(run.settings, stages, how.reporter)
@@ -83,12 +83,14 @@ def run(
     """Run the stages of a pipeline file, and skip finished stages."""
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.runners.local import RunRequest
-    from gaudi_bert.runners.stage_table import select_stages, stages_of
+    from gaudi_bert.runners.stage_table import list_pipeline_stages, select_stages
 
     if on not in _RUNNERS:
         raise InputError(f"--on {on}: must be one of {', '.join(_RUNNERS)}")
     settings = arguments.load_pipeline_settings(pipeline, set_)
-    requested = stages_of(settings) if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
+    requested = list_pipeline_stages(settings)
+    if stages is not None:
+        requested = [name.strip() for name in stages.split(",") if name.strip()]
     names = select_stages(settings, requested)
     how = arguments.make_stage_run(shard, finish, workers=workers, overwrite=overwrite)
     _check_stages_allow_launcher(on, names, how.part)
@@ -97,9 +99,9 @@ def run(
             settings, names, WorkFolder.from_settings(settings, work, pipeline.parent), pipeline, on, verbose, json
         )
     elif render is not None:
-        from gaudi_bert.runners.kubernetes.manifests import write_rendered
+        from gaudi_bert.runners.kubernetes.manifests import write_manifests
 
-        parts = write_rendered(settings, names, render, overwrite)
+        parts = write_manifests(settings, names, render, overwrite)
         lines = [f"{render}: {', '.join(parts)}", *(f"kubectl apply -k {render}/{part}" for part in parts)]
         output.print_result({"folder": str(render), "parts": parts}, json, lines)
     else:
@@ -128,7 +130,7 @@ def _run_and_print(
             for split, output_of_split in splits.items():
                 lines += [f"{f'{stage} {split}'.strip()}: {line}" for line in output_of_split.format_lines()]
         # With --shard, each process of a launcher does its own part.
-        output.print_result(results, json, lines, shared=run.how.part is None)
+        output.print_result(results, json, lines, shared=run.options.part is None)
 
 
 def _check_stages_allow_launcher(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
@@ -152,14 +154,14 @@ def _print_dry_run(
 ) -> None:
     import yaml
 
-    from gaudi_bert.runners.kubernetes.work_claim import check_access_mode
-    from gaudi_bert.runners.stage_table import STAGES, missing_paths, preview_stage
+    from gaudi_bert.runners.kubernetes.work_claim import check_volume_access_mode
+    from gaudi_bert.runners.stage_table import STAGES, describe_missing_inputs, preview_stage
 
     if on == "kubernetes":
-        check_access_mode(settings)
+        check_volume_access_mode(settings)
     previews = [preview_stage(settings, stage) for stage in stages]
-    finished = [] if on == "kubernetes" else [name for name in stages if not STAGES[name].missing_products(folder)]
-    missing = [] if on == "kubernetes" else missing_paths(settings, stages, pipeline.parent)
+    finished = [] if on == "kubernetes" else [name for name in stages if not STAGES[name].list_missing_products(folder)]
+    missing = [] if on == "kubernetes" else describe_missing_inputs(settings, stages, pipeline.parent)
     root, values = format_location(folder.root), settings.model_dump(mode="json")
     where = {"local": "here", "docker": "in containers here", "kubernetes": "on the cluster"}[on]
     waiting = [stage for stage in stages if stage not in finished]
@@ -274,8 +276,8 @@ def status(pipeline: arguments.Pipeline, set_: arguments.Set = None, json: argum
     """Show the state of each step, and the reason if it failed or waits."""
     from gaudi_bert.runners.kubernetes import manage
 
-    steps = manage.status(*_load_settings_and_cluster(pipeline, set_))
-    output.print_result(steps, json, manage.status_lines(steps))
+    steps = manage.read_step_statuses(*_load_settings_and_cluster(pipeline, set_))
+    output.print_result(steps, json, manage.format_step_statuses(steps))
 
 
 @k8s.command(cls=output.Command)
@@ -301,7 +303,7 @@ def delete(
     """Remove all Jobs of a pipeline. Its work folder stays, unless you pass --data."""
     from gaudi_bert.runners.kubernetes import manage
 
-    removed = manage.delete(*_load_settings_and_cluster(pipeline, set_), data=data)
+    removed = manage.delete_pipeline_objects(*_load_settings_and_cluster(pipeline, set_), delete_data=data)
     output.print_result({"removed": removed}, json, removed or ["there was nothing to remove"])
 
 
@@ -315,16 +317,16 @@ def _open(
     json: arguments.Json = False,
 ) -> None:
     """Copy the report and the TensorBoard files of a run from the cluster, and open the report in a browser."""
-    from gaudi_bert.runners.kubernetes.open_results import open_results
+    from gaudi_bert.runners.kubernetes.open_results import copy_results
 
     settings, cluster = _load_settings_and_cluster(pipeline, set_)
-    opened = open_results(settings, cluster, out or Path("opened") / settings.name, Reporter())
-    curves = [f"curves: tensorboard --logdir {opened['tensorboard']}"] if opened["tensorboard"] else []
-    output.print_result(opened, json, [f"page: {opened['report']}", *curves])
+    opened = copy_results(settings, cluster, out or Path("opened") / settings.name, Reporter())
+    curves = [f"curves: tensorboard --logdir {opened.tensorboard}"] if opened.tensorboard else []
+    output.print_result(opened._asdict(), json, [f"page: {opened.report}", *curves])
     if sys.stdout.isatty():
         import webbrowser
 
-        webbrowser.open(Path(str(opened["report"])).resolve().as_uri())
+        webbrowser.open(opened.report.resolve().as_uri())
 
 
 def doctor(

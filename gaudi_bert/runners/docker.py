@@ -18,11 +18,11 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.files import explain_os_errors, format_location, is_in_store, store_scheme
@@ -30,8 +30,19 @@ from gaudi_bert.common.launch import handle_signals
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import DockerSettings, ImageSettings
-from gaudi_bert.runners.stage_table import STAGES, missing_paths, named_paths, quantity_value, stage_image
-from gaudi_bert.runners.training_processes import card_variables
+from gaudi_bert.runners.stage_table import (
+    STAGES,
+    describe_missing_inputs,
+    list_input_paths,
+    parse_quantity,
+    stage_image_name,
+)
+from gaudi_bert.runners.training_processes import build_card_environment
+
+if TYPE_CHECKING:
+    from docker.models.containers import Container
+
+    from docker import DockerClient
 
 _ANSWER_SECONDS = 60
 # A training process that is stopped first finishes its update and saves a checkpoint, so wait this long before it is killed.
@@ -43,11 +54,11 @@ _WORK_LABEL = "gaudi-bert.work"
 def run_on_docker(
     settings: PipelineSettings,
     stages: Sequence[str],
-    pipeline: Path,
-    work: Path,
+    pipeline_file: Path,
+    work_root: Path,
     reporter: Reporter,
     *,
-    flags: Sequence[str] = (),
+    extra_options: Sequence[str] = (),
 ) -> dict[str, list[str]]:
     """Run stages in the given order, each in its own container, and return the lines that each stage printed.
 
@@ -56,10 +67,10 @@ def run_on_docker(
     Args:
         settings: The settings of the pipeline.
         stages: The names of the stages.
-        pipeline: The pipeline file.
-        work: The folder that contains the work folders of all pipelines, or its URL.
+        pipeline_file: The pipeline file.
+        work_root: The folder that contains the work folders of all pipelines, or its URL.
         reporter: Shows progress, and the standard error of the containers.
-        flags: Further options of `gaudi-bert run` for each stage, such as `--overwrite` and every `--set`.
+        extra_options: Further options of `gaudi-bert run` for each stage, such as `--overwrite` and every `--set`.
 
     Returns:
         For each stage, the lines of its standard output.
@@ -70,71 +81,79 @@ def run_on_docker(
         FailedError: A stage failed, ran out of memory, or another run uses the work folder.
         StoppedError: The run was stopped by a signal.
     """
-    for missing in missing_paths(settings, stages, pipeline.parent):
+    for missing in describe_missing_inputs(settings, stages, pipeline_file.parent):
         raise InputError(f"{missing}; check the path")
-    containers = {stage: _stage_container(settings, stage, pipeline, work, flags) for stage in stages}
-    daemon = _connect()
-    stop = _Stop()
+    containers = {
+        stage: _build_container_options(settings, stage, pipeline_file, work_root, extra_options) for stage in stages
+    }
+    client = _connect_to_daemon()
+    stopper = _ContainerStopper()
     printed = {}
-    with handle_signals((signal.SIGTERM, signal.SIGINT), stop.request), _explained():
-        _clear_leftovers(daemon, format_location(_work_folder(settings, work)))
+    with handle_signals((signal.SIGTERM, signal.SIGINT), stopper.handle_signal), _convert_docker_errors():
+        _remove_leftover_containers(client, format_location(_pipeline_work_folder(settings, work_root)))
         for image in dict.fromkeys(options["image"] for options in containers.values()):
-            _need_image(daemon, image, settings.images, reporter)
+            _pull_image_if_needed(client, image, settings.images, reporter)
         for stage, options in containers.items():
-            stop.check()
+            stopper.raise_if_requested()
             reporter.say(f"docker: {stage} in {options['image']}")
             if settings.store.scratch:
                 Path(settings.store.scratch).mkdir(parents=True, exist_ok=True)  # a bind mount needs an existing folder
-            memory_key = f"resources.{'training' if STAGES[stage].trains else 'data'}.memory_limit"
-            printed[stage] = _run_container(daemon, options, stop, reporter, memory_key)
+            memory_setting = f"resources.{'training' if STAGES[stage].runs_model else 'data'}.memory_limit"
+            printed[stage] = _run_container(client, options, stopper, reporter, memory_setting)
     return printed
 
 
 # --- from a pipeline file to Docker's options
 
 
-def _stage_container(
-    settings: PipelineSettings, stage: str, pipeline: Path, work: Path, flags: Sequence[str] = ()
+def _build_container_options(
+    settings: PipelineSettings, stage: str, pipeline_file: Path, work_root: Path, extra_options: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the keyword arguments of `docker.containers.create` for the container of a stage.
 
     Raises:
         InputError: Several workers would use cards, or a mounted path would hide files of the image.
     """
-    resources, row = settings.resources, STAGES[stage]
-    if row.distributed and resources.cards and resources.workers > 1:
+    resources, stage_row = settings.resources, STAGES[stage]
+    if stage_row.is_distributed and resources.cards and resources.workers > 1:
         raise InputError(
-            f"resources.workers = {resources.workers} with cards: --on docker uses the cards of one server, as one worker; "
-            "use --on kubernetes for several servers"
+            f"resources.workers = {resources.workers} with cards: --on docker supports only one worker with cards, "
+            "because it uses a single server; use --on kubernetes for several servers"
         )
-    parent = format_location(work) if is_in_store(work) else os.path.abspath(work)
-    command = ["gaudi-bert", "run", os.path.abspath(pipeline), "--work", parent, "--stages", stage, *flags]
-    if not row.trains and "--workers" not in flags:
+    parent = format_location(work_root) if is_in_store(work_root) else os.path.abspath(work_root)
+    command = ["gaudi-bert", "run", os.path.abspath(pipeline_file), "--work", parent, "--stages", stage, *extra_options]
+    if not stage_row.runs_model and "--workers" not in extra_options:
         # Each process uses memory, so the default of one process per core could exceed the container's memory limit.
         command += ["--workers", str(resources.data_processes)]
-    folder = _work_folder(settings, work)
-    read = [(key, text) for key, text in named_paths(settings) if key in row.reads]
+    folder = _pipeline_work_folder(settings, work_root)
+    read = [(key, text) for key, text in list_input_paths(settings) if key in stage_row.input_settings]
     urls = [text for text in (str(folder), *(text for _, text in read)) if is_in_store(text)]
-    variables, mounts = _store_access(settings, urls) if urls else ({}, {})
-    mounts |= {path: True for key, text in read for path in _shown(key, text, pipeline.parent)}
-    mounts[pipeline.absolute()] = True
-    if not is_in_store(work):
+    variables, mounts = _find_store_access(settings, urls) if urls else ({}, {})
+    mounts |= {path: True for key, text in read for path in _paths_to_mount(key, text, pipeline_file.parent)}
+    mounts[pipeline_file.absolute()] = True
+    if not is_in_store(work_root):
         mounts[folder.absolute()] = False
-    for path, folder_of_image in itertools.product(mounts, _OF_THE_IMAGE):
+    for path, folder_of_image in itertools.product(mounts, _IMAGE_FOLDERS):
         if folder_of_image.is_relative_to(path):
             raise InputError(
-                f"{path}: in a container, {folder_of_image} is the image's own; put the files into a folder of their own"
+                f"{path}: mounting this path would hide {folder_of_image} of the image; move the files to another folder"
             )
-    pod, with_cards = resources.training if row.trains else resources.data, row.trains and resources.cards > 0
+    pod, with_cards = (
+        resources.training if stage_row.runs_model else resources.data,
+        stage_row.runs_model and resources.cards > 0,
+    )
     if with_cards:
-        variables |= {"HABANA_VISIBLE_DEVICES": settings.docker.visible_devices, **card_variables("/tmp/gaudi-bert-recipes")}
-    memory, cores = int(quantity_value(pod.memory_limit or pod.memory)), quantity_value(pod.cpu)
+        variables |= {
+            "HABANA_VISIBLE_DEVICES": settings.docker.visible_devices,
+            **build_card_environment("/tmp/gaudi-bert-recipes"),
+        }
+    memory, cores = int(parse_quantity(pod.memory_limit or pod.memory)), parse_quantity(pod.cpu)
     return {
-        "image": stage_image(settings, row),
+        "image": stage_image_name(settings, stage_row),
         "name": f"gaudi-bert-{settings.name}-{stage}-{secrets.token_hex(4)}",
         "labels": {_WORK_LABEL: format_location(folder)},
         "entrypoint": command,
-        "environment": {"HOME": "/tmp", **variables, **(resources.environment if row.trains else {})},
+        "environment": {"HOME": "/tmp", **variables, **(resources.environment if stage_row.runs_model else {})},
         "mounts": [
             {"Type": "bind", "Source": str(path), "Target": str(path), "ReadOnly": read_only}
             for path, read_only in mounts.items()
@@ -147,73 +166,77 @@ def _stage_container(
         "memswap_limit": memory,
         "nano_cpus": int(settings.docker.cpus * 1e9) if settings.docker.cpus else None,
         **({"network_mode": "host"} if urls else {}),
-        **(_with_cards(settings.docker, cores) if with_cards else _confined(folder, cores)),
-        **({"shm_size": int(quantity_value(resources.shared_memory))} if row.trains and not resources.cards else {}),
+        **(_build_card_options(settings.docker, cores) if with_cards else _build_unprivileged_options(folder, cores)),
+        **(
+            {"shm_size": int(parse_quantity(resources.shared_memory))}
+            if stage_row.runs_model and not resources.cards
+            else {}
+        ),
     }
 
 
-def _work_folder(settings: PipelineSettings, work: Path) -> Path:
+def _pipeline_work_folder(settings: PipelineSettings, work_root: Path) -> Path:
     """Return the work folder of this pipeline, as an absolute path or a URL."""
-    return work / settings.name if is_in_store(work) else work.absolute() / settings.name
+    return work_root / settings.name if is_in_store(work_root) else work_root.absolute() / settings.name
 
 
-def _shown(key: str, text: str, pipeline_folder: Path) -> Iterator[Path]:
+def _paths_to_mount(setting: str, text: str, pipeline_folder: Path) -> Iterator[Path]:
     """Yield the paths to mount for one setting that names a file.
 
     An existing path is mounted itself. For a glob, a checkpoint file or a checkpoint prefix, the closest existing parent
     folder is mounted. For records, the `vocab.txt` next to their folder is mounted too, if it exists. A URL yields nothing.
 
     Args:
-        key: The setting, such as `prepare.text`.
+        setting: The setting, such as `prepare.text`.
         text: The path, glob or URL that the setting contains.
         pipeline_folder: The folder that relative paths start from, unless the setting is a checkpoint.
     """
     if is_in_store(text):
         return
-    is_checkpoint = key.endswith(".init_checkpoint")
+    is_checkpoint = setting.endswith(".init_checkpoint")
     path = Path(os.path.abspath((Path() if is_checkpoint else pipeline_folder) / Path(text).expanduser()))
     if not path.exists() or (is_checkpoint and path.is_file()):
         path = next(parent for parent in path.parents if parent.is_dir() and not glob.has_magic(str(parent)))
     yield path
     vocabulary = (path if path.is_dir() else path.parent).parent / "vocab.txt"
-    if key.endswith("records") and vocabulary.is_file():
+    if setting.endswith("records") and vocabulary.is_file():
         yield vocabulary
 
 
 # Folders that contain the image's own files. A mounted host folder at or above one of them would hide these files.
-_OF_THE_IMAGE = [
+_IMAGE_FOLDERS = [
     *map(Path, ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr")),
     *map(Path, ("/opt/venv", "/opt/gaudi-bert", "/opt/habanalabs", "/opt/amazon")),
 ]
 
 
-def _confined(folder: Path, cores: float) -> dict[str, Any]:
+def _build_unprivileged_options(work_folder: Path, cpu_cores: float) -> dict[str, Any]:
     """Return Docker's options for a container without cards, which runs as the caller and without capabilities.
 
     If the caller is root, the container runs as the owner of the work folder instead. A local work folder is created if it
     does not exist, because otherwise the daemon would create it as root.
     """
     user, group = os.getuid(), os.getgid()
-    if not is_in_store(folder):
-        with explain_os_errors(folder, "make"):
-            folder.mkdir(parents=True, exist_ok=True)
-        user, group = (user, group) if user else (folder.stat().st_uid, folder.stat().st_gid)
+    if not is_in_store(work_folder):
+        with explain_os_errors(work_folder, "make"):
+            work_folder.mkdir(parents=True, exist_ok=True)
+        user, group = (user, group) if user else (work_folder.stat().st_uid, work_folder.stat().st_gid)
     return {
         "user": f"{user}:{group}",
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
-        "cpu_shares": max(int(cores * 1024), 2),
+        "cpu_shares": max(int(cpu_cores * 1024), 2),
     }
 
 
-def _with_cards(docker: DockerSettings, cores: float) -> dict[str, Any]:
+def _build_card_options(docker: DockerSettings, cpu_cores: float) -> dict[str, Any]:
     """Return Docker's options for a container with Gaudi cards, as the vendor's software requires them."""
     return {
         "user": "0:0",
         "runtime": docker.runtime,
         "ipc_mode": "host",
         "cap_add": ["SYS_NICE"],
-        "nano_cpus": int((docker.cpus or cores) * 1e9),
+        "nano_cpus": int((docker.cpus or cpu_cores) * 1e9),
         **({"network_mode": "host"} if docker.host_network else {}),
         **({"ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}]} if docker.unlimited_memory_lock else {}),
     }
@@ -224,34 +247,44 @@ def _with_cards(docker: DockerSettings, cores: float) -> dict[str, Any]:
 _AWS = ("AWS_",), {"AWS_SHARED_CREDENTIALS_FILE": ".aws/credentials", "AWS_CONFIG_FILE": ".aws/config"}
 _GOOGLE = ("GOOGLE_", "CLOUDSDK_"), {"CLOUDSDK_CONFIG": ".config/gcloud"}
 _AZURE = ("AZURE_",), {"AZURE_CONFIG_DIR": ".azure"}
-_STORE_TOOLS = {"s3": _AWS, "s3a": _AWS, "gs": _GOOGLE, "gcs": _GOOGLE, "az": _AZURE, "abfs": _AZURE, "abfss": _AZURE}
-_FOR_ALL_STORES = ("FSSPEC_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+_STORE_CREDENTIALS = {"s3": _AWS, "s3a": _AWS, "gs": _GOOGLE, "gcs": _GOOGLE, "az": _AZURE, "abfs": _AZURE, "abfss": _AZURE}
+_COMMON_VARIABLE_PREFIXES = ("FSSPEC_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
-def _store_access(settings: PipelineSettings, urls: Sequence[str]) -> tuple[dict[str, str], dict[Path, bool]]:
-    """Return what a container needs to use the object stores of `urls`.
+class _StoreAccess(NamedTuple):
+    """What a container needs to use object stores.
 
-    Returns:
-        The environment variables with the caller's credentials, and the paths to mount, each with whether it is mounted
-        read-only. The paths are those that the variables name, `store.ca_file` and `store.scratch`.
+    Attributes:
+        environment: The environment variables with the caller's credentials.
+        read_only_by_path: The paths to mount, and for each path whether it is mounted read-only.
+    """
+
+    environment: dict[str, str]
+    read_only_by_path: dict[Path, bool]
+
+
+def _find_store_access(settings: PipelineSettings, store_urls: Sequence[str]) -> _StoreAccess:
+    """Return the environment variables and mounts with which a container can use the object stores of some URLs.
+
+    The mounted paths are those that the variables name, `store.ca_file` and `store.scratch`.
     """
     variables: dict[str, str] = {}
-    for prefixes, usual_paths in [_STORE_TOOLS.get(scheme, ((), {})) for scheme in {*map(store_scheme, urls)}]:
+    for prefixes, usual_paths in [_STORE_CREDENTIALS.get(scheme, ((), {})) for scheme in {*map(store_scheme, store_urls)}]:
         variables |= {name: str(Path.home() / path) for name, path in usual_paths.items() if (Path.home() / path).exists()}
         variables |= {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
-    variables |= {name: value for name, value in os.environ.items() if name.upper().startswith(_FOR_ALL_STORES)}
+    variables |= {name: value for name, value in os.environ.items() if name.upper().startswith(_COMMON_VARIABLE_PREFIXES)}
     mounts = {Path(value): True for value in variables.values() if value.startswith("/") and Path(value).exists()}
     if settings.store.ca_file:
         mounts[Path(settings.store.ca_file).absolute()] = True
     if settings.store.scratch:
         mounts[Path(settings.store.scratch).absolute()] = False
-    return variables, mounts
+    return _StoreAccess(variables, mounts)
 
 
 # --- the daemon
 
 
-def _connect() -> Any:
+def _connect_to_daemon() -> DockerClient:
     """Return a client of the Docker daemon that the environment names.
 
     Raises:
@@ -267,14 +300,15 @@ def _connect() -> Any:
         address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
         reason = " ".join(str(error).split())
         raise InputError(
-            f"--on docker: no Docker daemon can be used at {address} ({reason}); start it, or name another in DOCKER_HOST; "
-            "a user who is not root must be in the group `docker`"
+            f"--on docker: the Docker daemon at {address} cannot be used ({reason}); start it, or set DOCKER_HOST to "
+            "another "
+            "daemon; a user who is not root must be in the group `docker`"
         ) from error
     return client
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _convert_docker_errors() -> Iterator[None]:
     """Convert errors of the Docker client into one-line errors that contain the daemon's own message.
 
     Raises:
@@ -290,28 +324,33 @@ def _explained() -> Iterator[None]:
         reason = " ".join(str(error.explanation or error).split())
         refused = error.response is not None and error.response.status_code < 500
         kind = InputError if refused or "runtime" in reason else FailedError
-        raise kind(f"--on docker: the daemon refuses: {reason}; correct the section docker, or the image") from error
+        raise kind(
+            f"--on docker: the Docker daemon rejected the request: {reason}; correct the section docker of the pipeline "
+            "file, or the image"
+        ) from error
     except (DockerException, RequestException) as error:
         reason = " ".join(str(error).split())
-        raise FailedError(f"--on docker: the daemon does not answer any more ({reason}); start it, run again") from error
+        raise FailedError(
+            f"--on docker: the Docker daemon no longer answers ({reason}); restart it, then run the same command again"
+        ) from error
 
 
-def _clear_leftovers(daemon: Any, work: str) -> None:
+def _remove_leftover_containers(client: DockerClient, work_folder: str) -> None:
     """Remove the containers that earlier runs in this work folder left behind.
 
     Raises:
         FailedError: A container of another run still works in the folder.
     """
-    for container in daemon.containers.list(all=True, filters={"label": f"{_WORK_LABEL}={work}"}):
+    for container in client.containers.list(all=True, filters={"label": f"{_WORK_LABEL}={work_folder}"}):
         if container.status in ("running", "paused", "restarting"):
             raise FailedError(
-                f"{work}: container {container.name} of another run works in it; "
-                f"wait for its end, or remove it: docker rm --force {container.name}"
+                f"{work_folder}: container {container.name} of another run uses this work folder; "
+                f"wait until it ends, or remove it: docker rm --force {container.name}"
             )
         container.remove(force=True, v=True)
 
 
-def _need_image(daemon: Any, reference: str, images: ImageSettings, reporter: Reporter) -> None:
+def _pull_image_if_needed(client: DockerClient, image: str, images: ImageSettings, reporter: Reporter) -> None:
     """Make sure that an image is on this machine, and pull it from its registry if `images.pull_policy` says so.
 
     Raises:
@@ -321,25 +360,32 @@ def _need_image(daemon: Any, reference: str, images: ImageSettings, reporter: Re
 
     if images.pull_policy != "Always":
         try:
-            daemon.images.get(reference)
+            client.images.get(image)
         except NotFound:
             pass
         else:
             return
     if images.pull_policy == "Never" or images.registry is None:
-        raise InputError(f"image {reference}: not on this machine; build it with `make images`, or set images.registry")
-    reporter.say(f"docker: fetching {reference}")
+        raise InputError(
+            f"image {image}: not found on this machine; build it with `make images`, or set images.registry to pull it"
+        )
+    reporter.say(f"docker: pulling {image}")
     try:
-        daemon.images.pull(reference)
+        client.images.pull(image)
     except APIError as error:
         reason = " ".join(str(error.explanation or error).split())
-        raise InputError(f"image {reference}: cannot be fetched: {reason}; check images.registry, `docker login`") from error
+        raise InputError(
+            f"image {image}: cannot be pulled: {reason}; check images.registry, and log in with `docker login`"
+        ) from error
 
 
 # --- one container
 
+# Pairs of bytes from standard output and standard error, each of which may be None.
+_OutputChunks = Iterable[tuple[bytes | None, bytes | None]]
 
-class _Stop:
+
+class _ContainerStopper:
     """Forwards stop signals of this process to the running container.
 
     The first signal stops the container gracefully, so that it can save. The second signal kills it.
@@ -350,33 +396,33 @@ class _Stop:
     """
 
     def __init__(self) -> None:
-        self.container: Any = None
+        self.container: Container | None = None
         self.requests = 0
 
-    def request(self, number: int, frame: FrameType | None) -> None:
+    def handle_signal(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         self.requests += 1
-        self.pass_on()
+        self.stop_container_if_requested()
 
-    def pass_on(self) -> None:
+    def stop_container_if_requested(self) -> None:
         """Stop or kill the container, if there is one and a signal was received. Returns at once."""
         if self.requests and self.container is not None:
             # A signal handler runs in the main thread, which may hold a lock of the client, so calling the client here could
             # deadlock. Another thread calls it.
-            threading.Thread(target=self._end, args=(self.container, self.requests > 1), daemon=True).start()
+            threading.Thread(target=self._stop_or_kill, args=(self.container, self.requests > 1), daemon=True).start()
 
-    def check(self) -> None:
+    def raise_if_requested(self) -> None:
         """Raise a `StoppedError` if a signal was received, so that no further stage begins."""
         if self.requests:
             raise StoppedError("stopped on request; run the same command again to resume")
 
     @staticmethod
-    def _end(container: Any, at_once: bool) -> None:
+    def _stop_or_kill(container: Container, kill: bool) -> None:
         """Kill a container, or stop it and wait until it has ended."""
         from docker.errors import APIError
 
         with suppress(APIError):  # raised if the container has already ended
-            if at_once:
+            if kill:
                 container.kill()
             else:
                 # The daemon answers only when the container has ended, so the client must wait longer than that takes.
@@ -384,62 +430,75 @@ class _Stop:
                 container.stop(timeout=_STOP_SECONDS)
 
 
-def _run_container(daemon: Any, options: Mapping[str, Any], stop: _Stop, reporter: Reporter, memory_key: str) -> list[str]:
+def _run_container(
+    client: DockerClient, options: Mapping[str, Any], stopper: _ContainerStopper, reporter: Reporter, memory_setting: str
+) -> list[str]:
     """Run a container to its end and return the lines of its standard output. Its standard error is shown while it runs.
 
     The container is removed at the end, also after an error.
 
     Args:
-        daemon: The Docker client.
+        client: The Docker client.
         options: The keyword arguments for creating the container.
-        stop: Stops the container when this process receives a signal.
+        stopper: Stops the container when this process receives a signal.
         reporter: Shows the standard error.
-        memory_key: The setting of the memory limit, for the error message.
+        memory_setting: The setting of the memory limit, for the error message.
 
     Raises:
         InputError: The container ended with the exit code for wrong input.
         FailedError: The container ran out of memory, or ended with another exit code than 0.
         StoppedError: The container was stopped.
     """
-    container = daemon.containers.create(**options)
+    container = client.containers.create(**options)
     try:
         pieces = container.attach(stream=True, stdout=True, stderr=True, demux=True)
         container.start()
-        stop.container = container
-        stop.pass_on()
-        printed, reason = _follow(pieces, reporter)
+        stopper.container = container
+        stopper.stop_container_if_requested()
+        output = _read_container_output(pieces, reporter)
         container.wait()
         container.reload()
     finally:
-        stop.container = None
+        stopper.container = None
         container.remove(force=True, v=True)
     state = container.attrs["State"]
     code = int(state["ExitCode"])
     if state.get("OOMKilled") and code:
-        raise FailedError(f"container {container.name} used more memory than it may; raise {memory_key}")
-    if code == StoppedError.exit_code or (code and stop.requests > 1):
-        raise StoppedError(reason or "stopped on request; run the same command again to resume")
+        raise FailedError(f"container {container.name} exceeded its memory limit; raise {memory_setting}")
+    if code == StoppedError.exit_code or (code and stopper.requests > 1):
+        raise StoppedError(output.error or "stopped on request; run the same command again to resume")
     if code:
-        why = state.get("Error") or "see its last words above"
+        why = state.get("Error") or "see its last lines above"
         kind = InputError if code == InputError.exit_code else FailedError
-        raise kind(reason or f"{container.name} ended with exit code {code}; {why}")
-    return printed
+        raise kind(output.error or f"container {container.name} ended with exit code {code}; {why}")
+    return output.lines
 
 
-def _follow(pieces: Any, reporter: Reporter) -> tuple[list[str], str]:
+class _ContainerOutput(NamedTuple):
+    """The output of a container that has ended.
+
+    Attributes:
+        lines: The lines of standard output.
+        error: The error message if the last line of standard error is one, otherwise "".
+    """
+
+    lines: list[str]
+    error: str
+
+
+def _read_container_output(output_chunks: _OutputChunks, reporter: Reporter) -> _ContainerOutput:
     """Show a container's standard error line by line, and collect its standard output.
 
     Args:
-        pieces: Pairs of bytes from standard output and standard error, each of which may be None.
+        output_chunks: Pairs of bytes from standard output and standard error, each of which may be None.
         reporter: Shows the lines of standard error.
 
     Returns:
-        The lines of standard output, and the error message if the last line of standard error is one, otherwise "". This
-        last line is not shown.
+        The lines of standard output, and the error message in the last line of standard error, which is not shown.
     """
     decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(2)]
     rests, printed, held = ["", ""], [], ""
-    for pair in pieces:
+    for pair in output_chunks:
         for number, piece in enumerate(pair):
             *lines, rests[number] = (rests[number] + decoders[number].decode(piece or b"")).split("\n")
             if number == 0:
@@ -452,4 +511,4 @@ def _follow(pieces: Any, reporter: Reporter) -> tuple[list[str], str]:
                 held = line if line.startswith("error: ") else ""
                 if not held:
                     reporter.say(line)
-    return [*printed, *filter(None, rests[:1])], held.removeprefix("error: ")
+    return _ContainerOutput([*printed, *filter(None, rests[:1])], held.removeprefix("error: "))

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.errors import EXTRAS, GaudiBertError, install_command, supports_tensorflow
@@ -27,9 +27,9 @@ from gaudi_bert.common.processor import Processor, read_processor
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.values import EngineName
-from gaudi_bert.runners.kubernetes.client import KINDS, Cluster, title_of
-from gaudi_bert.runners.kubernetes.manifests import Manifests, check_paths, render
-from gaudi_bert.runners.kubernetes.run import check_objects
+from gaudi_bert.runners.kubernetes.client import KINDS, Cluster, format_object_title
+from gaudi_bert.runners.kubernetes.manifests import Manifests, build_manifests, check_pods_can_read_files
+from gaudi_bert.runners.kubernetes.run import dry_run_objects
 from gaudi_bert.runners.kubernetes.work_claim import find_work_claim
 
 
@@ -58,10 +58,10 @@ class CheckResult:
         return asdict(self)
 
 
-def _refused(check: str, error: GaudiBertError) -> CheckResult:
+def _failed_result(check_name: str, error: GaudiBertError) -> CheckResult:
     """Return a failed result for an error. The part of its message after the last semicolon is the remedy."""
     finding, _, remedy = str(error).rpartition("; ")
-    return CheckResult(check, "failed", finding, remedy)
+    return CheckResult(check_name, "failed", finding, remedy)
 
 
 # --- an object store
@@ -87,15 +87,18 @@ def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
         written = True
         if objects.read(f"{folder}/{name}") != content or name not in objects.list(folder, direct_only=True):
             return CheckResult(
-                "store", "failed", f"{folder}: an object is not what was written", "use a store that reads what it wrote"
+                "store",
+                "failed",
+                f"{folder}: reading an object returned other bytes than were written",
+                "use another object store",
             )
         objects.remove(f"{folder}/{name}")
     except GaudiBertError as error:
         if written:
             with suppress(GaudiBertError):
                 objects.remove(f"{folder}/{name}")
-        return _refused("store", error)
-    return CheckResult("store", "ok", f"{folder}: write, read, list and remove")
+        return _failed_result("store", error)
+    return CheckResult("store", "ok", f"{folder}: writing, reading, listing and removing an object work")
 
 
 # --- this machine: Python, the engines and extras, the processor, the driver of Gaudi cards, the cards, the disk
@@ -115,7 +118,7 @@ _GROUPS_ON_DISK = 3
 
 
 @dataclass(frozen=True)
-class _HostAnswers:
+class _HostFacts:
     """What was found on this machine.
 
     Attributes:
@@ -139,34 +142,42 @@ class _HostAnswers:
     processor: Processor | None = None
     bfloat16_shares: Mapping[str, float] = field(default_factory=dict)
 
-    def version(self, package: str) -> str:
+    def package_version(self, package: str) -> str:
         """Return the version of a package, or "" if it is not installed."""
         return self.packages.get(package, "")
 
     @property
-    def driver(self) -> str:
+    def driver_release(self) -> str:
         """The release of the driver, such as `1.24.0`, or "" if `hl-smi` does not report it."""
         # Later releases also print a line with the version of the network driver, so match the beginning of the line.
-        return _release(r"^\|?\s*Driver Version:\s*", self.hl_smi)
+        return _find_version_after(r"^\|?\s*Driver Version:\s*", self.hl_smi)
 
     @property
-    def cards(self) -> list[str]:
+    def card_models(self) -> list[str]:
         """The model names of the cards that `hl-smi` lists, such as `HL-225`."""
         return re.findall(r"^\|\s*\d+\s+(HL-\S+)", self.hl_smi, re.MULTILINE)
 
 
-def examine_host(settings: PipelineSettings) -> tuple[list[CheckResult], dict[str, Any]]:
-    """Check this machine.
+class HostReport(NamedTuple):
+    """The outcome of all checks of this machine.
 
-    Returns:
-        The results, in the order in which problems should be fixed, and everything that was found, as a dictionary that can
-        be written as JSON.
+    Attributes:
+        results: The result of each check, in the order in which problems should be fixed.
+        facts: Everything that was found on the machine, as a dictionary that can be written as JSON.
     """
-    answers = _ask_host()
-    return _check_host(answers, settings), {**asdict(answers), "driver": answers.driver, "cards": answers.cards}
+
+    results: list[CheckResult]
+    facts: dict[str, Any]
 
 
-def _ask_host() -> _HostAnswers:
+def examine_host(settings: PipelineSettings) -> HostReport:
+    """Check whether this machine can run a pipeline, and return the results with everything that was found."""
+    facts = _collect_host_facts()
+    found = {**asdict(facts), "driver": facts.driver_release, "cards": facts.card_models}
+    return HostReport(_check_host_facts(facts, settings), found)
+
+
+def _collect_host_facts() -> _HostFacts:
     """Collect what the checks need from this machine. What cannot be found out counts as missing."""
     # Later drivers also create a control node for each device, which these patterns must not match.
     nodes = [path.name for pattern in ("accel/accel[0-9]*", "hl[0-9]*") for path in sorted(Path("/dev").glob(pattern))]
@@ -181,7 +192,7 @@ def _ask_host() -> _HostAnswers:
         from gaudi_bert.tasks.precision import measure_bfloat16_shares
 
         shares = measure_bfloat16_shares()
-    return _HostAnswers(
+    return _HostFacts(
         hl_smi=hl_smi,
         device_nodes=tuple(nodes),
         python=sys.version_info[:2],
@@ -195,111 +206,123 @@ def _ask_host() -> _HostAnswers:
     )
 
 
-def _check_host(answers: _HostAnswers, settings: PipelineSettings) -> list[CheckResult]:
+def _check_host_facts(facts: _HostFacts, settings: PipelineSettings) -> list[CheckResult]:
     """Return the results of all checks of a machine.
 
     The driver is checked only if the machine has cards or the pipeline requires them.
     """
     extras = [EXTRAS[library] for library in _LIBRARIES]
-    here = ", ".join(extra for extra in extras if extra not in answers.missing_extras) or "none"
-    missing = ",".join(answers.missing_extras)
+    here = ", ".join(extra for extra in extras if extra not in facts.missing_extras) or "none"
+    missing = ",".join(facts.missing_extras)
     lacking = f"; not installed: {missing} (to add them: {install_command(missing)})" if missing else ""
-    results = [_check_engines(answers, settings), CheckResult("extras", "ok", f"installed: {here}{lacking}")]
-    if answers.processor is not None:
-        results.append(_describe_processor(answers.processor, answers.bfloat16_shares))
-    if settings.resources.cards or answers.device_nodes or answers.cards:
-        results += [_check_driver(answers, settings), _check_cards(answers, settings)]
+    results = [_check_engines(facts, settings), CheckResult("extras", "ok", f"installed: {here}{lacking}")]
+    if facts.processor is not None:
+        results.append(_describe_processor(facts.processor, facts.bfloat16_shares))
+    if settings.resources.cards or facts.device_nodes or facts.card_models:
+        results += [_check_driver_release(facts, settings), _check_card_count(facts, settings)]
     else:
-        results.append(CheckResult("cards", "ok", "none here, and the pipeline asks for none"))
+        results.append(CheckResult("cards", "ok", "this machine has no cards, and the pipeline requests none"))
     needed = _GROUPS_ON_DISK * settings.packing.group_bytes
-    disk = CheckResult("disk", "ok", f"{answers.disk / 2**30:.1f} GiB free in the current folder")
-    if answers.disk < needed:
-        remedy = f"free {needed / 2**30:.1f} GiB, or lower packing.group_bytes"
+    disk = CheckResult("disk", "ok", f"{facts.disk / 2**30:.1f} GiB free in the current folder")
+    if facts.disk < needed:
+        remedy = f"make {needed / 2**30:.1f} GiB available, or lower packing.group_bytes"
         disk = replace(disk, verdict="warning", remedy=remedy)
     return [*results, disk]
 
 
-def _describe_processor(processor: Processor, shares: Mapping[str, float]) -> CheckResult:
+def _describe_processor(processor: Processor, bfloat16_time_ratios: Mapping[str, float]) -> CheckResult:
     """Return a result that states the processor's instruction set, and how much time `--precision bfloat16` saves."""
     if not processor.multiplies_bfloat16:
-        gain = "it does not multiply in bfloat16, so `--precision bfloat16` computes in float32"
-    elif shares:
-        times = " and ".join(f"{share:.2f} of the time of float32 for {shape}" for shape, share in shares.items())
+        gain = "this processor does not multiply in bfloat16, so `--precision bfloat16` computes in float32"
+    elif bfloat16_time_ratios:
+        times = " and ".join(
+            f"{share:.2f} times as long as float32 for {shape}" for shape, share in bfloat16_time_ratios.items()
+        )
         gain = f"`--precision bfloat16` takes {times}"
     else:
-        gain = "it multiplies in bfloat16; with PyTorch installed, this command measures what that brings"
+        gain = (
+            "this processor multiplies in bfloat16; install PyTorch so that this command measures how much time that saves"
+        )
     return CheckResult("processor", "ok", f"{processor.name}, {processor.instructions}: {gain}")
 
 
-def _check_engines(answers: _HostAnswers, settings: PipelineSettings) -> CheckResult:
+def _check_engines(facts: _HostFacts, settings: PipelineSettings) -> CheckResult:
     """Check which engines can run here.
 
     The result states for each engine that it runs, or why it does not. It is a warning if no engine runs, or if the engine
     that the pipeline names does not run.
     """
-    version = answers.version("tensorflow-cpu") or answers.version("tensorflow")
-    problem = "" if version.startswith(f"{_TENSORFLOW}.") else f"it is {version}, and {_TENSORFLOW} is needed"
-    if not version:
-        problem = "not installed" if supports_tensorflow(answers.python) else f"{_TENSORFLOW} has no version for this Python"
-    reasons = {"tensorflow": problem, "pytorch": "" if answers.version("torch") else "not installed"}
+    version = facts.package_version("tensorflow-cpu") or facts.package_version("tensorflow")
+    problem = (
+        "" if version.startswith(f"{_TENSORFLOW}.") else f"version {version} is installed, but {_TENSORFLOW} is required"
+    )
+    if not version and supports_tensorflow(facts.python):
+        problem = "not installed"
+    elif not version:
+        problem = f"{_TENSORFLOW} does not support this version of Python"
+    reasons = {"tensorflow": problem, "pytorch": "" if facts.package_version("torch") else "not installed"}
     for engine, package in _BRIDGES.items():
-        if answers.device_nodes and not reasons[engine] and not answers.version(package):
-            reasons[engine] = f"{package} is not installed, which the cards need"
+        if facts.device_nodes and not reasons[engine] and not facts.package_version(package):
+            reasons[engine] = f"the cards need {package}, which is not installed"
     states = [f"{engine} does not run ({reason})" if reason else f"{engine} runs" for engine, reason in reasons.items()]
-    finding = f"Python {'.'.join(map(str, answers.python))}: {', '.join(states)}"
+    finding = f"Python {'.'.join(map(str, facts.python))}: {', '.join(states)}"
     named = settings.training.engine
     if all(reasons.values()) or reasons.get(named):
         engine = "pytorch" if named == "auto" else named  # TensorFlow 2.15 lacks wheels for newer versions of Python
-        bridge = "the vendor's framework of the driver's release"
-        remedy = bridge if answers.device_nodes else install_command(engine)
-        return CheckResult("engines", "warning", finding, f"to train by {engine}: {remedy}; or use --on docker")
+        bridge = "install the vendor's build of the framework from the driver's release"
+        remedy = bridge if facts.device_nodes else install_command(engine)
+        return CheckResult("engines", "warning", finding, f"to train with {engine}: {remedy}; or use --on docker")
     return CheckResult("engines", "ok", finding)
 
 
-def _release(before: str, text: str) -> str:
-    """Return the three-part version after the pattern `before` in a text, such as `1.24.0`, or "" if there is none."""
-    match = re.search(rf"{before}(\d+\.\d+\.\d+)", text, re.MULTILINE)
+def _find_version_after(pattern: str, text: str) -> str:
+    """Return the version such as `1.24.0` that follows a pattern in a text, or "" if there is none."""
+    match = re.search(rf"{pattern}(\d+\.\d+\.\d+)", text, re.MULTILINE)
     return match[1] if match else ""
 
 
-def _check_driver(answers: _HostAnswers, settings: PipelineSettings) -> CheckResult:
+def _check_driver_release(facts: _HostFacts, settings: PipelineSettings) -> CheckResult:
     """Check that the driver is from the same release as the software of the engine.
 
     The software is the framework plugin that is installed here. If none is installed, the release of the engine's image
     counts. A difference in the last number of the version is only a warning.
     """
-    bridges = {engine: answers.version(package) for engine, package in _BRIDGES.items()}
+    bridges = {engine: facts.package_version(package) for engine, package in _BRIDGES.items()}
     engine = settings.training.engine
     if engine == "auto":
         engine = "tensorflow" if bridges["tensorflow"] and not bridges["pytorch"] else "pytorch"
-    software, driver = _release("^", bridges[engine]) or _IMAGE_RELEASES[engine], answers.driver
+    software, driver = _find_version_after("^", bridges[engine]) or _IMAGE_RELEASES[engine], facts.driver_release
     if not driver:
         remedy = f"install the Gaudi driver {software} (habanalabs-dkms)"
-        return CheckResult("driver", "failed", "hl-smi is missing or does not answer", remedy)
+        return CheckResult("driver", "failed", "hl-smi is not installed, or fails", remedy)
     if driver == software:
-        return CheckResult("driver", "ok", f"driver and software for {engine} are both {driver}")
-    finding = f"driver {driver}, but software {software} for {engine}"
+        return CheckResult("driver", "ok", f"the driver and the software of {engine} are both from release {driver}")
+    finding = f"the driver is from release {driver}, but the software of {engine} is from release {software}"
     other = next((each for each, release in _IMAGE_RELEASES.items() if release == driver), None)
-    remedy = f"install driver {software} on the host, or build the image on the vendor's of {driver} (BASE_IMAGE)"
+    remedy = (
+        f"install driver {software} on the host, or build the image from the vendor's image of release {driver} (BASE_IMAGE)"
+    )
     if other is not None:
-        remedy = f"set training.engine to {other}, whose image has this release, or {remedy}"
+        remedy = f"set training.engine to {other}, whose image contains release {driver}, or {remedy}"
     # The last number counts bug-fix releases.
     is_close = driver.split(".")[:2] == software.split(".")[:2]
     return CheckResult("driver", "warning" if is_close else "failed", finding, remedy)
 
 
-def _check_cards(answers: _HostAnswers, settings: PipelineSettings) -> CheckResult:
+def _check_card_count(facts: _HostFacts, settings: PipelineSettings) -> CheckResult:
     """Check that there are enough cards for the pipeline, and that `hl-smi` lists all of them."""
-    requested, nodes, listed = settings.resources.cards, len(answers.device_nodes), len(answers.cards)
-    kinds = f" ({', '.join(sorted(set(answers.cards)))})" if answers.cards else ""
-    finding = f"{nodes} device nodes, hl-smi lists {listed}{kinds}, the pipeline asks for {requested}"
-    load = "load the driver (modprobe habanalabs), or give the container its devices"
+    requested, nodes, listed = settings.resources.cards, len(facts.device_nodes), len(facts.card_models)
+    kinds = f" ({', '.join(sorted(set(facts.card_models)))})" if facts.card_models else ""
+    finding = f"{nodes} device nodes exist, hl-smi lists {listed} cards{kinds}, and the pipeline requests {requested}"
+    load = "load the driver (modprobe habanalabs), or pass the devices to the container"
     if listed and not nodes:
         return CheckResult("cards", "failed", finding, load)
     if nodes < requested:
         return CheckResult("cards", "failed", finding, f"{load}, or set resources.cards to {nodes}")
     if listed and listed < nodes:
-        return CheckResult("cards", "warning", finding, "see `hl-smi` and `dmesg`: a card that does not start is not listed")
+        return CheckResult(
+            "cards", "warning", finding, "see `hl-smi` and `dmesg`, because a card that does not start is not listed"
+        )
     return CheckResult("cards", "ok", finding)
 
 
@@ -307,7 +330,7 @@ def _check_cards(answers: _HostAnswers, settings: PipelineSettings) -> CheckResu
 #
 # In a dry run the server applies all rules of the cluster, such as quotas and admission policies, and creates nothing.
 
-_OLDEST = (1, 24)
+_OLDEST_VERSION = (1, 24)
 
 
 def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Cluster | None = None) -> list[CheckResult]:
@@ -325,55 +348,70 @@ def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Clu
     Raises:
         InputError: The pipeline names files that pods cannot read, or the cluster cannot be reached.
     """
-    check_paths(settings)  # before the first request, because such a pipeline cannot run on any cluster
+    check_pods_can_read_files(settings)  # before the first request, because such a pipeline cannot run on any cluster
     if cluster is None:
         cluster = Cluster(settings.kubernetes.namespace, say=reporter.say)
-    version, namespace = cluster.version(), CheckResult("namespace", "ok", cluster.namespace)
-    manifests = render(settings, version)
+    version, namespace = cluster.read_server_version(), CheckResult("namespace", "ok", cluster.namespace)
+    manifests = build_manifests(settings, version)
     try:
         cluster.check_namespace()
     except GaudiBertError as error:
-        namespace = _refused("namespace", error)
-    needed = _needed_rights(manifests, queue=settings.kubernetes.queue is not None)
-    missing = [f"{verb} {resource}" for group, resource, verb in needed if not cluster.is_allowed(group, resource, verb)]
-    rights = CheckResult("rights", "ok", f"all {len(needed)} that a run uses")
+        namespace = _failed_result("namespace", error)
+    needed = _list_required_rights(manifests, uses_queue=settings.kubernetes.queue is not None)
+    missing = [f"{right.verb} {right.resource}" for right in needed if not cluster.has_right(*right)]
+    rights = CheckResult("rights", "ok", f"the account has all {len(needed)} rights that a run uses")
     if missing:
-        rights = CheckResult("rights", "failed", f"may not {', '.join(missing)}", "ask for the Role in k8s/in-cluster")
-    results = [_check_version(version, settings), namespace, rights]
+        rights = CheckResult(
+            "rights", "failed", f"the account may not {', '.join(missing)}", "ask for the Role in k8s/in-cluster"
+        )
+    results = [_check_kubernetes_version(version, settings), namespace, rights]
     if any(result.verdict == "failed" for result in results[:2]):
         return results
-    for item, present, problem in check_objects(cluster, settings, (*manifests.shared, *manifests.steps.values())):
-        state = "the server would create it" if present is None else "is there already"
-        results.append(CheckResult(title_of(item), "ok", state) if problem is None else _refused(title_of(item), problem))
-    return [*results, _check_volume(cluster, settings), *_check_pods(cluster, manifests)]
+    for dry_run in dry_run_objects(cluster, settings, (*manifests.shared, *manifests.steps.values())):
+        title = format_object_title(dry_run.manifest)
+        state = "the server would create the object" if dry_run.existing is None else "already exists"
+        ok = CheckResult(title, "ok", state)
+        results.append(ok if dry_run.error is None else _failed_result(title, dry_run.error))
+    return [*results, _check_volume_claims(cluster, settings), *_check_pod_creation(cluster, manifests)]
 
 
-def _check_version(version: tuple[int, int], settings: PipelineSettings) -> CheckResult:
+def _check_kubernetes_version(server_version: tuple[int, int], settings: PipelineSettings) -> CheckResult:
     """Check that the Kubernetes version (major, minor) is supported and at least `kubernetes.version` of the settings."""
-    shown = ".".join(map(str, version))
-    if version < _OLDEST:
+    shown = ".".join(map(str, server_version))
+    if server_version < _OLDEST_VERSION:
         return CheckResult(
-            "Kubernetes", "failed", shown, f"Indexed Jobs need {'.'.join(map(str, _OLDEST))} or later: upgrade the cluster"
+            "Kubernetes",
+            "failed",
+            shown,
+            f"upgrade the cluster to {'.'.join(map(str, _OLDEST_VERSION))} or later, which Indexed Jobs require",
         )
-    if version < settings.kubernetes.version_tuple:
-        finding = f"{shown}, older than kubernetes.version: {settings.kubernetes.version}"
+    if server_version < settings.kubernetes.version_tuple:
+        finding = f"{shown} is older than kubernetes.version, which is {settings.kubernetes.version}"
         return CheckResult("Kubernetes", "failed", finding, f"set kubernetes.version to '{shown}'")
     return CheckResult("Kubernetes", "ok", shown)
 
 
 # Kinds on which an account needs rights only if the pipeline contains such objects.
-_OPTIONAL = frozenset({"MPIJob", "NetworkPolicy", "Service", "TrainJob", "TrainingRuntime"})
+_OPTIONAL_KINDS = frozenset({"MPIJob", "NetworkPolicy", "Service", "TrainJob", "TrainingRuntime"})
 
 
-def _needed_rights(manifests: Manifests, *, queue: bool) -> list[tuple[str, str, str]]:
-    """Return the rights that an account needs to run a pipeline, each as (API group, resource, verb)."""
-    unused = _OPTIONAL - {item["kind"] for item in (*manifests.shared, *manifests.steps.values())}
-    unneeded = {KINDS[kind].plural for kind in (*unused, *(() if queue else ("Workload",)))}
-    rights = {(kind.group, kind.plural, verb) for kind in KINDS.values() for verb in kind.verbs}
-    return sorted(right for right in {*rights, ("", "pods/log", "get")} if right[1] not in unneeded)
+class _Right(NamedTuple):
+    """A right of an account on the cluster. The group "" is the core API group."""
+
+    group: str
+    resource: str
+    verb: str
 
 
-def _check_volume(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
+def _list_required_rights(manifests: Manifests, *, uses_queue: bool) -> list[_Right]:
+    """Return the rights that an account needs to run a pipeline, sorted by API group and resource."""
+    unused = _OPTIONAL_KINDS - {item["kind"] for item in (*manifests.shared, *manifests.steps.values())}
+    unneeded = {KINDS[kind].plural for kind in (*unused, *(() if uses_queue else ("Workload",)))}
+    rights = {_Right(kind.group, kind.plural, verb) for kind in KINDS.values() for verb in kind.verbs}
+    return sorted(right for right in {*rights, _Right("", "pods/log", "get")} if right.resource not in unneeded)
+
+
+def _check_volume_claims(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
     """Check that the volume claims of the work folder and of the user's data are bound.
 
     If a claim is not bound, the result contains the cluster's last warning about it. A work folder claim that does not exist
@@ -382,35 +420,35 @@ def _check_volume(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
     try:
         claims = [find_work_claim(cluster, settings)]
         if settings.kubernetes.data_claim:
-            claims.append(cluster.read("PersistentVolumeClaim", settings.kubernetes.data_claim))
+            claims.append(cluster.read_object("PersistentVolumeClaim", settings.kubernetes.data_claim))
     except GaudiBertError as error:
-        return _refused("volume", error)
+        return _failed_result("volume", error)
     for claim in claims:
         phase = (claim or {}).get("status", {}).get("phase", "not bound")
         if claim is not None and phase != "Bound":
             name = claim["metadata"]["name"]
-            warning = cluster.last_warning(name) or "the cluster reports no reason"
-            remedy = "if it stays so, correct kubernetes.storage_class or access_mode, and `k8s delete --data`"
+            warning = cluster.read_last_warning(name) or "the cluster reports no reason"
+            remedy = "if this lasts, correct kubernetes.storage_class or access_mode, and run `gaudi-bert k8s delete --data`"
             return CheckResult("volume", "warning", f"claim {name} is {phase}: {warning}", remedy)
-    return CheckResult("volume", "ok", "can be used" if any(claims) else "the run makes it")
+    return CheckResult("volume", "ok", "the volume can be used" if any(claims) else "the run creates the volume claim")
 
 
-def _check_pods(cluster: Cluster, manifests: Manifests) -> list[CheckResult]:
+def _check_pod_creation(cluster: Cluster, manifests: Manifests) -> list[CheckResult]:
     """Check by a dry run that the server would create the pods of each step.
 
     Otherwise a rejected pod would be noticed only when its Job tries to create it. If the account may not create pods,
     return no results.
     """
-    if not cluster.is_allowed("", "pods", "create"):
+    if not cluster.has_right("", "pods", "create"):
         return []
     results = []
     for step in manifests.steps:
-        for number, spec in enumerate(manifests.pod_specs(step)):
+        for number, spec in enumerate(manifests.pod_specs_of_step(step)):
             # The service account may not exist yet, and a pod that names a missing account would be rejected.
             own = {key: value for key, value in spec.items() if key not in ("serviceAccountName", "serviceAccount")}
             try:
                 metadata = {"name": f"doctor-{step}-{number}"}
-                cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": own}, dry_run=True)
+                cluster.create_object({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": own}, dry_run=True)
             except GaudiBertError as error:
-                results.append(_refused(f"pods of {step}", error))
-    return results or [CheckResult("pods", "ok", "the server would create those of every step")]
+                results.append(_failed_result(f"pods of {step}", error))
+    return results or [CheckResult("pods", "ok", "the server would create the pods of every step")]

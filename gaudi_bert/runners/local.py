@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
@@ -43,6 +43,22 @@ if TYPE_CHECKING:  # some of these modules import numpy, which this module does 
     StageResult = Mapping[str, SplitResult] | SplitResult | RunPlan | StreamResult
 
 
+class _FinetuningFiles(NamedTuple):
+    """The locations that fine-tuning reads: paths, or URLs of an object store.
+
+    Attributes:
+        data: The training rows.
+        evaluation_data: The evaluation rows, or None.
+        model: The weights with which fine-tuning begins.
+        vocabulary: The file or folder with the vocabulary, or None.
+    """
+
+    data: Path
+    evaluation_data: Path | None
+    model: Path
+    vocabulary: Path | None
+
+
 @dataclass(frozen=True)
 class RunRequest:
     """A requested run of a pipeline, with one method per stage that runs this stage in this process.
@@ -51,92 +67,99 @@ class RunRequest:
         settings: The settings of the pipeline.
         work: The folder that contains the work folders of all pipelines, or its URL.
         pipeline_folder: The folder of the pipeline file. Relative paths in the pipeline file start from it.
-        how: The options of the run that apply to every stage. Its store settings are replaced by those of `settings`.
+        options: The options of the run that apply to every stage. Its store settings are replaced by those of `settings`.
     """
 
     settings: PipelineSettings
     work: Path
     pipeline_folder: Path
-    how: StageRun
+    options: StageRun
 
     @property
-    def folder(self) -> WorkFolder:
+    def work_folder(self) -> WorkFolder:
         """The work folder of this pipeline."""
         return WorkFolder.from_settings(self.settings, self.work, self.pipeline_folder)
 
     @property
-    def _run(self) -> StageRun:
+    def _stage_options(self) -> StageRun:
         """The options for a stage, with the store settings of the pipeline."""
-        return replace(self.how, store=self.settings.store)
+        return replace(self.options, store=self.settings.store)
 
-    def _file(self, key: str, text: str) -> Path:
+    def _find_input_file(self, setting: str, path_text: str) -> Path:
         """Return the location of a file that a setting names.
 
         Raises:
             InputError: It is a local path that does not exist.
         """
-        path = resolve_location(self.pipeline_folder, text)
+        path = resolve_location(self.pipeline_folder, path_text)
         if not is_in_store(path) and not path.exists():
-            raise InputError(f"{key} = {path}: no such file or folder; check the path")
+            raise InputError(f"{setting} = {path}: the file or folder does not exist; check the path")
         return path
 
-    def _rows(self, key: str, text: str, split: str) -> Path:
+    def _find_rows_file(self, setting: str, path_text: str, split: str) -> Path:
         """Return the file of task rows that a setting names. Built-in rows are a file in the work folder."""
-        return self.folder.rows_path(split) if text in BUILT_IN_ROWS else self._file(key, text)
+        return self.work_folder.rows_path(split) if path_text in BUILT_IN_ROWS else self._find_input_file(setting, path_text)
 
-    def _each_split(self, make: Callable[[SplitPaths], SplitResult]) -> StageResult:
-        """Call `make` with the paths of each split, and return its result by the name of the split."""
-        return {name: make(self.folder.split_paths(name)) for name in self.folder.split_names}
+    def _run_for_each_split(self, run_split: Callable[[SplitPaths], SplitResult]) -> StageResult:
+        """Call `run_split` with the paths of each split, and return its result by the name of the split."""
+        return {name: run_split(self.work_folder.split_paths(name)) for name in self.work_folder.split_names}
 
     # --- data
 
-    def prepare(self) -> StageResult:
+    def run_prepare(self) -> StageResult:
         """Convert the text to examples. If the pipeline names its own records, do nothing."""
         from gaudi_bert.corpus.prepare import prepare
 
-        if self.folder.records is not None:
+        if self.work_folder.records is not None:
             records = str(self.settings.prepare.records)
-            return PlainResult([f"nothing to do: the pipeline names its own records, {records}"], {"records": records})
-        return prepare(self.settings.prepare, self.folder.examples_folder, self._run, pipeline_folder=self.pipeline_folder)
+            return PlainResult([f"nothing to do, because the pipeline uses the records {records}"], {"records": records})
+        return prepare(
+            self.settings.prepare,
+            self.work_folder.examples_folder,
+            self._stage_options,
+            pipeline_folder=self.pipeline_folder,
+        )
 
-    def histogram(self) -> StageResult:
+    def run_histogram(self) -> StageResult:
         """Count how many examples have each length, for each split."""
         from gaudi_bert.tfrecords.histogram import histogram
 
-        return self._each_split(lambda paths: histogram(paths.records, paths.histogram, self._run, numbered=True))
+        return self._run_for_each_split(
+            lambda paths: histogram(paths.records, paths.histogram, self._stage_options, numbered=True)
+        )
 
-    def plan(self) -> StageResult:
+    def run_plan(self) -> StageResult:
         """Compute the packing plan of each split from its histogram."""
         from gaudi_bert.packs.plan import plan_packs
 
         def make(paths: SplitPaths) -> SplitResult:
             histograms = find_histogram_files(paths.histogram, self.settings.store)
-            return plan_packs(histograms, paths.plan, self.settings.packing, self._run)
+            return plan_packs(histograms, paths.plan, self.settings.packing, self._stage_options)
 
-        return self._each_split(make)
+        return self._run_for_each_split(make)
 
-    def write(self) -> StageResult:
+    def run_write(self) -> StageResult:
         """Write the examples of each split into packs according to its plan."""
         from gaudi_bert.tfrecords.write import write
 
-        return self._each_split(lambda paths: write(paths.records, paths.plan, paths.packed, self._run))
+        return self._run_for_each_split(lambda paths: write(paths.records, paths.plan, paths.packed, self._stage_options))
 
-    def verify(self) -> StageResult:
+    def run_verify(self) -> StageResult:
         """Check that the packs of each split contain every example exactly once."""
         from gaudi_bert.tfrecords.verify import verify
 
-        return self._each_split(lambda paths: verify(paths.records, paths.packed, self._run))
+        return self._run_for_each_split(lambda paths: verify(paths.records, paths.packed, self._stage_options))
 
     # --- training and tasks
 
-    def train(self) -> StageResult:
+    def run_train(self) -> StageResult:
         """Pretrain the model on the packs, in this process or in several processes on this machine."""
-        folder = self.folder
+        folder = self.work_folder
         data = folder.split_paths("train").packed
         evaluation_data = folder.split_paths("evaluation").packed if folder.has_evaluation else None
-        if _starts_processes(self.settings):
+        if _must_start_processes(self.settings):
             files = {"--data": data, "--evaluation-data": evaluation_data, "--out": folder.train_folder}
-            _run_processes(self.settings, "train", files, ["--overwrite" if self.how.overwrite else "--resume"])
+            _run_stage_in_processes(self.settings, "train", files, ["--overwrite" if self.options.overwrite else "--resume"])
             with open_local_copy(folder.training_result_path, self.settings.store) as path:
                 return StageOutput(TrainingResult.read(path))
 
@@ -148,110 +171,109 @@ class RunRequest:
             data=data,
             evaluation_data=evaluation_data,
             out=folder.train_folder,
-            reporter=self.how.reporter,
-            resume=not self.how.overwrite,
-            overwrite=self.how.overwrite,
+            reporter=self.options.reporter,
+            resume=not self.options.overwrite,
+            overwrite=self.options.overwrite,
         )
 
-    def evaluate(self) -> StageResult:
+    def run_evaluate(self) -> StageResult:
         """Evaluate the checkpoint on packed and on unpacked evaluation data. If there are no such data, do nothing."""
         from gaudi_bert.training.evaluate import evaluate
 
-        folder = self.folder
+        folder = self.work_folder
         if not folder.has_evaluation:
-            self.how.reporter.say("evaluate: nothing to do, the pipeline holds no evaluation data out")
-            return PlainResult(["nothing to do: the pipeline holds no evaluation data out"], {})
+            self.options.reporter.say("evaluate: nothing to do, because the pipeline has no evaluation data")
+            return PlainResult(["nothing to do, because the pipeline has no evaluation data"], {})
         return evaluate(
             data=folder.split_paths("evaluation").packed,
             checkpoint=folder.train_folder,
             unpacked=folder.split_paths("evaluation").records,
             out=folder.evaluation_result_path,
-            reporter=self.how.reporter,
+            reporter=self.options.reporter,
             store=self.settings.store,
             engine=self.settings.training.engine,
         )
 
-    def finetune(self) -> StageResult:
+    def run_finetune(self) -> StageResult:
         """Fine-tune the model on the rows of a task, in this process or in several processes on this machine."""
-        self._make_built_in_rows()
-        folder, settings, task = self.folder, self.settings, self.settings.task
+        self._write_built_in_rows()
+        folder, settings, task = self.work_folder, self.settings, self.settings.task
         if task.labels is not None:  # the started processes get a copy of the pipeline file in another folder
-            task = task.model_copy(update={"labels": str(self._file("task.labels", task.labels))})
+            task = task.model_copy(update={"labels": str(self._find_input_file("task.labels", task.labels))})
             settings = settings.model_copy(update={"task": task})
-        data, evaluation_data, model, vocabulary = self._finetuning_files()
-        if _starts_processes(settings):
-            files = {"--data": data, "--evaluation": evaluation_data, "--model": model, "--vocab": vocabulary}
-            files |= {"--out": folder.finetune_folder}
-            _run_processes(settings, "finetune", files, ["--overwrite"] if self.how.overwrite else [])
+        found = self._find_finetuning_files()
+        if _must_start_processes(settings):
+            files = {"--data": found.data, "--evaluation": found.evaluation_data, "--model": found.model}
+            files |= {"--vocab": found.vocabulary, "--out": folder.finetune_folder}
+            _run_stage_in_processes(settings, "finetune", files, ["--overwrite"] if self.options.overwrite else [])
             return StageOutput(FineTuning.read(folder.finetuning_result_path))
 
         from gaudi_bert.runs.finetune import finetune
         from gaudi_bert.runs.rows import FineTuneInput
 
-        inputs = FineTuneInput(data, evaluation_data, model, vocabulary)
-        return finetune(settings, inputs, folder.finetune_folder, reporter=self.how.reporter, overwrite=self.how.overwrite)
+        inputs = FineTuneInput(*found)
+        return finetune(
+            settings, inputs, folder.finetune_folder, reporter=self.options.reporter, overwrite=self.options.overwrite
+        )
 
-    def _make_built_in_rows(self) -> None:
+    def _write_built_in_rows(self) -> None:
         """Write the built-in rows of the task to the work folder, if a setting names them."""
         names = (self.settings.finetune.data, self.settings.finetune.evaluation_data, self.settings.predict.data)
         if any(name in BUILT_IN_ROWS for name in names):
             from gaudi_bert.tasks.task_data import make_built_in_rows
 
-            train, evaluation = self.folder.rows_path("train"), self.folder.rows_path("evaluation")
+            train, evaluation = self.work_folder.rows_path("train"), self.work_folder.rows_path("evaluation")
             make_built_in_rows(
-                train, evaluation, self.settings.task.name, reporter=self.how.reporter, overwrite=self.how.overwrite
+                train, evaluation, self.settings.task.name, reporter=self.options.reporter, overwrite=self.options.overwrite
             )
 
-    def _finetuning_files(self) -> tuple[Path, Path | None, Path, Path | None]:
-        """Return the locations that `finetune` reads.
-
-        Returns:
-            The training rows, the evaluation rows or None, the weights, and the file or folder of the vocabulary or None.
+    def _find_finetuning_files(self) -> _FinetuningFiles:
+        """Return the locations of the files that the stage `finetune` reads.
 
         Raises:
             InputError: A local file or folder does not exist.
         """
-        finetune, folder = self.settings.finetune, self.folder
-        data = self._rows("finetune.data", str(finetune.data), "train")
+        finetune, folder = self.settings.finetune, self.work_folder
+        data = self._find_rows_file("finetune.data", str(finetune.data), "train")
         evaluation_data = None
         if finetune.evaluation_data is not None:
-            evaluation_data = self._rows("finetune.evaluation_data", finetune.evaluation_data, "evaluation")
-        vocabulary = None if finetune.vocab is None else self._file("finetune.vocab", finetune.vocab)
+            evaluation_data = self._find_rows_file("finetune.evaluation_data", finetune.evaluation_data, "evaluation")
+        vocabulary = None if finetune.vocab is None else self._find_input_file("finetune.vocab", finetune.vocab)
         if finetune.init_checkpoint is None:
             # The vocabulary is next to the examples, whether this pipeline wrote them or the user gave them.
             own = folder.examples_folder if folder.records is None else folder.records.parent
-            return data, evaluation_data, folder.train_folder, vocabulary or own
+            return _FinetuningFiles(data, evaluation_data, folder.train_folder, vocabulary or own)
         # A URL, a folder, a file, or the prefix of a TF1 checkpoint. Like in `train`, it is relative to the current folder.
         model = Path(finetune.init_checkpoint)
         if not is_in_store(model) and not model.exists() and not any(model.parent.glob(f"{model.name}.*")):
-            raise InputError(f"finetune.init_checkpoint = {model}: no such file or folder; check the path")
-        return data, evaluation_data, model, vocabulary
+            raise InputError(f"finetune.init_checkpoint = {model}: the file or folder does not exist; check the path")
+        return _FinetuningFiles(data, evaluation_data, model, vocabulary)
 
-    def predict(self) -> StageResult:
+    def run_predict(self) -> StageResult:
         """Predict the rows of the task with the fine-tuned model."""
         from gaudi_bert.tasks.answers import PredictOptions
         from gaudi_bert.tasks.predict import predict
 
         settings = self.settings.predict
         return predict(
-            self.folder.finetune_folder,
-            str(self._rows("predict.data", str(settings.data), "evaluation")),
-            str(self.folder.predictions_path),
+            self.work_folder.finetune_folder,
+            str(self._find_rows_file("predict.data", str(settings.data), "evaluation")),
+            str(self.work_folder.predictions_path),
             PredictOptions(settings.max_sequence_length, settings.precision),
             self.settings.task.model_dump(include={"format", "delimiter", "encoding", "on_bad_row"}, exclude_unset=True),
-            reporter=self.how.reporter,
-            overwrite=self.how.overwrite,
+            reporter=self.options.reporter,
+            overwrite=self.options.overwrite,
             store=self.settings.store,
         )
 
-    def report(self) -> StageResult:
+    def run_report(self) -> StageResult:
         """Write an HTML report about everything that the work folder contains."""
         from gaudi_bert.reporting.report import report
 
-        return report(self.folder.root, store=self.settings.store)
+        return report(self.work_folder.root, store=self.settings.store)
 
 
-def _starts_processes(settings: PipelineSettings) -> bool:
+def _must_start_processes(settings: PipelineSettings) -> bool:
     """Return whether this process must start the training processes itself.
 
     This is so if there are several processes and this process was not started by a launcher.
@@ -259,20 +281,22 @@ def _starts_processes(settings: PipelineSettings) -> bool:
     return settings.resources.workers * settings.resources.processes_per_worker > 1 and find_launch() is None
 
 
-def _run_processes(settings: PipelineSettings, stage: str, files: Mapping[str, Path | None], flags: Sequence[str]) -> None:
+def _run_stage_in_processes(
+    settings: PipelineSettings, stage: str, path_options: Mapping[str, Path | None], extra_options: Sequence[str]
+) -> None:
     """Run a training stage in several processes on this machine. Each process runs the command named like the stage.
 
     Args:
         settings: The settings of the pipeline, which are written to a temporary pipeline file.
         stage: `train` or `finetune`.
-        files: Command-line options and their paths. Options whose path is None are left out.
-        flags: Further arguments of the command.
+        path_options: Command-line options and their paths. Options whose path is None are left out.
+        extra_options: Further arguments of the command.
     """
-    options = [text for option, path in files.items() if path is not None for text in (option, str(path))]
+    options = [text for option, path in path_options.items() if path is not None for text in (option, str(path))]
     with tempfile.TemporaryDirectory(prefix="gaudi-bert-") as folder:
         pipeline = Path(folder) / f"{settings.name}.yaml"
         write_text(pipeline, yaml.safe_dump(settings.model_dump(mode="json", exclude_unset=True), sort_keys=False))
-        command = [sys.executable, "-m", "gaudi_bert", stage, "--pipeline", str(pipeline), *options, *flags]
+        command = [sys.executable, "-m", "gaudi_bert", stage, "--pipeline", str(pipeline), *options, *extra_options]
         run_training_processes(settings, stage, command)
 
 
@@ -280,59 +304,59 @@ def _run_processes(settings: PipelineSettings, stage: str, files: Mapping[str, P
 
 _TASK_STAGES = frozenset({"finetune", "predict"})
 # The optional library that a stage needs.
-_OF_STAGE = {"prepare": "tokenizers", "report": "matplotlib"}
+_STAGE_LIBRARIES = {"prepare": "tokenizers", "report": "matplotlib"}
 
 
-def run_stages(run: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]:
+def run_stages(request: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]:
     """Run stages in the order of the pipeline, and return the result of each stage by its name.
 
     Raises:
         InputError: A stage does not belong to the pipeline, needs a library that is not installed, lacks its inputs, or
             rejects its input.
     """
-    _check_sharing(run, stages)
-    stages = select_stages(run.settings, stages)
-    require_libraries(_libraries(run.settings, stages), "this run")
-    if _TASK_STAGES.intersection(stages) and is_in_store(run.folder.root):
+    _check_shard_options(request, stages)
+    stages = select_stages(request.settings, stages)
+    require_libraries(_required_libraries(request.settings, stages), "this run")
+    if _TASK_STAGES.intersection(stages) and is_in_store(request.work_folder.root):
         raise InputError(
-            f"--work {format_location(run.folder.root)}: the stages finetune and predict need a work folder on this "
-            "machine; give a folder (rows and weights may be URLs)"
+            f"--work {format_location(request.work_folder.root)}: the stages finetune and predict need a work folder on "
+            "this machine; pass the path of a local folder (rows and weights may be URLs)"
         )
     results: dict[str, StageResult] = {}
     for name in stages:
-        run.how.reporter.say(f"--- {name}")
+        request.options.reporter.say(f"--- {name}")
         for needed in STAGES[name].needs:
-            for path in STAGES[needed].missing_products(run.folder):
-                raise InputError(f"{format_location(path)}: does not exist; run the stage `{needed}` first")
-        results[name] = getattr(run, name)()  # RunRequest has a method for each stage, with the same name
+            for path in STAGES[needed].list_missing_products(request.work_folder):
+                raise InputError(f"{format_location(path)}: this file does not exist; run the stage `{needed}` first")
+        results[name] = getattr(request, f"run_{name}")()
     return results
 
 
-def _libraries(settings: PipelineSettings, stages: Sequence[str]) -> Iterator[str]:
+def _required_libraries(settings: PipelineSettings, stages: Sequence[str]) -> Iterator[str]:
     """Yield the optional libraries that the stages need, so that a missing one is reported before the first stage runs."""
     for name in stages:
-        if name in _OF_STAGE:
-            yield _OF_STAGE[name]
-        if STAGES[name].trains:
+        if name in _STAGE_LIBRARIES:
+            yield _STAGE_LIBRARIES[name]
+        if STAGES[name].runs_model:
             engine = settings.finetune.engine if name in _TASK_STAGES else settings.training.engine
             if engine == "auto":
                 engine = "pytorch" if find_spec("tensorflow") is None else "tensorflow"
             yield "torch" if engine == "pytorch" else engine
 
 
-def _check_sharing(run: RunRequest, stages: Sequence[str]) -> None:
+def _check_shard_options(request: RunRequest, stages: Sequence[str]) -> None:
     """Check that `--shard` and `--finish` are used with one stage that supports them.
 
     Raises:
         InputError: They are not, or `--finish` is combined with `--overwrite`.
     """
-    shared = [stage.name for stage in STAGES.values() if stage.shared]
-    if run.how.part is not None and (len(stages) != 1 or stages[0] not in shared):
-        raise InputError(f"--shard: give one stage that can be shared out, --stages {' or '.join(shared)}")
-    finished = [stage.name for stage in STAGES.values() if stage.parts is not None]
-    if run.how.finish and (len(stages) != 1 or stages[0] not in finished):
-        raise InputError(f"--finish: give one stage that has a step to finish it, --stages {' or '.join(finished)}")
-    check_combination({"--finish": run.how.finish, "--overwrite": run.how.overwrite})
+    shared = [stage.name for stage in STAGES.values() if stage.is_shardable]
+    if request.options.part is not None and (len(stages) != 1 or stages[0] not in shared):
+        raise InputError(f"--shard: requires one stage that several machines can share; pass --stages {' or '.join(shared)}")
+    finished = [stage.name for stage in STAGES.values() if stage.part_paths is not None]
+    if request.options.finish and (len(stages) != 1 or stages[0] not in finished):
+        raise InputError(f"--finish: requires one stage whose parts must be combined; pass --stages {' or '.join(finished)}")
+    check_combination({"--finish": request.options.finish, "--overwrite": request.options.overwrite})
 
 
 # --- waiting
@@ -341,28 +365,30 @@ _POLL_SECONDS = 2.0
 _SAY_EVERY_SECONDS = 60.0
 
 
-def _missing_inputs(folder: WorkFolder, step: str) -> list[Path]:
+def _list_missing_inputs(work_folder: WorkFolder, step: str) -> list[Path]:
     """Return the input files of a step that do not exist yet.
 
     Args:
-        folder: The work folder.
+        work_folder: The work folder.
         step: The name of a stage, or of the step that finishes a stage, such as `write-finish`.
 
     Raises:
         InputError: There is no such step.
     """
     if step not in STEPS:
-        raise InputError(f"--for {step}: no such stage; choose one of {', '.join(STEPS)}")
+        raise InputError(f"--for {step}: unknown stage; choose one of {', '.join(STEPS)}")
     stage = STEPS[step]
-    if stage.parts is not None and step != stage.name:
-        missing = [path for path in stage.parts(folder) if not file_exists(path, folder.store)]
+    if stage.part_paths is not None and step != stage.name:
+        missing = [path for path in stage.part_paths(work_folder) if not file_exists(path, work_folder.store)]
     else:
-        missing = [path for name in (*stage.needs, *stage.follows) for path in STAGES[name].missing_products(folder)]
+        missing = [
+            path for name in (*stage.needs, *stage.follows) for path in STAGES[name].list_missing_products(work_folder)
+        ]
     return list(dict.fromkeys(missing))
 
 
 def wait_for_inputs(
-    folder: WorkFolder,
+    work_folder: WorkFolder,
     step: str,
     timeout_seconds: float,
     reporter: Reporter,
@@ -373,7 +399,7 @@ def wait_for_inputs(
     """Wait until all inputs of a step exist, and return how many seconds that took.
 
     Args:
-        folder: The work folder, on a disk or in an object store.
+        work_folder: The work folder, on a disk or in an object store.
         step: The name of a stage, or of the step that finishes a stage, such as `write-finish`.
         timeout_seconds: How long to wait.
         reporter: Shows what is missing, once a minute.
@@ -385,13 +411,14 @@ def wait_for_inputs(
         FailedError: An input is still missing after the timeout.
     """
     started = last_message = clock()
-    while missing := _missing_inputs(folder, step):
+    while missing := _list_missing_inputs(work_folder, step):
         waited = clock() - started
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         if waited >= timeout_seconds:
             raise FailedError(
-                f"{format_location(missing[0])}{others}: not there after {format_seconds(waited)}, so {step} cannot start; "
-                "see why the stage before it did not finish, then run this again"
+                f"{format_location(missing[0])}{others}: still missing after {format_seconds(waited)}, so {step} cannot "
+                "start; "
+                "find out why the stage before it did not finish, then run the same command again"
             )
         if waited == 0 or clock() - last_message >= _SAY_EVERY_SECONDS:
             last_message = clock()

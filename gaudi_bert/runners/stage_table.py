@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.mirrored_folder import file_exists, find_histogram_files, open_local_copy
@@ -29,7 +29,7 @@ from gaudi_bert.config.values import EngineName
 
 Kustomization = Literal["data", "training", "finetuning", "results"]
 KUSTOMIZATIONS: tuple[Kustomization, ...] = get_args(Kustomization)
-Paths = Callable[[WorkFolder], list[Path]]
+ListPaths = Callable[[WorkFolder], list[Path]]
 
 
 @dataclass(frozen=True)
@@ -38,57 +38,57 @@ class Stage:
 
     Attributes:
         name: The name, as in `--stages`.
-        makes: Returns one path per product: the file of the product that is written last. If this file exists, the product
-            is complete.
-        trains: Whether the stage runs the model. Such a stage uses the training image, and Gaudi cards if there are any.
+        product_paths: Returns one path per product: the file of the product that is written last. If this file exists, the
+            product is complete.
+        runs_model: Whether the stage runs the model. Such a stage uses the training image, and Gaudi cards if there are any.
         kustomization: The folder below `k8s/` that contains the Job of the stage.
         needs: The stages whose products must exist before this stage starts.
         follows: Further stages that this stage waits for if all stages are started at the same time.
-        reads: The settings that name the input files of this stage.
-        shared: Whether several machines can share the stage, so that each of them does one part.
-        parts: Returns the products of the parts, if a second step combines them. None if there is nothing to combine.
-        parallel: Whether the stage uses `resources.data_processes` processes or threads.
-        distributed: Whether all workers and cards in `resources` run the stage together, as one training run.
-        is_finished: Returns whether a product exists. Its arguments are a path from `makes` and the store settings.
+        input_settings: The settings that name the input files of this stage.
+        is_shardable: Whether several machines can share the stage, so that each of them does one part.
+        part_paths: Returns the products of the parts, if a second step combines them. None if there is nothing to combine.
+        uses_data_processes: Whether the stage uses `resources.data_processes` processes or threads.
+        is_distributed: Whether all workers and cards in `resources` run the stage together, as one training run.
+        is_finished: Returns whether a product exists. Its arguments are a path from `product_paths` and the store settings.
         is_part_of: Returns whether a pipeline, given by its settings or its work folder, contains the stage.
     """
 
     name: str
-    makes: Paths
-    trains: bool = False
+    product_paths: ListPaths
+    runs_model: bool = False
     kustomization: Kustomization = "data"
     needs: tuple[str, ...] = ()
     follows: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ("prepare.records", "prepare.evaluation_records")
-    shared: bool = False
-    parts: Paths | None = None
-    parallel: bool = False
-    distributed: bool = False
+    input_settings: tuple[str, ...] = ("prepare.records", "prepare.evaluation_records")
+    is_shardable: bool = False
+    part_paths: ListPaths | None = None
+    uses_data_processes: bool = False
+    is_distributed: bool = False
     is_finished: Callable[[Path, StoreSettings | None], bool] = file_exists
     is_part_of: Callable[[PipelineSettings | WorkFolder], bool] = lambda pipeline: pipeline.has_pretraining
 
     @property
-    def steps(self) -> tuple[str, ...]:
+    def step_names(self) -> tuple[str, ...]:
         """The names of the steps of this stage, in order."""
-        return (self.name,) if self.parts is None else (self.name, f"{self.name}-finish")
+        return (self.name,) if self.part_paths is None else (self.name, f"{self.name}-finish")
 
-    def missing_products(self, folder: WorkFolder) -> list[Path]:
+    def list_missing_products(self, work_folder: WorkFolder) -> list[Path]:
         """Return the products of this stage that do not exist yet in a work folder. It may be in an object store."""
-        products = self.makes(folder) if self.is_part_of(folder) else []
-        return [path for path in products if not self.is_finished(path, folder.store)]
+        products = self.product_paths(work_folder) if self.is_part_of(work_folder) else []
+        return [path for path in products if not self.is_finished(path, work_folder.store)]
 
 
-def _of_each_split(product: Callable[[SplitPaths], Path]) -> Paths:
+def _paths_of_each_split(split_path: Callable[[SplitPaths], Path]) -> ListPaths:
     """Return a function that returns one product for each split of a work folder."""
-    return lambda folder: [product(folder.split_paths(name)) for name in folder.split_names]
+    return lambda folder: [split_path(folder.split_paths(name)) for name in folder.split_names]
 
 
-def _examples(folder: WorkFolder) -> list[Path]:
+def _list_example_summaries(folder: WorkFolder) -> list[Path]:
     """Return the summary of the examples, or nothing if the pipeline names its own records."""
     return [] if folder.records is not None else [folder.examples_summary_path]
 
 
-def _manifests(folder: WorkFolder) -> list[Path]:
+def _list_group_manifests(folder: WorkFolder) -> list[Path]:
     """Return the manifests of all groups of all splits.
 
     The plan of a split says how many groups it has. If a split has no plan yet, return the path of this missing plan instead
@@ -104,77 +104,83 @@ def _manifests(folder: WorkFolder) -> list[Path]:
     return products
 
 
-def _unverified(folder: WorkFolder) -> list[Path]:
+def _list_unverified_splits(folder: WorkFolder) -> list[Path]:
     """Return the verification file of each split that is not yet completely verified."""
     paths = [folder.split_paths(name).verification_path for name in folder.split_names]
     return [path for path in paths if not find_histogram_files(path, folder.store)]
 
 
 _ROWS = (
-    Stage("prepare", _examples, reads=("prepare.text", "prepare.vocab"), shared=True, parallel=True),
+    Stage(
+        "prepare",
+        _list_example_summaries,
+        input_settings=("prepare.text", "prepare.vocab"),
+        is_shardable=True,
+        uses_data_processes=True,
+    ),
     Stage(
         "histogram",
-        _of_each_split(lambda paths: paths.histogram),
+        _paths_of_each_split(lambda paths: paths.histogram),
         needs=("prepare",),
-        shared=True,
-        parallel=True,
+        is_shardable=True,
+        uses_data_processes=True,
         is_finished=lambda path, store: bool(find_histogram_files(path, store)),
     ),
-    Stage("plan", _of_each_split(lambda paths: paths.plan), needs=("histogram",), parallel=True),
+    Stage("plan", _paths_of_each_split(lambda paths: paths.plan), needs=("histogram",), uses_data_processes=True),
     Stage(
         "write",
-        _of_each_split(lambda paths: paths.metadata_path),
+        _paths_of_each_split(lambda paths: paths.metadata_path),
         needs=("plan",),
-        shared=True,
-        parts=_manifests,
-        parallel=True,
+        is_shardable=True,
+        part_paths=_list_group_manifests,
+        uses_data_processes=True,
     ),
     Stage(
         "verify",
-        _of_each_split(lambda paths: paths.verification_path),
+        _paths_of_each_split(lambda paths: paths.verification_path),
         needs=("write",),
-        shared=True,
-        parts=_unverified,
-        parallel=True,
+        is_shardable=True,
+        part_paths=_list_unverified_splits,
+        uses_data_processes=True,
     ),
     Stage(
         "train",
         lambda folder: [folder.training_result_path],
-        trains=True,
+        runs_model=True,
         kustomization="training",
         needs=("write",),
         follows=("verify",),
-        distributed=True,
-        reads=("prepare.records", "prepare.evaluation_records", "training.init_checkpoint"),
+        is_distributed=True,
+        input_settings=("prepare.records", "prepare.evaluation_records", "training.init_checkpoint"),
     ),
     # `evaluate` and `report` do not need a finished training run, because they also work with what exists so far.
     Stage(
         "evaluate",
         lambda folder: [folder.evaluation_result_path] if folder.has_evaluation else [],
-        trains=True,
+        runs_model=True,
         kustomization="results",
         follows=("train",),
     ),
     Stage(
         "finetune",
         lambda folder: [folder.finetuning_result_path],
-        trains=True,
+        runs_model=True,
         kustomization="finetuning",
         needs=("train",),
-        reads=(
+        input_settings=(
             *("finetune.data", "finetune.evaluation_data", "finetune.init_checkpoint", "finetune.vocab", "task.labels"),
             "prepare.records",  # because the vocabulary is next to the records
         ),
-        distributed=True,
+        is_distributed=True,
         is_part_of=lambda pipeline: pipeline.has_finetuning,
     ),
     Stage(
         "predict",
         lambda folder: [folder.predictions_path],
-        trains=True,
+        runs_model=True,
         kustomization="finetuning",
         needs=("finetune",),
-        reads=("predict.data",),
+        input_settings=("predict.data",),
         is_part_of=lambda pipeline: pipeline.has_prediction,
     ),
     Stage(
@@ -182,22 +188,22 @@ _ROWS = (
         lambda folder: [folder.report_path],
         kustomization="results",
         follows=("train", "evaluate", "finetune", "predict"),
-        reads=(),
+        input_settings=(),
         is_part_of=lambda pipeline: True,
     ),
 )
 
 STAGES: Mapping[str, Stage] = MappingProxyType({stage.name: stage for stage in _ROWS})
-STEPS: Mapping[str, Stage] = MappingProxyType({step: stage for stage in _ROWS for step in stage.steps})
+STEPS: Mapping[str, Stage] = MappingProxyType({step: stage for stage in _ROWS for step in stage.step_names})
 
 
-def steps_of(stages: Iterable[str]) -> list[str]:
+def list_steps_of_stages(stage_names: Iterable[str]) -> list[str]:
     """Return the names of all steps of some stages, in the order of the pipeline."""
-    chosen = set(stages)
-    return [step for name, stage in STAGES.items() if name in chosen for step in stage.steps]
+    wanted = set(stage_names)
+    return [step for name, stage in STAGES.items() if name in wanted for step in stage.step_names]
 
 
-def stages_of(settings: PipelineSettings) -> list[str]:
+def list_pipeline_stages(settings: PipelineSettings) -> list[str]:
     """Return the names of the stages that a pipeline contains, in order."""
     return [name for name, stage in STAGES.items() if stage.is_part_of(settings)]
 
@@ -208,26 +214,38 @@ def select_stages(settings: PipelineSettings, names: Iterable[str]) -> list[str]
     Raises:
         InputError: A name is not the name of a stage, or the pipeline does not contain this stage.
     """
-    own, chosen = stages_of(settings), list(names)
-    remedies = {"finetune": "set finetune.data, and task.name", "predict": "set predict.data"}
+    own, chosen = list_pipeline_stages(settings), list(names)
+    remedies = {"finetune": "set finetune.data and task.name", "predict": "set predict.data"}
     for name in chosen:
         if name not in STAGES:
-            raise InputError(f"--stages {name}: no such stage; stages are {', '.join(STAGES)}")
+            raise InputError(f"--stages {name}: unknown stage; choose from {', '.join(STAGES)}")
         if name not in own:
-            remedy = remedies.get(name, "leave out finetune.init_checkpoint where it is to pretrain its own weights")
-            raise InputError(f"--stages {name}: this pipeline has only {', '.join(own)}; {remedy}")
+            remedy = remedies.get(name, "leave out finetune.init_checkpoint to pretrain its own weights")
+            raise InputError(f"--stages {name}: this pipeline contains only the stages {', '.join(own)}; {remedy}")
     return [name for name in own if name in chosen]
 
 
 # --- the files that stages read
 
 
-def named_paths(settings: PipelineSettings) -> Iterator[tuple[str, str]]:
-    """Yield each input file that a pipeline names and that must exist before the run, as (setting, path).
+class InputPath(NamedTuple):
+    """An input file that a pipeline names.
 
-    The path may be a URL. For `prepare.text` it may also be a glob. Built-in texts and rows are left out.
+    Attributes:
+        setting: The setting that names the file, such as `finetune.data`.
+        path: The path or URL. For `prepare.text` it may also be a glob.
     """
-    for key in dict.fromkeys(key for stage in stages_of(settings) for key in STAGES[stage].reads):
+
+    setting: str
+    path: str
+
+
+def list_input_paths(settings: PipelineSettings) -> Iterator[InputPath]:
+    """Yield each input file that a pipeline names and that must exist before the run.
+
+    Built-in texts and rows are left out.
+    """
+    for key in dict.fromkeys(key for stage in list_pipeline_stages(settings) for key in STAGES[stage].input_settings):
         section, name = key.split(".")
         if key == "prepare.text" and settings.prepare.records is not None:
             continue
@@ -237,10 +255,10 @@ def named_paths(settings: PipelineSettings) -> Iterator[tuple[str, str]]:
         built_in = BUILT_IN_TEXTS if key == "prepare.text" else BUILT_IN_ROWS
         for text in (value,) if isinstance(value, str) else value or ():
             if text not in built_in:
-                yield key, text
+                yield InputPath(key, text)
 
 
-def missing_paths(settings: PipelineSettings, stages: Iterable[str], pipeline_folder: Path) -> list[str]:
+def describe_missing_inputs(settings: PipelineSettings, stages: Iterable[str], pipeline_folder: Path) -> list[str]:
     """Return a message for each input file of some stages that does not exist.
 
     Object stores are not searched, so a URL never counts as missing.
@@ -250,9 +268,9 @@ def missing_paths(settings: PipelineSettings, stages: Iterable[str], pipeline_fo
         stages: The names of the stages.
         pipeline_folder: The folder that relative paths start from.
     """
-    read = {key for stage in stages for key in STAGES[stage].reads}
+    read = {key for stage in stages for key in STAGES[stage].input_settings}
     missing = []
-    for key, text in named_paths(settings):
+    for key, text in list_input_paths(settings):
         # Checkpoints are relative to the current folder, and all other paths to the folder of the pipeline file.
         path = Path(text) if key.endswith("init_checkpoint") else resolve_location(pipeline_folder, text)
         if key in read and not is_in_store(path) and not path.exists() and not glob.glob(f"{path}*"):
@@ -263,13 +281,13 @@ def missing_paths(settings: PipelineSettings, stages: Iterable[str], pipeline_fo
 # --- the images and resources of a stage
 
 
-def stage_image(settings: PipelineSettings, stage: Stage) -> str:
+def stage_image_name(settings: PipelineSettings, stage: Stage) -> str:
     """Return the name of the container image of a stage, as `registry/name:tag`.
 
     The tag defaults to the version of this package. A stage that trains uses the image of its engine and its device.
     """
     images, name = settings.images, settings.images.data
-    if stage.trains:
+    if stage.runs_model:
         device = "gaudi" if settings.resources.cards else "cpu"
         engine = "-pytorch" if stage_engine(settings, stage) == "pytorch" else ""
         name = images.train or f"gaudi-bert-train-{device}{engine}"
@@ -285,20 +303,20 @@ def stage_engine(settings: PipelineSettings, stage: Stage) -> EngineName:
     return settings.training_image_engine if own == "auto" else own
 
 
-def preview_stage(settings: PipelineSettings, name: str) -> dict[str, Any]:
+def preview_stage(settings: PipelineSettings, stage_name: str) -> dict[str, Any]:
     """Return the image and the resources of a stage, as a dictionary for `gaudi-bert run --dry-run`.
 
     `containers` is the number of containers. `cpu`, `memory` and `cards` are the resources of each container.
     """
-    stage, resources = STAGES[name], settings.resources
-    pod = resources.training if stage.trains else resources.data
+    stage, resources = STAGES[stage_name], settings.resources
+    pod = resources.training if stage.runs_model else resources.data
     return {
-        "stage": name,
-        "image": stage_image(settings, stage),
-        "containers": resources.workers if stage.distributed else resources.data_workers if stage.shared else 1,
+        "stage": stage_name,
+        "image": stage_image_name(settings, stage),
+        "containers": resources.workers if stage.is_distributed else resources.data_workers if stage.is_shardable else 1,
         "cpu": pod.cpu,
         "memory": pod.memory_limit or pod.memory,
-        "cards": resources.cards if stage.distributed else min(resources.cards, 1) if stage.trains else 0,
+        "cards": resources.cards if stage.is_distributed else min(resources.cards, 1) if stage.runs_model else 0,
     }
 
 
@@ -308,7 +326,7 @@ _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNITS |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
 
-def quantity_value(quantity: str) -> float:
+def parse_quantity(quantity: str) -> float:
     """Return the value of a Kubernetes quantity, such as 0.5 for "500m" and 1024.0 for "1Ki".
 
     Settings have already checked the format. An unknown unit would raise a `KeyError`.

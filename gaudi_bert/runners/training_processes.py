@@ -5,7 +5,7 @@ that `torchrun` or `horovodrun` would set. These two programs are not used, beca
 checkpoint is complete, and convert every exit code to 1 with a traceback. TensorFlow processes on Gaudi cards or on several
 hosts are started by `mpirun`.
 
-`run_training_processes` starts the processes on this machine, and `training_command` only builds the command line.
+`run_training_processes` starts the processes on this machine, and `build_training_command` only builds the command line.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.launch import (
@@ -52,7 +53,7 @@ SSH_KEY = "/etc/gaudi-bert-ssh/id_rsa"
 # When a rank is lost, mpirun waits this long before it terminates the other ranks, and again before it kills them.
 _LOST_RANK_SECONDS = 4
 # This module starts mpirun, and gives ranks the time to save when the run must stop.
-_STOPPING = ("-m", "gaudi_bert.runners.stop_ranks")
+_STOP_RANKS_MODULE = ("-m", "gaudi_bert.runners.stop_ranks")
 # Environment variables that the vendor's image sets and the vendor's libraries read.
 _VENDOR_VARIABLES = (
     *("PYTHONPATH", "LD_LIBRARY_PATH", "GC_KERNEL_PATH", "HABANA_LOGS"),
@@ -60,15 +61,15 @@ _VENDOR_VARIABLES = (
 )
 
 
-def training_command(
+def build_training_command(
     settings: PipelineSettings,
     stage_command: list[str],
     *,
     over_ssh: bool,
-    variables: tuple[str, ...] = (),
+    forwarded_variables: tuple[str, ...] = (),
     ssh_port: int = ROOT_SSH_PORT,
     ssh_key: str | None = None,
-    python: str = "python3",
+    python_program: str = "python3",
 ) -> list[str]:
     """Return the command line that starts a stage once per training process, with `mpirun`.
 
@@ -78,17 +79,17 @@ def training_command(
         settings: The settings of the pipeline.
         stage_command: The command line of one training process.
         over_ssh: Whether `mpirun` starts the processes on other hosts by ssh.
-        variables: Names of environment variables that are passed on to other hosts, or patterns such as `AWS_*`.
+        forwarded_variables: Names of environment variables that are passed on to other hosts, or patterns such as `AWS_*`.
         ssh_port: The port of the sshd on the other hosts.
         ssh_key: The private key file for ssh. If it is None, ssh uses its default key.
-        python: The Python interpreter that has this package installed on the host that runs the command.
+        python_program: The Python interpreter that has this package installed on the host that runs the command.
     """
     resources = settings.resources
     processes = resources.workers * resources.processes_per_worker
     if processes == 1 and not over_ssh:
         return stage_command
     program = f"{resources.mpi_prefix}/bin/mpirun" if resources.mpi_prefix else "mpirun"
-    command = [python, *_STOPPING, program, "--allow-run-as-root", "--tag-output", "-np", str(processes)]
+    command = [python_program, *_STOP_RANKS_MODULE, program, "--allow-run-as-root", "--tag-output", "-np", str(processes)]
     command += ["--mca", "odls_base_sigkill_timeout", str(_LOST_RANK_SECONDS)]
     if resources.cores_per_process:
         command += ["--bind-to", "core", "--map-by", f"socket:PE={resources.cores_per_process}"]
@@ -101,8 +102,8 @@ def training_command(
         ssh += f" -i {ssh_key}" if ssh_key is not None else ""
         command += ["--mca", "btl_tcp_if_include", interface, "--mca", "oob_tcp_if_include", interface]
         command += ["--mca", "plm_rsh_args", ssh]
-        meeting = (MASTER_ADDRESS, MASTER_PORT)
-        for name in ("PATH", *(_VENDOR_VARIABLES if resources.cards else ()), *meeting, *variables):
+        rendezvous = (MASTER_ADDRESS, MASTER_PORT)
+        for name in ("PATH", *(_VENDOR_VARIABLES if resources.cards else ()), *rendezvous, *forwarded_variables):
             command += ["-x", name]
     else:
         # Without this option, mpirun rejects more processes than the machine has cores.
@@ -110,17 +111,17 @@ def training_command(
     return [*command, *stage_command]
 
 
-def card_variables(recipes: str) -> dict[str, str]:
+def build_card_environment(recipe_cache_folder: str) -> dict[str, str]:
     """Return the environment variables of a container with Gaudi cards.
 
     Args:
-        recipes: The folder in which both engines cache compiled graphs.
+        recipe_cache_folder: The folder in which both engines cache compiled graphs.
     """
     return {
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-        "TF_RECIPE_CACHE_PATH": recipes,
+        "TF_RECIPE_CACHE_PATH": recipe_cache_folder,
         # The folder, whether to empty it at the start, its maximum size in MB, and whether it is on NFS.
-        "PT_HPU_RECIPE_CACHE_CONFIG": f"{recipes},false,4096,false",
+        "PT_HPU_RECIPE_CACHE_CONFIG": f"{recipe_cache_folder},false,4096,false",
         "PT_HPU_LAZY_MODE": "0",
     }
 
@@ -132,9 +133,12 @@ RANK_TAG = re.compile(r"\[\d+,\d+\]<std(?:out|err)>: ?")
 
 # --- Horovod over Gloo, on this machine
 
+# The environment variables of one process.
+_Environment = dict[str, str]
+
 
 @contextmanager
-def _horovod_environments(processes: int) -> Iterator[list[dict[str, str]]]:
+def _start_horovod_rendezvous(process_count: int) -> Iterator[list[_Environment]]:
     """Run Horovod's rendezvous server, and yield the environment variables of each process on this machine.
 
     The variables are those that `horovodrun --gloo` would set. The server stops at the end of the block.
@@ -145,7 +149,7 @@ def _horovod_environments(processes: int) -> Iterator[list[dict[str, str]]]:
 
     server = RendezvousServer()
     port = server.start()
-    slots = get_host_assignments(parse_hosts(f"localhost:{processes}"), processes)
+    slots = get_host_assignments(parse_hosts(f"localhost:{process_count}"), process_count)
     server.init(slots)
     shared = {
         "HOROVOD_CONTROLLER": "gloo",
@@ -166,8 +170,20 @@ def _horovod_environments(processes: int) -> Iterator[list[dict[str, str]]]:
 # time.
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.2
-# (process id, exit code or negative signal number, whether this process killed it because another process had failed)
-_End = tuple[int, int, bool]
+
+
+class _ProcessExit(NamedTuple):
+    """How a training process ended.
+
+    Attributes:
+        process_id: The id of the process.
+        code: The exit code, or the negative number of the signal that ended the process.
+        killed_by_us: Whether this process killed it because another process had failed.
+    """
+
+    process_id: int
+    code: int
+    killed_by_us: bool
 
 
 def run_training_processes(settings: PipelineSettings, stage: str, command: Sequence[str]) -> None:
@@ -185,27 +201,27 @@ def run_training_processes(settings: PipelineSettings, stage: str, command: Sequ
         FailedError: A process failed or was killed.
         StoppedError: The run was stopped by a signal.
     """
-    processes = settings.resources.workers * settings.resources.processes_per_worker
+    process_count = settings.resources.workers * settings.resources.processes_per_worker
     node = find_node()
-    engine = _section(settings, stage).engine
+    engine = _select_training_settings(settings, stage).engine
     is_tensorflow = engine == "tensorflow" or (engine == "auto" and find_spec("horovod") is not None)
     if node is None and settings.resources.cards and is_tensorflow:
-        command = training_command(settings, list(command), over_ssh=False, python=sys.executable)
-        _check_ends(stage, _run_all([command], [dict(os.environ)]), ["mpirun"])
+        command = build_training_command(settings, list(command), over_ssh=False, python_program=sys.executable)
+        _raise_if_any_failed(stage, _run_processes([command], [dict(os.environ)]), ["mpirun"])
         return
-    cores = _cores_of_processes(settings.resources, node.processes if node is not None else processes)
-    with _environments(node, settings, stage, processes) as own:
-        ends = _run_all([command] * len(own), [os.environ | variables for variables in own], cores)
-    first, size = (node.rank * node.processes, node.count * node.processes) if node is not None else (0, processes)
-    _check_ends(stage, ends, [f"rank {first + number} of {size}" for number in range(len(own))])
+    cores = _assign_cores(settings.resources, node.processes if node is not None else process_count)
+    with _prepare_rendezvous(node, settings, stage, process_count) as environments:
+        exits = _run_processes([command] * len(environments), [os.environ | variables for variables in environments], cores)
+    first, size = (node.rank * node.processes, node.count * node.processes) if node is not None else (0, process_count)
+    _raise_if_any_failed(stage, exits, [f"rank {first + number} of {size}" for number in range(len(environments))])
 
 
-def _section(settings: PipelineSettings, stage: str) -> LoopSettings:
+def _select_training_settings(settings: PipelineSettings, stage: str) -> LoopSettings:
     """Return the settings section of a training stage."""
     return settings.finetune if stage == "finetune" else settings.training
 
 
-def _cores_of_processes(resources: ResourceSettings, processes: int) -> list[set[int]] | None:
+def _assign_cores(resources: ResourceSettings, process_count: int) -> list[set[int]] | None:
     """Return the CPU numbers for each process, or None if `resources.cores_per_process` is not set.
 
     A process gets `cores_per_process` physical cores, with all hardware threads of each core. Only CPUs that this process
@@ -214,8 +230,8 @@ def _cores_of_processes(resources: ResourceSettings, processes: int) -> list[set
     Raises:
         InputError: There are fewer cores than the processes need.
     """
-    count = resources.cores_per_process
-    if count is None:
+    cores_per_process = resources.cores_per_process
+    if cores_per_process is None:
         return None
     allowed = os.sched_getaffinity(0)
     cores = set()
@@ -228,20 +244,22 @@ def _cores_of_processes(resources: ResourceSettings, processes: int) -> list[set
         siblings = {each for first, _, last in ranges for each in range(int(first), int(last or first) + 1)}
         cores.add(tuple(sorted(siblings & allowed)))
     threads = sorted(cores)
-    if processes * count > len(threads):
+    needed = process_count * cores_per_process
+    if needed > len(threads):
         raise InputError(
-            f"resources.cores_per_process = {count}: {processes} processes need {processes * count} cores, and there are "
-            f"{len(threads)}; lower it, or leave it out"
+            f"resources.cores_per_process = {cores_per_process}: {process_count} processes need {needed} cores, but this "
+            f"process may use only {len(threads)}; lower the value, or omit the setting"
         )
     return [
-        {each for core in threads[start : start + count] for each in core} for start in range(0, processes * count, count)
+        {number for core in threads[start : start + cores_per_process] for number in core}
+        for start in range(0, needed, cores_per_process)
     ]
 
 
 @contextmanager
-def _environments(
-    node: Node | None, settings: PipelineSettings, stage: str, processes: int
-) -> Iterator[list[dict[str, str]]]:
+def _prepare_rendezvous(
+    node: Node | None, settings: PipelineSettings, stage: str, process_count: int
+) -> Iterator[list[_Environment]]:
     """Yield the environment variables with which the processes on this machine find each other, one dictionary per process.
 
     A node of a multi-node run uses PyTorch's variables only. On a single machine, the variables suit the engine. If the
@@ -254,34 +272,34 @@ def _environments(
     if node is not None:
         yield [node.torch_variables(local_rank) for local_rank in range(node.processes)]
         return
-    section = _section(settings, stage)
-    has_horovod, ranks = find_spec("horovod") is not None, range(processes)
+    section = _select_training_settings(settings, stage)
+    has_horovod, ranks = find_spec("horovod") is not None, range(process_count)
     if not has_horovod and (section.engine == "tensorflow" or (section.engine == "auto" and find_spec("torch") is None)):
         raise InputError(
-            f"resources.workers: {processes} processes need Horovod, which is not installed; run `make setup-horovod`, "
-            f"or set {section.section_name}.engine to pytorch, or resources.workers to 1"
+            f"resources.workers: {process_count} TensorFlow processes need Horovod, which is not installed; run "
+            f"`make setup-horovod`, or set {section.section_name}.engine to pytorch, or resources.workers to 1"
         )
-    own: list[dict[str, str]] = [{} for _ in ranks]
+    environments: list[dict[str, str]] = [{} for _ in ranks]
     if section.engine != "tensorflow":
         port = find_free_port()
-        own = [
-            torch_environment(rank, processes, per_host=processes, address="127.0.0.1", port=port) | ON_THIS_MACHINE
+        environments = [
+            torch_environment(rank, process_count, per_host=process_count, address="127.0.0.1", port=port) | ON_THIS_MACHINE
             for rank in ranks
         ]
     if section.engine == "pytorch" or not has_horovod:
-        yield own
+        yield environments
         return
-    with _horovod_environments(processes) as horovod:
-        yield [torch | variables for torch, variables in zip(own, horovod, strict=True)]
+    with _start_horovod_rendezvous(process_count) as horovod:
+        yield [torch | variables for torch, variables in zip(environments, horovod, strict=True)]
 
 
-def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
+def _raise_if_any_failed(stage: str, exits: Sequence[_ProcessExit], process_names: Sequence[str]) -> None:
     """Raise the error that sums up how the processes ended. Return if all of them succeeded.
 
     Args:
         stage: The name of the stage, for messages.
-        ends: How each process ended.
-        names: What to call each process in messages.
+        exits: How each process ended.
+        process_names: What to call each process in messages.
 
     Raises:
         InputError: A process reported wrong input.
@@ -291,33 +309,37 @@ def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
     # Wrong input takes precedence over other failures, because the other processes fail only as a consequence. A run counts
     # as stopped only if no process failed.
     wrong, stopped = InputError.exit_code, StoppedError.exit_code
-    codes = [code for _, code, _ in ends]
+    codes = [each.code for each in exits]
     failed = min((each for each in codes if each > 0), default=0, key=lambda each: (each != wrong, each == stopped))
     if failed == stopped:
-        raise StoppedError(f"{stage}: stopped on request; run it again to resume")
+        raise StoppedError(f"{stage}: stopped on request; run the same command again to resume")
     # A process that was killed could not report anything, so this process names it.
     killed = [
-        f"{name} (process {process}) was killed by {signal.Signals(-code).name}"
-        for name, (process, code, killed_by_us) in zip(names, ends, strict=True)
-        if code < 0 and not killed_by_us
+        f"{name} (process {each.process_id}) was killed by {signal.Signals(-each.code).name}"
+        for name, each in zip(process_names, exits, strict=True)
+        if each.code < 0 and not each.killed_by_us
     ]
     if failed:
-        message = f"{stage}: one of {len(ends)} processes ended with exit code {failed}; see its error above"
+        message = f"{stage}: one of {len(exits)} processes ended with exit code {failed}; see its error above"
         raise (InputError if failed == wrong else FailedError)("; ".join([message, *killed]))
     if killed:
         why = "see its error above"
         if -signal.SIGKILL in codes:
-            why = "unless you killed it, it ran out of memory (see dmesg)"
-        raise FailedError(f"{stage}: {'; '.join(killed)}; {why}; run it again to resume from the last checkpoint")
+            why = "unless you killed it, it probably ran out of memory (see dmesg)"
+        raise FailedError(
+            f"{stage}: {'; '.join(killed)}; {why}; run the same command again to resume from the last checkpoint"
+        )
     if any(codes):
-        raise FailedError(f"{stage}: a process did not end after the others had, and was killed; run it again to resume")
+        raise FailedError(
+            f"{stage}: a process was killed because it did not end after the others; run the same command again to resume"
+        )
 
 
-def _run_all(
+def _run_processes(
     commands: Sequence[Sequence[str]],
     environments: Sequence[Mapping[str, str]],
-    cores: Sequence[set[int]] | None = None,
-) -> list[_End]:
+    cores_by_process: Sequence[set[int]] | None = None,
+) -> list[_ProcessExit]:
     """Start one process per command and wait until all of them end.
 
     After the first failure, the other processes have 10 seconds to end by themselves before they are killed.
@@ -325,13 +347,13 @@ def _run_all(
     Args:
         commands: The command line of each process.
         environments: The environment variables of each process.
-        cores: The CPU numbers that each process is bound to, or None to bind none.
+        cores_by_process: The CPU numbers that each process is bound to, or None to bind none.
     """
     running: list[subprocess.Popen[bytes]] = []
-    with _forwarded_signals(running):
+    with _forward_stop_signals(running):
         for command, environment in zip(commands, environments, strict=True):
             running.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True))
-        for process, own in zip(running, cores or (), strict=cores is not None):
+        for process, own in zip(running, cores_by_process or (), strict=cores_by_process is not None):
             os.sched_setaffinity(process.pid, own)
         deadline, killed = float("inf"), set()
         while None in (codes := [process.poll() for process in running]):
@@ -342,11 +364,11 @@ def _run_all(
                 for process in running:
                     process.kill()
             time.sleep(_POLL_SECONDS)
-    return [(process.pid, process.wait(), process.pid in killed) for process in running]
+    return [_ProcessExit(process.pid, process.wait(), process.pid in killed) for process in running]
 
 
 @contextmanager
-def _forwarded_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+def _forward_stop_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
     """Forward SIGTERM and Ctrl-C to `processes` as SIGTERM for the duration of the block, so that they save and stop.
 
     This process itself is not interrupted. Processes may be added to the list during the block.

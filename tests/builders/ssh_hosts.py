@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.kubernetes.manifests import render
-from gaudi_bert.runners.kubernetes.pods import pod_specs
+from gaudi_bert.runners.kubernetes.manifests import build_manifests
+from gaudi_bert.runners.kubernetes.pods import iterate_pod_specs
 
 USER = 4711
 SETTINGS = load_pipeline(None, ["resources.workers=2", f"kubernetes.user={USER}"])
@@ -44,8 +44,8 @@ class Hosts:
 
     def __init__(self, folder: Path, prefix: str) -> None:
         self.folder, self.prefix = folder, prefix
-        (configuration,) = render(SETTINGS).of_kind("ConfigMap")
-        self.launcher, self.worker = pod_specs(render(SETTINGS).steps["train"])
+        (configuration,) = build_manifests(SETTINGS).shared_objects_of_kind("ConfigMap")
+        self.launcher, self.worker = iterate_pod_specs(build_manifests(SETTINGS).steps["train"])
         (folder / "passwd").write_text(configuration["data"]["passwd"])
         (folder / "hosts").write_text("127.0.0.1 localhost\n10.77.0.11 worker-1\n10.77.0.12 worker-2\n")
         subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", folder / "keys" / "id_rsa"], check=True)

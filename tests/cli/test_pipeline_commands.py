@@ -85,7 +85,7 @@ def test_quiet_is_taken_before_and_after_the_command(tmp_path: Path) -> None:
         (["run", DEMO, "--finish", "--stages", "plan"], "--finish: give one stage that has a step to finish it"),
         (["run", DEMO, "--finish", "--overwrite", "--stages", "verify"], "--finish cannot be combined with --overwrite"),
         (["run", DEMO, "--finish", "--shard", "0/2", "--stages", "write"], "cannot be combined with"),
-        (["wait", DEMO, "--for", "packing"], "--for packing: no such stage"),
+        (["wait", DEMO, "--for", "packing"], "--for packing: unknown stage"),
         (["k8s", "status", DEMO], "no cluster: "),
         (["doctor", "--cluster"], "no cluster: "),
     ],

@@ -18,9 +18,9 @@ import yaml
 from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, section_from_mapping
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
-from gaudi_bert.runners.kubernetes.open_results import _sent_lines
-from gaudi_bert.runners.kubernetes.pods import Manifest, pod_specs
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, build_manifests
+from gaudi_bert.runners.kubernetes.open_results import _encode_results
+from gaudi_bert.runners.kubernetes.pods import Manifest, iterate_pod_specs
 from tests.builders import folders
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer
@@ -38,7 +38,7 @@ TEXT = "\n\n".join(
 
 def commands_of_pod(item: Manifest, index: int, pipeline: Path) -> list[list[str]]:
     """Those of its containers, one after the other, with the pipeline file where it is."""
-    spec = next(pod_specs(item))
+    spec = next(iterate_pod_specs(item))
     commands = json.dumps([container["command"][1:] for container in (*spec["initContainers"], *spec["containers"])])
     commands = commands.replace("$(JOB_COMPLETION_INDEX)", str(index))
     return json.loads(commands.replace("/etc/gaudi-bert/pipeline.yaml", str(pipeline)))  # type: ignore[no-any-return]
@@ -65,7 +65,7 @@ def test_the_pods_of_all_steps_together_make_what_one_process_makes(s3: S3Server
     }
     pipeline = tmp_path / "pipeline.yaml"
     pipeline.write_text(yaml.safe_dump(values))
-    steps = render(load_pipeline(pipeline)).steps
+    steps = build_manifests(load_pipeline(pipeline)).steps
     pods = [(steps[step], index) for step in DATA_STEPS for index in range(steps[step]["spec"].get("completions", 1))]
     context = multiprocessing.get_context("forkserver")  # which loads our modules once for all pods
     context.set_forkserver_preload([__name__, "gaudi_bert.corpus.prepare", "gaudi_bert.tfrecords.verify", "s3fs"])
@@ -119,7 +119,7 @@ def cluster_environment(tmp_path: Path) -> Any:
         server.script("demo-open", complete(succeeded("open-0")))
         (tmp_path / "sent").mkdir()
         (tmp_path / "sent" / "report.html").write_text("a page")
-        server.logs["open-0"] = [f"2026-01-01T00:00:00Z {line}" for line in _sent_lines(tmp_path / "sent", Reporter())]
+        server.logs["open-0"] = [f"2026-01-01T00:00:00Z {line}" for line in _encode_results(tmp_path / "sent", Reporter())]
         del server.scripts["demo-write"]
         (tmp_path / "kubeconfig").write_text(server.kubeconfig())
         yield {**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")}
@@ -147,12 +147,14 @@ def test_what_the_pages_delete_are_the_jobs_of_the_demo_and_nothing_else() -> No
     settings = load_pipeline(ROOT / "pipelines" / "demo.yaml")
     for words in deleted:
         assert words[3:] == ["--namespace", settings.kubernetes.namespace, "--selector", f"{PIPELINE_LABEL}={settings.name}"]
-    assert all(item["metadata"]["labels"][PIPELINE_LABEL] == settings.name for item in render(settings).steps.values())
+    assert all(
+        item["metadata"]["labels"][PIPELINE_LABEL] == settings.name for item in build_manifests(settings).steps.values()
+    )
 
 
 @pytest.mark.parametrize("block", [block for language, block in BLOCKS if language == "yaml"])
 def test_the_settings_of_the_pages_are_accepted(block: str) -> None:
-    manifests = render(section_from_mapping(PipelineSettings, yaml.safe_load(block), "docs/kubernetes.md"))
+    manifests = build_manifests(section_from_mapping(PipelineSettings, yaml.safe_load(block), "docs/kubernetes.md"))
     assert manifests.steps
     pytest.importorskip("kubernetes_validate")
     for version in ("1.25", "1.26"):  # of 1.24, which the page names as well, there is no schema

@@ -21,7 +21,7 @@ from gaudi_bert import __version__
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
-from gaudi_bert.runners.docker import _run_container, _stage_container, _Stop, run_on_docker
+from gaudi_bert.runners.docker import _build_container_options, _ContainerStopper, _run_container, run_on_docker
 from tests.builders.real_containers import BASE, DOCKER
 from tests.builders.reporters import QUIET
 
@@ -33,7 +33,9 @@ def container(
     folder: Path, stage: str, mapping: dict[str, Any] | None = None, *flags: str, work: str | None = None
 ) -> dict[str, Any]:
     settings = section_from_mapping(PipelineSettings, {"name": "tiny", **(mapping or {})}, "a test")
-    return _stage_container(settings, stage, folder / "pipelines" / "tiny.yaml", Path(work or folder / "work"), flags)
+    return _build_container_options(
+        settings, stage, folder / "pipelines" / "tiny.yaml", Path(work or folder / "work"), flags
+    )
 
 
 def mounts(options: dict[str, Any]) -> dict[str, bool]:
@@ -178,7 +180,7 @@ class Container:
         return lambda **options: self.calls.append(name)
 
 
-def run_one(container: Container, stop: _Stop) -> list[str]:
+def run_one(container: Container, stop: _ContainerStopper) -> list[str]:
     daemon = SimpleNamespace(containers=SimpleNamespace(create=lambda **options: container))
     try:
         return _run_container(daemon, {}, stop, QUIET, "resources.data.memory_limit")
@@ -197,17 +199,17 @@ def run_one(container: Container, stop: _Stop) -> list[str]:
     ],
 )
 def test_an_exit_code_is_kept(code: int, state: dict[str, object], kind: type[Exception], named: str) -> None:
-    assert run_one(Container(0), _Stop()) == ["7 packs"]
+    assert run_one(Container(0), _ContainerStopper()) == ["7 packs"]
     with pytest.raises(kind, match=named) as caught:
-        run_one(Container(code, **state), _Stop())
+        run_one(Container(code, **state), _ContainerStopper())
     assert type(caught.value) is kind
 
 
 def test_a_stop_that_comes_before_the_container_runs_reaches_it() -> None:
     pytest.importorskip("docker")
-    stop = _Stop()
+    stop = _ContainerStopper()
     with pytest.raises(StoppedError):
-        run_one(Container(None, attached=lambda: stop.request(signal.SIGTERM, None)), stop)
+        run_one(Container(None, attached=lambda: stop.handle_signal(signal.SIGTERM, None)), stop)
 
 
 # --- real containers, of an image whose `gaudi-bert` is a stand-in that does what the file `does` says

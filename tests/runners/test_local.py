@@ -13,8 +13,8 @@ from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
-from gaudi_bert.runners.local import RunRequest, _missing_inputs, run_stages
-from gaudi_bert.runners.stage_table import stages_of
+from gaudi_bert.runners.local import RunRequest, _list_missing_inputs, run_stages
+from gaudi_bert.runners.stage_table import list_pipeline_stages
 from gaudi_bert.tasks.task_data import make_built_in_rows
 from tests.builders import folders
 from tests.builders.bert_folder import write_bert, write_rows
@@ -90,8 +90,8 @@ def test_two_processes_learn_as_one_does(folder: Path, done: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
-        ("bert", r"finetune\.init_checkpoint = .*bert: no such file or folder; check the path"),
-        ("pipelines/held-out.jsonl", r"finetune\.evaluation_data = .*held-out\.jsonl: no such file"),
+        ("bert", r"finetune\.init_checkpoint = .*bert: the file or folder does not exist; check the path"),
+        ("pipelines/held-out.jsonl", r"finetune\.evaluation_data = .*held-out\.jsonl: the file or folder does not exist"),
     ],
 )
 def test_what_is_missing_is_one_line_and_nothing_is_made(missing: str, said: str, folder: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def on_disk(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
     """What the pipeline makes on a disk."""
     work = tmp_path_factory.mktemp("disk")
     settings = stored_pipeline(text.name, {})
-    run_stages(RunRequest(settings, work, text.parent, a_run(workers=1)), stages_of(settings))
+    run_stages(RunRequest(settings, work, text.parent, a_run(workers=1)), list_pipeline_stages(settings))
     return folders.contents(work / "small")
 
 
@@ -179,11 +179,11 @@ def test_a_bucket_behind_a_bad_server(s3: S3Server, text: Path, on_disk: dict[st
         store = {**quick(proxy.endpoint).model_dump(), "scratch": str(tmp_path)}
         settings = stored_pipeline("s3://bucket/text", store)
         run = RunRequest(settings, Path("s3://bucket/work"), tmp_path, a_run(workers=1))
-        summaries = run_stages(run, stages_of(run.settings))
+        summaries = run_stages(run, list_pipeline_stages(run.settings))
         assert sum(proxy.happened.values()) > 10
-        again = run_stages(run, stages_of(run.settings))
-        assert _missing_inputs(run.folder, "report") == []
-    assert list(summaries) == list(again) == stages_of(run.settings)
+        again = run_stages(run, list_pipeline_stages(run.settings))
+        assert _list_missing_inputs(run.work_folder, "report") == []
+    assert list(summaries) == list(again) == list_pipeline_stages(run.settings)
     assert again["train"].skipped
     made = contents("s3://bucket/work/small", objects)
     assert comparable(made, "examples.json") == comparable(on_disk, "examples.json")

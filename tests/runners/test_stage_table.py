@@ -11,13 +11,13 @@ from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.local import RunRequest, _missing_inputs, run_stages, wait_for_inputs
+from gaudi_bert.runners.local import RunRequest, _list_missing_inputs, run_stages, wait_for_inputs
 from gaudi_bert.runners.stage_table import (
     STAGES,
-    named_paths,
+    list_input_paths,
+    list_pipeline_stages,
     preview_stage,
-    stage_image,
-    stages_of,
+    stage_image_name,
 )
 from tests.builders.plans import write_plan
 from tests.builders.reporters import a_run
@@ -31,16 +31,16 @@ def test_every_path_of_a_pipeline_file_is_read_by_a_stage() -> None:
     text = load_pipeline(None, ["prepare.text=/data/x"])
     tasks = ("finetune.evaluation_data", "finetune.init_checkpoint", "finetune.vocab", "task.labels", "predict.data")
     task = load_pipeline(None, ["task.name=multi-label", *(f"{key}=/data/x" for key in ("finetune.data", *tasks))])
-    keys = {key for settings in (given, text, task) for key, _ in named_paths(settings)}
-    assert {key for stage in STAGES.values() for key in stage.reads} == keys
+    keys = {key for settings in (given, text, task) for key, _ in list_input_paths(settings)}
+    assert {key for stage in STAGES.values() for key in stage.input_settings} == keys
 
 
 def test_only_what_is_read_is_named() -> None:
     """Not the records of a pipeline whose weights are given, nor a text where there are records."""
     given = load_pipeline(None, [*TASK, "finetune.init_checkpoint=/data/bert", "prepare.records=/data/x"])
-    assert dict(named_paths(given)) == {"finetune.init_checkpoint": "/data/bert"}
+    assert dict(list_input_paths(given)) == {"finetune.init_checkpoint": "/data/bert"}
     both = load_pipeline(None, ["prepare.text=/data/x", "prepare.records=/data/y"])
-    assert dict(named_paths(both)) == {"prepare.records": "/data/y"}
+    assert dict(list_input_paths(both)) == {"prepare.records": "/data/y"}
 
 
 @pytest.mark.parametrize(
@@ -53,28 +53,28 @@ def test_only_what_is_read_is_named() -> None:
 )
 def test_a_stage_run_too_early_names_the_one_before_it(stage: str, missing: str, first: str, tmp_path: Path) -> None:
     run = RunRequest(load_pipeline(None, TASK), tmp_path, tmp_path, a_run())
-    with pytest.raises(InputError, match=f"/demo/{missing}: does not exist; run the stage `{first}` first"):
+    with pytest.raises(InputError, match=f"/demo/{missing}: this file does not exist; run the stage `{first}` first"):
         run_stages(run, [stage])
 
 
 def test_the_stages_of_a_pipeline_are_those_that_its_file_asks_for() -> None:
     pretraining = list(STAGES)[:7]
-    assert stages_of(load_pipeline(None)) == [*pretraining, "report"]
-    assert stages_of(load_pipeline(None, TASK)) == list(STAGES)
-    assert stages_of(load_pipeline(None, [*TASK, "predict.data=null"])) == [*pretraining, "finetune", "report"]
+    assert list_pipeline_stages(load_pipeline(None)) == [*pretraining, "report"]
+    assert list_pipeline_stages(load_pipeline(None, TASK)) == list(STAGES)
+    assert list_pipeline_stages(load_pipeline(None, [*TASK, "predict.data=null"])) == [*pretraining, "finetune", "report"]
     given = load_pipeline(None, [*TASK, "finetune.init_checkpoint=/data/bert"])
-    assert stages_of(given) == ["finetune", "predict", "report"]
+    assert list_pipeline_stages(given) == ["finetune", "predict", "report"]
     # Nothing is waited for that no stage makes.
     folder = WorkFolder.from_settings(given, Path("work"), Path())
-    assert STAGES["train"].missing_products(folder) == STAGES["evaluate"].missing_products(folder) == []
+    assert STAGES["train"].list_missing_products(folder) == STAGES["evaluate"].list_missing_products(folder) == []
 
 
 @pytest.mark.parametrize(
     ("overrides", "stage", "said"),
     [
-        ([], "finetune", "--stages finetune: this pipeline has only prepare, .*; set finetune.data, and task.name"),
+        ([], "finetune", "--stages finetune: .* only the stages prepare, .*; set finetune.data and task.name"),
         (TASK[:2], "predict", "set predict.data"),
-        ([*TASK, "finetune.init_checkpoint=/data/bert"], "train", "has only finetune, predict, report; leave out"),
+        ([*TASK, "finetune.init_checkpoint=/data/bert"], "train", "only the stages finetune, predict, report; leave out"),
     ],
 )
 def test_a_stage_that_a_pipeline_has_not_is_refused(overrides: list[str], stage: str, said: str, tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def make(folder: WorkFolder, name: str) -> None:
 def test_each_stage_waits_for_what_the_one_before_it_makes(folder: WorkFolder) -> None:
     for stage, needed in NEEDS.items():
         for number, name in enumerate(needed):
-            assert _missing_inputs(folder, stage) == [folder.root / one for one in needed[number:]]
+            assert _list_missing_inputs(folder, stage) == [folder.root / one for one in needed[number:]]
             make(folder, name)
-        assert _missing_inputs(folder, stage) == []
+        assert _list_missing_inputs(folder, stage) == []
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_each_stage_waits_for_what_the_one_before_it_makes(folder: WorkFolder) -
 )
 def test_what_no_stage_makes_is_not_waited_for(override: str, waiting: dict[str, list[str]], tmp_path: Path) -> None:
     folder = WorkFolder.from_settings(load_pipeline(None, [override]), tmp_path, tmp_path)
-    assert {stage: _missing_inputs(folder, stage) for stage in waiting} == {
+    assert {stage: _list_missing_inputs(folder, stage) for stage in waiting} == {
         stage: [folder.root / name for name in names] for stage, names in waiting.items()
     }
 
@@ -137,18 +137,18 @@ def test_finishing_a_verification_waits_for_all_its_parts(folder: WorkFolder) ->
     make(folder, "packed/train/verification.json")
     wanted = folder.root / "packed" / "evaluation" / "verification.json"
     for number in range(3):
-        assert _missing_inputs(folder, "verify-finish") == [wanted]
+        assert _list_missing_inputs(folder, "verify-finish") == [wanted]
         make(folder, f"packed/evaluation/verification-{number:05d}-of-00003.json")
-    assert _missing_inputs(folder, "verify-finish") == []
+    assert _list_missing_inputs(folder, "verify-finish") == []
 
 
 def test_a_histogram_is_there_when_all_its_parts_are(folder: WorkFolder) -> None:
     make(folder, "histogram-evaluation.json")
     make(folder, "histogram-00000-of-00004.json")  # a part of another number does not count
     for number in range(3):
-        assert _missing_inputs(folder, "plan") == [folder.root / "histogram.json"]
+        assert _list_missing_inputs(folder, "plan") == [folder.root / "histogram.json"]
         make(folder, f"histogram-{number:05d}-of-00003.json")
-    assert _missing_inputs(folder, "plan") == []
+    assert _list_missing_inputs(folder, "plan") == []
 
 
 def test_waiting_ends_when_the_last_file_appears(folder: WorkFolder) -> None:
@@ -168,7 +168,7 @@ def test_waiting_ends_when_the_last_file_appears(folder: WorkFolder) -> None:
 
 def test_waiting_is_bounded_and_says_what_is_missing(folder: WorkFolder) -> None:
     waited: list[float] = []
-    with pytest.raises(FailedError, match=r"plan\.json and 1 more: not there after 5\.0 s"):
+    with pytest.raises(FailedError, match=r"plan\.json and 1 more: still missing after 5\.0 s"):
         wait_for_inputs(folder, "write", 5, Reporter(quiet=True), sleep=waited.append, clock=lambda: sum(waited))
     assert sum(waited) == 5.0
 
@@ -194,10 +194,10 @@ def test_each_stage_has_its_image_and_its_resources() -> None:
 )
 def test_the_image_goes_by_cards_and_engine(given: list[str], train: str, finetune: str) -> None:
     settings = load_pipeline(None, [*given, "images.tag=v1"])
-    images = {name: stage_image(settings, stage) for name, stage in STAGES.items() if stage.trains}
+    images = {name: stage_image_name(settings, stage) for name, stage in STAGES.items() if stage.runs_model}
     assert images == {
         **dict.fromkeys(("train", "evaluate"), f"gaudi-bert-{train}:v1"),
         **dict.fromkeys(("finetune", "predict"), f"gaudi-bert-{finetune}:v1"),
     }
     own = load_pipeline(None, [*given, "images.train=mine", "images.tag=v1"])
-    assert {stage_image(own, stage) for stage in STAGES.values() if stage.trains} == {"mine:v1"}
+    assert {stage_image_name(own, stage) for stage in STAGES.values() if stage.runs_model} == {"mine:v1"}

@@ -18,8 +18,8 @@ import pytest
 
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners import stop_ranks
-from gaudi_bert.runners.stop_ranks import _meeting_point, _named_variables, _run_ranks
-from gaudi_bert.runners.training_processes import training_command
+from gaudi_bert.runners.stop_ranks import _expand_variable_options, _rendezvous_variables, _run_mpirun, _Worker
+from gaudi_bert.runners.training_processes import build_training_command
 from tests.builders.ssh_hosts import WORKERS, made_hosts, wait_until
 
 WRAPPER = [sys.executable, "-m", "gaudi_bert.runners.stop_ranks"]
@@ -74,7 +74,7 @@ def test_a_launcher_that_waits_for_names_can_be_stopped(tmp_path: Path) -> None:
     process.terminate()
     _, said = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert said == "error: stopped on request before training had started; the same command resumes\n"
+    assert said == "error: stopped on request before training had started; run the same command again to resume\n"
 
 
 def test_workers_that_never_answer_end_the_wait(
@@ -82,7 +82,7 @@ def test_workers_that_never_answer_end_the_wait(
 ) -> None:
     monkeypatch.setenv(*next(iter(write_hosts(tmp_path, "localhost").items())))
     monkeypatch.setattr(stop_ranks, "_LONGEST_WAIT_SECONDS", 0.0)
-    assert _run_ranks(over_ssh(worker.getsockname()[1], "mpirun")) == 1
+    assert _run_mpirun(over_ssh(worker.getsockname()[1], "mpirun")) == 1
     assert "error: worker localhost does not answer on port" in capsys.readouterr().err
 
 
@@ -95,7 +95,7 @@ def test_only_ranks_of_a_stopped_worker_are_started_again(
     monkeypatch.setenv(*next(iter(write_hosts(tmp_path, "127.0.0.1").items())))
     monkeypatch.setattr(stop_ranks, "_REMOVAL_SECONDS", 0.0)
     ranks = [sys.executable, "-c", COUNTS, str(tmp_path / "starts"), str(code)]
-    ended = _run_ranks(over_ssh(worker.getsockname()[1], *ranks))
+    ended = _run_mpirun(over_ssh(worker.getsockname()[1], *ranks))
     assert (ended, len((tmp_path / "starts").read_text())) == (0 if starts == 2 else code, starts)
 
 
@@ -160,14 +160,14 @@ def test_requests_that_come_while_mpirun_starts_reach_it(
     monkeypatch.setattr(stop_ranks.subprocess, "Popen", start_and_be_stopped)
     script = (SAVES if requests == 1 else DEAF) + f"open({str(ready)!r}, 'w').close()\n{WAIT}"
     script = script.replace(WAIT, "", 1) if is_ready else f"import time\ntime.sleep(0.5)\n{script}"
-    code = _run_ranks([sys.executable, "-c", script])
+    code = _run_mpirun([sys.executable, "-c", script])
     output, said = capfd.readouterr()
     if is_ready:
         assert (code, said) == ((75, "") if requests == 1 else (128 + signal.SIGTERM, ""))
         assert requests == 2 or output == "started\nsaved\n"
     else:
         assert (code, output) == (75, "")
-        assert said == "error: stopped on request before training had started; the same command resumes\n"
+        assert said == "error: stopped on request before training had started; run the same command again to resume\n"
 
 
 def test_when_the_process_that_started_it_is_killed_ranks_save_and_end() -> None:
@@ -183,7 +183,8 @@ def test_when_the_process_that_started_it_is_killed_ranks_save_and_end() -> None
 
 def test_a_launcher_that_is_not_there_is_one_line() -> None:
     done = subprocess.run([*WRAPPER, "/opt/none/mpirun"], capture_output=True, text=True, check=False)
-    said = "error: /opt/none/mpirun: No such file or directory; set resources.mpi_prefix to the folder of Open MPI\n"
+    reason = "/opt/none/mpirun: No such file or directory"
+    said = f"error: {reason}; set resources.mpi_prefix to the installation folder of Open MPI\n"
     assert (done.returncode, done.stderr) == (2, said)
 
 
@@ -193,7 +194,7 @@ def ranks() -> list[str]:
     if shutil.which("mpirun") is None:
         pytest.skip("OPEN MPI MISSING: what a lost rank and a stop do to the others is not tried")
     settings = load_pipeline(None, ["resources.cards=2"])
-    return training_command(settings, [sys.executable, "-c"], over_ssh=False, python=sys.executable)
+    return build_training_command(settings, [sys.executable, "-c"], over_ssh=False, python_program=sys.executable)
 
 
 def test_ranks_have_longer_to_save_than_a_lost_rank_is_waited_for(ranks: list[str], tmp_path: Path) -> None:
@@ -235,18 +236,17 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
 def test_variables_that_are_there_are_named_one_by_one() -> None:
     command = ["mpirun", "-x", "PATH", "-x", "HABANA_LOGS", "-x", "AWS_*", "-x", "AZURE_*", "gaudi-bert", "run", "x*"]
     environment = {"AWS_SECRET_ACCESS_KEY": "s", "PATH": "/bin", "AWS_ACCESS_KEY_ID": "k", "MY_AWS_X": ""}
-    assert _named_variables(command, environment) == [
+    assert _expand_variable_options(command, environment) == [
         *("mpirun", "-x", "PATH", "-x", "AWS_ACCESS_KEY_ID", "-x", "AWS_SECRET_ACCESS_KEY", "gaudi-bert", "run", "x*")
     ]
 
 
 def test_ranks_of_pytorch_meet_at_the_first_worker_or_on_this_machine(ranks: list[str], tmp_path: Path) -> None:
     """By the real mpirun, which hands on what its parent adds."""
-    first = _meeting_point(
-        [("demo-train-worker-0.demo-train.ns.svc", 22), ("demo-train-worker-1.demo-train.ns.svc", 22)], {}
-    )
+    workers = [_Worker(f"demo-train-worker-{number}.demo-train.ns.svc", 22) for number in range(2)]
+    first = _rendezvous_variables(workers, {})
     assert first == {"MASTER_ADDR": "demo-train-worker-0.demo-train.ns.svc", "MASTER_PORT": "29500"}
-    assert _meeting_point([("a", 22)], {"MASTER_PORT": "4711"}) == {"MASTER_ADDR": "a", "MASTER_PORT": "4711"}
+    assert _rendezvous_variables([_Worker("a", 22)], {"MASTER_PORT": "4711"}) == {"MASTER_ADDR": "a", "MASTER_PORT": "4711"}
     code = """
 import os
 with open(os.environ["OUT"] + os.environ["OMPI_COMM_WORLD_RANK"], "w") as file:
@@ -289,6 +289,6 @@ def test_a_launcher_outlives_the_end_of_a_worker_and_waits_for_names_that_come_l
                 wait_until(f"training on {host}", log, [*servers, launcher])
             hosts.stop_worker(servers[1], PYTHONPATH=root, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
             servers[1].wait(30)
-            wait_until("a worker was stopped, and its ranks have saved", log, [servers[0], launcher])
+            wait_until("a worker was stopped after its ranks had saved", log, [servers[0], launcher])
             servers.append(hosts.start_worker(WORKERS[1]))
             assert launcher.wait(120) == 0, log.read_text()

@@ -17,9 +17,9 @@ from gaudi_bert.common.launch import Launch, find_launch, find_node
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, section_from_mapping
 from gaudi_bert.runners import training_processes
 from gaudi_bert.runners.training_processes import (
-    _cores_of_processes,
+    _assign_cores,
+    build_training_command,
     run_training_processes,
-    training_command,
 )
 
 TWO = section_from_mapping(PipelineSettings, {"resources": {"workers": 2}, "training": {"engine": "pytorch"}}, "test")
@@ -113,14 +113,14 @@ import os, time
 time.sleep(0.3)
 open('{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.sched_getaffinity(0)))
 """
-    cores = _cores_of_processes(settings.resources, resources["workers"])
+    cores = _assign_cores(settings.resources, resources["workers"])
     assert cores is not None
     assert all(own <= allowed for own in cores)
     run_training_processes(settings, "train", [sys.executable, "-c", code])
     assert [(tmp_path / str(rank)).read_text() for rank in range(len(cores))] == [str(own) for own in cores]
     many = section_from_mapping(PipelineSettings, {"resources": {"workers": 2, "cores_per_process": 10_000}}, "test")
     with pytest.raises(
-        InputError, match=r"resources.cores_per_process = 10000: 2 processes need 20000 cores, and there are"
+        InputError, match=r"resources.cores_per_process = 10000: 2 processes need 20000 cores, but this process"
     ):
         run(RANK, many)
 
@@ -150,7 +150,7 @@ def test_when_one_fails_the_others_are_not_waited_for(capfd) -> None:
 def test_a_process_that_is_killed_is_named_because_it_cannot_say_so_itself() -> None:
     """Also after the last update, when the others have ended well."""
     killed = r"rank 1 of 2 \(process \d+\) was killed by SIGKILL"
-    with pytest.raises(FailedError, match=f"train: {killed}; .* run it again to resume"):
+    with pytest.raises(FailedError, match=f"train: {killed}; .* run the same command again to resume"):
         run("os.kill(os.getpid(), 9) if rank else sys.exit(0)")
     with pytest.raises(FailedError, match=f"one of 2 processes ended with exit code 1; see its error above; {killed}"):
         run("os.kill(os.getpid(), 9) if rank else sys.exit(1)")
@@ -171,16 +171,14 @@ def test_a_signal_goes_to_all_and_they_are_waited_for(tmp_path) -> None:
 
     before = signal.getsignal(signal.SIGTERM)
     threading.Thread(target=ask).start()
-    with pytest.raises(StoppedError, match="run it again to resume"):
+    with pytest.raises(StoppedError, match="run the same command again to resume"):
         run(code)
     assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_without_horovod_the_remedy_is_named(monkeypatch) -> None:
     monkeypatch.setattr(training_processes, "find_spec", lambda name: None)
-    said = (
-        "2 processes need Horovod, which is not installed; run `make setup-horovod`, or set training.engine to pytorch, or"
-    )
+    said = "2 TensorFlow processes need Horovod, which is not installed; run `make setup-horovod`, or set training.engine to"
     with pytest.raises(InputError, match=said):
         run("pass", section_from_mapping(PipelineSettings, {"resources": {"workers": 2}}, "test"))
     values = {"resources": {"workers": 2}, "training": {"engine": "tensorflow"}}
@@ -208,12 +206,12 @@ STAGE = ["gaudi-bert", "run", "p.yaml", "--stages", "train"]
 
 
 def test_one_process_needs_no_launcher() -> None:
-    assert training_command(load_pipeline(None), STAGE, over_ssh=False) == STAGE
+    assert build_training_command(load_pipeline(None), STAGE, over_ssh=False) == STAGE
 
 
 def test_one_server_starts_a_process_a_card() -> None:
     settings = load_pipeline(None, ["resources.cards=8", "resources.cores_per_process=6", "resources.mpi_prefix=/opt/mpi"])
-    command = training_command(settings, STAGE, over_ssh=False)
+    command = build_training_command(settings, STAGE, over_ssh=False)
     assert command[:3] == ["python3", "-m", "gaudi_bert.runners.stop_ranks"]
     assert command[3:15] == [
         *("/opt/mpi/bin/mpirun", "--allow-run-as-root", "--tag-output", "-np", "8"),

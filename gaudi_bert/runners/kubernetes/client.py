@@ -18,11 +18,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import format_seconds
 from gaudi_bert.runners.kubernetes.remedies import find_advice
+
+if TYPE_CHECKING:
+    from kubernetes.client.exceptions import ApiException
+    from kubernetes.dynamic import DynamicClient, Resource
+    from urllib3 import BaseHTTPResponse
 
 # --- the kinds of objects, and the rights on them that the account of a run needs
 #
@@ -89,15 +94,15 @@ _FIRST_ANSWER_SECONDS = 16.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _LONGEST_LOG_SECONDS = 3600
 # urllib3 begins its messages with this prefix, which means nothing to users.
-_POOL = re.compile(r"^<?HTTPS?Connection[^)]*\)>?: ")
-_BUSY = (429, 500, 502, 503, 504)
+_URLLIB3_PREFIX = re.compile(r"^<?HTTPS?Connection[^)]*\)>?: ")
+_RETRIED_STATUSES = (429, 500, 502, 503, 504)
 _REMEDIES = {
-    400: "the manifest does not suit this cluster's version: see `gaudi-bert doctor --cluster`",
+    400: "the manifest does not suit the version of this cluster: see `gaudi-bert doctor --cluster`",
     401: "your credentials have expired or are wrong: log in to the cluster again",
-    403: "the cluster's administrators have set this rule: ask them, or choose another kubernetes.namespace",
-    404: "check kubernetes.namespace, and for an MPIJob or a TrainJob that its operator is installed",
-    409: "something of that name is there already: `gaudi-bert k8s status` and `k8s delete`",
-    422: "the manifest was refused: correct the setting that it names",
+    403: "this is a rule of the cluster: ask its administrators, or choose another kubernetes.namespace",
+    404: "check kubernetes.namespace, and whether the operator of an MPIJob or a TrainJob is installed",
+    409: "an object with this name already exists: see `gaudi-bert k8s status`, and remove it with `gaudi-bert k8s delete`",
+    422: "correct the setting that the message names",
 }
 
 
@@ -117,14 +122,14 @@ class ConflictError(ClusterError):
     """An object with this name already exists."""
 
 
-_KINDS_OF_ERROR = {403: _ForbiddenError, 404: NotFoundError, 409: ConflictError}
+_ERRORS_BY_STATUS = {403: _ForbiddenError, 404: NotFoundError, 409: ConflictError}
 
 
 class StreamDroppedError(Exception):
     """The connection broke while a log or a watch was read. The caller can open it again."""
 
 
-def _new_client() -> Any:
+def _create_dynamic_client() -> DynamicClient:
     """Return a new `DynamicClient` that discovers nothing from the server.
 
     Raises:
@@ -133,13 +138,13 @@ def _new_client() -> Any:
     from kubernetes.client import ApiClient, Configuration
     from kubernetes.dynamic import DynamicClient
 
-    _load_configuration()
+    _load_credentials()
     configuration = Configuration.get_default_copy()
     configuration.retries = False  # urllib3 would retry without telling the user
     return DynamicClient(ApiClient(configuration), discoverer=lambda client, cache_file: None)
 
 
-def _resource(kind: str) -> Any:
+def _build_client_resource(kind: str) -> Resource:
     """Return the client's description of a kind."""
     from kubernetes.dynamic import Resource
 
@@ -148,7 +153,7 @@ def _resource(kind: str) -> Any:
     return Resource(kind=kind, name=row.plural, namespaced=row.namespaced, **where)
 
 
-def _load_configuration() -> None:
+def _load_credentials() -> None:
     """Load the credentials from the kubeconfig file, or from the pod's service account if there is no such file.
 
     Raises:
@@ -166,11 +171,13 @@ def _load_configuration() -> None:
         except config.ConfigException:
             reason = " ".join(str(error).split()).rstrip(".")
             raise InputError(
-                f"no cluster: {reason}; set KUBECONFIG to your kubeconfig file, and see `kubectl cluster-info`"
+                f"the kubeconfig file cannot be read, and this process does not run in a cluster: {reason}; set KUBECONFIG "
+                "to "
+                "your kubeconfig file, and check it with `kubectl cluster-info`"
             ) from error
 
 
-def _response_lines(response: Any) -> Iterator[str]:
+def _read_response_lines(response: BaseHTTPResponse) -> Iterator[str]:
     """Yield the lines of a streamed answer as they arrive, and close the connection at the end.
 
     Raises:
@@ -192,7 +199,7 @@ def _response_lines(response: Any) -> Iterator[str]:
         response.release_conn()
 
 
-def _pause(attempt: int, error: Any) -> float:
+def _retry_delay_seconds(attempt: int, error: ApiException | None) -> float:
     """Return the seconds to wait before the next attempt, at most 30.
 
     This is the time in the server's `Retry-After` header, or else a time that doubles with each attempt, from 0.5 seconds.
@@ -201,22 +208,22 @@ def _pause(attempt: int, error: Any) -> float:
     return min(float(seconds) if seconds and str(seconds).isdigit() else 0.5 * 2 ** min(attempt, 10), _LONGEST_PAUSE_SECONDS)
 
 
-def _explain(action: str, error: Any) -> ClusterError:
+def _rejected_request_error(action: str, api_error: ApiException) -> ClusterError:
     """Return the error for a rejected request. Its message contains the server's message and a remedy, in one line.
 
     Args:
         action: What was tried, such as "read Job demo-train".
-        error: The client's `ApiException`.
+        api_error: The client's `ApiException`.
     """
     try:
-        message = json.loads(error.body)["message"]
+        message = json.loads(api_error.body)["message"]
     except (TypeError, ValueError, KeyError):
-        message = error.reason or "no reason given"
+        message = api_error.reason or "the server gave no reason"
     message = " ".join(str(message).split())
-    remedy = find_advice(message).remedy if error.status in (403, 422) else ""
-    remedy = remedy or _REMEDIES.get(error.status, "try again later, or ask who runs the cluster")
-    kind = _KINDS_OF_ERROR.get(error.status, ClusterError)
-    return kind(f"cannot {action}: {error.status}: {message}; {remedy}")
+    remedy = find_advice(message).remedy if api_error.status in (403, 422) else ""
+    remedy = remedy or _REMEDIES.get(api_error.status, "try again later, or ask the administrators of the cluster")
+    kind = _ERRORS_BY_STATUS.get(api_error.status, ClusterError)
+    return kind(f"cannot {action}: {api_error.status}: {message}; {remedy}")
 
 
 # --- one namespace
@@ -251,12 +258,12 @@ class Cluster:
         self._outage_seconds, self._say, self._sleep = outage_seconds, say, sleep
         self._has_answered = self._is_away = False
         self._lock = threading.Lock()
-        self._client = _new_client()
+        self._client = _create_dynamic_client()
         self._log_ends: dict[tuple[str, str], str] = {}
 
-    def version(self) -> tuple[int, int]:
+    def read_server_version(self) -> tuple[int, int]:
         """Return the server's version, for example (1, 31)."""
-        response = self._open("ask for the version", "request", "get", "/version", read_whole=True)
+        response = self._send_with_retries("read the version of the server", "request", "get", "/version", read_body=True)
         answer = json.loads(response.data)
         return int(answer["major"]), int(str(answer["minor"]).rstrip("+"))
 
@@ -269,70 +276,75 @@ class Cluster:
             InputError: The namespace does not exist or is being removed.
         """
         try:
-            answer = self._call(f"look for namespace {self.namespace}", "get", "Namespace", name=self.namespace)
+            answer = self._request_json(f"read namespace {self.namespace}", "get", "Namespace", name=self.namespace)
         except NotFoundError as error:
             raise InputError(
-                f"namespace {self.namespace} does not exist on this cluster; make it with "
-                f"`kubectl create namespace {self.namespace}`, or set kubernetes.namespace"
+                f"namespace {self.namespace} does not exist on this cluster; create it with "
+                f"`kubectl create namespace {self.namespace}`, or set kubernetes.namespace to another one"
             ) from error
         except _ForbiddenError:
             return  # an account may use a namespace without the right to read the namespace object
         if answer["status"].get("phase") == "Terminating":
             raise InputError(
-                f"namespace {self.namespace} is being removed; wait until it is gone, or set kubernetes.namespace"
+                f"namespace {self.namespace} is being deleted; wait until it is gone, or set kubernetes.namespace to "
+                "another one"
             )
 
-    def create(self, item: Json, *, dry_run: bool = False) -> Json:
+    def create_object(self, manifest: Json, *, dry_run: bool = False) -> Json:
         """Create an object and return it as the server stored it.
 
         Args:
-            item: The manifest.
+            manifest: The manifest.
             dry_run: Whether the server only checks the manifest and creates nothing.
 
         Raises:
             ConflictError: An object with this name already exists.
         """
-        return self._call(f"create {title_of(item)}", "create", item["kind"], body=item, **_DRY_RUN[dry_run])
+        return self._request_json(
+            f"create {format_object_title(manifest)}", "create", manifest["kind"], body=manifest, **_DRY_RUN[dry_run]
+        )
 
-    def replace(self, item: Json, *, dry_run: bool = False) -> Json:
+    def replace_object(self, manifest: Json, *, dry_run: bool = False) -> Json:
         """Replace an object and return it as the server stored it. With `dry_run`, only check whether this is possible."""
-        title, name = title_of(item), item["metadata"]["name"]
-        return self._call(f"replace {title}", "replace", item["kind"], name=name, body=item, **_DRY_RUN[dry_run])
+        title, name = format_object_title(manifest), manifest["metadata"]["name"]
+        return self._request_json(
+            f"replace {title}", "replace", manifest["kind"], name=name, body=manifest, **_DRY_RUN[dry_run]
+        )
 
-    def read(self, kind: str, name: str, *, if_allowed: bool = False) -> Json | None:
+    def read_object(self, kind: str, name: str, *, none_if_forbidden: bool = False) -> Json | None:
         """Return an object, or None if it does not exist.
 
         Args:
             kind: The kind of the object, one of `KINDS`.
             name: The name of the object.
-            if_allowed: Also return None if the account may not read the object, instead of raising an error.
+            none_if_forbidden: Also return None if the account may not read the object, instead of raising an error.
         """
-        return self._seen(f"read {kind} {name}", kind, if_allowed, name=name)
+        return self._get_or_none(f"read {kind} {name}", kind, none_if_forbidden, name=name)
 
-    def delete(self, kind: str, name: str) -> bool:
+    def delete_object(self, kind: str, name: str) -> bool:
         """Delete an object and everything that it owns. Return False if the object does not exist.
 
         The method does not wait until the object is gone.
         """
         try:
-            self._call(f"delete {kind} {name}", "delete", kind, name=name, propagation_policy="Background")
+            self._request_json(f"delete {kind} {name}", "delete", kind, name=name, propagation_policy="Background")
         except NotFoundError:
             return False
         return True
 
-    def find(self, kind: str, label_selector: str | None = None, *, if_allowed: bool = False) -> list[Json]:
+    def list_objects(self, kind: str, label_selector: str | None = None, *, empty_if_forbidden: bool = False) -> list[Json]:
         """Return the objects of a kind. If the cluster does not serve this kind, return an empty list.
 
         Args:
             kind: The kind, one of `KINDS`.
             label_selector: Only return objects with these labels.
-            if_allowed: Also return an empty list if the account may not list this kind, instead of raising an error. This is
-                for kinds that the pipeline does not use, because its account needs no right on them.
+            empty_if_forbidden: Also return an empty list if the account may not list this kind, instead of raising an error.
+                This is for kinds that the pipeline does not use, because its account needs no right on them.
         """
-        answer = self._seen(f"list {kind}s", kind, if_allowed, label_selector=label_selector)
+        answer = self._get_or_none(f"list {kind}s", kind, empty_if_forbidden, label_selector=label_selector)
         return (answer or {}).get("items") or []
 
-    def is_allowed(self, group: str, resource: str, verb: str) -> bool:
+    def has_right(self, group: str, resource: str, verb: str) -> bool:
         """Return whether the account has a right in the namespace.
 
         Args:
@@ -344,18 +356,20 @@ class Cluster:
         attributes = {"namespace": self.namespace, "group": group, "resource": resource, "verb": verb}
         spec = {"resourceAttributes": attributes | ({"subresource": part} if part else {})}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec}
-        answer = self._call("ask for rights", "create", "SelfSubjectAccessReview", body=review)
+        answer = self._request_json("read the rights of the account", "create", "SelfSubjectAccessReview", body=review)
         return bool(answer.get("status", {}).get("allowed"))
 
-    def last_warning(self, name: str, since: str = "") -> str:
+    def read_last_warning(self, object_name: str, since: str = "") -> str:
         """Return the message of the newest warning event about an object in one line, or "" if there is no warning.
 
         Args:
-            name: The name of the object.
+            object_name: The name of the object.
             since: Ignore warnings before this time, which has the format of the API. Events outlive their object, so older
                 warnings may be about an earlier object with the same name.
         """
-        answer = self._call(f"list events of {name}", "get", "Event", field_selector=f"involvedObject.name={name}")
+        answer = self._request_json(
+            f"list events of {object_name}", "get", "Event", field_selector=f"involvedObject.name={object_name}"
+        )
         warnings = [
             (event.get("lastTimestamp") or since, event.get("message", ""))
             for event in answer.get("items") or ()
@@ -363,29 +377,35 @@ class Cluster:
         ]
         return " ".join(message for _, message in sorted(warnings, key=itemgetter(0))[-1:]).replace("\n", " ").strip()
 
-    def wait_for_change(self, item: Json, seconds: int) -> None:
+    def wait_for_change(self, kubernetes_object: Json, timeout_seconds: int) -> None:
         """Wait until an object changes, the connection breaks, or some seconds have passed.
 
         Args:
-            item: The object as it was read. The caller must read it again to see what has changed.
-            seconds: How long to wait.
+            kubernetes_object: The object as it was read. The caller must read it again to see what has changed.
+            timeout_seconds: How long to wait.
         """
-        response = self._open(
-            f"watch {item['kind']}",
+        response = self._send_with_retries(
+            f"watch {kubernetes_object['kind']}",
             "get",
-            _resource(item["kind"]),
+            _build_client_resource(kubernetes_object["kind"]),
             namespace=self.namespace,
-            timeout=(_TIMEOUT[0], seconds + 5),
-            field_selector=f"metadata.name={item['metadata']['name']}",
-            resource_version=item["metadata"].get("resourceVersion"),
-            timeout_seconds=seconds,
+            timeout=(_TIMEOUT[0], timeout_seconds + 5),
+            field_selector=f"metadata.name={kubernetes_object['metadata']['name']}",
+            resource_version=kubernetes_object["metadata"].get("resourceVersion"),
+            timeout_seconds=timeout_seconds,
             watch=True,
         )
         with suppress(StreamDroppedError):
-            next(_response_lines(response), None)
+            next(_read_response_lines(response), None)
 
-    def log_lines(
-        self, pod: str, container: str, since_seconds: int | None = None, *, follow: bool = True, last: int | None = None
+    def read_log_lines(
+        self,
+        pod: str,
+        container: str,
+        since_seconds: int | None = None,
+        *,
+        follow: bool = True,
+        tail_lines: int | None = None,
     ) -> Iterator[str]:
         """Yield the lines of a container's log. Each line begins with its timestamp and a space.
 
@@ -394,74 +414,77 @@ class Cluster:
             container: The name of the container.
             since_seconds: Leave out lines that are older than this.
             follow: Wait for further lines until the container ends.
-            last: Yield only this many lines from the end of the log.
+            tail_lines: Yield only this many lines from the end of the log.
 
         Raises:
             StreamDroppedError: The connection broke.
         """
         query = [("container", container), ("follow", str(follow).lower()), ("timestamps", "true")]
         query += [("sinceSeconds", str(since_seconds))] if since_seconds is not None else []
-        query += [("tailLines", str(last))] if last is not None else []
+        query += [("tailLines", str(tail_lines))] if tail_lines is not None else []
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
-        options: Json = {"query_params": query, "timeout": (_TIMEOUT[0], _LONGEST_LOG_SECONDS), "patient": False}
-        yield from _response_lines(self._open(f"read the log of {pod}", "request", "get", path, **options))
+        options: Json = {"query_params": query, "timeout": (_TIMEOUT[0], _LONGEST_LOG_SECONDS), "retry": False}
+        yield from _read_response_lines(self._send_with_retries(f"read the log of {pod}", "request", "get", path, **options))
 
-    def log_end(self, pod: str, container: str) -> str:
+    def read_log_end(self, pod: str, container: str) -> str:
         """Return the last 1000 lines of the log of a container that has ended, without timestamps.
 
         The log is read only once and then kept in memory. If it cannot be read, return "".
         """
         if (pod, container) not in self._log_ends:
             try:
-                lines = list(self.log_lines(pod, container, follow=False, last=_LOG_END_LINES))
+                lines = list(self.read_log_lines(pod, container, follow=False, tail_lines=_LOG_END_LINES))
             except (ClusterError, StreamDroppedError):
                 lines = []
             self._log_ends[pod, container] = "\n".join(line.partition(" ")[2] for line in lines)
         return self._log_ends[pod, container]
 
-    def _seen(self, action: str, kind: str, if_allowed: bool, **which: str | None) -> Json | None:
-        """Return the answer to a `get` request, or None if nothing is found or (with `if_allowed`) it is forbidden."""
+    def _get_or_none(self, action: str, kind: str, none_if_forbidden: bool, **query: str | None) -> Json | None:
+        """Return the answer to a `get` request, or None if the server finds nothing.
+
+        With `none_if_forbidden`, also return None if the account lacks the right for the request.
+        """
         try:
-            return self._call(action, "get", kind, **which)
+            return self._request_json(action, "get", kind, **query)
         except NotFoundError:
             return None
         except _ForbiddenError:
-            if not if_allowed:
+            if not none_if_forbidden:
                 raise
             return None
 
-    def _call(self, action: str, verb: str, kind: str, **arguments: Any) -> Json:
+    def _request_json(self, action: str, method: str, kind: str, **arguments: Any) -> Json:
         """Send a request for objects of one kind, and return the JSON answer.
 
         Args:
             action: What is being done, for error messages.
-            verb: The name of the client's method, such as `get`.
+            method: The name of the client's method, such as `get`.
             kind: The kind, one of `KINDS`.
             **arguments: Further arguments of the client's method.
         """
         arguments |= {"namespace": self.namespace} if KINDS[kind].namespaced else {}
-        response = self._open(action, verb, _resource(kind), read_whole=True, **arguments)
+        response = self._send_with_retries(action, method, _build_client_resource(kind), read_body=True, **arguments)
         answer: dict[str, Any] = json.loads(response.data)
         return answer
 
-    def _open(
+    def _send_with_retries(
         self,
         action: str,
         method: str,
         *arguments: Any,
-        read_whole: bool = False,
-        patient: bool = True,
-        timeout: Any = _TIMEOUT,
+        read_body: bool = False,
+        retry: bool = True,
+        timeout: tuple[int, int] = _TIMEOUT,
         **options: Any,
-    ) -> Any:
+    ) -> BaseHTTPResponse:
         """Send a request, retry it while the server is busy or away, and return the raw response.
 
         Args:
             action: What is being done, for error messages.
             method: The name of the client's method.
             *arguments: Positional arguments of the client's method.
-            read_whole: Whether to read the complete answer here, so that a broken connection is retried as well.
-            patient: Whether to retry. Requests for logs are not retried, and their failure does not count as an outage of
+            read_body: Whether to read the complete answer here, so that a broken connection is retried as well.
+            retry: Whether to retry. Requests for logs are not retried, and their failure does not count as an outage of
                 the server, because the server fetches logs from a node that may be down.
             timeout: The timeouts for connecting and reading, in seconds.
             **options: Further arguments of the client's method.
@@ -478,32 +501,32 @@ class Cluster:
             error: ClusterError
             try:
                 ask = getattr(self._client, method)
-                response = ask(*arguments, serialize=False, _request_timeout=timeout, **options)
-                if read_whole:
+                response: BaseHTTPResponse = ask(*arguments, serialize=False, _request_timeout=timeout, **options)
+                if read_body:
                     response.read(cache_content=True)
                 with self._lock:
                     self._has_answered = True
-                    if self._is_away and patient:
+                    if self._is_away and retry:
                         self._is_away = False
                         self._say("the cluster answers again")
                 return response
             except ApiException as refusal:
                 if refusal.status == 401 and not renewed:
                     renewed = True
-                    self._client = _new_client()
+                    self._client = _create_dynamic_client()
                     continue
-                error, pause = _explain(action, refusal), _pause(attempt, refusal)
-                if refusal.status not in _BUSY or not patient:
+                error, pause = _rejected_request_error(action, refusal), _retry_delay_seconds(attempt, refusal)
+                if refusal.status not in _RETRIED_STATUSES or not retry:
                     raise error from refusal
             except urllib3.exceptions.HTTPError as broken:
-                reason = _POOL.sub("", " ".join(str(broken).split()))
+                reason = _URLLIB3_PREFIX.sub("", " ".join(str(broken).split()))
                 error = ClusterError(
-                    f"cannot {action}: no answer from the cluster at {self._client.configuration.host} ({reason}); "
-                    "check the network, and the server's address in the kubeconfig file"
+                    f"cannot {action}: the cluster at {self._client.configuration.host} does not answer ({reason}); "
+                    "check the network, and the address of the server in the kubeconfig file"
                 )
-                pause = _pause(attempt, None)
+                pause = _retry_delay_seconds(attempt, None)
             waited += time.monotonic() - began + pause
-            if not patient:
+            if not retry:
                 raise error
             limit = self._outage_seconds if self._has_answered else min(self._outage_seconds, _FIRST_ANSWER_SECONDS)
             if waited > limit:
@@ -517,6 +540,6 @@ class Cluster:
             self._sleep(pause)
 
 
-def title_of(item: Json) -> str:
+def format_object_title(kubernetes_object: Json) -> str:
     """Return the kind and name of an object, such as "Job demo-train", for messages."""
-    return f"{item['kind']} {item['metadata']['name']}"
+    return f"{kubernetes_object['kind']} {kubernetes_object['metadata']['name']}"

@@ -1,6 +1,6 @@
 """Follow one submitted step to its end, and show its log, its progress, and why it fails or does not start.
 
-`follow` reads the object of the step, checks it and its pods, and then watches the object until it changes. Because the
+`follow_step` reads the object of the step, checks it and its pods, and then watches the object until it changes. Because the
 object is read again after each watch, changes between two watches are not lost. A suspended step may wait for its queue
 without a time limit, unless the queue reports that it can never admit the step. When the step is admitted, the time limit
 for starting begins again.
@@ -26,18 +26,18 @@ from gaudi_bert.runners.kubernetes.client import (
     Json,
     NotFoundError,
     StreamDroppedError,
-    title_of,
+    format_object_title,
 )
 from gaudi_bert.runners.kubernetes.reasons import (
     Problem,
-    State,
+    ProblemState,
+    find_step_problem,
+    find_suspension_problem,
+    is_distributed_training,
+    is_mpijob_worker,
     is_suspended,
-    is_worker,
-    job_outcome,
-    pods_of,
-    step_problem,
-    suspension_problem,
-    trains_together,
+    list_job_pods,
+    read_job_outcome,
 )
 from gaudi_bert.runners.training_processes import RANK_TAG
 
@@ -55,18 +55,20 @@ class PodsStoppedError(FailedError):
     """The pods were stopped on request or evicted, after they had saved. The same step can be submitted again."""
 
 
-_ERRORS = {State.HOPELESS: InputError, State.STOPPED: PodsStoppedError}
+_ERRORS = {ProblemState.HOPELESS: InputError, ProblemState.STOPPED: PodsStoppedError}
 
 
-def follow(cluster: Cluster, item: Json, reporter: Reporter, start_seconds: float, *, shows_logs: bool = True) -> None:
+def follow_step(
+    cluster: Cluster, job: Json, reporter: Reporter, start_timeout_seconds: float, *, show_logs: bool = True
+) -> None:
     """Wait until a submitted step is complete, and show its progress meanwhile.
 
     Args:
         cluster: The namespace of the step.
-        item: The Job, MPIJob or TrainJob of the step.
+        job: The Job, MPIJob or TrainJob of the step.
         reporter: Shows progress and the lines of the log.
-        start_seconds: How long the pods may wait for a node, a volume or an image before the step is removed.
-        shows_logs: Whether to show the log.
+        start_timeout_seconds: How long the pods may wait for a node, a volume or an image before the step is removed.
+        show_logs: Whether to show the log.
 
     Raises:
         PodsStoppedError: The pods were stopped. The step can be submitted again.
@@ -74,56 +76,58 @@ def follow(cluster: Cluster, item: Json, reporter: Reporter, start_seconds: floa
             step that cannot start is removed.
         FailedError: The step failed, was removed by somebody, or did not start in time.
     """
-    progress = _StepProgress(item, reporter)
+    progress = _StepProgress(job, reporter)
     logs = _LogFollower(cluster, reporter, progress)
-    waits = _Waits(start_seconds, reporter)
+    start_timer = _StartTimer(start_timeout_seconds, reporter)
     try:
         while True:
             round_started = time.monotonic()
-            current = cluster.read(item["kind"], item["metadata"]["name"])
+            current = cluster.read_object(job["kind"], job["metadata"]["name"])
             if current is None:
-                raise FailedError(f"{title_of(item)} was removed while it ran; run it again")
-            current = {"kind": item["kind"], **current}  # the server's answer may lack the kind
-            pods, outcome = pods_of(cluster, current), job_outcome(current)
-            if shows_logs:
-                logs.update(pods)
+                raise FailedError(f"{format_object_title(job)} was deleted while it ran; run the same command again")
+            current = {"kind": job["kind"], **current}  # the server's answer may lack the kind
+            pods, outcome = list_job_pods(cluster, current), read_job_outcome(current)
+            if show_logs:
+                logs.start_or_resume_reading(pods)
             if outcome == "complete":
-                logs.finish(_LOG_END_SECONDS)
+                logs.wait_until_read(_LOG_END_SECONDS)
                 return
             if outcome is None and is_suspended(current):
-                suspension = suspension_problem(cluster, current)
-                progress.show_waiting(str(suspension))
-                if waits.never_begin(suspension):
-                    _give_up(cluster, current, suspension, waits)
+                suspension = find_suspension_problem(cluster, current)
+                progress.show_waiting_reason(str(suspension))
+                if start_timer.is_never_admitted(suspension):
+                    _delete_step_and_raise(cluster, current, suspension, start_timer)
             else:
-                problem = step_problem(cluster, current, pods)
+                problem = find_step_problem(cluster, current, pods)
                 if outcome is not None:
-                    logs.finish(_LOG_END_SECONDS)
-                    if problem is None or problem.state is State.WAITS:
-                        raise FailedError(f"{title_of(current)} {outcome}; see `gaudi-bert k8s logs`")
+                    logs.wait_until_read(_LOG_END_SECONDS)
+                    if problem is None or problem.state is ProblemState.WAITING:
+                        raise FailedError(
+                            f"{format_object_title(current)} {outcome}; see the logs with `gaudi-bert k8s logs`"
+                        )
                     raise _ERRORS.get(problem.state, FailedError)(str(problem))
                 if problem is None:
-                    waits.begin_again()
-                elif waits.are_over(problem):
-                    _give_up(cluster, current, problem, waits)
-                progress.show(current, pods)
+                    start_timer.reset()
+                elif start_timer.should_give_up(problem):
+                    _delete_step_and_raise(cluster, current, problem, start_timer)
+                progress.show_progress(current, pods)
             cluster.wait_for_change(current, _WATCH_SECONDS)
             if time.monotonic() - round_started < _SHORTEST_ROUND_SECONDS:
                 time.sleep(_SHORTEST_ROUND_SECONDS)
     finally:
-        logs.finish(0)
+        logs.wait_until_read(0)
 
 
-def _give_up(cluster: Cluster, item: Json, problem: Problem, waits: _Waits) -> NoReturn:
+def _delete_step_and_raise(cluster: Cluster, job: Json, problem: Problem, start_timer: _StartTimer) -> NoReturn:
     """Delete a step that does not start, so that it cannot start unnoticed later, and raise the error that says why."""
-    cluster.delete(item["kind"], item["metadata"]["name"])
-    after = f" after {format_seconds(waits.waited)}" if waits.waited >= 1 else ""
-    removed = f"{problem.reason}{after} ({title_of(item)} was removed)"
+    cluster.delete_object(job["kind"], job["metadata"]["name"])
+    after = f" after {format_seconds(start_timer.waited_seconds)}" if start_timer.waited_seconds >= 1 else ""
+    removed = f"{problem.reason}{after} ({format_object_title(job)} was deleted)"
     message = f"{removed}; {problem.remedy}" if problem.remedy else removed
     raise _ERRORS.get(problem.state, FailedError)(message)
 
 
-class _Waits:
+class _StartTimer:
     """Measures how long pods have been waiting to start, and reports each new problem once.
 
     Args:
@@ -132,53 +136,57 @@ class _Waits:
         clock: Replaces `time.monotonic`, for tests.
     """
 
-    def __init__(self, start_seconds: float, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
-        self._start_seconds, self._reporter, self._clock = start_seconds, reporter, clock
+    def __init__(
+        self, start_timeout_seconds: float, reporter: Reporter, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._start_seconds, self._reporter, self._clock = start_timeout_seconds, reporter, clock
         self._waiting_since: float | None = None
         self._reported: set[str] = set()
 
     @property
-    def waited(self) -> float:
+    def waited_seconds(self) -> float:
         """The seconds since the pods began to wait, or 0 if they do not wait."""
         return 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
 
-    def begin_again(self) -> None:
+    def reset(self) -> None:
         """Reset the waiting time to 0."""
         self._waiting_since = None
 
-    def never_begin(self, problem: Problem) -> bool:
+    def is_never_admitted(self, problem: Problem) -> bool:
         """Return whether a suspended step can never be admitted by its queue, because of `problem`.
 
         This is True only if the queue has reported such a problem for 15 seconds, because a queue that is just being created
         may report it for a moment.
         """
-        if problem.state is not State.HOPELESS:
-            self.begin_again()
+        if problem.state is not ProblemState.HOPELESS:
+            self.reset()
         elif self._waiting_since is None:
             self._waiting_since = self._clock()
-        return problem.state is State.HOPELESS and self.waited >= _PASSING_SECONDS
+        return problem.state is ProblemState.HOPELESS and self.waited_seconds >= _PASSING_SECONDS
 
-    def are_over(self, problem: Problem) -> bool:
+    def should_give_up(self, problem: Problem) -> bool:
         """Return whether to give up on a step because of `problem`.
 
         If the step is not given up, a problem that is new and lasts is reported.
         """
-        if problem.state is not State.WAITS:
-            self.begin_again()
+        if problem.state is not ProblemState.WAITING:
+            self.reset()
         elif self._waiting_since is None:
             self._waiting_since = self._clock()
-        if problem.state is State.HOPELESS or (problem.state is State.WAITS and self.waited >= self._start_seconds):
+        if problem.state is ProblemState.HOPELESS or (
+            problem.state is ProblemState.WAITING and self.waited_seconds >= self._start_seconds
+        ):
             return True
-        lasts = problem.state is not State.WAITS or self.waited >= _PASSING_SECONDS
+        lasts = problem.state is not ProblemState.WAITING or self.waited_seconds >= _PASSING_SECONDS
         # Each lost pod is reported on its own. Waiting pods are reported only once, because every attempt to create a pod
         # gives it a new name, and the same problem would be reported again and again.
-        key = problem.without_names + (problem.occurrence if problem.state is State.GOES_ON else "")
+        key = problem.reason_without_pod_names + (problem.occurrence if problem.state is ProblemState.CONTINUES else "")
         if lasts and key not in self._reported:
             self._reported.add(key)
-            if problem.state is State.WAITS:
-                self._reporter.say(f"{problem} (giving up after {format_seconds(self._start_seconds)})")
+            if problem.state is ProblemState.WAITING:
+                self._reporter.say(f"{problem} (the run gives up after {format_seconds(self._start_seconds)})")
             else:
-                self._reporter.say(f"{problem.reason}; retrying")
+                self._reporter.say(f"{problem.reason}; the cluster tries again")
         return False
 
 
@@ -194,43 +202,44 @@ class _StepProgress:
         clock: Replaces `time.monotonic`, for tests.
     """
 
-    def __init__(self, item: Json, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
-        self._name = item["metadata"]["name"]
+    def __init__(self, job: Json, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = job["metadata"]["name"]
         # Pods that train together have a common progress, which the log of the first pod shows.
-        self._parts = 1 if trains_together(item) else int(item.get("spec", {}).get("completions") or 1)
+        self._parts = 1 if is_distributed_training(job) else int(job.get("spec", {}).get("completions") or 1)
         self._reporter, self._clock = reporter, clock
         self._began = self._last_shown = clock()
         self._waits_for: str | None = None
         self._waiting_since = 0.0
 
-    def take(self, line: str) -> None:
+    def show_log_line(self, line: str) -> None:
         """Show a line from the log of a pod."""
         if self._parts == 1:
             self._last_shown = self._clock()
         self._reporter.say(line)
 
-    def show(self, item: Json, pods: Sequence[Json]) -> None:
+    def show_progress(self, job: Json, pods: Sequence[Json]) -> None:
         """Show the progress of the step if a minute has passed since the last line. On a terminal, show it at once."""
         self._waits_for = None
-        at_work = sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
-        if not at_work or not self._is_due():
+        running = sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
+        if not running or not self._is_progress_line_due():
             return
         text = f"running for {format_seconds(self._clock() - self._began)}"
         if self._parts > 1:
-            text = f"{item.get('status', {}).get('succeeded') or 0} of {self._parts} parts done, {at_work} at work, {text}"
+            done = job.get("status", {}).get("succeeded") or 0
+            text = f"{done} of {self._parts} parts are done, {running} are running, {text}"
         self._reporter.show(f"{self._name}: {text}")
 
-    def show_waiting(self, reason: str) -> None:
+    def show_waiting_reason(self, reason: str) -> None:
         """Show why the step waits: at once if the reason is new, and then once a minute with the time it has waited."""
         if reason != self._waits_for:
             if self._waits_for is None:
                 self._waiting_since = self._clock()
             self._waits_for, self._last_shown = reason, self._clock()
             self._reporter.say(reason)
-        elif self._is_due():
+        elif self._is_progress_line_due():
             self._reporter.show(f"{reason} ({format_seconds(self._clock() - self._waiting_since)} so far)")
 
-    def _is_due(self) -> bool:
+    def _is_progress_line_due(self) -> bool:
         """Return whether a progress line is due now. If it is, the minute until the next line begins."""
         now = self._clock()
         if not self._reporter.live and now - self._last_shown < _SAY_EVERY_SECONDS:
@@ -239,24 +248,24 @@ class _StepProgress:
         return True
 
 
-def followed_container(pod: Json) -> str | None:
+def select_container_for_logs(pod: Json) -> str | None:
     """Return the name of the container whose log is shown, or None for a worker of an MPIJob, which only runs sshd."""
-    return None if is_worker(pod) else pod["spec"]["containers"][0]["name"]
+    return None if is_mpijob_worker(pod) else pod["spec"]["containers"][0]["name"]
 
 
 @dataclass
-class _Followed:
+class _LogState:
     """The state of one log that is being read.
 
     Attributes:
         thread: The thread that reads the log, or None if reading has not begun.
-        last_moment: The timestamp of the last line that was shown.
+        last_timestamp: The timestamp of the last line that was shown.
         started: When reading began, in seconds of `time.monotonic`.
         reached_end: Whether the log was read to its end.
     """
 
     thread: threading.Thread | None = None
-    last_moment: str = ""
+    last_timestamp: str = ""
     started: float = field(default_factory=time.monotonic)
     reached_end: bool = False
 
@@ -266,42 +275,42 @@ class _LogFollower:
 
     def __init__(self, cluster: Cluster, reporter: Reporter, progress: _StepProgress) -> None:
         self._cluster, self._reporter, self._progress = cluster, reporter, progress
-        self._followed: dict[str, _Followed] = {}
+        self._logs_by_pod: dict[str, _LogState] = {}
         self._has_complained = False
 
-    def update(self, pods: Sequence[Json]) -> None:
+    def start_or_resume_reading(self, pods: Sequence[Json]) -> None:
         """Begin to read the log if the container has started, and resume reading if the connection broke."""
         for pod in pods:
-            metadata, container = pod["metadata"], followed_container(pod)
+            metadata, container = pod["metadata"], select_container_for_logs(pod)
             if container is None or (metadata.get("annotations") or {}).get(_INDEX, "0") != "0":
                 continue
             statuses = pod.get("status", {}).get("containerStatuses") or ()
             states = {status["name"]: next(iter(status.get("state") or {}), "waiting") for status in statuses}
-            state, log = states.get(container, "waiting"), self._followed.setdefault(metadata["name"], _Followed())
+            state, log = states.get(container, "waiting"), self._logs_by_pod.setdefault(metadata["name"], _LogState())
             is_read = log.thread is not None and log.thread.is_alive()
             if state != "waiting" and not is_read and not (log.reached_end and state == "terminated"):
-                self._read(log, metadata["name"], container)
+                self._start_reader_thread(log, metadata["name"], container)
 
-    def finish(self, seconds: float) -> None:
-        """Wait at most `seconds` until all lines are read."""
-        until = time.monotonic() + seconds
-        for log in self._followed.values():
+    def wait_until_read(self, timeout_seconds: float) -> None:
+        """Wait at most `timeout_seconds` until all lines are read."""
+        until = time.monotonic() + timeout_seconds
+        for log in self._logs_by_pod.values():
             if log.thread is not None:
                 log.thread.join(max(0.0, until - time.monotonic()))
 
-    def _read(self, log: _Followed, pod: str, container: str) -> None:
+    def _start_reader_thread(self, log: _LogState, pod: str, container: str) -> None:
         """Start a thread that shows the lines of a log that were not shown before."""
-        shown_until = log.last_moment
+        shown_until = log.last_timestamp
         since = int(time.monotonic() - log.started) + _OVERLAP_SECONDS if shown_until else None
 
         def show() -> None:
             """Show all lines after the last line that was shown, until the log ends or the connection breaks."""
             try:
-                for line in self._cluster.log_lines(pod, container, since):
+                for line in self._cluster.read_log_lines(pod, container, since):
                     moment, _, text = line.partition(" ")
                     if moment > shown_until:
-                        log.last_moment = moment
-                        self._progress.take(RANK_TAG.sub("", text))
+                        log.last_timestamp = moment
+                        self._progress.show_log_line(RANK_TAG.sub("", text))
                 log.reached_end = True
             except StreamDroppedError:
                 pass  # the next update resumes reading

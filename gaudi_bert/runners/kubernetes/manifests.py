@@ -1,8 +1,9 @@
 """Build the Kubernetes objects of a pipeline from its settings, and write them to a folder for `kubectl apply -k`.
 
-`render` returns all objects of a pipeline. `gaudi-bert run --on kubernetes` submits them, and `write_rendered` writes them
-to files for `gaudi-bert run --render`. The folder `k8s/overlays/` contains those of the demo. Each kind of object is built
-by its own function, and the pods in the objects are built in `pods.py`. Nothing here communicates with a cluster.
+`build_manifests` returns all objects of a pipeline. `gaudi-bert run --on kubernetes` submits them, and `write_manifests`
+writes them to files for `gaudi-bert run --render`. The folder `k8s/overlays/` contains those of the demo. Each kind of
+object is built by its own function, and the pods in the objects are built in `pods.py`. Nothing here communicates with a
+cluster.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -28,22 +29,22 @@ from gaudi_bert.runners.kubernetes.pods import (
     STEP_LABEL,
     USER_NAME_FILE,
     Manifest,
-    launcher_pod,
-    needs_user_name,
-    own_labels,
-    pod_specs,
-    stage_pod,
-    worker_pod,
+    build_launcher_pod_template,
+    build_stage_pod_template,
+    build_worker_pod_template,
+    iterate_pod_specs,
+    needs_passwd_file,
+    pipeline_labels,
 )
-from gaudi_bert.runners.kubernetes.work_claim import check_access_mode
+from gaudi_bert.runners.kubernetes.work_claim import check_volume_access_mode
 from gaudi_bert.runners.stage_table import (
     KUSTOMIZATIONS,
     STAGES,
     STEPS,
-    named_paths,
-    quantity_value,
-    stages_of,
-    steps_of,
+    list_input_paths,
+    list_pipeline_stages,
+    list_steps_of_stages,
+    parse_quantity,
 )
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -58,7 +59,7 @@ POD_LABELS = {
 _TRAINING_KINDS = {"job": "Job", "mpijob": "MPIJob", "trainjob": "TrainJob"}
 _TRAINER = "trainer.kubeflow.org"
 # The folders of volumes, which have the same paths in every container.
-_MOUNTED = (DATA_FOLDER, "/work")
+_MOUNTED_FOLDERS = (DATA_FOLDER, "/work")
 _RETRIES, _TRAINING_RETRIES = 3, 10
 # A pod that was evicted, preempted or stopped on request (exit code 75) is replaced, and this does not count as a retry. A
 # pod that rejects its input (exit code 2) fails the Job at once.
@@ -83,19 +84,19 @@ class Manifests:
     shared: tuple[Manifest, ...]
     steps: dict[str, Manifest]
 
-    def of_kind(self, kind: str) -> list[Manifest]:
+    def shared_objects_of_kind(self, kind: str) -> list[Manifest]:
         """Return the shared objects of one kind."""
         return [item for item in self.shared if item["kind"] == kind]
 
-    def pod_specs(self, step: str) -> list[Manifest]:
+    def pod_specs_of_step(self, step: str) -> list[Manifest]:
         """Return the pod specs of a step."""
         # A TrainJob has no pod specs of its own. They are in its TrainingRuntime.
         item = self.steps[step]
-        with_pods = self.of_kind("TrainingRuntime") if item["kind"] == "TrainJob" else [item]
-        return [spec for each in with_pods for spec in pod_specs(each)]
+        with_pods = self.shared_objects_of_kind("TrainingRuntime") if item["kind"] == "TrainJob" else [item]
+        return [spec for each in with_pods for spec in iterate_pod_specs(each)]
 
 
-def render(settings: PipelineSettings, server_version: tuple[int, int] | None = None) -> Manifests:
+def build_manifests(settings: PipelineSettings, server_version: tuple[int, int] | None = None) -> Manifests:
     """Build all objects of a pipeline.
 
     Args:
@@ -105,38 +106,38 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
     Raises:
         InputError: The pipeline names files that pods cannot read.
     """
-    check_paths(settings)
-    policy = settings.kubernetes.failure_policy
-    if policy == "auto":
-        policy = (server_version or settings.kubernetes.version_tuple) >= _FAILURE_POLICY_SINCE
-    shared, steps = _shared_objects(settings), {}
-    builders = {"Job": _job, "MPIJob": _mpijob, "TrainJob": _trainjob}
-    for step in steps_of(stages_of(settings)):
+    check_pods_can_read_files(settings)
+    use_failure_policy = settings.kubernetes.failure_policy
+    if use_failure_policy == "auto":
+        use_failure_policy = (server_version or settings.kubernetes.version_tuple) >= _FAILURE_POLICY_SINCE
+    shared, steps = _build_shared_objects(settings), {}
+    builders = {"Job": _build_job, "MPIJob": _build_mpijob, "TrainJob": _build_trainjob}
+    for step in list_steps_of_stages(list_pipeline_stages(settings)):
         kind = _TRAINING_KINDS[settings.training_object_kind] if step == "train" else "Job"
         if kind == "TrainJob":
-            shared.append(_training_runtime(settings, policy))
-        steps[step] = builders[kind](settings, step, policy)
+            shared.append(_build_training_runtime(settings, use_failure_policy))
+        steps[step] = builders[kind](settings, step, use_failure_policy)
     metadata = {"name": settings.kubernetes.namespace, "labels": dict(APP_LABELS)}
     return Manifests({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}, tuple(shared), steps)
 
 
-def own_selector(settings: PipelineSettings) -> str:
+def pipeline_label_selector(settings: PipelineSettings) -> str:
     """Return the label selector that selects the objects of a pipeline."""
     return f"app.kubernetes.io/managed-by={APP_LABELS['app.kubernetes.io/managed-by']},{PIPELINE_LABEL}={settings.name}"
 
 
-def is_own(settings: PipelineSettings, item: Manifest) -> bool:
+def is_pipeline_object(settings: PipelineSettings, kubernetes_object: Manifest) -> bool:
     """Return whether an object on the cluster belongs to the pipeline.
 
-    Its name must begin with the name of the pipeline, and it must have both labels of `own_selector`.
+    Its name must begin with the name of the pipeline, and it must have both labels of `pipeline_label_selector`.
     """
-    metadata = item["metadata"]
+    metadata = kubernetes_object["metadata"]
     labels = metadata.get("labels") or {}
-    named = [f"{key}={labels.get(key)}" for key in ("app.kubernetes.io/managed-by", PIPELINE_LABEL)]
-    return metadata["name"].startswith(f"{settings.name}-") and ",".join(named) == own_selector(settings)
+    label_texts = [f"{key}={labels.get(key)}" for key in ("app.kubernetes.io/managed-by", PIPELINE_LABEL)]
+    return metadata["name"].startswith(f"{settings.name}-") and ",".join(label_texts) == pipeline_label_selector(settings)
 
 
-def check_paths(settings: PipelineSettings) -> None:
+def check_pods_can_read_files(settings: PipelineSettings) -> None:
     """Check that pods can read all files that the pipeline names.
 
     Raises:
@@ -145,120 +146,137 @@ def check_paths(settings: PipelineSettings) -> None:
     """
     if settings.has_finetuning and settings.kubernetes.store:
         raise InputError(
-            f"kubernetes.store = {settings.kubernetes.store}: the stages finetune and predict have their work folder on "
-            "a volume; leave it out (rows and weights may be URLs)"
+            f"kubernetes.store = {settings.kubernetes.store}: the stages finetune and predict need a work folder on a "
+            "volume; omit kubernetes.store (rows and weights may be URLs)"
         )
-    for key, path in named_paths(settings):
+    for key, path in list_input_paths(settings):
         if is_in_store(path):
             continue
-        if not any(PurePosixPath(path).is_relative_to(folder) for folder in _MOUNTED):
+        if not any(PurePosixPath(path).is_relative_to(folder) for folder in _MOUNTED_FOLDERS):
             raise InputError(
-                f"{key} = {path}: no such path in a container; put it on a volume, name that volume's claim in "
-                f"kubernetes.data_claim, and write the path as {DATA_FOLDER}/..."
+                f"{key} = {path}: this path does not exist in a container; put the file on a volume, set "
+                "kubernetes.data_claim to "
+                f"the claim of that volume, and write the path as {DATA_FOLDER}/..."
             )
         if PurePosixPath(path).is_relative_to(DATA_FOLDER) and not settings.kubernetes.data_claim:
-            raise InputError(f"{key} = {path}: needs a volume at {DATA_FOLDER}; name its claim in kubernetes.data_claim")
+            raise InputError(
+                f"{key} = {path}: no volume is mounted at {DATA_FOLDER}; set kubernetes.data_claim to the claim of your "
+                "volume"
+            )
 
 
-def _object(
-    settings: PipelineSettings, kind: str, name: str, *, api: str = "v1", step: str | None = None, **content: Any
+def _build_object(
+    settings: PipelineSettings,
+    kind: str,
+    name_suffix: str,
+    *,
+    api_version: str = "v1",
+    step: str | None = None,
+    **content: Any,
 ) -> Manifest:
     """Return an object in the namespace of the pipeline, with the labels that mark it as belonging to the pipeline.
 
     Args:
         settings: The settings of the pipeline.
         kind: The kind of the object.
-        name: The name of the object, without the name of the pipeline that precedes it.
-        api: The API version.
+        name_suffix: The name of the object, without the name of the pipeline that precedes it.
+        api_version: The API version.
         step: The name of the step that the object belongs to, or None for shared objects.
         **content: The other top-level fields, such as `spec`.
     """
-    labels = {**own_labels(settings), "app.kubernetes.io/instance": settings.name, **({STEP_LABEL: step} if step else {})}
+    labels = {
+        **pipeline_labels(settings),
+        "app.kubernetes.io/instance": settings.name,
+        **({STEP_LABEL: step} if step else {}),
+    }
     if step and settings.kubernetes.queue:
         # The pods do not get this label, because each of them would then be queued by itself. The object is not suspended
         # here, because without a queue controller nothing would resume it.
         labels[QUEUE_LABEL] = settings.kubernetes.queue
-    metadata = {"name": f"{settings.name}-{name}", "namespace": settings.kubernetes.namespace, "labels": labels}
-    return {"apiVersion": api, "kind": kind, "metadata": metadata, **content}
+    metadata = {"name": f"{settings.name}-{name_suffix}", "namespace": settings.kubernetes.namespace, "labels": labels}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
 
 
 # --- shared objects
 
 
-def _shared_objects(settings: PipelineSettings) -> list[Manifest]:
+def _build_shared_objects(settings: PipelineSettings) -> list[Manifest]:
     """Return the objects that the steps share, in the order in which they must be created."""
     kubernetes = settings.kubernetes
     # Stages only read and write files, so their service account needs no rights on the cluster.
-    shared = [_object(settings, "ServiceAccount", "stages", automountServiceAccountToken=False)]
+    shared = [_build_object(settings, "ServiceAccount", "stages", automountServiceAccountToken=False)]
     if not (kubernetes.work_claim or kubernetes.store):
         storage_class = {"storageClassName": kubernetes.storage_class} if kubernetes.storage_class else {}
         size = {"requests": {"storage": kubernetes.storage}}
         claim = {"accessModes": [kubernetes.access_mode], "resources": size, **storage_class}
-        shared.append(_object(settings, "PersistentVolumeClaim", "work", spec=claim))
-    shared.append(_configuration(settings))
+        shared.append(_build_object(settings, "PersistentVolumeClaim", "work", spec=claim))
+    shared.append(_build_config_map(settings))
     pods = {POD_LABELS[_TRAINING_KINDS[settings.training_object_kind]]: f"{settings.name}-train"}
     if settings.needs_headless_service:
         # Pods find each other by the host names of this Service. It also publishes pods that are not ready, because pods
         # become ready only after they have found each other.
         service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": pods}
-        shared.append(_object(settings, "Service", "train", spec=service))
+        shared.append(_build_object(settings, "Service", "train", spec=service))
     if settings.has_network_policy:
         # Only the pods that train together may connect to each other, if the network of the cluster enforces policies.
         selected = {"podSelector": {"matchLabels": pods}}
         policy = {**selected, "policyTypes": ["Ingress"], "ingress": [{"from": [selected]}]}
-        shared.append(_object(settings, "NetworkPolicy", "train", api="networking.k8s.io/v1", spec=policy))
+        shared.append(_build_object(settings, "NetworkPolicy", "train", api_version="networking.k8s.io/v1", spec=policy))
     return shared
 
 
-def _configuration(settings: PipelineSettings) -> Manifest:
+def _build_config_map(settings: PipelineSettings) -> Manifest:
     """Return the ConfigMap that contains the pipeline file, and a user name for sshd if it is needed."""
     values = settings.model_dump(mode="json", exclude_unset=True)  # without defaults, like the user's pipeline file
     # The cache of packed shards must not fill the scratch volume of a pod, so it gets at most half of it.
-    half_scratch = int(quantity_value(settings.kubernetes.scratch)) // 2
+    half_scratch = int(parse_quantity(settings.kubernetes.scratch)) // 2
     if settings.kubernetes.store and half_scratch < settings.store.cache_bytes:
         values["store"] = {**values.get("store", {}), "cache_bytes": half_scratch}
     data = {"pipeline.yaml": yaml.safe_dump(values, sort_keys=False, default_flow_style=None)}
-    if needs_user_name(settings):
+    if needs_passwd_file(settings):
         user = settings.kubernetes.user
         data[USER_NAME_FILE] = f"gaudi-bert:x:{user}:{user}::/tmp:/bin/sh\n"
-    return _object(settings, "ConfigMap", "pipeline", data=data)
+    return _build_object(settings, "ConfigMap", "pipeline", data=data)
 
 
 # --- the steps
 
 
-def _job(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
+def _build_job(settings: PipelineSettings, step: str, use_failure_policy: bool) -> Manifest:
     """Return the Job of a step."""
-    spec = {"ttlSecondsAfterFinished": settings.kubernetes.keep_seconds, **_job_spec(settings, step, policy)}
-    spec["template"] = stage_pod(settings, step)
-    return _object(settings, "Job", step, api="batch/v1", step=step, spec=spec)
+    spec = {
+        "ttlSecondsAfterFinished": settings.kubernetes.keep_seconds,
+        **_build_pod_count_and_retries(settings, step, use_failure_policy),
+    }
+    spec["template"] = build_stage_pod_template(settings, step)
+    return _build_object(settings, "Job", step, api_version="batch/v1", step=step, spec=spec)
 
 
-def _job_spec(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
+def _build_pod_count_and_retries(settings: PipelineSettings, step: str, use_failure_policy: bool) -> Manifest:
     """Return the part of a Job spec that sets the number of pods and their retries.
 
     Args:
         settings: The settings of the pipeline.
         step: The name of the step.
-        policy: Whether to use a `podFailurePolicy`, which treats pods differently depending on why they ended.
+        use_failure_policy: Whether to use a `podFailurePolicy`, which treats pods differently depending on why they ended.
     """
     stage = STEPS[step]
-    shared_out = stage.shared and step == stage.name
+    is_sharded = stage.is_shardable and step == stage.name
     pods, spec = 1, {}
-    if shared_out or (step == "train" and settings.training_pods_start_ranks):
-        pods = settings.resources.data_workers if shared_out else settings.resources.workers
+    if is_sharded or (step == "train" and settings.training_pods_start_ranks):
+        pods = settings.resources.data_workers if is_sharded else settings.resources.workers
         spec = {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
     # A Job counts the retries of all its pods together, and if one pod is lost, all pods that train together end and are
     # counted. So multiply the retries by the number of pods.
-    retries = _TRAINING_RETRIES if stage.distributed else _RETRIES
-    if not policy:
+    retries = _TRAINING_RETRIES if stage.is_distributed else _RETRIES
+    if not use_failure_policy:
         return {**spec, "backoffLimit": retries * pods}
-    limit = {"backoffLimitPerIndex": retries} if shared_out else {"backoffLimit": retries * pods}
+    limit = {"backoffLimitPerIndex": retries} if is_sharded else {"backoffLimit": retries * pods}
     # With "Failed", a pod is replaced only after it has ended, so that two pods never do the same part at the same time.
     return {**spec, **limit, "podReplacementPolicy": "Failed", "podFailurePolicy": {"rules": list(_FAILURE_RULES)}}
 
 
-def _mpijob(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
+def _build_mpijob(settings: PipelineSettings, step: str, use_failure_policy: bool) -> Manifest:
     """Return the MPIJob of the step `train`.
 
     Its launcher starts `slotsPerWorker` processes on each worker by ssh. The workers only run sshd.
@@ -279,39 +297,46 @@ def _mpijob(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
             "schedulingPolicy": {"minAvailable": resources.workers},
         },
         "mpiReplicaSpecs": {
-            "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": launcher_pod(settings)},
-            "Worker": {"replicas": resources.workers, "restartPolicy": "OnFailure", "template": worker_pod(settings)},
+            "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": build_launcher_pod_template(settings)},
+            "Worker": {
+                "replicas": resources.workers,
+                "restartPolicy": "OnFailure",
+                "template": build_worker_pod_template(settings),
+            },
         },
     }
-    return _object(settings, "MPIJob", step, api="kubeflow.org/v2beta1", step=step, spec=spec)
+    return _build_object(settings, "MPIJob", step, api_version="kubeflow.org/v2beta1", step=step, spec=spec)
 
 
 # In Kubeflow Trainer, a TrainJob sets the number of pods, and a TrainingRuntime contains their template. Trainer creates a
 # JobSet from both, and sets the rendezvous variables in the container named `node`.
 
 
-def _trainjob(settings: PipelineSettings, step: str, policy: bool) -> Manifest:
-    """Return the TrainJob of the step `train`. Its retries are set in the TrainingRuntime, so `policy` is not used."""
+def _build_trainjob(settings: PipelineSettings, step: str, use_failure_policy: bool) -> Manifest:
+    """Return the TrainJob of the step `train`. Its retries are set in the TrainingRuntime, so `use_failure_policy` is not
+    used.
+    """
     resources = settings.resources
     spec = {
         "runtimeRef": {"apiGroup": _TRAINER, "kind": "TrainingRuntime", "name": f"{settings.name}-train"},
         "trainer": {"numNodes": resources.workers, "numProcPerNode": resources.processes_per_worker},
     }
-    return _object(settings, "TrainJob", step, api=f"{_TRAINER}/v1alpha1", step=step, spec=spec)
+    return _build_object(settings, "TrainJob", step, api_version=f"{_TRAINER}/v1alpha1", step=step, spec=spec)
 
 
-def _training_runtime(settings: PipelineSettings, policy: bool) -> Manifest:
+def _build_training_runtime(settings: PipelineSettings, use_failure_policy: bool) -> Manifest:
     """Return the TrainingRuntime that the TrainJob of this pipeline refers to."""
-    spec = _job_spec(settings, "train", policy)
+    spec = _build_pod_count_and_retries(settings, "train", use_failure_policy)
     for key in ("completions", "parallelism", "completionMode"):
         del spec[key]
-    spec["template"] = stage_pod(settings, "train", by_trainer=True)
+    spec["template"] = build_stage_pod_template(settings, "train", for_trainjob=True)
     node = {"metadata": {"labels": {f"{_TRAINER}/trainjob-ancestor-step": "trainer"}}, "spec": spec}
     content = {
         "mlPolicy": {"numNodes": settings.resources.workers, "torch": {}},
         "template": {"spec": {"replicatedJobs": [{"name": "node", "template": node}]}},
     }
-    runtime = _object(settings, "TrainingRuntime", "train", api=f"{_TRAINER}/v1alpha1", step="train", spec=content)
+    api_version = f"{_TRAINER}/v1alpha1"
+    runtime = _build_object(settings, "TrainingRuntime", "train", api_version=api_version, step="train", spec=content)
     runtime["metadata"]["labels"][f"{_TRAINER}/framework"] = "torch"
     return runtime
 
@@ -331,7 +356,7 @@ def _training_runtime(settings: PipelineSettings, policy: bool) -> Manifest:
 _FIRST_LINE = "# Rendered by `gaudi-bert run --render`; an edit is lost when it is rendered again."
 
 
-def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Path, overwrite: bool = False) -> list[str]:
+def write_manifests(settings: PipelineSettings, stages: Sequence[str], folder: Path, overwrite: bool = False) -> list[str]:
     """Write the manifests of a pipeline to a folder.
 
     Args:
@@ -347,89 +372,102 @@ def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Pa
         InputError: `folder` contains other files, it contains a manifest that differs and `overwrite` is not set, or several
             workers would share a volume that only one node can mount.
     """
-    check_access_mode(settings)
+    check_volume_access_mode(settings)
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: is a file; choose another folder")
+        raise InputError(f"{folder}: this is a file and not a folder; choose another path")
     if folder.exists() and any(folder.iterdir()) and not (folder / "kustomization.yaml").exists():
-        raise InputError(f"{folder}: holds other files; choose another folder, an empty one or one that --render wrote")
-    files, parts = _files(settings, stages)
+        raise InputError(f"{folder}: contains other files; choose an empty folder, or a folder that --render has written")
+    files, parts = _build_kustomize_folder(settings, stages)
     texts = {
-        folder / name: f"{_FIRST_LINE}\n{yaml.dump(item, Dumper=_Dumper, sort_keys=False, width=120)}"
+        folder / name: f"{_FIRST_LINE}\n{yaml.dump(item, Dumper=_ManifestDumper, sort_keys=False, width=120)}"
         for name, item in files.items()
     }
     changed = [path for path, text in texts.items() if os.path.lexists(path) and read_file(path) != text.encode()]
     linked = [path for path in (*texts, *(path.parent for path in texts if path.parent != folder)) if path.is_symlink()]
     foreign = [path for path in changed if not read_file(path).startswith(_FIRST_LINE.encode())]
     if linked or foreign:
-        raise InputError(f"{(linked or foreign)[0]}: is not a manifest that --render wrote; choose another folder")
+        raise InputError(f"{(linked or foreign)[0]}: this file was not written by --render; choose another folder")
     if changed and not overwrite:
         raise InputError(
-            f"{changed[0]}: differs from what --render would write (edited, or rendered from other settings); "
-            "choose another folder, or pass --overwrite to replace it"
+            f"{changed[0]}: the file differs from the manifest that --render would write, because it was edited or the "
+            "settings "
+            "have changed; choose another folder, or pass --overwrite to replace the file"
         )
     for path, text in texts.items():
         write_text(path, text)
     return parts
 
 
-def _files(settings: PipelineSettings, stages: Sequence[str]) -> tuple[dict[str, Manifest], list[str]]:
-    """Return the files of the folder.
+class _KustomizeFolder(NamedTuple):
+    """The content of a folder for `kubectl apply -k`.
 
-    Returns:
-        The content of each file, by its path relative to the folder, and the names of the parts, in the order in which they
-        must be applied.
+    Attributes:
+        files: The content of each file, by its path relative to the folder.
+        parts: The names of the parts, which are subfolders, in the order in which they must be applied.
     """
-    manifests = _named_by_content(render(settings))
+
+    files: dict[str, Manifest]
+    parts: list[str]
+
+
+def _build_kustomize_folder(settings: PipelineSettings, stages: Sequence[str]) -> _KustomizeFolder:
+    """Return the files of the folder that `write_manifests` writes for some stages of a pipeline."""
+    manifests = _add_digest_to_config_map_name(build_manifests(settings))
     base = {f"{item['kind'].lower()}.yaml": item for item in (manifests.namespace, *manifests.shared)}
-    files = _kustomized("base", base, [])
+    files = _build_kustomization("base", base, [])
     parts: dict[str, list[str]] = {}
     for part in KUSTOMIZATIONS:
-        steps = steps_of(name for name in stages if STAGES[name].kustomization == part)
+        steps = list_steps_of_stages(name for name in stages if STAGES[name].kustomization == part)
         if steps:
-            files |= _kustomized(part, {f"{step}.yaml": manifests.steps[step] for step in steps}, ["../base"])
+            files |= _build_kustomization(part, {f"{step}.yaml": manifests.steps[step] for step in steps}, ["../base"])
             parts[part] = [f"{part}/{step}.yaml" for step in steps]
-    base_first = bool(manifests.of_kind("TrainingRuntime"))
+    base_first = bool(manifests.shared_objects_of_kind("TrainingRuntime"))
     together = list(parts)
     if settings.resources.cards or settings.kubernetes.queue or base_first:
         together = [part for part in parts if not (base_first and part == "training")][:1]
     # Kustomize rejects a base that is included twice, and every part includes it. So the top folder lists the files of the
     # parts instead of the parts.
-    files |= _kustomized("", {}, ["base", *(file for part in together for file in parts[part])])
-    return files, [*(["base"] if base_first else []), *parts]
+    files |= _build_kustomization("", {}, ["base", *(file for part in together for file in parts[part])])
+    return _KustomizeFolder(files, [*(["base"] if base_first else []), *parts])
 
 
-def _named_by_content(manifests: Manifests) -> Manifests:
+def _add_digest_to_config_map_name(manifests: Manifests) -> Manifests:
     """Return a copy of the manifests in which the name of the ConfigMap contains a digest of its content.
 
     If the pipeline file has changed, the pod template of a Job changes with the digest. `kubectl apply` then rejects the Job
     because it is immutable. Without the digest, it would keep an existing Job of the old pipeline without any message.
     """
     renamed = copy.deepcopy(manifests)
-    (configuration,) = renamed.of_kind("ConfigMap")
+    (configuration,) = renamed.shared_objects_of_kind("ConfigMap")
     digest = hashlib.sha256(json.dumps(configuration["data"], sort_keys=True).encode("utf-8")).hexdigest()
     configuration["metadata"]["name"] += f"-{digest[:10]}"
     for step in renamed.steps:
-        for spec in renamed.pod_specs(step):
+        for spec in renamed.pod_specs_of_step(step):
             for volume in spec["volumes"]:
                 if "configMap" in volume:
                     volume["configMap"]["name"] = configuration["metadata"]["name"]
     return renamed
 
 
-def _kustomized(part: str, items: dict[str, Manifest], others: Sequence[str]) -> dict[str, Manifest]:
+def _build_kustomization(
+    folder_name: str, manifests_by_file: dict[str, Manifest], other_resources: Sequence[str]
+) -> dict[str, Manifest]:
     """Return the files of one folder with its `kustomization.yaml`, by their paths.
 
     Args:
-        part: The name of the folder, or "" for the top folder.
-        items: The manifests of the folder, by file name.
-        others: Further resources, which the kustomization lists before the manifests.
+        folder_name: The name of the folder, or "" for the top folder.
+        manifests_by_file: The manifests of the folder, by file name.
+        other_resources: Further resources, which the kustomization lists before the manifests.
     """
     head = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
-    kustomization = {**head, "resources": [*others, *items]}
-    return {str(PurePosixPath(part, name)): item for name, item in {**items, "kustomization.yaml": kustomization}.items()}
+    kustomization = {**head, "resources": [*other_resources, *manifests_by_file]}
+    return {
+        str(PurePosixPath(folder_name, name)): item
+        for name, item in {**manifests_by_file, "kustomization.yaml": kustomization}.items()
+    }
 
 
-class _Dumper(yaml.SafeDumper):
+class _ManifestDumper(yaml.SafeDumper):
     """Writes YAML for human readers, without anchors and aliases, and with multi-line strings as blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -437,7 +475,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-_Dumper.add_representer(
+_ManifestDumper.add_representer(
     str,
     lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
 )

@@ -8,19 +8,19 @@ is derived from the settings of the pipeline, and nothing here communicates with
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from gaudi_bert.common.launch import NODE_ADDRESS, NODE_VARIABLES
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import PodPlacement, PodResources, ResourceSettings
-from gaudi_bert.runners.stage_table import STEPS, Stage, quantity_value, stage_engine, stage_image
+from gaudi_bert.runners.stage_table import STEPS, Stage, parse_quantity, stage_engine, stage_image_name
 from gaudi_bert.runners.training_processes import (
     EFA_SSH_PORT,
     ROOT_SSH_PORT,
     SSH_KEY,
     USER_SSH_PORT,
-    card_variables,
-    training_command,
+    build_card_environment,
+    build_training_command,
 )
 
 Manifest = dict[str, Any]
@@ -43,7 +43,7 @@ _IMAGE_USER = 1000
 _GRACE_SECONDS = 120
 _RECIPES = "/var/cache/gaudi-bert"
 # File locks on compiled graphs do not work on network file systems, so the graphs are cached on the disk of the node.
-_CARD_VARIABLES = card_variables(_RECIPES)
+_CARD_VARIABLES = build_card_environment(_RECIPES)
 _EFA_VARIABLES = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "HCCL_OVER_OFI": "1", "RDMAV_FORK_SAFE": "1"}
 # Patterns of the variables with store credentials, which the launcher passes on to ranks in other pods. `stop_ranks`
 # replaces each pattern by the names of the variables that are set.
@@ -53,7 +53,7 @@ _ROOT = {"allowPrivilegeEscalation": False, "capabilities": {"add": ["SYS_NICE"]
 _USER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
 
 
-def own_labels(settings: PipelineSettings) -> dict[str, str]:
+def pipeline_labels(settings: PipelineSettings) -> dict[str, str]:
     """Return the labels of every object and every pod of a pipeline.
 
     The standard label `app.kubernetes.io/instance` is left out, because the Service of a Helm release could select our pods
@@ -62,116 +62,127 @@ def own_labels(settings: PipelineSettings) -> dict[str, str]:
     return {**APP_LABELS, PIPELINE_LABEL: settings.name}
 
 
-def stage_pod(settings: PipelineSettings, step: str, *, by_trainer: bool = False) -> Manifest:
+def build_stage_pod_template(settings: PipelineSettings, step: str, *, for_trainjob: bool = False) -> Manifest:
     """Return the pod template of a step that is a Job or a TrainJob.
 
     Args:
         settings: The settings of the pipeline.
         step: The name of the step.
-        by_trainer: Whether the pod belongs to a TrainJob, whose controller sets the rendezvous variables itself.
+        for_trainjob: Whether the pod belongs to a TrainJob, whose controller sets the rendezvous variables itself.
     """
     stage = STEPS[step]
     on_nodes = step == "train" and settings.training_pods_start_ranks
-    if stage.distributed and not on_nodes:
+    if stage.is_distributed and not on_nodes:
         # A Job with one pod can only be a single worker, even if the settings ask for an MPIJob with several workers.
         resources = settings.resources.model_copy(update={"workers": 1})
         kubernetes = settings.kubernetes.model_copy(update={"efa": 0})
         settings = settings.model_copy(update={"resources": resources, "kubernetes": kubernetes})
-    cards = stage.trains and settings.resources.cards > 0
-    spec: Manifest = {"restartPolicy": "Never", **_pod(settings, as_root=cards)}
+    cards = stage.runs_model and settings.resources.cards > 0
+    spec: Manifest = {"restartPolicy": "Never", **_build_common_pod_spec(settings, as_root=cards)}
     volumes = ["pipeline", "work", "scratch"]
-    if stage.distributed:
+    if stage.is_distributed:
         spec["terminationGracePeriodSeconds"] = _GRACE_SECONDS
         volumes += ["shared-memory"] + (["recipe-cache"] if cards else [])
     if cards:
         spec["hostIPC"] = True
     environment: list[Manifest] = [{"name": "HOME", "value": "/tmp"}]
-    if on_nodes and not by_trainer:
+    if on_nodes and not for_trainjob:
         # The host names of the pods are JOB-0, JOB-1 and so on. They resolve only through the Service with this name.
         spec["subdomain"] = f"{settings.name}-train"
-        environment += _node_variables(settings)
-    if stage.distributed:
-        environment = _environment(settings, environment, _CARD_VARIABLES if cards else {})
+        environment += _build_rendezvous_variables(settings)
+    if stage.is_distributed:
+        environment = _build_environment(settings, environment, _CARD_VARIABLES if cards else {})
     container = {
-        **_container("node" if by_trainer else stage.name, settings, stage, _command(settings, step), environment, volumes),
+        **_build_container(
+            "node" if for_trainjob else stage.name,
+            settings,
+            stage,
+            _build_step_command(settings, step),
+            environment,
+            volumes,
+        ),
         "securityContext": _ROOT if cards else _USER,
-        "resources": _resources(settings, stage),
+        "resources": _build_stage_resources(settings, stage),
     }
     spec |= {
-        "initContainers": [_waiting(settings, step)],
+        "initContainers": [_build_wait_container(settings, step)],
         "containers": [container],
-        "volumes": _storage(settings, volumes)[0],
+        "volumes": _build_volumes(settings, volumes).volumes,
     }
     placement = settings.kubernetes.data_pods
-    if stage.trains:
-        placement = _training_placement(settings) if stage.distributed else settings.kubernetes.training_pods
-    return _placed(settings, step, spec, placement)
+    if stage.runs_model:
+        placement = _training_pod_placement(settings) if stage.is_distributed else settings.kubernetes.training_pods
+    return _build_pod_template(settings, step, spec, placement)
 
 
-def launcher_pod(settings: PipelineSettings) -> Manifest:
+def build_launcher_pod_template(settings: PipelineSettings) -> Manifest:
     """Return the pod template of the launcher of an MPIJob. It runs mpirun, and can run on any node."""
     stage, cards = STEPS["train"], settings.resources.cards > 0
-    of_cards = _CARD_VARIABLES | (_EFA_VARIABLES if settings.kubernetes.efa else {})
+    card_environment = _CARD_VARIABLES | (_EFA_VARIABLES if settings.kubernetes.efa else {})
     given: list[Manifest] = [] if cards else [{"name": "HOME", "value": "/tmp"}]
-    environment = _environment(settings, given, of_cards if cards else {})
+    environment = _build_environment(settings, given, card_environment if cards else {})
     names = [variable["name"] for variable in environment]
-    command = training_command(
+    command = build_training_command(
         settings,
-        _run(settings, "--stages", "train"),
+        _build_run_command(settings, "--stages", "train"),
         over_ssh=True,
-        variables=(*names, *(_CREDENTIALS if settings.kubernetes.store else ())),
-        ssh_port=_ssh_port(settings),
+        forwarded_variables=(*names, *(_CREDENTIALS if settings.kubernetes.store else ())),
+        ssh_port=_sshd_port(settings),
         ssh_key=None if cards else SSH_KEY,
     )
     container = {
-        **_container("train", settings, stage, command, environment, ["scratch"]),
+        **_build_container("train", settings, stage, command, environment, ["scratch"]),
         "securityContext": {"allowPrivilegeEscalation": False} if cards else _USER,
-        "resources": _with_scratch(settings, _of_pod(settings.resources.launcher)),
+        "resources": _add_scratch_request(settings, _build_resources_without_cards(settings.resources.launcher)),
     }
-    container["volumeMounts"] += _user_name(settings)
+    container["volumeMounts"] += _build_passwd_mounts(settings)
     spec = {
-        **_pod(settings, as_root=cards),
+        **_build_common_pod_spec(settings, as_root=cards),
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
-        "initContainers": [_waiting(settings, "train")],
+        "initContainers": [_build_wait_container(settings, "train")],
         "containers": [container],
-        "volumes": _storage(settings, ["pipeline", "work", "scratch"])[0],
+        "volumes": _build_volumes(settings, ["pipeline", "work", "scratch"]).volumes,
     }
-    placement = _training_placement(settings).model_copy(update={"node_selector": {}, "affinity": {}, "runtime_class": None})
-    return _placed(settings, "train", spec, placement)
+    placement = _training_pod_placement(settings).model_copy(
+        update={"node_selector": {}, "affinity": {}, "runtime_class": None}
+    )
+    return _build_pod_template(settings, "train", spec, placement)
 
 
-def worker_pod(settings: PipelineSettings) -> Manifest:
+def build_worker_pod_template(settings: PipelineSettings) -> Manifest:
     """Return the pod template of the workers of an MPIJob. They run sshd, through which mpirun starts the ranks."""
     stage, cards = STEPS["train"], settings.resources.cards > 0
     volumes = ["pipeline", "work", "shared-memory", "scratch", *(["recipe-cache"] if cards else [])]
     environment = [] if cards else [{"name": "HOME", "value": "/tmp"}]
     container = {
-        **_container("worker", settings, stage, ["/bin/sh", "-c", _sshd(settings)], environment, volumes),
+        **_build_container(
+            "worker", settings, stage, ["/bin/sh", "-c", _build_sshd_command(settings)], environment, volumes
+        ),
         # sshd kills its ranks when it is stopped, so this hook tells them to save first.
         "lifecycle": {"preStop": {"exec": {"command": ["python3", "-m", "gaudi_bert.runners.stop_ranks", "here"]}}},
-        "readinessProbe": {"tcpSocket": {"port": _ssh_port(settings)}, "periodSeconds": 2},
+        "readinessProbe": {"tcpSocket": {"port": _sshd_port(settings)}, "periodSeconds": 2},
         "securityContext": _ROOT if cards else _USER,
-        "resources": _resources(settings, stage),
+        "resources": _build_stage_resources(settings, stage),
     }
     del container["terminationMessagePolicy"]  # the log of sshd contains nothing about the ranks
-    container["volumeMounts"] += _user_name(settings)
+    container["volumeMounts"] += _build_passwd_mounts(settings)
     spec = {
-        **_pod(settings, as_root=cards),
+        **_build_common_pod_spec(settings, as_root=cards),
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "containers": [container],
-        "volumes": _storage(settings, volumes)[0],
+        "volumes": _build_volumes(settings, volumes).volumes,
     }
     if cards:
         spec["hostIPC"] = True
     if settings.kubernetes.efa:
         spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-    return _placed(settings, "train-worker", spec, _training_placement(settings))
+    return _build_pod_template(settings, "train-worker", spec, _training_pod_placement(settings))
 
 
 # --- common parts of all pods
 
 
-def _pod(settings: PipelineSettings, *, as_root: bool) -> Manifest:
+def _build_common_pod_spec(settings: PipelineSettings, *, as_root: bool) -> Manifest:
     """Return the part of a pod spec with its service account, security context and image pull secrets.
 
     Stages only read and write files, so the token of the account is not mounted.
@@ -195,13 +206,13 @@ def _pod(settings: PipelineSettings, *, as_root: bool) -> Manifest:
     }
 
 
-def _container(
+def _build_container(
     name: str,
     settings: PipelineSettings,
     stage: Stage,
     command: Sequence[str],
     environment: Sequence[Manifest],
-    volumes: Sequence[str],
+    volume_names: Sequence[str],
 ) -> Manifest:
     """Return a container without security context and resources.
 
@@ -213,59 +224,59 @@ def _container(
         stage: The stage, which determines the image.
         command: The command line.
         environment: The environment variables, as in a manifest.
-        volumes: The names of the volumes to mount, which are keys of the table in `_storage`.
+        volume_names: The names of the volumes to mount, which are keys of the table in `_build_volumes`.
     """
     secret = settings.kubernetes.store_secret
     return {
         "name": name,
-        "image": stage_image(settings, stage),
+        "image": stage_image_name(settings, stage),
         "imagePullPolicy": settings.images.pull_policy,
         "command": list(command),
         **({"env": list(environment)} if environment else {}),
         **({"envFrom": [{"secretRef": {"name": secret}}]} if secret and "--work" in command else {}),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": _storage(settings, volumes)[1],
+        "volumeMounts": _build_volumes(settings, volume_names).mounts,
     }
 
 
-def _waiting(settings: PipelineSettings, step: str) -> Manifest:
+def _build_wait_container(settings: PipelineSettings, step: str) -> Manifest:
     """Return the init container that waits for the inputs of a step. It mounts the work folder read-only."""
-    words = ["gaudi-bert", "wait", _PIPELINE_FILE, "--work", _work(settings), "--for", step]
+    words = ["gaudi-bert", "wait", _PIPELINE_FILE, "--work", _work_root_in_pod(settings), "--for", step]
     command = [*words, "--timeout", str(settings.kubernetes.wait_seconds)]
     home, volumes = [{"name": "HOME", "value": "/tmp"}], ["pipeline", "work", "scratch"]
-    container = _container("wait", settings, STEPS[step], command, home, volumes)
+    container = _build_container("wait", settings, STEPS[step], command, home, volumes)
     for mount in container["volumeMounts"]:
         if mount["name"] == "work":
             mount["readOnly"] = True
-    return {**container, "securityContext": _USER, "resources": _of_pod(settings.resources.waiting)}
+    return {**container, "securityContext": _USER, "resources": _build_resources_without_cards(settings.resources.waiting)}
 
 
-def _work(settings: PipelineSettings) -> str:
+def _work_root_in_pod(settings: PipelineSettings) -> str:
     """Return the URL or the mounted folder that contains the work folders."""
     return settings.kubernetes.store or "/work"
 
 
-def _run(settings: PipelineSettings, *options: str) -> list[str]:
+def _build_run_command(settings: PipelineSettings, *options: str) -> list[str]:
     """Return the command line that runs the pipeline in a container."""
-    return ["gaudi-bert", "run", _PIPELINE_FILE, "--work", _work(settings), *options]
+    return ["gaudi-bert", "run", _PIPELINE_FILE, "--work", _work_root_in_pod(settings), *options]
 
 
-def _command(settings: PipelineSettings, step: str) -> list[str]:
+def _build_step_command(settings: PipelineSettings, step: str) -> list[str]:
     """Return the command line of a step in a pod of a Job or a TrainJob."""
     stage, resources = STEPS[step], settings.resources
-    command = _run(settings, "--stages", stage.name)
+    command = _build_run_command(settings, "--stages", stage.name)
     if step != stage.name:
         return [*command, "--finish"]
-    if stage.parallel:
+    if stage.uses_data_processes:
         # Each process uses memory, so the number must suit the memory limit of the pod and not the cores of the node.
         command += ["--workers", str(resources.data_processes)]
-    if stage.shared:
+    if stage.is_shardable:
         command += ["--shard", f"$(JOB_COMPLETION_INDEX)/{resources.data_workers}"]
     if step == "finetune":
         command += ["--set", "resources.workers=1", "--set", "kubernetes.efa=0"]
     starts_itself = step == "train" and settings.training_pods_start_ranks
-    if stage.distributed and not starts_itself and stage_engine(settings, stage) == "tensorflow":
-        return training_command(settings, command, over_ssh=False)
+    if stage.is_distributed and not starts_itself and stage_engine(settings, stage) == "tensorflow":
+        return build_training_command(settings, command, over_ssh=False)
     return command
 
 
@@ -274,52 +285,56 @@ def _command(settings: PipelineSettings, step: str) -> list[str]:
 # of the node can be used.
 
 
-def _resources(settings: PipelineSettings, stage: Stage) -> Manifest:
+def _build_stage_resources(settings: PipelineSettings, stage: Stage) -> Manifest:
     """Return the resource requests and limits of the main container of a stage."""
     resources = settings.resources
-    if stage.trains and resources.cards:
-        requests = _of_all_cards(settings) if stage.distributed else _of_one_card(resources)
-        return _with_scratch(settings, {"requests": requests, "limits": dict(requests)})
-    return _with_scratch(settings, _of_pod(resources.training if stage.trains else resources.data))
+    if stage.runs_model and resources.cards:
+        requests = (
+            _build_requests_with_all_cards(settings) if stage.is_distributed else _build_requests_with_one_card(resources)
+        )
+        return _add_scratch_request(settings, {"requests": requests, "limits": dict(requests)})
+    return _add_scratch_request(
+        settings, _build_resources_without_cards(resources.training if stage.runs_model else resources.data)
+    )
 
 
-def _of_pod(pod: PodResources) -> Manifest:
+def _build_resources_without_cards(pod_resources: PodResources) -> Manifest:
     """Return the requests and limits of a container without cards."""
-    limits = {"cpu": pod.cpu_limit} if pod.cpu_limit else {}
+    limits = {"cpu": pod_resources.cpu_limit} if pod_resources.cpu_limit else {}
     return {
-        "requests": {"cpu": pod.cpu, "memory": pod.memory},
-        "limits": {**limits, "memory": pod.memory_limit or pod.memory},
+        "requests": {"cpu": pod_resources.cpu, "memory": pod_resources.memory},
+        "limits": {**limits, "memory": pod_resources.memory_limit or pod_resources.memory},
     }
 
 
-def _of_all_cards(settings: PipelineSettings) -> dict[str, str]:
+def _build_requests_with_all_cards(settings: PipelineSettings) -> dict[str, str]:
     """Return the resource requests of a training worker with all of its cards."""
     resources = settings.resources
     requests = {"cpu": resources.training.cpu, "memory": resources.training.memory, CARD_RESOURCE: str(resources.cards)}
-    if quantity_value(resources.hugepages_2Mi):
+    if parse_quantity(resources.hugepages_2Mi):
         requests[_HUGE_PAGES] = resources.hugepages_2Mi
     if settings.kubernetes.efa:
         requests[_EFA_RESOURCE] = str(settings.kubernetes.efa)
     return requests
 
 
-def _of_one_card(resources: ResourceSettings) -> dict[str, str]:
+def _build_requests_with_one_card(resources: ResourceSettings) -> dict[str, str]:
     """Return the resource requests of a container with one card: one card's share of the resources of a training worker."""
-    memory = int(quantity_value(resources.training.memory) / resources.cards / _MEBIBYTE)
-    cores = int(quantity_value(resources.training.cpu) * 1000 / resources.cards)
+    memory = int(parse_quantity(resources.training.memory) / resources.cards / _MEBIBYTE)
+    cores = int(parse_quantity(resources.training.cpu) * 1000 / resources.cards)
     requests = {
         "cpu": str(cores // 1000) if cores >= 1000 else f"{max(cores, 1)}m",
         "memory": f"{memory}Mi",
         CARD_RESOURCE: "1",
     }
     # Huge pages have 2 MiB, so the size must be a multiple of it.
-    huge_pages = int(quantity_value(resources.hugepages_2Mi) / resources.cards / (2 * _MEBIBYTE)) * 2
+    huge_pages = int(parse_quantity(resources.hugepages_2Mi) / resources.cards / (2 * _MEBIBYTE)) * 2
     if huge_pages:
         requests[_HUGE_PAGES] = f"{huge_pages}Mi"
     return requests
 
 
-def _with_scratch(settings: PipelineSettings, resources: Manifest) -> Manifest:
+def _add_scratch_request(settings: PipelineSettings, resources: Manifest) -> Manifest:
     """Add a request for the disk space of /tmp, so that the pod is not scheduled on a node whose disk is full.
 
     If `kubernetes.request_scratch` is off, return the resources unchanged.
@@ -329,21 +344,23 @@ def _with_scratch(settings: PipelineSettings, resources: Manifest) -> Manifest:
     return {**resources, "requests": {**resources["requests"], "ephemeral-storage": settings.kubernetes.scratch}}
 
 
-def _environment(settings: PipelineSettings, variables: Sequence[Manifest], more: Mapping[str, str]) -> list[Manifest]:
+def _build_environment(
+    settings: PipelineSettings, manifest_variables: Sequence[Manifest], more_variables: Mapping[str, str]
+) -> list[Manifest]:
     """Return environment variables as in a manifest. Those in `resources.environment` override the others.
 
     Args:
         settings: The settings of the pipeline.
-        variables: Variables as in a manifest.
-        more: Further variables by name.
+        manifest_variables: Variables as in a manifest.
+        more_variables: Further variables by name.
     """
-    given = settings.resources.environment
-    all_variables = [*variables, *({"name": name, "value": value} for name, value in more.items())]
-    remaining = [variable for variable in all_variables if variable["name"] not in given]
-    return remaining + [{"name": name, "value": value} for name, value in given.items()]
+    overrides = settings.resources.environment
+    all_variables = [*manifest_variables, *({"name": name, "value": value} for name, value in more_variables.items())]
+    remaining = [variable for variable in all_variables if variable["name"] not in overrides]
+    return remaining + [{"name": name, "value": value} for name, value in overrides.items()]
 
 
-def _node_variables(settings: PipelineSettings) -> list[Manifest]:
+def _build_rendezvous_variables(settings: PipelineSettings) -> list[Manifest]:
     """Return the rendezvous variables of a pod that trains together with other pods.
 
     They contain the number of the pod, the number of pods, the number of processes per pod, and the address and port of the
@@ -370,7 +387,14 @@ def work_claim_name(settings: PipelineSettings) -> str:
     return settings.kubernetes.work_claim or f"{settings.name}-work"
 
 
-def _storage(settings: PipelineSettings, names: Sequence[str]) -> tuple[list[Manifest], list[Manifest]]:
+class _PodVolumes(NamedTuple):
+    """The volumes of a pod and their mounts in a container, as in a manifest."""
+
+    volumes: list[Manifest]
+    mounts: list[Manifest]
+
+
+def _build_volumes(settings: PipelineSettings, volume_names: Sequence[str]) -> _PodVolumes:
     """Return the volumes of a pod, and their mounts in a container.
 
     The volume with the user's data is added if `kubernetes.data_claim` is set. The volume `work` is left out if the work
@@ -378,10 +402,7 @@ def _storage(settings: PipelineSettings, names: Sequence[str]) -> tuple[list[Man
 
     Args:
         settings: The settings of the pipeline.
-        names: The names of the volumes.
-
-    Returns:
-        The volumes and the mounts, as in a manifest.
+        volume_names: The names of the volumes.
     """
     kubernetes = settings.kubernetes
     places: dict[str, tuple[str, Manifest]] = {
@@ -392,32 +413,32 @@ def _storage(settings: PipelineSettings, names: Sequence[str]) -> tuple[list[Man
         "recipe-cache": (_RECIPES, {"emptyDir": {}}),
         "data": (DATA_FOLDER, {"persistentVolumeClaim": {"claimName": kubernetes.data_claim, "readOnly": True}}),
     }
-    mounted = [name for name in names if name != "work" or not kubernetes.store]
+    mounted = [name for name in volume_names if name != "work" or not kubernetes.store]
     mounted += ["data"] if kubernetes.data_claim else []
     mounts: list[Manifest] = [{"name": name, "mountPath": places[name][0]} for name in mounted]
     for mount in mounts:
         mount |= {"readOnly": True} if mount["name"] in ("pipeline", "data") else {}
-    return [{"name": name, **places[name][1]} for name in mounted], mounts
+    return _PodVolumes([{"name": name, **places[name][1]} for name in mounted], mounts)
 
 
 # --- sshd of the workers of an MPIJob
 
 
-def _ssh_port(settings: PipelineSettings) -> int:
+def _sshd_port(settings: PipelineSettings) -> int:
     """Return the port of sshd in the workers."""
     if not settings.resources.cards:
         return USER_SSH_PORT
     return EFA_SSH_PORT if settings.kubernetes.efa else ROOT_SSH_PORT
 
 
-def _sshd(settings: PipelineSettings) -> str:
+def _build_sshd_command(settings: PipelineSettings) -> str:
     """Return the shell command of a worker, which runs sshd.
 
     The host keys are created when the container starts, so that no image contains private keys. Processes started by ssh do
     not inherit the environment of the container, so sshd sets some variables for them: which cards of a shared server belong
     to the container, and for which processor the kernels in the image were compiled.
     """
-    port = _ssh_port(settings)
+    port = _sshd_port(settings)
     if settings.resources.cards:
         return (
             f"mkdir -p /run/sshd && ssh-keygen -A && exec /usr/sbin/sshd -De -p {port} -o StrictModes=no "
@@ -434,7 +455,7 @@ def _sshd(settings: PipelineSettings) -> str:
     )
 
 
-def needs_user_name(settings: PipelineSettings) -> bool:
+def needs_passwd_file(settings: PipelineSettings) -> bool:
     """Return whether pods need a file that gives their user a name.
 
     ssh and sshd do not work for a user without a name, and the image only has a name for its default user.
@@ -442,28 +463,28 @@ def needs_user_name(settings: PipelineSettings) -> bool:
     return settings.trains_with_mpijob and not settings.resources.cards and settings.kubernetes.user != _IMAGE_USER
 
 
-def _user_name(settings: PipelineSettings) -> list[Manifest]:
+def _build_passwd_mounts(settings: PipelineSettings) -> list[Manifest]:
     """Return the mount of the file with the user name, or an empty list if it is not needed."""
     mount = {"name": "pipeline", "mountPath": "/etc/passwd", "subPath": USER_NAME_FILE, "readOnly": True}
-    return [mount] if needs_user_name(settings) else []
+    return [mount] if needs_passwd_file(settings) else []
 
 
 # --- where pods run
 
 
-def _training_placement(settings: PipelineSettings) -> PodPlacement:
+def _training_pod_placement(settings: PipelineSettings) -> PodPlacement:
     """Return the placement of pods that train, including `kubernetes.node_selector`, which applies only to them."""
     placement = settings.kubernetes.training_pods
     selector = {**settings.kubernetes.node_selector, **placement.node_selector}
     return placement.model_copy(update={"node_selector": selector})
 
 
-def _placed(settings: PipelineSettings, component: str, spec: Manifest, placement: PodPlacement) -> Manifest:
+def _build_pod_template(settings: PipelineSettings, step_label: str, spec: Manifest, placement: PodPlacement) -> Manifest:
     """Return a pod template with labels, annotations and the settings that decide on which nodes the pod may run.
 
     Args:
         settings: The settings of the pipeline.
-        component: The value of the step label, which is the step or `train-worker`.
+        step_label: The value of the step label, which is the step or `train-worker`.
         spec: The pod spec without placement.
         placement: The placement. It may add labels, but it cannot replace ours.
     """
@@ -475,27 +496,27 @@ def _placed(settings: PipelineSettings, component: str, spec: Manifest, placemen
         "runtimeClassName": placement.runtime_class,
     }
     # Pods are selected by our own labels, so the user's labels must not replace them.
-    metadata: Manifest = {"labels": {**placement.labels, **own_labels(settings), STEP_LABEL: component}}
+    metadata: Manifest = {"labels": {**placement.labels, **pipeline_labels(settings), STEP_LABEL: step_label}}
     if placement.annotations:
         metadata["annotations"] = dict(placement.annotations)
     return {"metadata": metadata, "spec": {**spec, **{key: value for key, value in values.items() if value}}}
 
 
-def _pod_templates(item: Manifest) -> Iterator[Manifest]:
+def _iterate_pod_templates(manifest: Manifest) -> Iterator[Manifest]:
     """Yield the pod templates of a Job, an MPIJob (launcher, then worker) or a TrainingRuntime.
 
     Objects of other kinds, including a TrainJob, contain no pod templates.
     """
-    if item["kind"] == "TrainingRuntime":
-        yield from (job["template"]["spec"]["template"] for job in item["spec"]["template"]["spec"]["replicatedJobs"])
-    elif item["kind"] == "MPIJob":
+    if manifest["kind"] == "TrainingRuntime":
+        yield from (job["template"]["spec"]["template"] for job in manifest["spec"]["template"]["spec"]["replicatedJobs"])
+    elif manifest["kind"] == "MPIJob":
         for replica in ("Launcher", "Worker"):
-            yield item["spec"]["mpiReplicaSpecs"][replica]["template"]
-    elif item["kind"] == "Job":
-        yield item["spec"]["template"]
+            yield manifest["spec"]["mpiReplicaSpecs"][replica]["template"]
+    elif manifest["kind"] == "Job":
+        yield manifest["spec"]["template"]
 
 
-def pod_specs(item: Manifest) -> Iterator[Manifest]:
-    """Yield the pod specs in an object. See `_pod_templates` for the kinds of objects that contain pods."""
-    for template in _pod_templates(item):
+def iterate_pod_specs(manifest: Manifest) -> Iterator[Manifest]:
+    """Yield the pod specs in an object. See `_iterate_pod_templates` for the kinds of objects that contain pods."""
+    for template in _iterate_pod_templates(manifest):
         yield template["spec"]

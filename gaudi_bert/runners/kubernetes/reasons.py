@@ -1,20 +1,21 @@
 """Find out why a step on a cluster fails or does not start, and what this means for the run.
 
-`step_problem` examines a step and its pods, and `suspension_problem` a step that waits for its queue. A `Problem` contains
-the cluster's own message in one line, a remedy, and a `State` that says whether waiting or retrying can help. The message is
-taken from the status of a pod, from the last warning about the pod or about the object that creates it, or from the `error:`
-line at the end of the log.
+`find_step_problem` examines a step and its pods, and `find_suspension_problem` a step that waits for its queue. A `Problem`
+contains the cluster's own message in one line, a remedy, and a `ProblemState` that says whether waiting or retrying can
+help. The message is taken from the status of a pod, from the last warning about the pod or about the object that creates it,
+or from the `error:` line at the end of the log.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 from gaudi_bert.common.errors import InputError, StoppedError
-from gaudi_bert.runners.kubernetes.client import Cluster, Json, title_of
+from gaudi_bert.runners.kubernetes.client import Cluster, Json, format_object_title
 from gaudi_bert.runners.kubernetes.manifests import POD_LABELS, QUEUE_LABEL
 from gaudi_bert.runners.kubernetes.pods import CARD_RESOURCE, STEP_LABEL
 from gaudi_bert.runners.kubernetes.remedies import find_advice
@@ -22,15 +23,15 @@ from gaudi_bert.runners.stage_table import STEPS
 from gaudi_bert.runners.training_processes import RANK_TAG
 
 
-class State(IntEnum):
+class ProblemState(IntEnum):
     """What a problem means for the run. If a step has several problems, the one with the lowest value is reported."""
 
     # Neither waiting nor retrying helps.
     HOPELESS = 0
     # The cluster retries, or the other pods continue.
-    GOES_ON = 1
+    CONTINUES = 1
     # The step has not started yet, but it may still start. The run gives up after `kubernetes.start_seconds`.
-    WAITS = 2
+    WAITING = 2
     # The step was stopped on request or evicted after it had saved, and the run submits it again.
     STOPPED = 3
 
@@ -46,7 +47,7 @@ class Problem:
         occurrence: The pod, and how often its containers were started. It distinguishes two losses of the same pod.
     """
 
-    state: State
+    state: ProblemState
     reason: str
     remedy: str = ""
     occurrence: str = ""
@@ -55,31 +56,31 @@ class Problem:
         return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
 
     @property
-    def without_names(self) -> str:
+    def reason_without_pod_names(self) -> str:
         """The reason without the names of pods, because every new attempt to create a pod has another name."""
         return re.sub(r'\bpods? (?:"[^"]*"|[a-z0-9][-a-z0-9.]*)', "pod", self.reason)
 
 
-_BY_EXIT_CODE = {InputError.exit_code: State.HOPELESS, StoppedError.exit_code: State.STOPPED}
+_STATES_BY_EXIT_CODE = {InputError.exit_code: ProblemState.HOPELESS, StoppedError.exit_code: ProblemState.STOPPED}
 # After this many pods for the same task were killed because of their memory limit, no further pod is tried.
 _MOST_MEMORY_KILLS = 3
 # Messages of a rank that ends only because another rank has ended.
-_BECAUSE_OF_ANOTHER = re.compile(r"rank \d+.* (aborts|has left|(is|was) lost|did not connect)\b")
+_CONSEQUENTIAL_ERROR = re.compile(r"rank \d+.* (aborts|has left|(is|was) lost|did not connect)\b")
 # The cluster's warning about pods on a node that does not answer.
 _NODE_LOST = "Node is not ready"
 # Remedies that name these options help only users who run a stage themselves. On a cluster they are replaced.
-_BY_HAND = re.compile(r"--(overwrite|resume)\b")
-_ON_A_CLUSTER = "give the pipeline another name, or remove its work folder: `gaudi-bert k8s delete PIPELINE --data`"
+_LOCAL_ONLY_REMEDY = re.compile(r"--(overwrite|resume)\b")
+_CLUSTER_REMEDY = "give the pipeline another name, or remove its work folder: `gaudi-bert k8s delete PIPELINE --data`"
 # Messages about pods that were rejected and not created, while other pods of the same step may exist.
-_REFUSED = re.compile(r"is forbidden|is invalid|violates PodSecurity|denied the request|exceeded quota")
+_REJECTED_POD = re.compile(r"is forbidden|is invalid|violates PodSecurity|denied the request|exceeded quota")
 # What to check if no pods are created, for the kinds whose pods are created by an operator.
-_MAKERS = {
-    "MPIJob": "see that the MPI operator runs",
-    "TrainJob": "see that the controllers of Kubeflow Trainer and JobSet run",
+_OPERATOR_CHECKS = {
+    "MPIJob": "check that the MPI operator runs",
+    "TrainJob": "check that the controllers of Kubeflow Trainer and JobSet run",
 }
 
 
-def step_problem(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Problem | None:
+def find_step_problem(cluster: Cluster, job: Json, pods: Sequence[Json]) -> Problem | None:
     """Return the most important problem of a step, or None if it has none.
 
     A problem concerns one pod, or it says why there are too few pods. After the step has ended, only the pods are examined.
@@ -87,119 +88,125 @@ def step_problem(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Problem 
 
     Args:
         cluster: The namespace of the step.
-        item: The Job, MPIJob or TrainJob, as it was read from the cluster.
+        job: The Job, MPIJob or TrainJob, as it was read from the cluster.
         pods: All pods of the step.
     """
     problems = [
-        replace(each, occurrence=_occurrence(pod))
-        for pod in current_pods(pods)
-        if (each := _pod_problem(cluster, pod, pods)) is not None
+        replace(problem, occurrence=_pod_restart_key(pod))
+        for pod in select_newest_pods(pods)
+        if (problem := _find_pod_problem(cluster, pod, pods)) is not None
     ]
-    if job_outcome(item) is None:
-        problems += _missing_pods(cluster, item, pods)
-    return min(problems, default=None, key=lambda each: (bool(_BECAUSE_OF_ANOTHER.search(each.reason)), each.state))
+    missing = _find_missing_pods_problem(cluster, job, pods) if read_job_outcome(job) is None else None
+    problems += [missing] if missing is not None else []
+    return min(problems, default=None, key=lambda each: (bool(_CONSEQUENTIAL_ERROR.search(each.reason)), each.state))
 
 
-def current_pods(pods: Sequence[Json]) -> list[Json]:
+def select_newest_pods(pods: Sequence[Json]) -> list[Json]:
     """Return the newest pod of each task, without the pods that it replaced.
 
     A task is one part of a Job, the launcher of an MPIJob, or one of its workers.
     """
-    return list({_task_of(pod): pod for pod in sorted(pods, key=_created)}.values())
+    return list({_task_key(pod): pod for pod in sorted(pods, key=_creation_time)}.values())
 
 
-def is_worker(pod: Json) -> bool:
+def is_mpijob_worker(pod: Json) -> bool:
     """Return whether a pod is a worker of an MPIJob."""
     return (pod["metadata"].get("labels") or {}).get("training.kubeflow.org/job-role") == "worker"
 
 
-def _created(item: Json) -> str:
+def _creation_time(kubernetes_object: Json) -> str:
     """Return the creation time of an object in the format of the API, which sorts alphabetically."""
-    return item["metadata"].get("creationTimestamp") or ""
+    return kubernetes_object["metadata"].get("creationTimestamp") or ""
 
 
-def _task_of(pod: Json) -> str:
+def _task_key(pod: Json) -> str:
     """Return a key that is equal for all pods that were created for the same task."""
     annotations = pod["metadata"].get("annotations") or {}
-    return _name(pod) if is_worker(pod) else str(annotations.get("batch.kubernetes.io/job-completion-index", ""))
+    return (
+        _object_name(pod) if is_mpijob_worker(pod) else str(annotations.get("batch.kubernetes.io/job-completion-index", ""))
+    )
 
 
-def _occurrence(pod: Json) -> str:
+def _pod_restart_key(pod: Json) -> str:
     """Return a text that identifies the pod and how often its containers were restarted."""
     starts = sum(each.get("restartCount", 0) for each in pod.get("status", {}).get("containerStatuses") or ())
-    return f"{pod['metadata'].get('uid') or _name(pod)}, start {starts}"
+    return f"{pod['metadata'].get('uid') or _object_name(pod)}, start {starts}"
 
 
-def _name(item: Json) -> str:
+def _object_name(kubernetes_object: Json) -> str:
     """Return the name of an object."""
-    return str(item["metadata"]["name"])
+    return str(kubernetes_object["metadata"]["name"])
 
 
-def _step_of(item: Json) -> str:
+def _step_label(kubernetes_object: Json) -> str:
     """Return the step that an object belongs to, from its label."""
-    return str((item["metadata"].get("labels") or {}).get(STEP_LABEL, "STEP"))
+    return str((kubernetes_object["metadata"].get("labels") or {}).get(STEP_LABEL, "STEP"))
 
 
-def _words_of(status: Mapping[str, str]) -> str:
+def _format_status(status: Mapping[str, str]) -> str:
     """Return the reason and the message of a status or a condition as `reason: message`, in one line."""
     return " ".join(": ".join(filter(None, (status.get("reason"), status.get("message")))).split())
 
 
-def _in_words(where: str, words: str) -> Problem:
+def _problem_from_message(subject: str, message: str) -> Problem:
     """Build a `Problem` from a message of the cluster, with all remedies that suit the message.
 
     Args:
-        where: The object that the message is about.
-        words: The message of the cluster.
+        subject: The object that the message is about.
+        message: The message of the cluster.
     """
-    advice = find_advice(words)
-    state = State.HOPELESS if advice.is_hopeless else State.WAITS
-    return Problem(state, f"{where}: {words}", advice.remedy or "see `kubectl describe pod`")
+    advice = find_advice(message)
+    state = ProblemState.HOPELESS if advice.is_hopeless else ProblemState.WAITING
+    return Problem(state, f"{subject}: {message}", advice.remedy or "see `kubectl describe pod`")
 
 
 # --- one pod
 
 
-def _pod_problem(cluster: Cluster, pod: Json, pods: Sequence[Json]) -> Problem | None:
+def _find_pod_problem(cluster: Cluster, pod: Json, step_pods: Sequence[Json]) -> Problem | None:
     """Return the problem of a pod, or None if the pod runs, has succeeded or waits for its inputs.
 
     Args:
         cluster: The namespace of the pod.
         pod: The pod.
-        pods: All pods of the step, including replaced ones.
+        step_pods: All pods of the step, including replaced ones.
     """
-    status, where = pod.get("status", {}), f"pod {_name(pod)}"
+    status, where = pod.get("status", {}), f"pod {_object_name(pod)}"
     phase, conditions = status.get("phase"), {each["type"]: each for each in status.get("conditions") or ()}
     if phase == "Succeeded":
         return None
     taken = conditions.get("DisruptionTarget", {})
     if taken.get("status") == "True":
-        meaning = State.GOES_ON if taken.get("reason") == "TerminationByKubelet" else State.STOPPED
-        return Problem(meaning, f"{where} was taken away: {_words_of(taken)}")
+        meaning = ProblemState.CONTINUES if taken.get("reason") == "TerminationByKubelet" else ProblemState.STOPPED
+        return Problem(meaning, f"{where} was evicted or preempted: {_format_status(taken)}")
     # The operator deletes the workers of an MPIJob when the launcher is done, so a deleted worker is not a problem.
-    if "deletionTimestamp" in pod["metadata"] and not is_worker(pod):
-        return Problem(State.STOPPED, f"{where} was deleted")
+    if "deletionTimestamp" in pod["metadata"] and not is_mpijob_worker(pod):
+        return Problem(ProblemState.STOPPED, f"{where} was deleted")
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     states = [container.get("state") or {} for container in containers]
     for container, state in zip(containers, states, strict=True):
         before = container.get("lastState") or {} if "waiting" in state else {}
         ended = state.get("terminated") or before.get("terminated") or {}
         if ended.get("exitCode"):
-            return _exit_problem(cluster, pod, pods, container, ended)
+            return _find_exit_problem(cluster, pod, step_pods, container, ended)
     if phase == "Failed":
-        return Problem(State.GOES_ON, f"{where} failed: {_words_of(status) or 'no reason given'}")
+        return Problem(ProblemState.CONTINUES, f"{where} failed: {_format_status(status) or 'the cluster gives no reason'}")
     is_unready = phase == "Running" and conditions.get("Ready", {}).get("status") == "False"
     # The cluster evicts the pods of a lost node only after minutes, so report the lost node earlier.
-    if is_unready and cluster.last_warning(_name(pod)) == _NODE_LOST:
+    if is_unready and cluster.read_last_warning(_object_name(pod)) == _NODE_LOST:
         return Problem(
-            State.GOES_ON, f"{where}: {_NODE_LOST.lower()}: {pod['spec'].get('nodeName')}", "see `kubectl get nodes`"
+            ProblemState.CONTINUES,
+            f"{where}: {_NODE_LOST.lower()}: {pod['spec'].get('nodeName')}",
+            "see `kubectl get nodes`",
         )
     if phase != "Pending" or any("running" in state for state in states):
         return None
-    return _start_problem(cluster, pod, [state.get("waiting") or {} for state in states], conditions.get("PodScheduled", {}))
+    return _find_start_problem(
+        cluster, pod, [state.get("waiting") or {} for state in states], conditions.get("PodScheduled", {})
+    )
 
 
-def _start_problem(cluster: Cluster, pod: Json, waiting: Sequence[Json], scheduled: Json) -> Problem:
+def _find_start_problem(cluster: Cluster, pod: Json, waiting_states: Sequence[Json], scheduled_condition: Json) -> Problem:
     """Return the problem of a pod that does not start.
 
     The message is taken from the status of the pod. If the status has no message, or if its message is about a volume claim,
@@ -208,21 +215,23 @@ def _start_problem(cluster: Cluster, pod: Json, waiting: Sequence[Json], schedul
     Args:
         cluster: The namespace of the pod.
         pod: The pod.
-        waiting: The `waiting` state of each container.
-        scheduled: The condition `PodScheduled` of the pod.
+        waiting_states: The `waiting_states` state of each container.
+        scheduled_condition: The condition `PodScheduled` of the pod.
     """
-    words = [_words_of(each) for each in waiting if each.get("message")]
-    words += [_words_of(scheduled)] if scheduled.get("reason") == "Unschedulable" else []
-    names = [] if words else [_name(pod)]
-    if not words or "laim" in words[0]:
+    messages = [_format_status(each) for each in waiting_states if each.get("message")]
+    messages += [_format_status(scheduled_condition)] if scheduled_condition.get("reason") == "Unschedulable" else []
+    names = [] if messages else [_object_name(pod)]
+    if not messages or "laim" in messages[0]:
         claims = [volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["spec"].get("volumes") or ()]
         names += filter(None, claims)
-    words += [f"{name}: {warning}" for name in names if (warning := cluster.last_warning(name))]
-    shown = ", ".join(sorted(filter(None, (each.get("reason") for each in waiting)))) or "not scheduled"
-    return _in_words(f"pod {_name(pod)}", "; ".join(words) or f"does not start ({shown})")
+    messages += [f"{name}: {warning}" for name in names if (warning := cluster.read_last_warning(name))]
+    shown = ", ".join(sorted(filter(None, (each.get("reason") for each in waiting_states)))) or "not scheduled"
+    return _problem_from_message(f"pod {_object_name(pod)}", "; ".join(messages) or f"the pod does not start ({shown})")
 
 
-def _exit_problem(cluster: Cluster, pod: Json, pods: Sequence[Json], container: Json, ended: Json) -> Problem:
+def _find_exit_problem(
+    cluster: Cluster, pod: Json, step_pods: Sequence[Json], container_status: Json, terminated_state: Json
+) -> Problem:
     """Return the problem of a container that ended with an exit code other than 0.
 
     The message is the `error:` line at the end of the log. If there is none, the message states the exit code. A container
@@ -231,103 +240,123 @@ def _exit_problem(cluster: Cluster, pod: Json, pods: Sequence[Json], container: 
     Args:
         cluster: The namespace of the pod.
         pod: The pod of the container.
-        pods: All pods of the step, including replaced ones.
-        container: The status of the container.
-        ended: The `terminated` state of the container.
+        step_pods: All pods of the step, including replaced ones.
+        container_status: The status of the container.
+        terminated_state: The `terminated` state of the container.
     """
-    code, where = ended["exitCode"], f"pod {_name(pod)}"
-    if ended.get("reason") == "OOMKilled":
-        of_the_task = [each.get("status", {}) for each in pods if _task_of(each) == _task_of(pod)]
+    code, where = terminated_state["exitCode"], f"pod {_object_name(pod)}"
+    if terminated_state.get("reason") == "OOMKilled":
+        of_the_task = [each.get("status", {}) for each in step_pods if _task_key(each) == _task_key(pod)]
         states = [each.get("state") or {} for status in of_the_task for each in status.get("containerStatuses") or ()]
         again = sum((state.get("terminated") or {}).get("reason") == "OOMKilled" for state in states)
-        is_hopeless = max(again, container.get("restartCount", 0)) >= _MOST_MEMORY_KILLS
-        limit, setting = _memory_limit(pod, container["name"])
-        reason, remedy = f"{where}: OOMKilled (memory limit: {limit})", f"raise {setting}"
-        return Problem(State.HOPELESS if is_hopeless else State.GOES_ON, reason, remedy)
-    state = _BY_EXIT_CODE.get(code, State.GOES_ON)
-    error = _error_line(ended.get("message") or "") or _error_line(cluster.log_end(_name(pod), container["name"]))
+        is_hopeless = max(again, container_status.get("restartCount", 0)) >= _MOST_MEMORY_KILLS
+        limit, setting = _find_memory_limit(pod, container_status["name"])
+        reason, remedy = (
+            f"{where}: a container exceeded its memory limit (OOMKilled, memory limit: {limit})",
+            f"raise {setting}",
+        )
+        return Problem(ProblemState.HOPELESS if is_hopeless else ProblemState.CONTINUES, reason, remedy)
+    state = _STATES_BY_EXIT_CODE.get(code, ProblemState.CONTINUES)
+    error = _find_error_line(terminated_state.get("message") or "") or _find_error_line(
+        cluster.read_log_end(_object_name(pod), container_status["name"])
+    )
     reason, _, remedy = (
-        error or f"exit code {code}; its log: `gaudi-bert k8s logs PIPELINE --step {_step_of(pod)}`"
+        error
+        or f"a container ended with exit code {code}; see its log: `gaudi-bert k8s logs PIPELINE --step {_step_label(pod)}`"
     ).partition("; ")
-    if state is State.STOPPED:
+    if state is ProblemState.STOPPED:
         remedy = ""  # nothing to do for the user, because the run submits the step again
-    elif _BY_HAND.search(remedy):
-        remedy = _ON_A_CLUSTER
+    elif _LOCAL_ONLY_REMEDY.search(remedy):
+        remedy = _CLUSTER_REMEDY
     return Problem(state, f"{where}: {reason}", remedy)
 
 
-def _memory_limit(pod: Json, container: str) -> tuple[str, str]:
-    """Return the memory limit of a container, and the name of the setting that sets this limit."""
+class _MemoryLimit(NamedTuple):
+    """The memory limit of a container, or "none", and the name of the setting that sets it."""
+
+    limit: str
+    setting: str
+
+
+def _find_memory_limit(pod: Json, container_name: str) -> _MemoryLimit:
+    """Return the memory limit of a container, with the setting that the user must change to raise it."""
     containers: list[Json] = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
-    limits = {each["name"]: each.get("resources", {}).get("limits", {}) for each in containers}.get(container, {})
-    stage = STEPS.get(_step_of(pod).removesuffix("-worker"))
-    setting = "resources.training" if stage is not None and stage.trains else "resources.data"
+    limits = {each["name"]: each.get("resources", {}).get("limits", {}) for each in containers}.get(container_name, {})
+    stage = STEPS.get(_step_label(pod).removesuffix("-worker"))
+    setting = "resources.training" if stage is not None and stage.runs_model else "resources.data"
     if (pod["metadata"].get("labels") or {}).get("training.kubeflow.org/job-role") == "launcher":
         setting = "resources.launcher"
-    if container == "wait":
+    if container_name == "wait":
         setting = "resources.waiting"
-    return limits.get("memory", "none"), f"{setting}.{'memory' if CARD_RESOURCE in limits else 'memory_limit'}"
+    key = "memory" if CARD_RESOURCE in limits else "memory_limit"
+    return _MemoryLimit(limits.get("memory", "none"), f"{setting}.{key}")
 
 
-def _error_line(text: str) -> str | None:
+def _find_error_line(log: str) -> str | None:
     """Return the last `error:` line of a log without the tags of mpirun, or None if there is none.
 
     An error of a rank that failed by itself is preferred to errors of ranks that ended because of another rank.
     """
-    pieces = [piece.strip() for line in text.splitlines() for piece in RANK_TAG.split(line)]
+    pieces = [piece.strip() for line in log.splitlines() for piece in RANK_TAG.split(line)]
     errors = [piece for piece in pieces if piece.startswith("error: ")]
-    return min(reversed(errors), default=None, key=lambda error: bool(_BECAUSE_OF_ANOTHER.search(error)))
+    return min(reversed(errors), default=None, key=lambda error: bool(_CONSEQUENTIAL_ERROR.search(error)))
 
 
 # --- Jobs, MPIJobs and TrainJobs
 
 
-def pods_of(cluster: Cluster, item: Json) -> list[Json]:
+def list_job_pods(cluster: Cluster, job: Json) -> list[Json]:
     """Return all pods of a Job, an MPIJob or a TrainJob, including replaced ones."""
-    return cluster.find("Pod", f"{POD_LABELS[item['kind']]}={_name(item)}")
+    return cluster.list_objects("Pod", f"{POD_LABELS[job['kind']]}={_object_name(job)}")
 
 
-def job_outcome(item: Json) -> str | None:
+def read_job_outcome(job: Json) -> str | None:
     """Return "complete", or "failed: <reason>", or None if the step has not ended."""
-    for condition in item.get("status", {}).get("conditions") or ():
+    for condition in job.get("status", {}).get("conditions") or ():
         if condition.get("status") == "True" and condition["type"] in ("Complete", "Succeeded"):
             return "complete"
         if condition.get("status") == "True" and condition["type"] == "Failed":
-            return f"failed: {_words_of(condition)}"
+            return f"failed: {_format_status(condition)}"
     return None
 
 
-def trains_together(item: Json) -> bool:
+def is_distributed_training(job: Json) -> bool:
     """Return whether the pods of a step train together, so that no pod can continue without the others."""
-    return item.get("kind", "Job") != "Job" or _step_of(item) == "train"
+    return job.get("kind", "Job") != "Job" or _step_label(job) == "train"
 
 
-def _missing_pods(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Iterator[Problem]:
-    """Yield the problem of a step that has fewer pods than it should have. Yield nothing if it has enough.
+def _find_missing_pods_problem(cluster: Cluster, job: Json, pods: Sequence[Json]) -> Problem | None:
+    """Return the problem of a step that has fewer pods than it should have, or None if it has enough pods.
 
     The message is the last warning about the step, or about the launcher of an MPIJob. For an MPIJob, only the workers are
     counted. The existing pods of a shared stage can do all of its work, so missing pods do not stop it. Pods that train
     together must wait for the missing ones.
     """
-    spec, kind = item.get("spec", {}), item["kind"]
-    remaining = int(spec.get("completions") or 1) - int(item.get("status", {}).get("succeeded") or 0)
+    spec, kind = job.get("spec", {}), job["kind"]
+    remaining = int(spec.get("completions") or 1) - int(job.get("status", {}).get("succeeded") or 0)
     expected = min(int(spec.get("parallelism") or 1), remaining)
     if kind == "TrainJob":
         expected = int(spec.get("trainer", {}).get("numNodes") or 1)
     elif kind == "MPIJob":
         expected = int(spec.get("mpiReplicaSpecs", {}).get("Worker", {}).get("replicas") or 0)
-    counted = [pod for pod in pods if kind != "MPIJob" or is_worker(pod)]
-    at_work = sum(pod.get("status", {}).get("phase") in ("Pending", "Running") for pod in counted)
-    if pods and at_work >= expected:
-        return
-    makers = [_name(item), *([f"{_name(item)}-launcher"] if kind == "MPIJob" else [])]
-    words = next(filter(None, (cluster.last_warning(name, _created(item)) for name in reversed(makers))), "")
-    if not words and not pods:
-        yield Problem(State.WAITS, f"{title_of(item)} has no pods", _MAKERS.get(kind, "see `kubectl describe job`"))
-    elif words and (not pods or _REFUSED.search(words)):
-        problem = _in_words(f"{title_of(item)} gets {f'{at_work} of {expected}' if pods else 'no'} pods", words)
-        works_on = bool(pods) and problem.state is State.WAITS and not trains_together(item)
-        yield Problem(State.GOES_ON, problem.reason, problem.remedy) if works_on else problem
+    counted = [pod for pod in pods if kind != "MPIJob" or is_mpijob_worker(pod)]
+    active = sum(pod.get("status", {}).get("phase") in ("Pending", "Running") for pod in counted)
+    if pods and active >= expected:
+        return None
+    title, creators = format_object_title(job), [_object_name(job)]
+    creators += [f"{_object_name(job)}-launcher"] if kind == "MPIJob" else []
+    warnings = (cluster.read_last_warning(name, _creation_time(job)) for name in reversed(creators))
+    warning = next(filter(None, warnings), "")
+    if not warning and not pods:
+        return Problem(
+            ProblemState.WAITING, f"{title} has no pods", _OPERATOR_CHECKS.get(kind, "see `kubectl describe job`")
+        )
+    if not warning or (pods and not _REJECTED_POD.search(warning)):
+        return None
+    problem = _problem_from_message(f"{title} gets {f'{active} of {expected}' if pods else 'no'} pods", warning)
+    if pods and problem.state is ProblemState.WAITING and not is_distributed_training(job):
+        return replace(problem, state=ProblemState.CONTINUES)
+    return problem
 
 
 # --- suspended steps, which wait for a queue
@@ -336,31 +365,34 @@ def _missing_pods(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Iterato
 # again if others have priority. The conditions of the Workload say what the object waits for. If the account may not read
 # Workloads, only the condition of the object itself is known.
 
-_HELD_BACK = {"Evicted": "True", "QuotaReserved": "False", "Suspended": "True"}
+_WAITING_CONDITIONS = {"Evicted": "True", "QuotaReserved": "False", "Suspended": "True"}
 
 
-def is_suspended(item: Json) -> bool:
+def is_suspended(job: Json) -> bool:
     """Return whether a step is suspended. A suspended step has no pods, or its pods are being removed."""
-    spec = item.get("spec", {})
-    return bool((spec.get("runPolicy") or {}).get("suspend") if item["kind"] == "MPIJob" else spec.get("suspend"))
+    spec = job.get("spec", {})
+    return bool((spec.get("runPolicy") or {}).get("suspend") if job["kind"] == "MPIJob" else spec.get("suspend"))
 
 
-def suspension_problem(cluster: Cluster, item: Json) -> Problem:
+def find_suspension_problem(cluster: Cluster, job: Json) -> Problem:
     """Return the problem that says what a suspended step waits for.
 
-    Its state is `HOPELESS` if the queue can never admit the step in its present form, and otherwise `WAITS`.
+    Its state is `HOPELESS` if the queue can never admit the step in its present form, and otherwise `WAITING`.
     """
-    label = f"kueue.x-k8s.io/job-uid={item['metadata'].get('uid', '')}"
-    holders = (cluster.find(kind, label, if_allowed=True) for kind in ("Workload", "OlderWorkload"))
-    holder = max(next(filter(None, holders), ()), default=item, key=_created)
+    label = f"kueue.x-k8s.io/job-uid={job['metadata'].get('uid', '')}"
+    holders = (cluster.list_objects(kind, label, empty_if_forbidden=True) for kind in ("Workload", "OlderWorkload"))
+    holder = max(next(filter(None, holders), ()), default=job, key=_creation_time)
     status = holder.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
-    held = [conditions[kind] for kind, value in _HELD_BACK.items() if conditions.get(kind, {}).get("status") == value]
-    reasons = [each.get("message") or _words_of(each) for each in held]
+    held = [
+        conditions[kind] for kind, value in _WAITING_CONDITIONS.items() if conditions.get(kind, {}).get("status") == value
+    ]
+    reasons = [each.get("message") or _format_status(each) for each in held]
     checks = [check for check in status.get("admissionChecks") or () if check.get("state") != "Ready"]
     reasons += [f"admission check {each['name']}: {each.get('message') or each.get('state', 'Pending')}" for each in checks]
-    queue = (item["metadata"].get("labels") or {}).get(QUEUE_LABEL)
-    waits = f"waits for its queue {queue}" if queue else "is suspended, until somebody resumes it"
-    words = " ".join(f"{title_of(item)} {waits}: {'; '.join(dict.fromkeys(reasons)) or 'not looked at yet'}".split())
-    advice = find_advice(words)
-    return Problem(State.HOPELESS if advice.is_hopeless else State.WAITS, words, advice.remedy)
+    queue = (job["metadata"].get("labels") or {}).get(QUEUE_LABEL)
+    waits = f"waits for its queue {queue}" if queue else "is suspended until somebody resumes it"
+    details = "; ".join(dict.fromkeys(reasons)) or "the queue has not examined it yet"
+    message = " ".join(f"{format_object_title(job)} {waits}: {details}".split())
+    advice = find_advice(message)
+    return Problem(ProblemState.HOPELESS if advice.is_hopeless else ProblemState.WAITING, message, advice.remedy)

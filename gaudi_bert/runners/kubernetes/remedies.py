@@ -23,17 +23,17 @@ _OF_PODS, _OF_CLAIMS, _OF_OBJECTS = (
 # Patterns of messages after which waiting cannot help, with their remedies.
 _HOPELESS = {
     rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY})).*(?:{_NO_IMAGE})": _OTHER_IMAGE,
-    r"violates PodSecurity": "pod security forbids such pods: choose another kubernetes.namespace, or ask for its level",
+    r"violates PodSecurity": "pod security forbids such pods: choose another kubernetes.namespace, or ask for another level",
     r"admission webhook .* denied the request|ValidatingAdmissionPolicy .* denied": "correct what the message names",
     r" cannot \w+ resource ": (
         "your account lacks this right: ask for the Role in k8s/in-cluster, or choose another kubernetes.namespace"
     ),
     r"usage per (Container|Pod) is": f"set {_CONTAINERS} to what the LimitRange allows",
     r"must be less than or equal to \w+ limit": (
-        f"a LimitRange may set that limit: lower the request in {_CONTAINERS}, or set cpu_limit or memory_limit there"
+        f"if a LimitRange sets that limit, lower the request in {_CONTAINERS}, or set cpu_limit or memory_limit there"
     ),
     r"limit to request ratio per (Container|Pod) is": (
-        f"set cpu_limit and memory_limit in {_CONTAINERS} to at most so many times cpu and memory"
+        f"lower cpu_limit and memory_limit in {_CONTAINERS}, so that their ratio to cpu and memory is allowed"
     ),
     r"failed quota: .*must specify limits\.cpu": (
         "set cpu_limit in resources.data, resources.training, resources.waiting and resources.launcher"
@@ -42,9 +42,9 @@ _HOPELESS = {
     r"storage usage per PersistentVolumeClaim is": f"set kubernetes.storage to what the LimitRange allows, {_CLAIM}",
     r"no PriorityClass with name": "correct priority_class in kubernetes.data_pods or kubernetes.training_pods",
     r"RuntimeClass \S+ not found": "correct runtime_class in kubernetes.data_pods or kubernetes.training_pods",
-    r"is being terminated": "wait until the namespace is gone and make it again, or choose another kubernetes.namespace",
-    r"(?i)configmap \S+ not found": "submit the run again, which creates it",
-    r"(?i)secret \S+ not found": "create it, or correct kubernetes.store_secret or images.pull_secret",
+    r"is being terminated": "wait until the namespace is gone and create it again, or choose another kubernetes.namespace",
+    r"(?i)configmap \S+ not found": "run the same command again, which creates the ConfigMap",
+    r"(?i)secret \S+ not found": "create the secret, or correct kubernetes.store_secret or images.pull_secret",
     # Kueue's messages about a Workload that its queue can never admit.
     r"resource ephemeral-storage unavailable in ClusterQueue": (
         "set kubernetes.request_scratch to false, or ask for ephemeral-storage in that ClusterQueue's coveredResources"
@@ -55,7 +55,7 @@ _HOPELESS = {
     r"^(?!.*insufficient unused quota).*insufficient quota for .*maximum capacity": (
         "lower resources.data, resources.training or resources.workers, or ask for a larger quota of the queue"
     ),
-    r"(?i)(Local|Cluster)Queue \S+ doesn't exist": "set kubernetes.queue to one of `kubectl get localqueues`",
+    r"(?i)(Local|Cluster)Queue \S+ doesn't exist": "set kubernetes.queue to a queue that `kubectl get localqueues` lists",
 }
 # Patterns of messages about problems that may pass by themselves, with their remedies.
 _MAY_PASS = {
@@ -63,7 +63,7 @@ _MAY_PASS = {
     rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY}))": _OTHER_IMAGE,
     rf"exceeded quota{_OF_PODS}": "wait, lower resources.workers or resources.data_workers, or ask for a larger quota",
     rf"exceeded quota{_OF_CLAIMS}": f"lower kubernetes.storage, {_CLAIM}, or ask for a larger quota",
-    rf"exceeded quota{_OF_OBJECTS}": "remove objects of that kind which nobody needs, or ask for a larger quota",
+    rf"exceeded quota{_OF_OBJECTS}": "delete objects of that kind that nobody needs, or ask for a larger quota",
     rf"exceeded quota(?!{_OF_PODS}|{_OF_CLAIMS}|{_OF_OBJECTS})": (f"wait, lower {_CONTAINERS}, or ask for a larger quota"),
     r"Insufficient habana.ai/gaudi": "wait until cards are free, or lower resources.cards or resources.workers",
     r"Insufficient hugepages-2Mi": "reserve huge pages on the nodes (vm.nr_hugepages), or lower resources.hugepages_2Mi",
@@ -72,11 +72,12 @@ _MAY_PASS = {
     r"Insufficient cpu": "lower resources.data.cpu or resources.training.cpu, or add nodes",
     r"Insufficient ephemeral-storage": "lower kubernetes.scratch, or free the nodes' disks",
     r"(?i)persistentvolumeclaim(?!.*(?:usage per|exceeded quota))|storageclass|provision": (
-        "set kubernetes.storage_class to one of `kubectl get storageclass`, or kubernetes.work_claim to a bound claim"
+        "set kubernetes.storage_class to a class that `kubectl get storageclass` lists, or kubernetes.work_claim to a bound "
+        "claim"
     ),
-    r"were unschedulable": "let a cordoned node take pods again: `kubectl uncordon NODE`",
+    r"were unschedulable": "allow pods on a cordoned node again: `kubectl uncordon NODE`",
     r"untolerated taint": "set tolerations in kubernetes.data_pods or kubernetes.training_pods, or remove the taint",
-    r"didn't match Pod's node": "correct kubernetes.node_selector, or what kubernetes.data_pods and training_pods select",
+    r"didn't match Pod's node": "correct kubernetes.node_selector, or that of kubernetes.data_pods or training_pods",
 }
 
 
@@ -92,9 +93,10 @@ class Advice(NamedTuple):
     remedy: str
 
 
-def find_advice(words: str) -> Advice:
+def find_advice(cluster_message: str) -> Advice:
     """Return the advice on a message of the cluster, with all remedies that suit it, separated by semicolons."""
     hopeless, may_pass = (
-        [remedy for pattern, remedy in table.items() if re.search(pattern, words)] for table in (_HOPELESS, _MAY_PASS)
+        [remedy for pattern, remedy in table.items() if re.search(pattern, cluster_message)]
+        for table in (_HOPELESS, _MAY_PASS)
     )
     return Advice(bool(hopeless), "; ".join(hopeless or may_pass))

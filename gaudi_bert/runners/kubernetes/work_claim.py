@@ -1,7 +1,7 @@
 """Find the volume claim of the work folder, and check that all workers can mount it.
 
 A claim cannot be changed later, so a run checks before it creates the claim whether workers on several nodes could mount the
-volume together. `check_access_mode` needs only the settings, and the other functions ask the cluster.
+volume together. `check_volume_access_mode` needs only the settings, and the other functions ask the cluster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gaudi_bert.runners.kubernetes.pods import work_claim_name
 
 _MANY_NODES, _ONE_NODE = "ReadWriteMany", "ReadWriteOnce"
 # Provisioners of network file systems. They do not attach volumes to a node, so several nodes can mount a claim of any mode.
-_SHARING = (
+_NETWORK_FILE_SYSTEMS = (
     *("nfs.csi.k8s.io", "nfs-subdir-external-provisioner", "efs.csi.aws.com", "fsx.csi.aws.com", "file.csi.azure.com"),
     *("kubernetes.io/azure-file", "filestore.csi.storage.gke.io", "csi.juicefs.com"),
 )
@@ -31,26 +31,30 @@ def find_work_claim(cluster: Cluster, settings: PipelineSettings) -> Json | None
     kubernetes = settings.kubernetes
     for key in ("work_claim", "data_claim"):
         name = getattr(kubernetes, key)
-        if name and _usable_claim(cluster, name) is None:
-            raise InputError(f"kubernetes.{key}: no claim {name} in namespace {cluster.namespace}; see `kubectl get pvc`")
+        if name and _read_usable_claim(cluster, name) is None:
+            raise InputError(
+                f"kubernetes.{key}: claim {name} does not exist in namespace {cluster.namespace}; see `kubectl get pvc`"
+            )
     if kubernetes.store:
         return None
-    claim = _usable_claim(cluster, work_claim_name(settings))
-    _check_sharing(cluster, settings, claim)
+    claim = _read_usable_claim(cluster, work_claim_name(settings))
+    _check_workers_can_share_claim(cluster, settings, claim)
     return claim
 
 
-def _usable_claim(cluster: Cluster, name: str) -> Json | None:
+def _read_usable_claim(cluster: Cluster, claim_name: str) -> Json | None:
     """Return a volume claim, or None if it does not exist.
 
     Raises:
         InputError: The claim is being removed, or has lost its volume.
     """
-    claim = cluster.read("PersistentVolumeClaim", name)
+    claim = cluster.read_object("PersistentVolumeClaim", claim_name)
     if claim is not None and "deletionTimestamp" in claim["metadata"]:
-        raise InputError(f"volume claim {name} is being removed; wait until it is gone, and no pod mounts it any more")
+        raise InputError(f"volume claim {claim_name} is being deleted; wait until no pod mounts it and it is gone")
     if claim is not None and claim.get("status", {}).get("phase") == "Lost":
-        raise InputError(f"volume claim {name} has lost its volume; remove it with `gaudi-bert k8s delete PIPELINE --data`")
+        raise InputError(
+            f"volume claim {claim_name} has lost its volume; delete it with `gaudi-bert k8s delete PIPELINE --data`"
+        )
     return claim
 
 
@@ -64,17 +68,17 @@ def should_recreate_claim(cluster: Cluster, settings: PipelineSettings, claim: J
         return False
     class_to_use = settings.kubernetes.storage_class
     if class_to_use is None:
-        default = _find_class(cluster.find("StorageClass", if_allowed=True), None)
+        default = _find_storage_class(cluster.list_objects("StorageClass", empty_if_forbidden=True), None)
         class_to_use = default["metadata"]["name"] if default else spec.get("storageClassName")
     return bool(class_to_use != spec.get("storageClassName")) or spec.get("accessModes") != [settings.kubernetes.access_mode]
 
 
-def _has_several_workers(settings: PipelineSettings) -> bool:
+def _has_workers_sharing_volume(settings: PipelineSettings) -> bool:
     """Return whether training has several workers that use a volume, so that several nodes may have to mount it."""
     return settings.has_pretraining and settings.resources.workers > 1 and settings.kubernetes.store is None
 
 
-def check_access_mode(settings: PipelineSettings) -> None:
+def check_volume_access_mode(settings: PipelineSettings) -> None:
     """Check that several workers do not share a volume that only one node can mount.
 
     Only the settings are checked. If `kubernetes.work_claim` names an existing claim, nothing is checked, because its access
@@ -84,11 +88,11 @@ def check_access_mode(settings: PipelineSettings) -> None:
         InputError: There are several workers, and `kubernetes.access_mode` is `ReadWriteOnce`.
     """
     kubernetes = settings.kubernetes
-    if _has_several_workers(settings) and kubernetes.access_mode == _ONE_NODE and not kubernetes.work_claim:
-        raise _refusal(settings, "kubernetes.access_mode", [_ONE_NODE])
+    if _has_workers_sharing_volume(settings) and kubernetes.access_mode == _ONE_NODE and not kubernetes.work_claim:
+        raise _access_mode_error(settings, "kubernetes.access_mode", [_ONE_NODE])
 
 
-def _check_sharing(cluster: Cluster, settings: PipelineSettings, claim: Json | None) -> None:
+def _check_workers_can_share_claim(cluster: Cluster, settings: PipelineSettings, claim: Json | None) -> None:
     """Check that all workers can mount the claim of the work folder, or the claim that the run would create.
 
     Raises:
@@ -96,31 +100,33 @@ def _check_sharing(cluster: Cluster, settings: PipelineSettings, claim: Json | N
     """
     spec = claim.get("spec", {}) if claim is not None else {}
     modes = spec.get("accessModes") or [settings.kubernetes.access_mode]
-    if not _has_several_workers(settings) or _MANY_NODES in modes:
+    if not _has_workers_sharing_volume(settings) or _MANY_NODES in modes:
         return
-    if len(cluster.find("Node", if_allowed=True)) < 2:
+    if len(cluster.list_objects("Node", empty_if_forbidden=True)) < 2:
         return  # there is only one node, or the account may not list the nodes
-    classes = cluster.find("StorageClass", if_allowed=True)
-    storage_class = _find_class(classes, spec.get("storageClassName") or settings.kubernetes.storage_class) or {}
-    if not str(storage_class.get("provisioner")).endswith(_SHARING):
-        raise _refusal(settings, f"volume claim {work_claim_name(settings)}", modes)
+    classes = cluster.list_objects("StorageClass", empty_if_forbidden=True)
+    storage_class = _find_storage_class(classes, spec.get("storageClassName") or settings.kubernetes.storage_class) or {}
+    if not str(storage_class.get("provisioner")).endswith(_NETWORK_FILE_SYSTEMS):
+        raise _access_mode_error(settings, f"volume claim {work_claim_name(settings)}", modes)
 
 
-def _find_class(classes: Sequence[Json], name: str | None) -> Json | None:
+def _find_storage_class(storage_classes: Sequence[Json], class_name: str | None) -> Json | None:
     """Return the storage class with a name, or the default class if the name is None. Return None if it does not exist."""
-    if name:
-        return next((item for item in classes if item["metadata"]["name"] == name), None)
+    if class_name:
+        return next((item for item in storage_classes if item["metadata"]["name"] == class_name), None)
     default = {"storageclass.kubernetes.io/is-default-class": "true"}
-    return next((item for item in classes if default.items() <= (item["metadata"].get("annotations") or {}).items()), None)
+    return next(
+        (item for item in storage_classes if default.items() <= (item["metadata"].get("annotations") or {}).items()), None
+    )
 
 
-def _refusal(settings: PipelineSettings, where: str, modes: Sequence[str]) -> InputError:
+def _access_mode_error(settings: PipelineSettings, subject: str, access_modes: Sequence[str]) -> InputError:
     """Return the error for several workers whose volume only one node can mount.
 
     Args:
         settings: The settings of the pipeline.
-        where: The setting or the claim with these access modes, for the message.
-        modes: The access modes.
+        subject: The setting or the claim with these access modes, for the message.
+        access_modes: The access modes.
     """
     remedy = (
         f"set kubernetes.access_mode to {_MANY_NODES}, and kubernetes.storage_class to a class that supports it (to delete "
@@ -128,4 +134,4 @@ def _refusal(settings: PipelineSettings, where: str, modes: Sequence[str]) -> In
         "that has it"
     )
     workers = f"the {settings.resources.workers} workers may run on several nodes"
-    return InputError(f"{where}: {', '.join(modes)}, but {workers}; {remedy}")
+    return InputError(f"{subject}: only one node can mount a {', '.join(access_modes)} volume, but {workers}; {remedy}")

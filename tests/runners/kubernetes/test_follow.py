@@ -10,8 +10,8 @@ import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.runners.kubernetes.follow import _StepProgress, _Waits
-from gaudi_bert.runners.kubernetes.reasons import Problem, State
+from gaudi_bert.runners.kubernetes.follow import _StartTimer, _StepProgress
+from gaudi_bert.runners.kubernetes.reasons import Problem, ProblemState
 from tests.builders.fake_api_server import FakeApiServer, Fault, Run
 from tests.builders.fake_api_server import State as Moment
 from tests.builders.recorded_answers import (
@@ -29,8 +29,8 @@ from tests.builders.recorded_answers import (
 
 Json = dict[str, Any]
 
-FULL = Problem(State.WAITS, "pod q: Unschedulable: 1 Insufficient cpu.", "add nodes")
-DISK = Problem(State.GOES_ON, "pod p-1: error: disk full", "run it again to resume")
+FULL = Problem(ProblemState.WAITING, "pod q: Unschedulable: 1 Insufficient cpu.", "add nodes")
+DISK = Problem(ProblemState.CONTINUES, "pod p-1: error: disk full", "run it again to resume")
 
 
 class Told:
@@ -38,15 +38,15 @@ class Told:
 
     def __init__(self, reporter: Reporter, said: io.StringIO) -> None:
         self.now, self._said = 0.0, said
-        self._waits = _Waits(600, reporter, clock=lambda: self.now)
+        self._waits = _StartTimer(600, reporter, clock=lambda: self.now)
 
     def at(self, now: float, problem: Problem | None) -> list[str]:
         """The new lines, after this problem was seen at `now`."""
         self.now, before = now, len(self._said.getvalue())
         if problem is None:
-            self._waits.begin_again()
+            self._waits.reset()
         else:
-            assert not self._waits.are_over(problem)
+            assert not self._waits.should_give_up(problem)
         return self._said.getvalue()[before:].splitlines()
 
 
@@ -58,13 +58,13 @@ def told(reporter: Reporter, said: io.StringIO) -> Told:
 def test_only_a_wait_that_lasts_15_seconds_is_reported_and_once(told: Told) -> None:
     assert told.at(0, FULL) + told.at(14, FULL) + told.at(14.9, None) == []
     assert told.at(100, FULL) + told.at(114.9, FULL) == []
-    assert told.at(115, FULL) == [f"{FULL} (giving up after 10 min 00 s)"]
+    assert told.at(115, FULL) == [f"{FULL} (the run gives up after 10 min 00 s)"]
     assert told.at(116, FULL) + told.at(200, FULL) == []
 
 
 def test_what_has_ended_is_reported_at_once_without_what_a_person_would_do(told: Told) -> None:
-    assert told.at(0, DISK) == ["pod p-1: error: disk full; retrying"]
-    assert told.at(10, Problem(State.GOES_ON, DISK.reason.replace("p-1", "p-2"))) == []
+    assert told.at(0, DISK) == ["pod p-1: error: disk full; the cluster tries again"]
+    assert told.at(10, Problem(ProblemState.CONTINUES, DISK.reason.replace("p-1", "p-2"))) == []
 
 
 def test_every_pod_that_is_lost_is_reported_once(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
@@ -77,7 +77,8 @@ def test_every_pod_that_is_lost_is_reported_once(server: FakeApiServer, said: io
     server.script("demo-plan", *(active(item) for item in killed for _ in range(2)), complete(succeeded("p-2")))
     assert run(["plan"]) == {"plan": "done"}
     lines = [line for line in said.getvalue().splitlines() if "OOMKilled" in line]
-    assert lines == [f"pod p-{number}: OOMKilled (memory limit: 2Gi); retrying" for number in (0, 1, 1)]
+    message = "a container exceeded its memory limit (OOMKilled, memory limit: 2Gi); the cluster tries again"
+    assert lines == [f"pod p-{number}: {message}" for number in (0, 1, 1)]
 
 
 def test_the_time_that_a_pod_may_wait_begins_when_none_has_started(told: Told) -> None:
@@ -94,7 +95,7 @@ def test_a_pod_that_never_comes_up_is_not_waited_for_for_ever(about: str, server
         about, "exceeded quota: team" if about == "demo-plan" else "MountVolume.SetUp failed", "2099-01-01T00:00:00Z"
     )
     with pytest.raises(
-        FailedError, match=r"(exceeded quota: team|MountVolume.SetUp failed) after .*Job demo-plan was removed"
+        FailedError, match=r"(exceeded quota: team|MountVolume.SetUp failed) after .*Job demo-plan was deleted"
     ):
         run(["plan"])
     assert ("Job", "demo-plan") not in server.objects
@@ -103,7 +104,7 @@ def test_a_pod_that_never_comes_up_is_not_waited_for_for_ever(about: str, server
 def test_what_is_hopeless_ends_at_once_with_its_remedy_and_code_2(server: FakeApiServer, run: Run) -> None:
     server.warn("demo-train", 'pods "w-0" is forbidden: violates PodSecurity "restricted:latest"', "2099-01-01T00:00:00Z")
     server.script("demo-train", Moment({}))
-    with pytest.raises(InputError, match=r"gets no pods: .*violates PodSecurity.* \(MPIJob demo-train was removed\)"):
+    with pytest.raises(InputError, match=r"gets no pods: .*violates PodSecurity.* \(MPIJob demo-train was deleted\)"):
         run(["train"], "resources.workers=2", "kubernetes.start_seconds=600")
 
 
@@ -140,7 +141,7 @@ def test_a_queue_that_can_never_admit_a_step_ends_the_run_with_the_remedy(server
     words = "couldn't assign flavors to pod set main: resource ephemeral-storage unavailable in ClusterQueue"
     status = {"conditions": [{"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": words}]}
     server.script("demo-plan", Moment(SUSPENDED, [], suspended=True, workload={"metadata": {}, "status": status}))
-    with pytest.raises(InputError, match=f"{words} .*Job demo-plan was removed.*; set kubernetes.request_scratch to false"):
+    with pytest.raises(InputError, match=f"{words} .*Job demo-plan was deleted.*; set kubernetes.request_scratch to false"):
         run(["plan"], "kubernetes.queue=gpus")
     assert ("Job", "demo-plan") not in server.objects
 
@@ -209,7 +210,7 @@ def test_pods_that_are_taken_away_save_and_their_successors_go_on(
     server.script("demo-train", Moment(ACTIVE, both()), Moment(ACTIVE, taken), AGAIN, TRAINED)
     assert run(["train"], *options(kind)) == {"train": "done"}
     assert server.created(kind) == ["demo-train"], "the Job itself makes them anew"
-    assert "stopped on request after update 174 of 800; retrying" in said.getvalue()
+    assert "stopped on request after update 174 of 800; the cluster tries again" in said.getvalue()
 
 
 # --- what is shown of the logs of pods, and how far a step is, in one line a minute
@@ -266,19 +267,19 @@ def test_how_many_parts_are_done_is_shown_once_a_minute(said: io.StringIO) -> No
     clock = SimpleNamespace(now=0.0)
     progress = _StepProgress(OF_EIGHT, Reporter(said), lambda: clock.now)
     for clock.now in range(0, 125, 5):
-        progress.take("write: 40 %")
-        progress.show({"status": {"succeeded": 3}}, [*pods("a", "b", "c"), succeeded("d", "write")])
+        progress.show_log_line("write: 40 %")
+        progress.show_progress({"status": {"succeeded": 3}}, [*pods("a", "b", "c"), succeeded("d", "write")])
     lines = [line for line in said.getvalue().splitlines() if "40 %" not in line]
-    assert lines == [f"demo-write: 3 of 8 parts done, 3 at work, running for {each} min 00 s" for each in (1, 2)]
+    assert lines == [f"demo-write: 3 of 8 parts are done, 3 are running, running for {each} min 00 s" for each in (1, 2)]
 
 
 def test_a_pod_that_is_alone_is_shown_line_by_line_or_for_how_long_it_has_been_silent(said: io.StringIO) -> None:
     clock = SimpleNamespace(now=0.0)
     progress = _StepProgress(ALONE, Reporter(said), lambda: clock.now)
     for clock.now in (30, 61, 90, 121):
-        progress.show({"status": {}}, pods("a"))
+        progress.show_progress({"status": {}}, pods("a"))
         if clock.now == 30:
-            progress.take("train: update 50/800 (6%)")
+            progress.show_log_line("train: update 50/800 (6%)")
     assert said.getvalue().splitlines() == ["train: update 50/800 (6%)", "demo-train: running for 1 min 30 s"]
 
 
@@ -286,7 +287,7 @@ def test_what_is_waited_for_is_said_at_once_when_it_changes_and_then_every_minut
     clock = SimpleNamespace(now=0.0)
     progress = _StepProgress(ALONE, Reporter(said), lambda: clock.now)
     for clock.now in range(0, 151, 5):
-        progress.show_waiting("no room" if clock.now < 30 else "others first")
+        progress.show_waiting_reason("no room" if clock.now < 30 else "others first")
     assert said.getvalue().splitlines() == [
         "no room",
         "others first",

@@ -11,10 +11,10 @@ from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.runners.doctor import _needed_rights
+from gaudi_bert.runners.doctor import _list_required_rights
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.manifests import render
+from gaudi_bert.runners.kubernetes.manifests import build_manifests
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.fake_api_server import HELM_LABELS, OWN_LABELS, FakeApiServer, Json, State
 from tests.builders.recorded_answers import ACTIVE, active, complete, failed, running, unschedulable
@@ -32,7 +32,7 @@ def test_status_tells_each_step(server: FakeApiServer, cluster: Cluster) -> None
     old["metadata"]["creationTimestamp"] = "2025-01-01T00:00:00Z"
     server.script("demo-plan", active(old, running("p-1")))
     server.script("demo-write", active(unschedulable("w", "1 Insufficient cpu.")))
-    found = manage.status(SETTINGS, cluster)
+    found = manage.read_step_statuses(SETTINGS, cluster)
     assert found["prepare"] == {"state": "complete", "pods": {}, "problem": None}
     assert found["plan"] == {"state": "running", "pods": {"Running": 1}, "problem": None}, "one was replaced"
     assert found["write"]["state"] == "waiting"
@@ -43,9 +43,9 @@ def test_status_tells_each_step(server: FakeApiServer, cluster: Cluster) -> None
 def test_an_mpijob_of_a_pipeline_that_has_one_worker_by_now_is_seen(server: FakeApiServer, cluster: Cluster) -> None:
     server.put_own("MPIJob", "demo-train", spec={}, status={})
     server.script("demo-train", State({}, [running("launcher", "train")]))
-    assert manage.status(SETTINGS, cluster)["train"]["state"] == "running"
+    assert manage.read_step_statuses(SETTINGS, cluster)["train"]["state"] == "running"
     server.kinds_unknown = {"MPIJob"}
-    assert manage.status(SETTINGS, cluster)["train"]["state"] == "not submitted"
+    assert manage.read_step_statuses(SETTINGS, cluster)["train"]["state"] == "not submitted"
 
 
 def test_status_and_logs_of_a_helm_release_of_the_same_name_are_not_the_pipelines(
@@ -54,7 +54,7 @@ def test_status_and_logs_of_a_helm_release_of_the_same_name_are_not_the_pipeline
     server.put("Job", {"metadata": {"name": "demo-plan", "labels": HELM_LABELS}, "status": ACTIVE})
     server.script("demo-plan", active(running("p-1")))
     server.logs["p-1"] = ["2026-01-01T00:00:00Z of Helm"]
-    found = manage.status(SETTINGS, cluster)["plan"]
+    found = manage.read_step_statuses(SETTINGS, cluster)["plan"]
     assert found["state"] == "not submitted"
     assert found["problem"].startswith("Job demo-plan in namespace gaudi-bert does not belong to this pipeline")
     with pytest.raises(InputError, match="no pod of plan has started"):
@@ -82,11 +82,11 @@ def test_delete_keeps_the_work_folder(server: FakeApiServer, cluster: Cluster, r
     run_on_kubernetes(SETTINGS, ["plan", "verify"], reporter, cluster)
     server.put("Job", {"metadata": {"name": "other-plan", "labels": {**OWN_LABELS, "gaudi-bert.io/pipeline": "other"}}})
     server.put("ConfigMap", {"metadata": {"name": "demo-pipeline-1a2b", "labels": OWN_LABELS}})
-    removed = manage.delete(SETTINGS, cluster, data=False)
+    removed = manage.delete_pipeline_objects(SETTINGS, cluster, delete_data=False)
     assert {"Job demo-plan", "Job demo-verify", "ConfigMap demo-pipeline", "ConfigMap demo-pipeline-1a2b"} <= set(removed)
     assert set(server.objects) == {("Job", "other-plan"), ("PersistentVolumeClaim", "demo-work")}
-    assert manage.delete(SETTINGS, cluster, data=True) == ["PersistentVolumeClaim demo-work"]
-    assert manage.delete(SETTINGS, cluster, data=True) == []
+    assert manage.delete_pipeline_objects(SETTINGS, cluster, delete_data=True) == ["PersistentVolumeClaim demo-work"]
+    assert manage.delete_pipeline_objects(SETTINGS, cluster, delete_data=True) == []
 
 
 def test_what_is_not_the_pipelines_own_is_not_removed(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
@@ -102,11 +102,11 @@ def test_what_is_not_the_pipelines_own_is_not_removed(server: FakeApiServer, clu
     before = dict(server.objects)
     for overrides, claim in (([], "demo-work"), (["kubernetes.work_claim=mine"], "mine")):
         with pytest.raises(
-            InputError, match=rf"claim {claim} .* is your own: .* run `gaudi-bert k8s delete` without --data"
+            InputError, match=rf"claim {claim} .* was not created by this pipeline.* `gaudi-bert k8s delete` without --data"
         ):
-            manage.delete(load_pipeline(None, overrides), cluster, data=True)
+            manage.delete_pipeline_objects(load_pipeline(None, overrides), cluster, delete_data=True)
         assert server.objects == before
-    manage.delete(SETTINGS, cluster, data=False)
+    manage.delete_pipeline_objects(SETTINGS, cluster, delete_data=False)
     assert set(server.objects) == {*theirs, ("PersistentVolumeClaim", "mine")}
 
 
@@ -122,17 +122,17 @@ def test_a_claim_that_a_served_model_mounts_is_kept_and_what_mounts_it_is_named(
 
     put_pod("demo-plan-x", {"kind": "Job", "name": "demo-plan"}, labels=OWN_LABELS)
     put_pod("old", {}, "Succeeded")
-    assert "PersistentVolumeClaim demo-work" in manage.delete(SETTINGS, cluster, data=True)
+    assert "PersistentVolumeClaim demo-work" in manage.delete_pipeline_objects(SETTINGS, cluster, delete_data=True)
     run_on_kubernetes(SETTINGS, ["plan"], reporter, cluster)
     put_pod("demo-serve-5d4f-x", {"kind": "ReplicaSet", "name": "demo-serve-5d4f"})
     put_pod("shell", {})
     server.put("Deployment", {"metadata": {"name": "scaled-to-none"}, "spec": {"template": pod}})
     named = "mounted by deployment demo-serve, deployment scaled-to-none, pod shell, which"
     with pytest.raises(InputError, match=named) as caught:
-        manage.delete(SETTINGS, cluster, data=True)
+        manage.delete_pipeline_objects(SETTINGS, cluster, delete_data=True)
     assert "kubectl delete --namespace gaudi-bert deployment demo-serve" in str(caught.value)
     assert ("Job", "demo-plan") in server.objects
-    assert "Job demo-plan" in manage.delete(SETTINGS, cluster, data=False)
+    assert "Job demo-plan" in manage.delete_pipeline_objects(SETTINGS, cluster, delete_data=False)
 
 
 def test_what_an_earlier_kind_of_training_left_is_removed(
@@ -142,7 +142,7 @@ def test_what_an_earlier_kind_of_training_left_is_removed(
     settings = load_pipeline(None, [*TWO, "name=demo", "training.engine=pytorch", "kubernetes.training=trainjob"])
     run_on_kubernetes(settings, ["train"], reporter, cluster)
     server.forbidden = {("list", "mpijobs")}
-    removed = manage.delete(SETTINGS, cluster, data=True)
+    removed = manage.delete_pipeline_objects(SETTINGS, cluster, delete_data=True)
     assert {"TrainJob demo-train", "TrainingRuntime demo-train", "NetworkPolicy demo-train"} <= set(removed)
     assert server.objects == {}
 
@@ -162,17 +162,17 @@ def test_the_role_allows_all_that_is_used_and_no_more(
         nodes = [*TWO, f"name={name}", "training.engine=pytorch", f"kubernetes.training={kind}"]
         run_on_kubernetes(load_pipeline(None, nodes), ["train"], reporter, cluster)
         run_on_kubernetes(load_pipeline(None, [*nodes, "training.seed=3"]), ["train"], reporter, cluster)
-        manage.delete(load_pipeline(None, nodes), cluster, data=True)
-    cluster.last_warning("demo-work")
-    manage.status(SETTINGS, cluster)
-    manage.delete(load_pipeline(None, TWO), cluster, data=True)
+        manage.delete_pipeline_objects(load_pipeline(None, nodes), cluster, delete_data=True)
+    cluster.read_last_warning("demo-work")
+    manage.read_step_statuses(SETTINGS, cluster)
+    manage.delete_pipeline_objects(load_pipeline(None, TWO), cluster, delete_data=True)
     _, role, _ = yaml.safe_load_all((repository / "k8s" / "in-cluster" / "account.yaml").read_text())
     allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     # Who may not list Deployments learns from their pods what mounts a claim.
     assert server.verbs - {("list", "deployments")} == allowed
     nodes = [*TWO, "training.engine=pytorch"]
     pipelines = [load_pipeline(None, each) for each in (TWO, nodes, [*nodes, "kubernetes.training=trainjob"])]
-    rights = [right for each in pipelines for right in _needed_rights(render(each), queue=True)]
+    rights = [right for each in pipelines for right in _list_required_rights(build_manifests(each), uses_queue=True)]
     assert {(verb, resource) for _, resource, verb in rights} == allowed
 
 
@@ -186,7 +186,9 @@ def test_a_bucket_is_touched_only_with_data(
         objects.write(f"s3://bucket/cluster/{name}", content)
     run_on_kubernetes(settings, ["plan"], reporter, cluster)
     assert server.created("PersistentVolumeClaim") == []
-    assert "Job demo-plan" in manage.delete(settings, cluster, data=False)
+    assert "Job demo-plan" in manage.delete_pipeline_objects(settings, cluster, delete_data=False)
     assert contents("s3://bucket/cluster", objects) == before
-    assert manage.delete(settings, cluster, data=True)[-1] == "2 objects below s3://bucket/cluster/demo"
+    assert (
+        manage.delete_pipeline_objects(settings, cluster, delete_data=True)[-1] == "2 objects below s3://bucket/cluster/demo"
+    )
     assert contents("s3://bucket/cluster", objects) == {"demo-2/plan.json": b"another's"}

@@ -20,7 +20,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes import open_results as module
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.open_results import _received_files, _sent_lines, open_results
+from gaudi_bert.runners.kubernetes.open_results import _decode_results, _encode_results, copy_results
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.plans import write_workdir
@@ -57,16 +57,16 @@ def open_demo(server: FakeApiServer, cluster: Cluster, folder: Path, tmp_path: P
     """Opens the work folder, which a pod sends."""
     server.put_own("PersistentVolumeClaim", "demo-work", spec={}, status={"phase": "Bound"})
     server.script("demo-open", active(running("open-x", "report")), complete(succeeded("open-x", "report")))
-    server.logs["open-x"] = [f"2026-01-01T00:00:00Z {line}" for line in _sent_lines(folder, Reporter(quiet=True))]
-    return lambda: open_results(DEMO, cluster, tmp_path / "here", reporter)
+    server.logs["open-x"] = [f"2026-01-01T00:00:00Z {line}" for line in _encode_results(folder, Reporter(quiet=True))]
+    return lambda: copy_results(DEMO, cluster, tmp_path / "here", reporter)
 
 
 def test_the_page_and_the_curves_come_here_and_the_job_goes(
     server: FakeApiServer, open_demo: Open, said: io.StringIO
 ) -> None:
     found = open_demo()
-    assert found["report"].read_bytes() == FILES["report.html"]
-    assert (found["tensorboard"] / "events.1").read_bytes() == FILES["train/tensorboard/events.1"]
+    assert found.report.read_bytes() == FILES["report.html"]
+    assert (found.tensorboard / "events.1").read_bytes() == FILES["train/tensorboard/events.1"]
     assert server.created("Job") == ["demo-open"]
     assert "BEGIN RESULTS" not in said.getvalue()
     assert ("Job", "demo-open") not in server.objects
@@ -92,7 +92,7 @@ def test_the_job_is_a_short_one_that_no_run_takes_for_its_own(
 
 def test_one_that_was_left_over_is_replaced(server: FakeApiServer, open_demo: Open) -> None:
     server.put_own("Job", "demo-open", status={"active": 1})
-    assert open_demo()["report"].exists()
+    assert open_demo().report.exists()
     server.put("Job", {"metadata": {"name": "demo-open"}})
     with pytest.raises(InputError, match="Job demo-open in namespace gaudi-bert does not belong to this pipeline"):
         open_demo()
@@ -107,10 +107,10 @@ def test_what_cannot_be_brought_is_said_and_nothing_is_left(server: FakeApiServe
     with pytest.raises(FailedError, match="are incomplete"):
         open_demo()
     server.script("demo-open", complete())
-    with pytest.raises(FailedError, match="removed before its log was read"):
+    with pytest.raises(FailedError, match="deleted before its log was read"):
         open_demo()
     del server.objects["PersistentVolumeClaim", "demo-work"]
-    with pytest.raises(InputError, match="no claim demo-work in namespace gaudi-bert: nothing has run"):
+    with pytest.raises(InputError, match="claim demo-work does not exist in namespace gaudi-bert, so nothing"):
         open_demo()
     assert ("Job", "demo-open") not in server.objects
     assert not (tmp_path / "here").exists()
@@ -118,15 +118,15 @@ def test_what_cannot_be_brought_is_said_and_nothing_is_left(server: FakeApiServe
 
 def test_a_work_folder_in_a_store_is_opened_from_there(cluster: Cluster, tmp_path: Path, reporter: Reporter) -> None:
     stored = load_pipeline(None, ["kubernetes.store=s3://bucket/prefix"])
-    with pytest.raises(InputError, match=r"s3://bucket/prefix/demo/report\.html: the work folder is in a store"):
-        open_results(stored, cluster, tmp_path / "here", reporter)
+    with pytest.raises(InputError, match=r"s3://bucket/prefix/demo/report\.html: the work folder is in an object store"):
+        copy_results(stored, cluster, tmp_path / "here", reporter)
 
 
 # What a pod's log carries: the same files at the other end, and nothing that was cut short.
 
 
 def received(lines: list[str]) -> dict[str, bytes]:
-    return {path.relative_to("/out").as_posix(): data for path, data in _received_files(lines, Path("/out")).items()}
+    return {path.relative_to("/out").as_posix(): data for path, data in _decode_results(lines, Path("/out")).items()}
 
 
 def lines_of(members: Sequence[tuple[tarfile.TarInfo, bytes]]) -> list[str]:
@@ -154,7 +154,7 @@ def test_only_regular_files_are_received() -> None:
 
 
 def test_what_is_sent_is_received_among_other_lines(folder: Path) -> None:
-    lines = list(_sent_lines(folder, Reporter(quiet=True)))
+    lines = list(_encode_results(folder, Reporter(quiet=True)))
     assert received(["work/demo/report.html: written", *lines, "the end"]) == FILES
     assert max(map(len, lines)) < 16_384, "longer lines are split by the node"
 
@@ -162,17 +162,17 @@ def test_what_is_sent_is_received_among_other_lines(folder: Path) -> None:
 def test_curves_that_are_too_large_are_left_out_and_that_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_BYTES", 10_000)
     said = io.StringIO()
-    lines = list(_sent_lines(folder, Reporter(said)))
+    lines = list(_encode_results(folder, Reporter(said)))
     assert received(lines).keys() == {"report.html", "train/metrics.jsonl", "finetune/metrics.jsonl"}
-    assert "TensorBoard's files are too large for a log and not included" in said.getvalue()
+    assert "the TensorBoard files are too large for a log, so they are left out" in said.getvalue()
     monkeypatch.setattr(module, "_MOST_BYTES", 10)
-    with pytest.raises(FailedError, match=r"the page has .* too much for a log"):
-        list(_sent_lines(folder, Reporter(quiet=True)))
+    with pytest.raises(FailedError, match=r"the report has .* too much for a log"):
+        list(_encode_results(folder, Reporter(quiet=True)))
 
 
 @pytest.mark.parametrize("what", ["first", "line", "last", "changed", "no base64"])
 def test_a_log_that_is_not_whole_is_refused(what: str, folder: Path) -> None:
-    lines = list(_sent_lines(folder, Reporter(quiet=True)))
+    lines = list(_encode_results(folder, Reporter(quiet=True)))
     broken = {
         "first": lines[1:],
         "line": [lines[0], *lines[2:]],
@@ -180,7 +180,7 @@ def test_a_log_that_is_not_whole_is_refused(what: str, folder: Path) -> None:
         "changed": [lines[0], lines[1][:-4] + "AAAA", *lines[2:]],
         "no base64": [lines[0], "?" + lines[1][1:], *lines[2:]],
     }
-    with pytest.raises(FailedError, match="holds no results" if what == "first" else "are incomplete"):
+    with pytest.raises(FailedError, match="contains no results" if what == "first" else "are incomplete"):
         received(broken[what])
 
 

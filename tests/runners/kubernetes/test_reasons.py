@@ -10,7 +10,7 @@ import pytest
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.reasons import Problem, State, step_problem, suspension_problem
+from gaudi_bert.runners.kubernetes.reasons import Problem, ProblemState, find_step_problem, find_suspension_problem
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.recorded_answers import (
     MPIRUN_FOOTER_ONLY,
@@ -33,7 +33,7 @@ JOB = {"kind": "Job", "metadata": {"name": "demo-plan"}, "spec": {}}
 @pytest.fixture
 def only(cluster: Cluster) -> Only:
     """What is wrong with a Job that has these pods."""
-    return lambda *pods: step_problem(cluster, JOB, pods)
+    return lambda *pods: find_step_problem(cluster, JOB, pods)
 
 
 WAITING_FOR_INPUTS = pod("p", "Pending", waiting={"reason": "PodInitializing"})
@@ -59,7 +59,10 @@ def test_an_unschedulable_pod_says_all_that_is_lacking_and_nothing_else(
 ) -> None:
     problem = only(unschedulable("p", f"0/3 nodes are available: {message}"))
     assert problem is not None
-    assert (problem.state, problem.reason) == (State.WAITS, f"pod p: Unschedulable: 0/3 nodes are available: {message}")
+    assert (problem.state, problem.reason) == (
+        ProblemState.WAITING,
+        f"pod p: Unschedulable: 0/3 nodes are available: {message}",
+    )
     assert all(remedy in problem.remedy for remedy in remedies)
     assert problem.remedy.count(";") == len(remedies) - 1
 
@@ -67,15 +70,15 @@ def test_an_unschedulable_pod_says_all_that_is_lacking_and_nothing_else(
 @pytest.mark.parametrize(
     ("reason", "message", "state"),
     [
-        ("ErrImagePull", "pull access denied", State.HOPELESS),
-        ("ImagePullBackOff", 'Back-off pulling image "x"', State.WAITS),
-        ("ImagePullBackOff", "Back-off pulling image: NotFound: not found", State.HOPELESS),
-        ("ErrImagePull", "dial tcp: lookup registry.example on 10.0.0.10:53: no such host", State.WAITS),
-        ("ErrImagePull", "x509: certificate signed by unknown authority: invalid", State.WAITS),
-        ("ErrImageNeverPull", "image is not present with pull policy of Never", State.HOPELESS),
+        ("ErrImagePull", "pull access denied", ProblemState.HOPELESS),
+        ("ImagePullBackOff", 'Back-off pulling image "x"', ProblemState.WAITING),
+        ("ImagePullBackOff", "Back-off pulling image: NotFound: not found", ProblemState.HOPELESS),
+        ("ErrImagePull", "dial tcp: lookup registry.example on 10.0.0.10:53: no such host", ProblemState.WAITING),
+        ("ErrImagePull", "x509: certificate signed by unknown authority: invalid", ProblemState.WAITING),
+        ("ErrImageNeverPull", "image is not present with pull policy of Never", ProblemState.HOPELESS),
     ],
 )
-def test_an_image_that_cannot_come_ends_the_wait(reason: str, message: str, state: State, only: Only) -> None:
+def test_an_image_that_cannot_come_ends_the_wait(reason: str, message: str, state: ProblemState, only: Only) -> None:
     problem = only(image_missing("p", message, reason))
     assert problem is not None
     assert (problem.state, problem.reason) == (state, f"pod p: {reason}: {message}")
@@ -89,25 +92,40 @@ CRASHED["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCo
 LINES = "first\nsecond\nerror: no space left; free some\nthird"
 STOP = "error: /work/demo/run: stopped on request after update 614 of 800; run it again to resume"
 FEWER = "error: run: this run has training.updates = 800; pass --resume to extend it, or pass --overwrite to start again"
-LOG = "its log: `gaudi-bert k8s logs PIPELINE --step STEP`"
+LOG = "see its log: `gaudi-bert k8s logs PIPELINE --step STEP`"
 
 
 @pytest.mark.parametrize(
     ("ended", "state", "reason", "remedy"),
     [
-        (failed("p", 1, LINES), State.GOES_ON, "error: no space left", "free some"),
-        (failed("p", 2, LINES), State.HOPELESS, "error: no space left", "free some"),
-        (failed("p", 2, FEWER), State.HOPELESS, FEWER.partition(";")[0], "give the pipeline another name"),
-        (failed("p", 75, STOP), State.STOPPED, STOP.partition(";")[0], ""),
-        (failed("p", 137, reason="OOMKilled"), State.GOES_ON, "OOMKilled (memory limit: 2Gi)", "raise resources.data.mem"),
-        (CRASHED, State.GOES_ON, "exit code 1", LOG),
-        (evicted("p"), State.GOES_ON, "Evicted: The node was low on resource: memory.", ""),
-        (preempted("p"), State.STOPPED, "PreemptionByScheduler: default-scheduler: preempting", ""),
-        (pod("p", "Pending", waiting=NO_ROOT), State.WAITS, "CreateContainerConfigError: container has", "see `kubectl"),
-        (pod("p", "Pending", waiting=NO_CONFIGURATION), State.HOPELESS, 'configmap "demo-pipeline-12" not', "submit"),
+        (failed("p", 1, LINES), ProblemState.CONTINUES, "error: no space left", "free some"),
+        (failed("p", 2, LINES), ProblemState.HOPELESS, "error: no space left", "free some"),
+        (failed("p", 2, FEWER), ProblemState.HOPELESS, FEWER.partition(";")[0], "give the pipeline another name"),
+        (failed("p", 75, STOP), ProblemState.STOPPED, STOP.partition(";")[0], ""),
+        (
+            failed("p", 137, reason="OOMKilled"),
+            ProblemState.CONTINUES,
+            "a container exceeded its memory limit (OOMKilled, memory limit: 2Gi)",
+            "raise resources.data.mem",
+        ),
+        (CRASHED, ProblemState.CONTINUES, "a container ended with exit code 1", LOG),
+        (evicted("p"), ProblemState.CONTINUES, "Evicted: The node was low on resource: memory.", ""),
+        (preempted("p"), ProblemState.STOPPED, "PreemptionByScheduler: default-scheduler: preempting", ""),
+        (
+            pod("p", "Pending", waiting=NO_ROOT),
+            ProblemState.WAITING,
+            "CreateContainerConfigError: container has",
+            "see `kubectl",
+        ),
+        (
+            pod("p", "Pending", waiting=NO_CONFIGURATION),
+            ProblemState.HOPELESS,
+            'configmap "demo-pipeline-12" not',
+            "run the same",
+        ),
     ],
 )
-def test_how_a_pod_ended_is_told(ended: Json, state: State, reason: str, remedy: str, only: Only) -> None:
+def test_how_a_pod_ended_is_told(ended: Json, state: ProblemState, reason: str, remedy: str, only: Only) -> None:
     problem = only(ended)
     assert problem is not None
     assert problem.state is state
@@ -143,7 +161,8 @@ def test_memory_that_is_too_small_names_the_setting_that_raises_it(
     if step == "launcher":
         killed["metadata"]["labels"]["training.kubeflow.org/job-role"] = step
     killed["spec"]["containers"][0]["resources"]["limits"] = {"memory": "7Gi", **cards}
-    assert str(only(killed)) == f"pod p: OOMKilled (memory limit: 7Gi); raise {setting}"
+    problem = str(only(killed))
+    assert problem == f"pod p: a container exceeded its memory limit (OOMKilled, memory limit: 7Gi); raise {setting}"
 
 
 def test_a_node_that_is_lost_is_named_before_its_pods_are_taken_away(server: FakeApiServer, only: Only) -> None:
@@ -159,7 +178,7 @@ def part(index: int, state: Json, created: str = "2026-01-01T00:00:00Z") -> Json
     return {**state, "metadata": {**state["metadata"], "annotations": annotations, "creationTimestamp": created}}
 
 
-def state_of(problem: Problem | None) -> State | None:
+def state_of(problem: Problem | None) -> ProblemState | None:
     return problem and problem.state
 
 
@@ -169,12 +188,12 @@ def test_memory_that_is_too_small_three_times_is_hopeless(only: Only) -> None:
     moments = [f"2026-01-01T00:0{number}:00Z" for number in range(3)]
     apart = [part(number, each) for number, each in enumerate(killed)]
     again = [part(0, each, moment) for each, moment in zip(killed, moments, strict=True)]
-    assert state_of(only(*apart)) is State.GOES_ON
-    assert state_of(only(*again[:2])) is State.GOES_ON
-    assert state_of(only(*again)) is State.HOPELESS
+    assert state_of(only(*apart)) is ProblemState.CONTINUES
+    assert state_of(only(*again[:2])) is ProblemState.CONTINUES
+    assert state_of(only(*again)) is ProblemState.HOPELESS
     restarted = failed("worker-0", 137, reason="OOMKilled", container="worker")
     restarted["status"]["containerStatuses"][0]["restartCount"] = 3
-    assert state_of(only(restarted)) is State.HOPELESS
+    assert state_of(only(restarted)) is ProblemState.HOPELESS
 
 
 def test_a_pod_that_was_replaced_does_not_count(only: Only) -> None:
@@ -192,8 +211,8 @@ def test_the_problem_that_is_told_is_the_one_that_matters(only: Only) -> None:
         told = [part(number, each) for number, each in enumerate(pods)]
         assert "disk full" in str(only(*told))
         assert "bad" in str(only(*told, part(9, failed("d", 2, "error: bad"))))
-    assert state_of(only(part(0, lost), part(1, stopped))) is State.STOPPED
-    assert state_of(only(part(0, stopped), part(1, waits))) is State.WAITS, "its successor may have no room either"
+    assert state_of(only(part(0, lost), part(1, stopped))) is ProblemState.STOPPED
+    assert state_of(only(part(0, stopped), part(1, waits))) is ProblemState.WAITING, "its successor may have no room either"
 
 
 # --- what the cluster noted
@@ -207,31 +226,35 @@ PODS = 'pods "x-1" is forbidden: exceeded quota: team, requested: pods=1, used: 
 @pytest.mark.parametrize(
     ("said", "state", "remedy"),
     [
-        ('pods "w-0" is forbidden: violates PodSecurity "restricted:latest"', State.HOPELESS, "kubernetes.namespace"),
-        ('pods "x" is forbidden: exceeded quota: team, requested: cpu=95', State.WAITS, "lower resources.data, "),
-        (PODS, State.WAITS, "lower resources.workers"),
-        ('admission webhook "policy.example" denied the request: no owner label', State.HOPELESS, "correct what"),
-        ("pods is forbidden: maximum memory usage per Container is 1Gi, but limit is 4Gi", State.HOPELESS, "LimitRange"),
-        ("pods is forbidden: failed quota: q: must specify limits.cpu for: wait", State.HOPELESS, "set cpu_limit"),
+        ('pods "w-0" is forbidden: violates PodSecurity "restricted:latest"', ProblemState.HOPELESS, "kubernetes.namespace"),
+        ('pods "x" is forbidden: exceeded quota: team, requested: cpu=95', ProblemState.WAITING, "lower resources.data, "),
+        (PODS, ProblemState.WAITING, "lower resources.workers"),
+        ('admission webhook "policy.example" denied the request: no owner label', ProblemState.HOPELESS, "correct what"),
+        (
+            "pods is forbidden: maximum memory usage per Container is 1Gi, but limit is 4Gi",
+            ProblemState.HOPELESS,
+            "LimitRange",
+        ),
+        ("pods is forbidden: failed quota: q: must specify limits.cpu for: wait", ProblemState.HOPELESS, "set cpu_limit"),
         (
             "cpu max limit to request ratio per Container is 2, but provided ratio is 4.0",
-            State.HOPELESS,
-            "set cpu_limit and",
+            ProblemState.HOPELESS,
+            "lower cpu_limit and",
         ),
         (
             'Pod "p" is invalid: requests: "200m": must be less than or equal to cpu limit of 100m',
-            State.HOPELESS,
+            ProblemState.HOPELESS,
             "LimitRange",
         ),
-        ("something new", State.WAITS, "kubectl describe"),
+        ("something new", ProblemState.WAITING, "kubectl describe"),
     ],
 )
 def test_pods_that_are_refused_have_the_clusters_last_warning(
-    said: str, state: State, remedy: str, server: FakeApiServer, cluster: Cluster
+    said: str, state: ProblemState, remedy: str, server: FakeApiServer, cluster: Cluster
 ) -> None:
     server.warn("demo-train", "an older one", "2026-01-01T00:00:01Z")
     server.warn("demo-train", said, "2026-01-01T00:00:02Z")
-    problem = step_problem(cluster, MPIJOB, [])
+    problem = find_step_problem(cluster, MPIJOB, [])
     assert problem is not None
     assert problem.reason == f"MPIJob demo-train gets no pods: {said}"
     assert (problem.state, remedy in problem.remedy) == (state, True)
@@ -239,8 +262,8 @@ def test_pods_that_are_refused_have_the_clusters_last_warning(
 
 def test_what_was_said_of_an_earlier_object_of_that_name_does_not_count(server: FakeApiServer, cluster: Cluster) -> None:
     server.warn("demo-train", "exceeded quota: team", "2025-01-01T00:00:00Z")
-    problem = step_problem(cluster, MPIJOB, [])
-    assert str(problem) == "MPIJob demo-train has no pods; see that the MPI operator runs"
+    problem = find_step_problem(cluster, MPIJOB, [])
+    assert str(problem) == "MPIJob demo-train has no pods; check that the MPI operator runs"
 
 
 def test_a_quota_with_room_for_some_holds_up_only_those_that_wait_for_one_another(
@@ -250,22 +273,22 @@ def test_a_quota_with_room_for_some_holds_up_only_those_that_wait_for_one_anothe
         server.warn(item["metadata"]["name"], PODS, "2026-01-02T00:00:00Z")
         one = running("x-0")
         one["metadata"]["labels"] = labels
-        problem = step_problem(cluster, item, [one])
+        problem = find_step_problem(cluster, item, [one])
         assert problem is not None
         assert f"{item['metadata']['name']} gets 1 of 2 pods: " in problem.reason
-        assert problem.state is (State.GOES_ON if item is SHARED else State.WAITS)
+        assert problem.state is (ProblemState.CONTINUES if item is SHARED else ProblemState.WAITING)
 
 
 def test_a_pod_that_does_not_start_has_the_warnings_about_it_and_its_claim(server: FakeApiServer, cluster: Cluster) -> None:
     creating = pod("p", "Pending", waiting={"reason": "ContainerCreating"})
     creating["spec"]["volumes"] = [{"name": "work", "persistentVolumeClaim": {"claimName": "demo-work"}}]
-    assert "pod p: does not start (ContainerCreating)" in str(step_problem(cluster, JOB, [creating]))
+    assert "pod p: the pod does not start (ContainerCreating)" in str(find_step_problem(cluster, JOB, [creating]))
     server.warn("p", "MountVolume.SetUp failed")
     server.warn("demo-work", 'storageclass.storage.k8s.io "fast" not found')
     words = (
         'p: MountVolume.SetUp failed; demo-work: storageclass.storage.k8s.io "fast" not found; set kubernetes.storage_class'
     )
-    assert words in str(step_problem(cluster, JOB, [creating]))
+    assert words in str(find_step_problem(cluster, JOB, [creating]))
 
 
 # --- what waits for a queue
@@ -305,7 +328,7 @@ CHECKS = [{"name": "nodes", "state": "Pending", "message": ""}, {"name": "b", "s
     ("found", "said", "remedy"),
     [
         (None, "Job suspended", ""),
-        (workload(), "not looked at yet", ""),
+        (workload(), "the queue has not examined it yet", ""),
         (PENDING, NO_ROOM, ""),
         (PREEMPTED, f"Preempted to accommodate a higher priority Workload; {NO_ROOM}", ""),
         (workload(RESERVED, admissionChecks=CHECKS), "admission check nodes: Pending", ""),
@@ -327,14 +350,14 @@ def test_a_queued_step_says_what_its_workload_says_and_whether_waiting_helps(
     conditions = [condition("Suspended", "True", "JobSuspended", "Job suspended")]
     metadata = {"name": "demo-plan", "uid": "u", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
     item = {"kind": "Job", "metadata": metadata, "status": {"conditions": conditions}}
-    problem = suspension_problem(cluster, item)
+    problem = find_suspension_problem(cluster, item)
     assert problem.reason == f"Job demo-plan waits for its queue gpus: {said}"
-    assert (problem.state is State.HOPELESS, remedy in problem.remedy) == (bool(remedy), True)
+    assert (problem.state is ProblemState.HOPELESS, remedy in problem.remedy) == (bool(remedy), True)
 
 
 def test_status_says_what_a_step_waits_for(server: FakeApiServer, cluster: Cluster) -> None:
     server.put_own("Job", "demo-plan", spec={"suspend": True}, status={})
     server.advance = lambda kind, name: server.objects[kind, name]  # type: ignore[method-assign]
-    found = manage.status(load_pipeline(None), cluster)["plan"]
+    found = manage.read_step_statuses(load_pipeline(None), cluster)["plan"]
     assert found["state"] == "suspended"
     assert found["problem"].startswith("Job demo-plan is suspended")

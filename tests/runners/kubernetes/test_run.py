@@ -10,7 +10,7 @@ import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError
-from gaudi_bert.runners.kubernetes.run import _DIGEST
+from gaudi_bert.runners.kubernetes.run import _DIGEST_ANNOTATION
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import HELM_LABELS, FakeApiServer, Fault, Run, State
 from tests.builders.recorded_answers import (
@@ -77,7 +77,7 @@ def test_a_job_of_the_same_run_that_is_still_active_is_followed(server: FakeApiS
 
 def test_another_run_in_the_same_work_folder_is_left_alone(server: FakeApiServer, run: Run) -> None:
     job = server.put_own("Job", "demo-write", status=ACTIVE)
-    job["metadata"]["annotations"] = {_DIGEST: "x"}
+    job["metadata"]["annotations"] = {_DIGEST_ANNOTATION: "x"}
     with pytest.raises(InputError, match="Job demo-write of another run"):
         run(PLAN)
     assert server.created("Job") == []
@@ -99,10 +99,14 @@ def test_a_changed_runtime_is_replaced_by_its_version_and_trains_again(server: F
 @pytest.mark.parametrize(
     ("stage", "overrides", "named"),
     [
-        ("train", ["resources.workers=2", "kubernetes.access_mode=ReadWriteMany"], "serves no MPIJobs"),
-        ("train", TRAINJOB, "serves no Train.*; install Kubeflow Trainer 2"),
+        ("train", ["resources.workers=2", "kubernetes.access_mode=ReadWriteMany"], "does not serve objects of kind MPIJob"),
+        ("train", TRAINJOB, "does not serve objects of kind Train.*; install Kubeflow Trainer 2"),
         ("plan", ["kubernetes.namespace=nowhere"], "namespace nowhere does not exist"),
-        ("plan", ["kubernetes.data_claim=corpus"], "kubernetes.data_claim: no claim corpus in namespace gaudi-bert"),
+        (
+            "plan",
+            ["kubernetes.data_claim=corpus"],
+            "kubernetes.data_claim: claim corpus does not exist in namespace gaudi-bert",
+        ),
     ],
 )
 def test_what_the_cluster_does_not_have_is_refused(
@@ -188,8 +192,8 @@ def test_a_step_that_is_stopped_is_started_again_however_often(
     server.script("demo-plan", *[active(running("p")), *stopped] * 6, active(running("q")), complete(succeeded("q")))
     assert run(PLAN) == {"plan": "done"}
     assert server.created("Job") == ["demo-plan"] * 7
-    assert said.getvalue().count(": submitting it again") == 6
-    assert "run it again" not in said.getvalue()
+    assert said.getvalue().count("; the step is submitted again") == 6
+    assert "same command again" not in said.getvalue()
 
 
 def test_an_interrupt_leaves_the_job(
@@ -211,7 +215,7 @@ def test_a_job_that_somebody_removes_ends_the_run(server: FakeApiServer, run: Ru
         return {"metadata": {"name": name}, "status": ACTIVE}
 
     server.advance = vanish  # type: ignore[method-assign]
-    with pytest.raises(FailedError, match="Job demo-plan was removed while it ran"):
+    with pytest.raises(FailedError, match="Job demo-plan was deleted while it ran"):
         run(PLAN)
 
 
@@ -225,7 +229,9 @@ ONCE = {"accessModes": ["ReadWriteOnce"]}
 def test_several_workers_on_one_nodes_volume_are_refused(options: list[str], repository: Path, tmp_path: Path) -> None:
     done = run_command("run", repository / "pipelines" / "demo.yaml", *options, "--set", TWO, folder=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("error: kubernetes.access_mode: ReadWriteOnce, but the 2 workers")
+    assert done.stderr.startswith(
+        "error: kubernetes.access_mode: only one node can mount a ReadWriteOnce volume, but the 2 workers"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -241,7 +247,7 @@ def test_a_volume_that_workers_cannot_share_is_refused(exists: bool, server: Fak
     put_cluster(server, 2)
     if exists:
         server.put_own("PersistentVolumeClaim", "demo-work", spec=ONCE)
-    with pytest.raises(InputError, match="volume claim demo-work: ReadWriteOnce, but the 2 workers"):
+    with pytest.raises(InputError, match="claim demo-work: only one node can mount a ReadWriteOnce volume, but the 2"):
         run(["prepare", "train"], TWO)
     assert server.created("Job") + server.created("PersistentVolumeClaim") == []
 
