@@ -42,8 +42,9 @@ from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.tfrecords.write import pack
-from gaudi_bert.training.input import Batch, DataSource, TrainingOrder, open_source, training_batches
+from gaudi_bert.training.batches import Batch, TrainingOrder, read_training_batches
 from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
+from gaudi_bert.training.sources import RecordSource, open_local_records
 
 MINUTES = 8.0
 SIZES = {
@@ -76,8 +77,8 @@ SMALL, FULL = Rehearsal(512, 1, 1, 100, 256, 3, 1500), Rehearsal(32_768, 8, 3, 6
 class Records(NamedTuple):
     """The same sequences, with the lengths of Wikipedia."""
 
-    packed: DataSource
-    padded: DataSource
+    packed: RecordSource
+    padded: RecordSource
     factor: float
     mean_tokens: float
 
@@ -95,7 +96,12 @@ def make_records(folder: Path, length: int, size: Rehearsal) -> Records:
     packed = folder / f"packed-{length}"
     pack(records, packed, PackingSettings(depth=DEPTH), StageRun(QUIET))
     metadata = RecordMetadata.read(packed)
-    return Records(open_source(packed), open_source(records), metadata.packing_factor, metadata.tokens / metadata.sequences)
+    return Records(
+        open_local_records(packed),
+        open_local_records(records),
+        metadata.packing_factor,
+        metadata.tokens / metadata.sequences,
+    )
 
 
 class Card:
@@ -154,7 +160,14 @@ class Ours:
     """Our training step with its input."""
 
     def __init__(
-        self, card: Card, config: BertConfig, source: DataSource, rows: int, precision: str, *, compiled: bool | None = None
+        self,
+        card: Card,
+        config: BertConfig,
+        source: RecordSource,
+        rows: int,
+        precision: str,
+        *,
+        compiled: bool | None = None,
     ) -> None:
         spec = ModelSpec(config, PretrainingHead())
         compiled = card.device.compiles if compiled is None else compiled
@@ -162,7 +175,7 @@ class Ours:
         updates = card.engine.create_updates(model, card.settings, card.communicator, 1)
         self._step = TrainingStep(updates, card.communicator, card.settings, PretrainingObjective())
         order = TrainingOrder(seed=1, shuffle_packs=4096, rank=card.communicator.rank, size=card.communicator.size)
-        self._batches = training_batches(source, config, rows, order)
+        self._batches = read_training_batches(source, config, rows, order)
         self._update = 0
 
     def run(self, updates: int) -> list[Any]:
@@ -170,7 +183,7 @@ class Ours:
         sums = []
         for _ in range(updates):
             self._update += 1
-            sums.append(self._step.run([next(self._batches)], self._update, learning_rate=1e-4))
+            sums.append(self._step.run_update([next(self._batches)], self._update, learning_rate=1e-4))
         sums[-1]()
         return sums
 
@@ -228,7 +241,7 @@ def measure(card: Card, config: BertConfig, records: Records, size: Rehearsal, p
     sequences = {"packed": rows * updates * records.factor, "padded": rows * updates}
     rates = {name: sequences[name] / seconds[name] for name in seconds}
     work = rows * updates * training_flops_a_row(config, records.packed)
-    batches = training_batches(records.padded, config, rows, TrainingOrder(seed=1, shuffle_packs=4096))
+    batches = read_training_batches(records.padded, config, rows, TrainingOrder(seed=1, shuffle_packs=4096))
     some = [{name: np.copy(value) for name, value in next(batches).items()} for _ in range(2)]
     theirs: dict[str, Any] = {}
     for implementation, package in IMPLEMENTATIONS.items():

@@ -138,7 +138,7 @@ class Tuner:
         from gaudi_bert.runs.rows import run_settings
         from gaudi_bert.tasks.kinds.task import TaskObjective, task_named
         from gaudi_bert.tasks.task_data import task_batches
-        from gaudi_bert.training.input import TrainingOrder
+        from gaudi_bert.training.batches import TrainingOrder
         from gaudi_bert.training.objective import TrainingStep
         from gaudi_bert.training.run_plan import RunPlan
 
@@ -150,7 +150,7 @@ class Tuner:
         updates = engine.create_updates(model, settings, alone, self.steps)
         self._step = TrainingStep(updates, alone, settings, TaskObjective(task))
         run = run_settings(FineTuneSettings(), self.micro_batch, 1, 1)
-        plan = RunPlan(run, self.data.packing_factor, 1, 1, self.data.lengths[-1], self.data.packs)
+        plan = RunPlan(run, self.data.packing_factor, 1, self.data.lengths[-1], self.data.packs)
         self._batches = task_batches(self.data, task, plan, 1000, TrainingOrder(seed=1, shuffle_packs=1))
 
     def run(self, updates: int) -> None:
@@ -158,5 +158,5 @@ class Tuner:
         for _ in range(updates):
             batches = list(islice(self._batches, self.steps))
             self.update += 1
-            self._step.run(batches, self.update, learning_rate=5e-5)()
+            self._step.run_update(batches, self.update, learning_rate=5e-5)()
             self.sequences += sum(int(batch["sequence_weights"].sum()) for batch in batches)

@@ -201,13 +201,14 @@ def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dic
     from gaudi_bert.engines.tensorflow import engine
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.model.heads import PretrainingHead
+    from gaudi_bert.training.batches import TrainingOrder, read_training_batches
     from gaudi_bert.training.evaluate import RecordsEvaluation
-    from gaudi_bert.training.input import TrainingOrder, open_source, training_batches
     from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
-    from gaudi_bert.training.run_plan import learning_rate_at
+    from gaudi_bert.training.run_plan import compute_learning_rate
+    from gaudi_bert.training.sources import open_local_records
 
     settings, alone = study.training.model_copy(update={"seed": seed}), Communicator()
-    source = open_source(work / "packed" if arm.packed else work / "short" / "train")
+    source = open_local_records(work / "packed" if arm.packed else work / "short" / "train")
     rows = round(settings.global_batch_sequences / source.packing_factor)
     dropout = {"hidden_dropout_prob": arm.dropout, "attention_probs_dropout_prob": arm.dropout}
     config = BertConfig(vocab_size=PREPARE.train_vocab, max_position_embeddings=ROW, **dropout, **study.sizes)
@@ -215,14 +216,14 @@ def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dic
     model = engine.build_model(spec, seed=seed, compute_dtype=arm.precision, compiled=True)
     updates = engine.create_updates(model, settings, alone, 1)
     step = TrainingStep(updates, alone, settings, PretrainingObjective(settings.loss))
-    held_out = RecordsEvaluation(open_source(work / "short" / "evaluation"), config, 64, study.held_out)
+    held_out = RecordsEvaluation(open_local_records(work / "short" / "evaluation"), config, 64, study.held_out)
     order = TrainingOrder(seed=seed, shuffle_packs=settings.shuffle_packs)
-    batches = training_batches(source, config, rows, order)
+    batches = read_training_batches(source, config, rows, order)
     sequences, sums = 0, np.zeros(8)
     for update in range(1, settings.updates + 1):
         batch = next(batches)
         sequences += int(np.count_nonzero(batch["next_sentence_weights"]))
-        sums += step.run([arm.change(batch)], update, learning_rate_at(update, settings))()[:8]
+        sums += step.run_update([arm.change(batch)], update, compute_learning_rate(update, settings))()[:8]
         if update % (settings.updates // study.evaluations) == 0:
             measured = held_out.evaluate(model, alone).model_dump(include=set(LossMetrics.model_fields))
             yield {"sequences": sequences, "training_loss": float(sums[0] / sums[1]), **measured}

@@ -40,7 +40,7 @@ from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import RowPosition, Sequences, TupleRow
-from gaudi_bert.runs.pairs import _PairData, _PairObjective
+from gaudi_bert.runs.pairs import PairObjective, PairUpdates
 from gaudi_bert.tasks.kinds.retrieval import Embedding, texts_of_rows
 from gaudi_bert.tasks.task_models import start_weights
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
@@ -102,12 +102,12 @@ class Packed:
     def __init__(self, model: Path, data: str, size: int, micro_batches: int) -> None:
         self.planned, self.update = Planned(model, data, size), 0
         start, shape = self.planned.start, self.planned.shape_of(-(-self.planned.shape.packs // micro_batches))
-        self.data = _PairData(self.planned.sequences, self.planned.paired, self.planned.stream, shape)
+        self.data = PairUpdates(self.planned.sequences, self.planned.paired, self.planned.stream, shape)
         engine, settings = load_engine("pytorch"), TrainingSettings(learning_rate=RATE, warmup_updates=0)
         network = engine.build_model(ModelSpec(start.config, self.planned.task.head), seed=None)
         network.load_values(start.variables)
         updates = engine.create_updates(network, settings, Communicator(), shape.micro_batches)
-        objective = _PairObjective(task=self.planned.task, data=self.data)
+        objective = PairObjective(task=self.planned.task, data=self.data)
         self.step = TrainingStep(updates, Communicator(), settings, objective)
 
     def run(self, updates: int) -> None:
@@ -116,7 +116,7 @@ class Packed:
             self.planned.tokenized(self.planned.rows_of(update))
             batches = self.data.batches(update, 0)
             chosen = [next(batches) for _ in range(self.data.shape.micro_batches)]
-            sums = self.step.run(chosen, update + 1, RATE)()
+            sums = self.step.run_update(chosen, update + 1, RATE)()
             print(f"  packed, {format_count(len(chosen), 'micro-batch')}: loss {sums[0] / sums[1]:.4f}", flush=True)
         self.update += updates
 

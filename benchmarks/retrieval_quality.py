@@ -33,8 +33,8 @@ from gaudi_bert.config.bundled import find_pipeline_file
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.runs.finetune import finetune
-from gaudi_bert.runs.rows import FineTuneInput
-from gaudi_bert.training.run_plan import learning_rate_at
+from gaudi_bert.runs.labelled_data import FineTuneFiles
+from gaudi_bert.training.run_plan import compute_learning_rate
 
 
 def pairs_of(file: Path) -> list[tuple[str, str]]:
@@ -69,7 +69,7 @@ def theirs(start: Path, pairs: list[tuple[str, str]], settings: PipelineSettings
         order = random.permutation(len(pairs))
         for first in range(0, len(pairs) - batch + 1, batch):
             update += 1
-            optimizer.param_groups[0]["lr"] = learning_rate_at(update, plan)
+            optimizer.param_groups[0]["lr"] = compute_learning_rate(update, plan)
             chosen = [pairs[place] for place in order[first : first + batch]]
             value = loss([model.preprocess(list(column)) for column in zip(*chosen, strict=True)], None)
             optimizer.zero_grad()
@@ -94,7 +94,7 @@ def main() -> None:
         for seed in range(options.seeds):
             section = settings.finetune.model_copy(update={"seed": seed, "learning_rate": settings.finetune.learning_rate})
             out, changed = Path(folder) / f"ours-{seed}", settings.model_copy(update={"finetune": section})
-            files = FineTuneInput(rows / "train.jsonl", None, options.work / "train", options.work / "examples")
+            files = FineTuneFiles(rows / "train.jsonl", None, options.work / "train", options.work / "examples")
             finetune(changed, files, out, reporter=Reporter(quiet=True))
             figures["ours"].append(measured(SentenceTransformer(str(out), device="cpu"), held_out))
             # The model before training: the same folder with the weights of a run of a learning rate of nearly nothing.

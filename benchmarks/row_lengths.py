@@ -115,11 +115,11 @@ class Packed:
         from gaudi_bert.config.sections import FineTuneSettings, TaskSettings
         from gaudi_bert.engines import load_engine
         from gaudi_bert.engines.protocol import Communicator, ModelSpec
-        from gaudi_bert.runs.rows import _plan_run
+        from gaudi_bert.runs.rows import plan_epochs
         from gaudi_bert.tasks.kinds.task import TaskObjective, task_named
         from gaudi_bert.tasks.task_data import TaskData, task_batches
         from gaudi_bert.tasks.task_models import start_weights
-        from gaudi_bert.training.input import TrainingOrder
+        from gaudi_bert.training.batches import TrainingOrder
         from gaudi_bert.training.objective import TrainingStep
 
         task = task_named("classification")(TaskSettings(name="classification"), ("yes", "no"))
@@ -127,7 +127,7 @@ class Packed:
         data = TaskData(model, "", (), sequences_of(lengths), chosen_rows(lengths, given).packings)
         most = max(1, 4096 // data.lengths[-1])
         section = FineTuneSettings(batch_sequences=len(lengths), epochs=1, micro_batch_packs=most, seed=1)
-        plan = _plan_run(section, data, 1)
+        plan = plan_epochs(section, data, 1, 1)
         engine = load_engine("pytorch")
         network = engine.build_model(ModelSpec(start.config, task.head), seed=None)
         network.load_values(start.variables)
@@ -135,13 +135,13 @@ class Packed:
         self._step, self._name = TrainingStep(updates, alone, section, TaskObjective(task)), data.lengths
         order = TrainingOrder(1, 1)
         batches = task_batches(data, task, plan, 1, order)
-        self._batches = [next(batches) for _ in plan.micro_batches_of(1)]
+        self._batches = [next(batches) for _ in plan.micro_batches_in(1)]
         assert sum(int(batch["sequence_weights"].sum()) for batch in self._batches) == len(lengths)
 
     def run(self, updates: int) -> None:
         """Do so many."""
         for update in range(updates):
-            sums = self._step.run(self._batches, update + 1, RATE)()
+            sums = self._step.run_update(self._batches, update + 1, RATE)()
             print(f"    rows of {self._name}: loss {sums[0] / sums[1]:.6f}", flush=True)
 
 

@@ -19,8 +19,9 @@ from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
-from gaudi_bert.training.input import Batch, DataSource, TrainingOrder, open_source, training_batches
+from gaudi_bert.training.batches import Batch, TrainingOrder, read_training_batches
 from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
+from gaudi_bert.training.sources import RecordSource, open_local_records
 
 FILES, SEQUENCES_A_FILE, SEED = 4, 1500, 11
 
@@ -36,8 +37,8 @@ TINY = BertConfig(vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, n
 class Records:
     """The same sequences unpacked and packed, with the lengths of Wikipedia at 512."""
 
-    unpacked: DataSource
-    packed: DataSource
+    unpacked: RecordSource
+    packed: RecordSource
     metadata: RecordMetadata
 
     @property
@@ -53,7 +54,7 @@ def make_records(folder: Path) -> Records:
     unpacked, packed = folder / "unpacked", folder / "packed"
     make_files(unpacked, FILES, SEQUENCES_A_FILE, SEED, LENGTH)
     pack(unpacked, packed, PackingSettings(depth=DEPTH), StageRun(QUIET, overwrite=True))
-    return Records(open_source(unpacked), open_source(packed), RecordMetadata.read(packed))
+    return Records(open_local_records(unpacked), open_local_records(packed), RecordMetadata.read(packed))
 
 
 @dataclass
@@ -70,7 +71,7 @@ class Trainer:
     """
 
     config: BertConfig
-    source: DataSource
+    source: RecordSource
     batch_packs: int
     engine: EngineName = "tensorflow"
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -91,7 +92,7 @@ class Trainer:
 
     def _read(self) -> Iterator[Batch]:
         order = TrainingOrder(seed=1, shuffle_packs=4096, rank=self.communicator.rank, size=self.communicator.size)
-        return training_batches(self.source, self.config, self.batch_packs, order)
+        return read_training_batches(self.source, self.config, self.batch_packs, order)
 
     def run(self, updates: int) -> None:
         """Do so many updates and wait until they are done."""
@@ -100,11 +101,11 @@ class Trainer:
             batch = next(self._batches)
             self.seconds_waited += time.perf_counter() - started
             self.update += 1
-            sums = self._step.run([batch], self.update, learning_rate=1e-4)()
+            sums = self._step.run_update([batch], self.update, learning_rate=1e-4)()
             self.losses.append(float(sums[0] / sums[1] + sums[2] / sums[3]))
 
 
-def training_flops_a_row(config: BertConfig, source: DataSource, reads_all: bool = False) -> int:
+def training_flops_a_row(config: BertConfig, source: RecordSource, reads_all: bool = False) -> int:
     """Floating-point operations of the matrix products of one row, forward and backward (three times the forward ones).
 
     Args:
@@ -124,7 +125,7 @@ def training_flops_a_row(config: BertConfig, source: DataSource, reads_all: bool
     return 3 * ((config.num_hidden_layers - 1) * layer(length) + last + heads)
 
 
-def some_batches(source: DataSource, batch_packs: int, count: int) -> list[Batch]:
+def some_batches(source: RecordSource, batch_packs: int, count: int) -> list[Batch]:
     """The first `count` batches, for those who do not read our records."""
-    batches = training_batches(source, SMALL, batch_packs, TrainingOrder(seed=1, shuffle_packs=4096))
+    batches = read_training_batches(source, SMALL, batch_packs, TrainingOrder(seed=1, shuffle_packs=4096))
     return [{name: np.copy(value) for name, value in next(batches).items()} for _ in range(count)]

@@ -16,7 +16,7 @@ import transformers
 from torch.nn.functional import cross_entropy
 
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.training.input import Batch
+from gaudi_bert.training.batches import Batch
 
 IGNORED = -100
 Tensors = dict[str, torch.Tensor]

@@ -8,7 +8,8 @@ import pytest
 
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runs.finetune import finetune
-from gaudi_bert.runs.rows import FineTuneInput
+from gaudi_bert.runs.labelled_data import FineTuneFiles
+from gaudi_bert.training.plan_text import DryRun
 from gaudi_bert.training.run_plan import RunPlan, RunSettings
 from tests.builders.agree import agree
 from tests.builders.reporters import QUIET
@@ -33,7 +34,7 @@ def recipe(repository: Path, name: str, cards: int) -> PipelineSettings:
 
 def plan(settings: PipelineSettings, factor: float) -> RunPlan:
     processes = settings.resources.workers * settings.resources.processes_per_worker
-    return RunPlan(RunSettings.of_training(settings.training), factor, processes, slots_per_pack=512, packs=None)
+    return RunPlan(RunSettings.from_training_section(settings.training), factor, processes, slots_per_pack=512, packs=None)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -86,9 +87,9 @@ def test_published_rows_are_read_and_planned(
     data, evaluation = (tasks / file for file in FILES[name])
     labels = [f"task.labels={tasks / 'goemotions/labels.txt'}"] if name == "goemotions" else []
     settings = load_pipeline(repository / "pipelines" / f"{name}.yaml", labels)
-    files = FineTuneInput(data, evaluation, minilm)
+    files = FineTuneFiles(data, evaluation, minilm)
     done = finetune(settings, files, tmp_path / "out", reporter=QUIET, dry_run=True)
-    assert isinstance(done, RunPlan)
+    assert isinstance(done, DryRun)
     factor, near = TASK_FACTORS[name]
-    agree(done.packing_factor, factor, near)
-    agree(done.sequences_per_update, settings.finetune.batch_sequences, 0.13)
+    agree(done.plan.packing_factor, factor, near)
+    agree(done.plan.sequences_per_update, settings.finetune.batch_sequences, 0.13)

@@ -25,7 +25,7 @@ from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import RowPosition, TextRow
 from gaudi_bert.tasks.task_models import read_task_folder, start_weights
-from gaudi_bert.training.model_files import read_sentence_folder
+from gaudi_bert.training.model_files import read_sentence_settings
 from tests.builders.bert_folder import good_folder
 from tests.builders.watched_worker import WatchedWorker
 from tools.damage import mutated
@@ -75,7 +75,7 @@ def read_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
     (folder / name).write_bytes(mutated_file(good / name, random.Random(f"{name} {seed}")))
     try:
         description = read_task_folder(folder)
-        read_sentence_folder(folder)
+        read_sentence_settings(folder)
         weights = start_weights(folder, description.make_task())
         config = weights.config
         tokenizer = open_tokenizer(folder)

@@ -155,12 +155,12 @@ def finetune(
 ) -> None:
     """Train a pretrained encoder or causal model for a task, on packed rows."""
     from gaudi_bert.runs import finetune
-    from gaudi_bert.runs.rows import FineTuneInput
+    from gaudi_bert.runs.labelled_data import FineTuneFiles
 
     settings = arguments.load_pipeline_settings(pipeline, set_, options)
     result = finetune.finetune(
         settings,
-        FineTuneInput(data, evaluation, model, vocab),
+        FineTuneFiles(data, evaluation, model, vocab),
         out,
         reporter=Reporter(),
         overwrite=overwrite,

@@ -36,11 +36,11 @@ from gaudi_bert.runners.training_processes import run_training_processes
 
 if TYPE_CHECKING:  # some of these modules import numpy, which this module does not need at run time
     from gaudi_bert.tasks.answers import StreamResult
-    from gaudi_bert.training.run_plan import RunPlan
+    from gaudi_bert.training.plan_text import DryRun
 
     SplitResult = StageOutput[Any] | PlainResult
     # A mapping has one result for each split, `train` and `evaluation`.
-    StageResult = Mapping[str, SplitResult] | SplitResult | RunPlan | StreamResult
+    StageResult = Mapping[str, SplitResult] | SplitResult | DryRun | StreamResult
 
 
 class _FinetuningFiles(NamedTuple):
@@ -209,9 +209,9 @@ class RunRequest:
             return StageOutput(FineTuning.read(folder.finetuning_result_path))
 
         from gaudi_bert.runs.finetune import finetune
-        from gaudi_bert.runs.rows import FineTuneInput
+        from gaudi_bert.runs.labelled_data import FineTuneFiles
 
-        inputs = FineTuneInput(*found)
+        inputs = FineTuneFiles(*found)
         return finetune(
             settings, inputs, folder.finetune_folder, reporter=self.options.reporter, overwrite=self.options.overwrite
         )

@@ -18,22 +18,25 @@ from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import format_location, is_in_store
+from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.rows.reading import check_first_row
 from gaudi_bert.rows.types import LANGUAGE_MODELLING
-from gaudi_bert.runs.pairs import PairJob
-from gaudi_bert.runs.rows import FineTuneInput, FineTuneJob
+from gaudi_bert.runs.labelled_data import FineTuneFiles, read_labelled_data
+from gaudi_bert.runs.pairs import PairJob, check_pair_settings
+from gaudi_bert.runs.rows import FineTuneJob, RowJob
 from gaudi_bert.tasks.kinds.task import learns_pairs
+from gaudi_bert.tasks.task_models import is_bert
+from gaudi_bert.training.plan_text import DryRun
 from gaudi_bert.training.run import RunOptions, run_job
-from gaudi_bert.training.run_plan import RunPlan
 
 
 def finetune(
     settings: PipelineSettings,
-    files: FineTuneInput,
+    files: FineTuneFiles,
     out: Path,
     **options: Unpack[RunOptions],
-) -> StageOutput[FineTuning] | RunPlan:
+) -> StageOutput[FineTuning] | DryRun:
     """Fine-tune a pretrained model for a task.
 
     Args:
@@ -53,28 +56,42 @@ def finetune(
     for key, path in (("--out", out), ("task.labels", settings.task.labels)):
         if path is not None and is_in_store(path):
             raise InputError(
-                f"{key} {format_location(path)}: fine-tuning needs it on this machine; give a local path, and copy it "
-                "from or to the store"
+                f"{key} {format_location(path)}: fine-tuning does not support an object store here; pass a local path, and "
+                "copy the files from or to the store"
             )
     paths = (files.data, files.evaluation_data, files.model, files.vocabulary)
     with open_local_copies(paths, settings.store) as copies:
         name = settings.task.name
         if name is not None:
             check_first_row(str(copies[0]), name, settings.task, labelled=name not in LANGUAGE_MODELLING)
-        job = _job_of(settings, FineTuneInput(*copies), Path(out))  # type: ignore[arg-type]
-        return run_job(job, settings, out, **options)
+        inputs = FineTuneFiles(*copies)  # type: ignore[arg-type]
+        return run_job(
+            lambda reporter: create_job(settings, inputs, Path(out), reporter),
+            settings,
+            settings.finetune,
+            out,
+            is_bert=is_bert(inputs.model),
+            **options,
+        )
 
 
-def _job_of(settings: PipelineSettings, files: FineTuneInput, out: Path) -> FineTuneJob:
-    """Return the job for the task.
+def create_job(settings: PipelineSettings, files: FineTuneFiles, out: Path, reporter: Reporter) -> FineTuneJob:
+    """Read the files of a fine-tuning run, and return the job for its task.
+
+    Args:
+        settings: The settings of the pipeline.
+        files: The rows and the model.
+        out: The folder of the run.
+        reporter: Shows messages to the user.
 
     Raises:
-        InputError: The task does not support the chosen loss.
+        InputError: The task does not support the chosen loss, or the files, the model and the settings do not fit together.
     """
-    task = settings.task
-    if learns_pairs(task):
-        return PairJob(settings, files, out)
-    if task.loss is not None:
-        others = " but listwise" if task.name == "reranking" else ""
-        raise InputError(f"task.loss = {task.loss}: {task.name} has no other loss{others}; leave it out")
-    return FineTuneJob(settings, files, out)
+    task, compares_rows = settings.task, learns_pairs(settings.task)
+    if compares_rows:
+        check_pair_settings(settings)
+    elif task.loss is not None:
+        supported = "only listwise is supported" if task.name == "reranking" else "the setting is not supported"
+        raise InputError(f"task.loss = {task.loss}: {supported} for {task.name}; remove the setting")
+    read = read_labelled_data(settings, files, reporter, packs_training_rows=not compares_rows)
+    return (PairJob if compares_rows else RowJob)(settings.finetune, read, out)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +23,6 @@ from gaudi_bert.artefacts.mirrored_folder import fetch_files, format_path, mirro
 from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.training import EvaluationMetrics, LossMetrics, TrainingResult
-from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.arrays import AnyArray, BatchArrays
 from gaudi_bert.common.files import read_text, write_json, write_text
 from gaudi_bert.common.progress import Reporter, format_count
@@ -32,19 +32,24 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.values import keys_changeable_on_resume
 from gaudi_bert.engines.protocol import Model, ModelSpec
-from gaudi_bert.model.config import count_parameters
+from gaudi_bert.model.config import BertConfig, count_parameters
 from gaudi_bert.model.heads import PretrainingHead
+from gaudi_bert.training.batches import TrainingOrder, read_training_batches
 from gaudi_bert.training.evaluate import RecordsEvaluation
-from gaudi_bert.training.input import DataSource, TrainingOrder, check_fits, open_data, training_batches
+from gaudi_bert.training.job import Job, PreparedUpdates
 from gaudi_bert.training.logs import MlperfLog
 from gaudi_bert.training.loop import RunContext, TrainingLoop
-from gaudi_bert.training.objective import PretrainingObjective, denominators_for
-from gaudi_bert.training.run import Job, Prepared, RunOptions, run_job
+from gaudi_bert.training.objective import PretrainingObjective, make_loss_denominators
+from gaudi_bert.training.plan_text import DryRun, format_plan
+from gaudi_bert.training.run import RunOptions, run_job
 from gaudi_bert.training.run_plan import RunPlan, RunSettings
-from gaudi_bert.training.weights import load_weights, local_weights, model_config
+from gaudi_bert.training.sources import RecordSource, check_records_fit_model, open_records
+from gaudi_bert.training.weights import load_weights, make_bert_config, open_local_weights
 
-_DEFAULT_MODEL = "the default, for first tries: --model bert-base, bert-large or a config.json chooses another"
-_SMALL_MODELS_RATE = ", the default for small models: BERT was published with 1e-4 (--set training.learning_rate=1e-4)"
+_DEFAULT_MODEL = (
+    "this is the default, for first tries; pass --model bert-base, bert-large or a config.json for another model"
+)
+_SMALL_MODELS_RATE = " (the default for small models; BERT was published with --set training.learning_rate=1e-4)"
 
 
 def train(
@@ -53,7 +58,7 @@ def train(
     evaluation_data: Path | None,
     out: Path,
     **options: Unpack[RunOptions],
-) -> StageOutput[TrainingResult] | RunPlan:
+) -> StageOutput[TrainingResult] | DryRun:
     """Train a BERT on pretraining records.
 
     Args:
@@ -73,10 +78,11 @@ def train(
     """
     store = settings.store
     with (
-        open_data(data, store) as source,
-        nullcontext() if evaluation_data is None else open_data(evaluation_data, store) as held_out,
+        open_records(data, store) as source,
+        nullcontext() if evaluation_data is None else open_records(evaluation_data, store) as held_out,
     ):
-        return run_job(_RecordsJob(settings, data, source, held_out), settings, out, **options)
+        job = _RecordsJob(settings, data, source, held_out)
+        return run_job(lambda _: job, settings, settings.training, out, is_bert=True, **options)
 
 
 class _RecordsJob(Job[TrainingResult]):
@@ -92,51 +98,37 @@ class _RecordsJob(Job[TrainingResult]):
         InputError: The model is too small for the records.
     """
 
-    result_name, result_type = TRAINING_NAME, TrainingResult
+    result_type = TrainingResult
     section: TrainingSettings
-    is_bert = True
 
-    def __init__(self, settings: PipelineSettings, data: Path, source: DataSource, held_out: DataSource | None) -> None:
-        self.section = settings.training
-        self._settings, self._data, self._source, self._held_out = settings, data, source, held_out
-        self._config = model_config(settings.model, source.vocabulary_size, source.schema.max_sequence_length)
+    def __init__(self, settings: PipelineSettings, data: Path, source: RecordSource, held_out: RecordSource | None) -> None:
+        training = self.section = settings.training
+        self._settings, self._data, self._source = settings, data, source
+        self._config = make_bert_config(settings.model, source.vocabulary_size, source.schema.max_sequence_length)
         for each in (source, held_out):
             if each is not None:
-                check_fits(each, self._config)
+                check_records_fit_model(each, self._config)
         self._speedup: float | None = None
+        self.spec = ModelSpec(self._config, PretrainingHead(training.loss))
+        self.signature = _make_signature(training, self._config, source, held_out)
+        self.evaluation = None
+        if held_out is not None:
+            self.evaluation = RecordsEvaluation(held_out, self._config, training.micro_batch_packs, training.evaluate_packs)
+        self.denominators = make_loss_denominators(training, source)
+        self.checkpoint_settings = {"data": asdict(source.schema)}
 
-    def prepare(self, processes: int, reporter: Reporter) -> Prepared:
-        """Plan the batches. See `Job.prepare`.
+    def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
+        """Plan the updates. See `Job.prepare_updates`.
 
         Raises:
             InputError: The cache for shards in an object store is too small.
         """
-        training, source = self.section, self._source
-        plan = self._plan(processes)
-        evaluation = None
-        if self._held_out is not None:
-            packs = plan.settings.micro_batch_packs
-            evaluation = RecordsEvaluation(self._held_out, self._config, packs, training.evaluate_packs)
-        return Prepared(
-            ModelSpec(self._config, PretrainingHead(training.loss)),
-            PretrainingObjective(training.loss),
-            plan,
-            evaluation,
-            lambda plan, order: training_batches(source, self._config, plan.settings.micro_batch_packs, order),
-            self._lines(plan),
-            self._signature(),
-            denominators_for(training, source),
-            {"data": asdict(source.schema)},
-        )
-
-    def _plan(self, processes: int) -> RunPlan:
-        """Return the plan of the run for a number of processes."""
-        settings, source = self._settings, self._source
+        source, training = self._source, self.section
         if source.cache is not None:
             stored = source.open_packs()
             source.cache.check_room(stored.streams, processes, stored.sets)
         plan = RunPlan(
-            RunSettings.of_training(settings.training),
+            RunSettings.from_training_section(training),
             source.packing_factor,
             processes=processes,
             slots_per_pack=source.schema.max_sequence_length,
@@ -144,18 +136,23 @@ class _RecordsJob(Job[TrainingResult]):
             mean_tokens=source.mean_tokens,
         )
         if plan.packs is None:  # unpacked records: count them only as far as one update needs, because counting reads them
-            packs = source.count_packs(plan.packs_per_update)
+            packs = source.count_packs_up_to(plan.packs_per_update)
             plan = replace(plan, packs=packs if packs < plan.packs_per_update else None)
-        return plan
+        return PreparedUpdates(
+            plan,
+            PretrainingObjective(training.loss),
+            partial(read_training_batches, source, self._config, training.micro_batch_packs),
+            self._format_lines(plan),
+        )
 
-    def _lines(self, plan: RunPlan) -> list[str]:
-        """Return the lines for the user that describe the model, the data and the batches."""
+    def _format_lines(self, plan: RunPlan) -> list[str]:
+        """Return the lines for the user that describe the model, the data and the updates."""
         chosen, training, source, config = self._settings.model, plan.settings, self._source, self._config
         origin = "as requested" if {"hidden_size", "num_hidden_layers"} & chosen.model_fields_set else _DEFAULT_MODEL
         kind = f"packed, depth {source.depth}" if source.is_packed else "not packed"
         vocabulary = f"vocabulary {config.vocab_size:,}"
         if source.vocabulary_size is None:
-            vocabulary += " (the data does not record its own)"
+            vocabulary += " (the data does not state its own)"
         has_default_rate = "learning_rate" not in self._settings.training.model_fields_set
         return [
             f"{preset_name_for(chosen) or 'a BERT'}: {format_count(config.num_hidden_layers, 'layer')}, "
@@ -163,21 +160,11 @@ class _RecordsJob(Job[TrainingResult]):
             f"{format_path(source.path)} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
             f"{training.optimizer}, learning rate {training.learning_rate:g}"
             + (_SMALL_MODELS_RATE if config.hidden_size >= 512 and has_default_rate else ""),
-            *plan.short_lines(),
-            *filter(None, [source.reading_cost(plan.processes)]),
+            *format_plan(plan),
+            *filter(None, [source.describe_shared_reading(plan.processes)]),
         ]
 
-    def _signature(self) -> Signature:
-        """Return everything that the result depends on."""
-        section = self._settings.training.model_dump(exclude=keys_changeable_on_resume(TrainingSettings))
-        # The path of the initial checkpoint may differ between machines, so the signature contains only its name, which is
-        # enough to detect another checkpoint.
-        section["init_checkpoint"] = Path(section["init_checkpoint"]).name if section["init_checkpoint"] else None
-        held_out = self._held_out
-        inputs = {"data": self._source.identity, "evaluation_data": held_out.identity if held_out is not None else None}
-        return Signature("train", {"model": self._config.to_json(), "training": section}, inputs)
-
-    def begin(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> MlperfLog | None:
+    def begin_run(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> MlperfLog | None:
         """Copy the vocabulary into the folder of the run and, if requested, measure the speed-up and open the MLPerf log."""
         settings, config = self._settings, self._config
         if run.communicator.is_first:
@@ -193,10 +180,10 @@ class _RecordsJob(Job[TrainingResult]):
     def _measure_speedup(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> None:
         """Measure how many times more sequences per second the model trains on when they are packed."""
         run.communicator.note_activity("measuring the speed-up", slow=True)
-        run.reporter.say("train: measuring how much faster packs are than padded rows")
+        run.reporter.say("train: measuring how much faster packs are than rows with one sequence each")
         settings, communicator = plan.settings, run.communicator
         order = TrainingOrder(settings.seed, settings.shuffle_packs, communicator.rank, communicator.size)
-        packed = next(training_batches(self._source, self._config, settings.micro_batch_packs, order))
+        packed = next(read_training_batches(self._source, self._config, settings.micro_batch_packs, order))
         # CPU time does not include the work of an accelerator, so its passes are measured in wall-clock time. On a CPU, wall
         # time would include the work of other programs, so CPU time is measured instead.
         clock = time.process_time if run.device.kind == "cpu" else time.perf_counter
@@ -213,24 +200,38 @@ class _RecordsJob(Job[TrainingResult]):
         self._speedup, line = _realized_speedup(self._source.packing_factor, *zip(*pairs[1:], strict=True))
         run.reporter.say(f"train: {line}")
 
-    def load_start(self, model: Model, reporter: Reporter) -> None:
+    def load_initial_weights(self, model: Model, reporter: Reporter) -> None:
         """Load the weights of `init_checkpoint`, if it is set."""
         initial = self._settings.training.init_checkpoint
         if initial is None:
             return
-        with local_weights(initial, self._settings.store) as path:
+        with open_local_weights(initial, self._settings.store) as path:
             weights = load_weights(path, model, self._config)
-        lacking = f", but for {len(weights.missing)} variables that it lacks" if weights.missing else ""
-        reporter.say(f"train: starts from the weights of {weights.path} ({weights.kind}){lacking}")
+        missing = f"; {len(weights.missing)} variables are not in the file and start from random numbers"
+        reporter.say(
+            f"train: starting from the weights in {weights.path} ({weights.kind}){missing if weights.missing else ''}"
+        )
 
-    def finish(self, loop: TrainingLoop) -> TrainingResult:
+    def finish_run(self, loop: TrainingLoop, updates: PreparedUpdates) -> TrainingResult:
         """Return the result of the run."""
         return TrainingResult(
-            **loop.outcome(),
-            training=cast(LossMetrics, loop.report.figures) if loop.report is not None else None,
+            **loop.collect_result_fields(),
+            training=cast(LossMetrics, loop.report.metrics) if loop.report is not None else None,
             evaluation=cast(EvaluationMetrics | None, loop.evaluation),
             realized_speedup=self._speedup,
         )
+
+
+def _make_signature(
+    training: TrainingSettings, config: BertConfig, source: RecordSource, held_out: RecordSource | None
+) -> Signature:
+    """Return everything that the result of a run depends on."""
+    section = training.model_dump(exclude=keys_changeable_on_resume(TrainingSettings))
+    # The path of the initial checkpoint may differ between machines, so the signature contains only its name, which is
+    # enough to detect another checkpoint.
+    section["init_checkpoint"] = Path(section["init_checkpoint"]).name if section["init_checkpoint"] else None
+    inputs = {"data": source.identity, "evaluation_data": held_out.identity if held_out is not None else None}
+    return Signature("train", {"model": config.to_json(), "training": section}, inputs)
 
 
 def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, store: StoreSettings | None) -> None:
@@ -300,10 +301,12 @@ def _realized_speedup(
     """
     measured = factor * float(np.median(np.array(unpacked_seconds) / np.array(packed_seconds)))
     if measured > _TOLERANCE * factor:
-        busy = f"the machine was busy ({measured:.2f} measured, {factor:.2f} is the limit)"
-        return None, f"realized speed-up not measurable now: {busy}"
+        return None, (
+            f"the realized speed-up could not be measured, because the machine was busy: {measured:.2f} was measured, but "
+            f"at most {factor:.2f} is possible"
+        )
     packed, unpacked = (1000 * np.median(seconds) for seconds in (packed_seconds, unpacked_seconds))
     return measured, (
-        f"realized speed-up {measured:.3f} at {factor:.3f} sequences per pack ({measured / factor:.1%} of it): a "
-        f"micro-batch takes {packed:.1f} ms packed, {unpacked:.1f} ms with one sequence per row"
+        f"the realized speed-up is {measured:.3f}, which is {measured / factor:.1%} of the {factor:.3f} sequences per pack: "
+        f"a micro-batch takes {packed:.1f} ms with packs, and {unpacked:.1f} ms with one sequence per row"
     )

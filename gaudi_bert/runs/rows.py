@@ -1,259 +1,189 @@
-"""The job that fine-tunes a model for a task on labelled rows, for losses that are sums over rows.
+"""The jobs that fine-tune a model for a task on labelled rows.
 
-The rows of the complete file are packed before the run. `pairs.py` extends this job for tasks with one loss over all rows of
-an update.
+`FineTuneJob` is what all tasks have in common: it keeps the best checkpoint, and writes the folder of the fine-tuned model.
+`RowJob` is the job for tasks whose loss is a sum over rows. Its packs are planned for the complete file before the run.
+`pairs.py` contains the job for tasks with one loss over all rows of an update.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
-from gaudi_bert.artefacts.work_folder import FINETUNING_NAME
-from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError, join_with_and
-from gaudi_bert.common.files import atomic_file, file_identity
-from gaudi_bert.common.progress import Reporter, format_count
-from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, LoopSettings, TaskSettings
+from gaudi_bert.common.errors import join_with_and
+from gaudi_bert.common.files import atomic_file
+from gaudi_bert.common.progress import format_count
+from gaudi_bert.config.sections import FineTuneSettings, LoopSettings
 from gaudi_bert.config.values import keys_changeable_on_resume
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, row_cost
-from gaudi_bert.packing.strategies import Packing
-from gaudi_bert.rows.reading import SkippedRows
-from gaudi_bert.rows.tokenizer import open_tokenizer
-from gaudi_bert.rows.tokenizing import too_long_policy
-from gaudi_bert.rows.types import QuestionRow
-from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, TaskObjective, check_settings_apply, task_named
+from gaudi_bert.runs.labelled_data import LabelledData, pack_into_row_lengths
+from gaudi_bert.tasks.kinds.task import TaskObjective
 from gaudi_bert.tasks.task_data import (
     TaskData,
     TaskEvaluation,
     TaskResult,
     counts_of,
-    labels_of,
     task_batches,
-    tokenized_file,
 )
-from gaudi_bert.tasks.task_models import is_bert, start_weights, vocabulary_of, write_task_folder
+from gaudi_bert.tasks.task_models import write_task_folder
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
+from gaudi_bert.training.job import Job, PreparedUpdates
 from gaudi_bert.training.loop import RunContext, TrainingLoop
-from gaudi_bert.training.model_files import SentenceFolder, write_sentence_folder
+from gaudi_bert.training.model_files import write_sentence_settings
 from gaudi_bert.training.objective import Evaluation
-from gaudi_bert.training.run import Job, Prepared
-from gaudi_bert.training.run_plan import RunPlan, RunSettings, nearest_micro_batch
+from gaudi_bert.training.plan_text import format_plan
+from gaudi_bert.training.run_plan import RunPlan, RunSettings, find_micro_batch_size
 
 PREDICTIONS_NAME, BEST_NAME, BASELINE_NAME = "predictions.jsonl", "best/best.json", "best/baseline.json"
 
 # The row lengths and depths that a dry run compares.
 _USUAL_ROWS, _USUAL_DEPTHS = (128, 256, 384, 512), (3, 6, 12, "max")
 # Settings that are paths. They are not part of the signature, which contains the identities of the files instead.
-_FILES = {"data", "evaluation_data", "init_checkpoint", "vocab"}
-
-
-@dataclass(frozen=True)
-class FineTuneInput:
-    """The files of a fine-tuning run.
-
-    Attributes:
-        data: The training rows.
-        evaluation_data: The rows for evaluations, or None.
-        model: The folder of the pretrained model.
-        vocabulary: The folder with the tokenizer. None if it is in the folder of the model.
-    """
-
-    data: Path
-    evaluation_data: Path | None
-    model: Path
-    vocabulary: Path | None = None
+_PATH_SETTINGS = {"data", "evaluation_data", "init_checkpoint", "vocab"}
 
 
 class FineTuneJob(Job[FineTuning]):
-    """The job that fine-tunes a model for a task on labelled rows.
+    """A job that fine-tunes a model for a task on labelled rows.
 
-    Attributes:
-        plans_packs: Whether the training rows of the complete file are packed before the run. Otherwise, the rows of each
-            update are packed when they are read.
+    Args:
+        section: The settings of the section `finetune`.
+        read: The rows, the tokenizer and the model.
+        out: The folder of the run.
     """
 
-    result_name, result_type = FINETUNING_NAME, FineTuning
+    result_type = FineTuning
     section: FineTuneSettings
-    plans_packs: ClassVar[bool] = True
-    _sentences = SentenceFolder()
 
-    def __init__(self, settings: PipelineSettings, files: FineTuneInput, out: Path) -> None:
-        self.section = settings.finetune
-        self._costs: list[str] = []
-        self._is_read = False
-        self._settings, self._files, self._out = settings, files, out
-        self.is_bert = is_bert(files.model)
-
-    def prepare(self, processes: int, reporter: Reporter) -> Prepared:
-        """Read the files at the first call, and plan the packs and the updates. See `Job.prepare`."""
-        if not self._is_read:
-            self._read_files(reporter)
-            self._is_read = True
-        return self._prepared(processes)
-
-    def _prepared(self, processes: int) -> Prepared:
-        """Plan the updates for a number of processes, and return the job ready to be run."""
-        section, task, data = self.section, self._task, self._data
-        plan = _plan_run(section, data, processes)
-        return Prepared(
-            ModelSpec(self._start.config, task.head),
-            TaskObjective(task, has_answers=task.name != "regression"),
-            plan,
-            self._evaluation(),
-            lambda plan, order: task_batches(data, task, plan, section.epochs, order),
-            self._lines(plan),
-            self._signature(),
-            details=self._details,
-        )
-
-    def _evaluation(self) -> TaskEvaluation | None:
-        """Return the evaluation on the held-out rows, or None if there are no held-out rows."""
-        if self._held_out is None:
-            return None
-        packs, seed, hidden_size = self.section.micro_batch_packs, self.section.seed, self._start.sizes.hidden_size
-        return TaskEvaluation(self._task, self._held_out, packs, seed, self._best_metric, hidden_size, self._sentences)
-
-    def _read_files(self, reporter: Reporter) -> None:
-        """Read and tokenize the rows, pack them, and read the weights.
-
-        Raises:
-            InputError: The files cannot be read, or the rows, the model and the settings do not fit together.
-        """
-        task_settings, section, files = self._task_settings(), self.section, self._files
-        if task_settings.name is None:
-            raise InputError(f"--task (task.name) is not set; choose one of {', '.join(TASK_NAMES)}")
-        name = task_settings.name
-        check_settings_apply(name, self._settings.task)
-        own = self._sentences if files.vocabulary is None else SentenceFolder()
-        tokenizer = self._tokenizer = open_tokenizer(
-            files.vocabulary or files.model, own.tokenizer_settings, lower_case=self._sentences.lower_case
-        )
-        labels = labels_of(files.data, name, task_settings)
-        kind = task_named(name)
-        self._task = kind(task_settings, labels)
-        start = self._start = start_weights(files.model, self._task)
-        positions, given = start.sizes.positions, self._given_lengths()
-        for key, length in (("row_lengths", given[-1] if given else 0), ("max_sequence_length", self._length())):
-            if length > positions:
-                raise InputError(f"finetune.{key} = {length}: the model has {positions} positions; set it to no more")
-        tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
-        data = self._data = self._read(files.data, section.depth, reporter, is_first=True)
-        # If some questions have no answer, the model may predict "no answer", for which it needs a threshold.
-        has_unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
-        if has_unanswerable and task_settings.null_score_threshold is None:
-            task_settings = task_settings.model_copy(update={"null_score_threshold": 0.0})
-        needs_words = name == "masked-language-modelling"
-        self._task = kind(task_settings, labels, vocabulary_of(tokenizer) if needs_words else NO_VOCABULARY)
-        self._held_out = None
-        if files.evaluation_data is not None:
-            self._held_out = self._read(files.evaluation_data, section.evaluation_depth, reporter)
-        if section.best_metric is not None and self._held_out is None:
-            raise InputError("finetune.best_metric: needs evaluation data; give --evaluation FILE")
-        self._best_metric = section.best_metric or self._task.best_metric
-        if self._best_metric not in self._task.metric_names:
-            raise InputError(
-                f"finetune.best_metric = {self._best_metric}: {name} has no such metric; choose one of "
-                f"{', '.join(self._task.metric_names)}"
+    def __init__(self, section: FineTuneSettings, read: LabelledData, out: Path) -> None:
+        self.section, self._out = section, out
+        self._read = read
+        self.spec = ModelSpec(read.start.config, read.task.head)
+        self.signature = _make_signature(section, read)
+        self.evaluation = None
+        if read.held_out is not None:
+            self.evaluation = TaskEvaluation(
+                read.task,
+                read.held_out,
+                section.micro_batch_packs,
+                section.seed,
+                read.best_metric,
+                read.start.sizes.hidden_size,
+                read.folder,
             )
+        self.initial_variables = read.start.variables
+        self.checkpoint_settings = {}
 
-    def _task_settings(self) -> TaskSettings:
-        """Return the settings of the task. A subclass may add settings from the folder of the model."""
-        return self._settings.task
+    def handle_evaluation(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
+        """Save the weights to `best/` unless an earlier evaluation was better.
 
-    def _length(self) -> int:
-        """Return the maximum number of tokens in a sequence.
-
-        It is the setting `max_sequence_length` if the user set it, or else the largest of the given row lengths, or else the
-        maximum of the model.
+        A kill between the two writes must not leave a `best.json` without its weights, so the weights are written first.
         """
-        section, given = self.section, self._given_lengths()
-        if "max_sequence_length" in section.model_fields_set:
-            return section.max_sequence_length
-        usual = self._sentences.max_sequence_length or section.max_sequence_length
-        return given[-1] if given else min(usual, self._start.sizes.positions)
+        if not run.communicator.is_first:
+            return
+        path, best_metric, figures = self._out / BEST_NAME, self._read.best_metric, evaluation.as_json()
+        if update == 0:
+            BestCheckpoint(update=0, metric=best_metric, metrics=figures).write(self._out / BASELINE_NAME)
+        before = BestCheckpoint.read_if_present(path)
+        rank = partial(self._read.task.rank, best_metric=best_metric)
+        is_best = before is None or rank(figures) >= rank(
+            before.metrics
+        )  # if they are equal, the later one counts as better
+        if is_best and not math.isnan(figures[best_metric]):
+            settings = {"model": self._read.start.config.to_json()}
+            written = write_checkpoint(path.parent, Checkpoint(update, model.values(), settings=settings))
+            BestCheckpoint(update=update, metric=best_metric, metrics=figures).write(path)
+            for other in path.parent.glob("update-*.safetensors"):
+                if other != written:
+                    other.unlink()
 
-    def _given_lengths(self) -> tuple[int, ...]:
-        """Return the row lengths that the user set, ascending. Empty if the user set none, or "auto"."""
-        given = self.section.row_lengths
-        return given if isinstance(given, tuple) else ()
-
-    def _read(self, path: Path, depth: int | str, reporter: Reporter, *, is_first: bool = False) -> TaskData:
-        """Read, tokenize and pack the rows of a file, and tell the user about skipped and truncated rows.
-
-        Args:
-            path: The file.
-            depth: The maximum number of sequences in a pack, or "max".
-            reporter: Shows messages to the user.
-            is_first: Whether this is the training file, for which a line also states how files are read.
-
-        Raises:
-            InputError: The file cannot be read, or its rows do not fit into rows of the given lengths.
-        """
-        task, length, skipped = self._task, self._length(), SkippedRows()
-        sequences, rows = tokenized_file(
-            path,
-            task.name,
-            task.settings,
-            self._tokenizer,
-            task.labels,
-            length,
-            reporter.say if is_first else None,
-            skipped,
-        )
-        if skipped.rows:
-            reporter.say(str(skipped))
-        if sequences.cut_rows:
-            cut = too_long_policy(task.name, task.settings) == "truncate"
-            what = f"cut to {length} tokens" if cut else "taken in windows"
-            counted = f"{len(sequences):,} texts" if task.name == "embedding" else f"{len(rows):,} rows"
-            reporter.say(f"{path}: {sequences.cut_rows:,} of {counted} are too long and were {what}")
-        packings: tuple[Packing, ...] = ()
-        counts = counts_of(sequences, length)
-        if self.section.row_lengths is not None:
-            try:
-                chosen = self._row_lengths(counts, depth)
-            except InputError as error:
-                raise InputError(f"finetune.row_lengths: {path}: {error}") from error
-            packings = chosen.packings
-            self._costs = [chosen.format_cost()] if is_first else self._costs
-        elif self.plans_packs or not is_first:  # otherwise, the rows of an update are packed when they are read
-            packings = (pack_histogram(Histogram(length, counts), self.section.algorithm, depth),)
-        return TaskData(path, file_identity(path), rows, sequences, packings)
-
-    def _row_lengths(self, counts: IntArray, depth: int | str) -> RowLengths:
-        """Return the packings for rows of several lengths, which the user gave or which have the lowest estimated cost.
-
-        Args:
-            counts: The number of sequences of each length.
-            depth: The maximum number of sequences in a pack, or "max".
-        """
-        section, sizes = self.section, self._start.sizes
-        return choose_row_lengths(
-            counts,
-            partial(row_cost, hidden_size=sizes.hidden_size),
-            lengths=self._given_lengths() or None,
-            longest=sizes.positions,
-            depth=depth,
-            algorithm=section.algorithm,
-            batch_sequences=section.batch_sequences,
+    def finish_run(self, loop: TrainingLoop, updates: PreparedUpdates) -> FineTuning:
+        """Load the best weights, evaluate them once more, and write the model and its predictions."""
+        model, communicator, out, read = loop.model, loop.context.communicator, self._out, self._read
+        best = communicator.run_on_first(lambda: BestCheckpoint.read_if_present(out / BEST_NAME))
+        if best is not None and communicator.is_first:
+            model.load_values(read_checkpoint(find_checkpoint(out / "best")).variables)
+        if communicator.size > 1:
+            model.load_values(communicator.broadcast(model.values()))
+        result = None if self.evaluation is None else self.evaluation.evaluate(model, communicator)
+        if communicator.is_first:
+            self._write_model(model, result)
+        return FineTuning(
+            task=read.task.name,
+            model=read.start.path.name,
+            labels=read.task.labels,
+            epochs=self.section.epochs,
+            updates=loop.plan.settings.updates,
+            best_metric=read.best_metric if result is not None else None,
+            best_update=loop.progress.update if best is None else best.update,
+            evaluated_rows=result.rows if result is not None else 0,
+            metrics=dict(result.figures) if result is not None else {},
+            baseline=self._baseline_metrics(),
+            **updates.packing,
         )
 
-    def _lines(self, plan: RunPlan) -> list[str]:
-        """Return the lines for the user that describe the data, the model and the batches."""
-        task, data, section, start = self._task, self._data, self.section, self._start
+    def _format_model(self) -> str:
+        """Return the model and its sizes as text for the user."""
+        start, sizes = self._read.start, self._read.start.sizes
+        return f"{start.path} ({start.kind}): {format_count(sizes.layers, 'layer')}, hidden size {sizes.hidden_size}"
+
+    def _write_model(self, model: Model, result: TaskResult | None) -> None:
+        """Write the folder of the fine-tuned model, and its predictions on the held-out rows."""
+        out, read = self._out, self._read
+        write_task_folder(out, read.start, read.task, model.values(), read.tokenizer, read.max_sequence_length)
+        if read.task.name == "embedding":
+            hidden_size = read.start.sizes.hidden_size
+            write_sentence_settings(out, read.task.settings, read.folder, read.max_sequence_length, hidden_size)
+        if result is not None and result.logits is not None and read.held_out is not None:
+            with atomic_file(out / PREDICTIONS_NAME) as handle:
+                for answer in read.task.predictions(result.logits, read.held_out.sequences, read.held_out.rows):
+                    handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
+
+    def _baseline_metrics(self) -> dict[str, float]:
+        """Return the metrics of the model before training, or else of a constant prediction."""
+        task, held_out = self._read.task, self._read.held_out
+        if not self.evaluates_first:
+            return {} if held_out is None else task.baseline(self._read.data.sequences, held_out.sequences)
+        stored = BestCheckpoint.read_if_present(self._out / BASELINE_NAME)
+        metrics = {} if stored is None else stored.metrics
+        return {name: metrics[name] for name in task.metric_names if name in metrics}
+
+
+class RowJob(FineTuneJob):
+    """The job for tasks whose loss is a sum over rows."""
+
+    def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
+        """Plan the updates. See `Job.prepare_updates`."""
+        section, task, data = self.section, self._read.task, self._read.data
+        plan = plan_epochs(section, data, processes, processes_at_start)
+        return PreparedUpdates(
+            plan,
+            TaskObjective(task, has_answers=task.name != "regression"),
+            partial(task_batches, data, task, plan, section.epochs),
+            self._format_lines(plan),
+            {
+                "max_sequence_length": data.lengths[-1],
+                "sequences": len(data.sequences),
+                "packs": data.packs,
+                "lower_bound": sum(packing.lower_bound for packing in data.packings),
+                "packing_factor": data.packing_factor,
+                "depth": max(packing.depth_used for packing in data.packings),
+                "algorithm": data.packings[-1].algorithm_used,
+            },
+        )
+
+    def _format_lines(self, plan: RunPlan) -> list[str]:
+        """Return the lines for the user that describe the data, the model and the updates."""
+        section, read = self.section, self._read
+        task, data = read.task, read.data
         labels, tokens = f", {len(task.labels)} labels" if task.labels else "", data.sequences.lengths.mean()
         rows = join_with_and(f"{length:,}" for length in data.lengths)
         return [
@@ -266,18 +196,18 @@ class FineTuneJob(Job[FineTuning]):
                 for length, packing in zip(data.lengths, data.packings, strict=True)
                 for of_length in [f" of {length:,}" if len(data.lengths) > 1 else ""]
             ),
-            *self._costs,
-            f"{start.path} ({start.kind}): {format_count(start.sizes.layers, 'layer')}, hidden size "
-            f"{start.sizes.hidden_size}; {len(start.fresh)} variables start from random numbers",
-            f"asked for {section.batch_sequences:,} sequences per update, {format_count(section.epochs, 'epoch')}; "
+            *read.row_length_notes,
+            f"{self._format_model()}; {len(read.start.fresh)} variables start from random numbers",
+            f"finetune.batch_sequences asks for {section.batch_sequences:,} sequences per update, "
+            f"{format_count(section.epochs, 'epoch')}; "
             f"{section.optimizer}, learning rate {section.learning_rate:g}",
             *filter(None, [task.note(data.rows)]),
-            *plan.short_lines(),
+            *format_plan(plan),
         ]
 
-    def _details(self) -> list[str]:
-        """Return the lines of a table that compares other row lengths and depths, for a dry run."""
-        section, longest, lengths = self.section, self._data.lengths[-1], self._data.sequences.lengths
+    def format_dry_run(self) -> list[str]:
+        """Return the lines of a table that compares other row lengths and depths."""
+        section, longest, lengths = self.section, self._read.data.lengths[-1], self._read.data.sequences.lengths
         lines = [f"{'rows of':>10}{'depth':>8}{'packs':>12}{'per pack':>12}{'real tokens':>14}{'cut':>10}"]
         for length in sorted({longest, *(usual for usual in _USUAL_ROWS if usual < longest)}):
             counts, cut = np.bincount(np.minimum(lengths, length), minlength=length + 1)[1:], int((lengths > length).sum())
@@ -289,113 +219,50 @@ class FineTuneJob(Job[FineTuning]):
                 )
         if section.row_lengths is not None:
             return lines
-        chosen = self._row_lengths(counts_of(self._data.sequences, longest), section.depth)
-        return [*lines, f"finetune.row_lengths = auto gives {chosen.format_cost()}"]
-
-    def _signature(self) -> Signature:
-        """Return everything that the result depends on."""
-        unused = (
-            {"row_lengths"} if self.section.row_lengths is None else set()
-        )  # so that runs from before this setting existed can be resumed
-        section = self.section.model_dump(mode="json", exclude=keys_changeable_on_resume(FineTuneSettings) | _FILES | unused)
-        task = self._task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
-        inputs = {
-            "data": self._data.identity,
-            "evaluation_data": self._held_out.identity if self._held_out is not None else None,
-            "model": f"{self._start.path.name}:{self._start.identity}",
-            "tokenizer": self._tokenizer.sha256,
-            "labels": list(self._task.labels),
-        }
-        return Signature("finetune", {"task": task, "finetune": section}, inputs)
-
-    def load_start(self, model: Model, reporter: Reporter) -> None:
-        """Load the encoder of the pretrained model, and its head if that fits the task."""
-        model.load_values(self._start.variables)
-
-    def evaluated(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Save the weights to `best/` unless an earlier evaluation was better.
-
-        A kill between the two writes must not leave a `best.json` without its weights, so the weights are written first.
-        """
-        if not run.communicator.is_first:
-            return
-        path, figures = self._out / BEST_NAME, evaluation.as_json()
-        if update == 0:
-            BestCheckpoint(update=0, metric=self._best_metric, metrics=figures).write(self._out / BASELINE_NAME)
-        before = BestCheckpoint.read_if_present(path)
-        rank = partial(self._task.rank, best_metric=self._best_metric)
-        is_best = before is None or rank(figures) >= rank(
-            before.metrics
-        )  # if they are equal, the later one counts as better
-        if is_best and not math.isnan(figures[self._best_metric]):
-            settings = {"model": self._start.config.to_json()}
-            written = write_checkpoint(path.parent, Checkpoint(update, model.values(), settings=settings))
-            BestCheckpoint(update=update, metric=self._best_metric, metrics=figures).write(path)
-            for other in path.parent.glob("update-*.safetensors"):
-                if other != written:
-                    other.unlink()
-
-    def finish(self, loop: TrainingLoop) -> FineTuning:
-        """Load the best weights, evaluate them once more, and write the model and its predictions."""
-        model, communicator, out, start = loop.model, loop.context.communicator, self._out, self._start
-        best = communicator.run_on_first(lambda: BestCheckpoint.read_if_present(out / BEST_NAME))
-        if best is not None and communicator.is_first:
-            model.load_values(read_checkpoint(find_checkpoint(out / "best")).variables)
-        if communicator.size > 1:
-            model.load_values(communicator.broadcast(model.values()))
-        result = None if loop.held_out is None else cast(TaskResult, loop.held_out.evaluate(model, communicator))
-        if communicator.is_first:
-            write_task_folder(out, start, self._task, model.values(), self._tokenizer, self._length())
-            if self._task.name == "embedding":
-                settings, hidden_size = self._task.settings, start.sizes.hidden_size
-                write_sentence_folder(out, settings, self._sentences, self._length(), hidden_size)
-            if result is not None and result.logits is not None and self._held_out is not None:
-                with atomic_file(out / PREDICTIONS_NAME) as handle:
-                    for answer in self._task.predictions(result.logits, self._held_out.sequences, self._held_out.rows):
-                        handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
-        return FineTuning(
-            task=self._task.name,
-            model=start.path.name,
-            labels=self._task.labels,
-            epochs=self.section.epochs,
-            updates=loop.plan.settings.updates,
-            best_metric=self._best_metric if result is not None else None,
-            best_update=loop.progress.update if best is None else best.update,
-            evaluated_rows=result.rows if result is not None else 0,
-            metrics=dict(result.figures) if result is not None else {},
-            **self._figures(),
-        )
-
-    def _figures(self) -> dict[str, Any]:
-        """Return the packing of the training data, and the metrics of a baseline that is computed without training."""
-        data = self._data
-        return {
-            "baseline": self._task.baseline(data.sequences, self._held_out.sequences) if self._held_out else {},
-            "max_sequence_length": data.lengths[-1],
-            "sequences": len(data.sequences),
-            "packs": data.packs,
-            "lower_bound": sum(packing.lower_bound for packing in data.packings),
-            "packing_factor": data.packing_factor,
-            "depth": max(packing.depth_used for packing in data.packings),
-            "algorithm": data.packings[-1].algorithm_used,
-        }
+        counts = counts_of(self._read.data.sequences, longest)
+        chosen = pack_into_row_lengths(counts, section, self._read.start.sizes, section.depth)
+        return [*lines, f"finetune.row_lengths = auto would choose {chosen.format_cost()}"]
 
 
-def _plan_run(section: FineTuneSettings, data: TaskData, processes: int) -> RunPlan:
-    """Return the plan of a run, whose number of updates follows from the number of epochs."""
-    factor, micro_batch, rows = data.packing_factor, section.micro_batch_packs, data.row_packs
-    if not rows:
-        micro_batch = nearest_micro_batch(section.batch_sequences, factor * processes, micro_batch)
+def _make_signature(section: FineTuneSettings, read: LabelledData) -> Signature:
+    """Return everything that the result of a fine-tuning run depends on."""
+    # Without row_lengths, this setting is omitted, so that runs from before it existed can be resumed.
+    unused = {"row_lengths"} if section.row_lengths is None else set()
+    values = section.model_dump(mode="json", exclude=keys_changeable_on_resume(FineTuneSettings) | _PATH_SETTINGS | unused)
+    task = read.task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
+    inputs = {
+        "data": read.data.identity,
+        "evaluation_data": read.held_out.identity if read.held_out is not None else None,
+        "model": f"{read.start.path.name}:{read.start.identity}",
+        "tokenizer": read.tokenizer.sha256,
+        "labels": list(read.task.labels),
+    }
+    return Signature("finetune", {"task": task, "finetune": values}, inputs)
+
+
+def plan_epochs(section: FineTuneSettings, data: TaskData, processes: int, processes_at_start: int) -> RunPlan:
+    """Return the plan of a run, whose number of updates follows from the number of epochs.
+
+    Args:
+        section: The settings of the section `finetune`.
+        data: The training rows.
+        processes: The number of processes of the run.
+        processes_at_start: The number of processes that began the run.
+    """
+    factor, micro_batch, packs_by_row_length = data.packing_factor, section.micro_batch_packs, data.row_packs
+    if not packs_by_row_length:
+        micro_batch = find_micro_batch_size(section.batch_sequences, factor * processes, micro_batch)
     plan = RunPlan(
         run_settings(section, micro_batch, 1, 1),
         factor,
         processes=processes,
         slots_per_pack=data.lengths[-1],
         packs=data.packs,
-        mean_tokens=None if rows else float(data.sequences.lengths.mean()),
-        rows=rows,
+        mean_tokens=None if packs_by_row_length else float(data.sequences.lengths.mean()),
+        packs_by_row_length=packs_by_row_length,
+        processes_at_start=processes_at_start,
     )
-    updates = plan.updates_of(section.epochs)
+    updates = plan.count_updates(section.epochs)
     return replace(plan, requested=run_settings(section, micro_batch, updates, math.ceil(updates / section.epochs)))
 
 

@@ -28,16 +28,15 @@ from gaudi_bert.artefacts.pack_kinds import RowLengthTables, find_pack_kind, lis
 from gaudi_bert.artefacts.packed import TableMetadata
 from gaudi_bert.artefacts.results import StageOutput
 from gaudi_bert.artefacts.training import TableTraining, WordEvaluation, WordMetrics
-from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import format_location, is_in_store
-from gaudi_bert.common.progress import Reporter, format_count
+from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.config.values import keys_changeable_on_resume
-from gaudi_bert.engines.protocol import Model, ModelSpec
+from gaudi_bert.engines.protocol import ModelSpec
 from gaudi_bert.model.config import BertConfig, ModelSizes
 from gaudi_bert.model.heads import TaskKind
 from gaudi_bert.reading.streams import StoredPacks
@@ -48,11 +47,13 @@ from gaudi_bert.tables.sources import is_table
 from gaudi_bert.tasks.kinds.language_modelling import WordTargets
 from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, TaskObjective
 from gaudi_bert.tasks.task_models import start_of_words, write_task_folder
-from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet, count_values, majority_share
-from gaudi_bert.training.input import Batch, TrainingOrder, batches_in_order, each_pack_once
+from gaudi_bert.training.batches import Batch, TrainingOrder, read_batches_in_order, read_each_pack_once
+from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet, compute_majority_baseline, count_values
+from gaudi_bert.training.job import Job, PreparedUpdates
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.objective import LossDenominators
-from gaudi_bert.training.run import Job, Prepared, RunOptions, run_job
+from gaudi_bert.training.plan_text import DryRun, format_plan
+from gaudi_bert.training.run import RunOptions, run_job
 from gaudi_bert.training.run_plan import RowPacks, RunPlan, RunSettings
 
 _MASKED: TaskKind = "masked-language-modelling"
@@ -69,7 +70,7 @@ def is_packed_table(data: Path, store: StoreSettings | None = None) -> bool:
         InputError: There is no such data, or it is a table that is not packed.
     """
     if not is_in_store(data) and not os.path.lexists(data) and not glob.glob(os.fspath(data)):
-        raise InputError(f"{data}: no such folder or file, and no file matches it as a pattern; check the path")
+        raise InputError(f"{data}: the path does not exist, and no file matches it as a pattern; check the path")
     with mirror_folder(data, store) if is_in_store(data) else nullcontext(data) as folder:
         tokenised = folder / TokenisedTexts.file_name
         if is_in_store(data):
@@ -78,7 +79,7 @@ def is_packed_table(data: Path, store: StoreSettings | None = None) -> bool:
         is_tokenised = tokenised.is_file()
     if not is_packed and (is_tokenised or (not is_in_store(data) and is_table(data))):
         name = format_location(data)
-        raise InputError(f"{name}: is a table that is not packed; run `gaudi-bert pack {name} --out packed/` first")
+        raise InputError(f"{name}: the table is not packed; run `gaudi-bert pack {name} --out packed/` first")
     return is_packed
 
 
@@ -89,7 +90,7 @@ def train_on_table(
     evaluation_data: Path | None,
     out: Path,
     **options: Unpack[RunOptions],
-) -> StageOutput[TableTraining] | RunPlan:
+) -> StageOutput[TableTraining] | DryRun:
     """Train a language model on a packed table.
 
     Args:
@@ -111,20 +112,26 @@ def train_on_table(
     """
     training = settings.training
     if training.init_checkpoint is not None:
-        raise InputError("training.init_checkpoint: for packed records; on a packed table, give its folder with --model")
-    for name, usual in (("loss", "token"), ("measure_speedup", False)):
+        raise InputError(
+            "training.init_checkpoint: the setting is only supported for packed records; for a packed table, pass the "
+            "weights with --model"
+        )
+    for name, required in (("loss", "token"), ("measure_speedup", False)):
         value = getattr(training, name)
-        if value != usual:
+        if value != required:
             raise InputError(
-                f"training.{name} = {str(value).lower()}: for packed records only; a packed table needs {str(usual).lower()}"
+                f"training.{name} = {str(value).lower()}: the value is only supported for packed records; for a packed "
+                f"table, set it to {str(required).lower()}"
             )
     with ExitStack() as stack:
-        source, held_out = (
-            None if each is None else _open_packed_table(stack.enter_context(open_local_copy(each, settings.store)))
-            for each in (data, evaluation_data)
-        )
-        given = None if model is None else stack.enter_context(open_local_copy(model, settings.store))
-        return run_job(_TableJob(settings, cast(_PackedTable, source), held_out, given), settings, out, **options)
+        source = open_packed_table(stack.enter_context(open_local_copy(data, settings.store)))
+        held_out = None
+        if evaluation_data is not None:
+            held_out = open_packed_table(stack.enter_context(open_local_copy(evaluation_data, settings.store)))
+        model_path = None if model is None else stack.enter_context(open_local_copy(model, settings.store))
+        job = _TableJob(settings, source, held_out, model_path)
+        is_bert = isinstance(job.spec.config, BertConfig)
+        return run_job(lambda _: job, settings, training, out, is_bert=is_bert, **options)
 
 
 class _TableJob(Job[TableTraining]):
@@ -134,74 +141,82 @@ class _TableJob(Job[TableTraining]):
         settings: The settings of the pipeline.
         source: The packed table.
         held_out: A packed table for evaluations, or None.
-        given: The user's `--model`, or None.
+        model_path: The user's `--model`, or None.
 
     Raises:
         InputError: The model and the tables do not fit together.
     """
 
-    result_name, result_type = TRAINING_NAME, TableTraining
+    result_type = TableTraining
     section: TrainingSettings
 
     def __init__(
-        self, settings: PipelineSettings, source: _PackedTable, held_out: _PackedTable | None, given: Path | None
+        self, settings: PipelineSettings, source: PackedTable, held_out: PackedTable | None, model_path: Path | None
     ) -> None:
-        self.section = settings.training
-        self._settings, self._source, self._held_out = settings, source, held_out
-        if given is not None and given.is_dir() and has_tokenizer(given):
-            _check_same_tokens(source, open_tokenizer(given))
-        self._task, self._start = start_of_words(given, settings, source.tokenizer, source.length)
-        _check_table_fits(source, self._start.sizes)
+        training = self.section = settings.training
+        self._source = source
+        if model_path is not None and model_path.is_dir() and has_tokenizer(model_path):
+            _check_same_token_ids(source, open_tokenizer(model_path))
+        task, start = self._task, self._start = start_of_words(model_path, settings, source.tokenizer, source.max_row_length)
+        _check_table_fits_model(source, start.sizes)
         if held_out is not None:
-            _check_same_tokens(source, held_out.tokenizer)
-            _check_table_fits(held_out, self._start.sizes)
-        self.is_bert = isinstance(self._start.config, BertConfig)
-        share = self._task.settings.masked_lm_probability
-        self._targets = WordTargets(cast(TaskKind, self._task.name), settings.training.seed, share, self._task.vocabulary)
-
-    def prepare(self, processes: int, reporter: Reporter) -> Prepared:
-        """Plan the updates. See `Job.prepare`."""
-        source, start, task, targets, training = self._source, self._start, self._task, self._targets, self.section
-        plan, evaluation = self._plan(processes), None
-        if self._held_out is not None:
-            packs = plan.settings.micro_batch_packs
-            evaluation = _TableEvaluation(self._held_out, targets, start.sizes.vocab_size, packs, training.evaluate_packs)
-        packs, sequences, tokens = (source.total(figure) for figure in ("packs", "sequences", "tokens"))
-        words = targets.share * tokens if targets.kind == _MASKED else tokens - sequences
-
-        def batches(plan: RunPlan, order: TrainingOrder) -> Iterator[Batch]:
-            micro_batches = plan.micro_batches(order.updates_done, order.packs_done)
-            return batches_in_order(source.stored, partial(source.features, targets), micro_batches, order, source.path)
-
-        return Prepared(
-            ModelSpec(start.config, task.head),
-            TaskObjective(task),
-            plan,
-            evaluation,
-            batches,
-            self._lines(plan),
-            self._signature(),
-            LossDenominators(training.loss_normalization, (words / packs, 1.0)),
-            {"task": task.name},
+            _check_same_token_ids(source, held_out.tokenizer)
+            _check_table_fits_model(held_out, start.sizes)
+        if source.packs_by_row_length and training.loss_normalization == "balanced":
+            raise InputError(
+                "training.loss_normalization = balanced: the value is not supported for rows of several lengths; set it to "
+                "global or local"
+            )
+        masked_fraction = task.settings.masked_lm_probability
+        targets = self._targets = WordTargets(cast(TaskKind, task.name), training.seed, masked_fraction, task.vocabulary)
+        self.spec, self.initial_variables = ModelSpec(start.config, task.head), start.variables
+        self.signature = Signature(
+            "train",
+            {
+                "model": start.config.to_json(),
+                "training": training.model_dump(exclude=keys_changeable_on_resume(TrainingSettings) | {"init_checkpoint"}),
+                "task": {"name": task.name, "masked_lm_probability": masked_fraction},
+            },
+            {
+                "data": source.identity,
+                "evaluation_data": held_out.identity if held_out is not None else None,
+                "weights": start.identity,
+            },
         )
+        self.evaluation = None
+        if held_out is not None:
+            vocabulary, packs = start.sizes.vocab_size, training.micro_batch_packs
+            self.evaluation = TableEvaluation(held_out, targets, vocabulary, packs, training.evaluate_packs)
+        tokens = source.count("tokens")
+        predicted_tokens = targets.share * tokens if targets.kind == _MASKED else tokens - source.count("sequences")
+        self.denominators = LossDenominators(training.loss_normalization, (predicted_tokens / source.count("packs"), 1.0))
+        self.checkpoint_settings = {"task": task.name}
 
-    def _plan(self, processes: int) -> RunPlan:
-        """Return the plan of the run for a number of processes."""
+    def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
+        """Plan the updates. See `Job.prepare_updates`."""
         source = self._source
-        if source.row_packs and self._settings.training.loss_normalization == "balanced":
-            raise InputError("training.loss_normalization = balanced: for rows of one length; set it to global or local")
-        return RunPlan(
-            RunSettings.of_training(self._settings.training),
-            source.total("sequences") / source.total("packs"),
+        packs, sequences = source.count("packs"), source.count("sequences")
+        plan = RunPlan(
+            RunSettings.from_training_section(self.section),
+            sequences / packs,
             processes=processes,
-            slots_per_pack=source.length,
-            packs=source.total("packs"),
-            mean_tokens=None if source.row_packs else source.total("tokens") / source.total("sequences"),
-            rows=source.row_packs,
+            slots_per_pack=source.max_row_length,
+            packs=packs,
+            mean_tokens=None if source.packs_by_row_length else source.count("tokens") / sequences,
+            packs_by_row_length=source.packs_by_row_length,
+            processes_at_start=processes_at_start,
         )
 
-    def _lines(self, plan: RunPlan) -> list[str]:
-        """Return the lines for the user that describe the model, the data and the batches."""
+        def make_batches(order: TrainingOrder) -> Iterator[Batch]:
+            micro_batches = plan.iterate_micro_batches(order.updates_done, order.packs_done)
+            return read_batches_in_order(
+                source.stored, partial(source.read_batch, self._targets), micro_batches, order, source.path
+            )
+
+        return PreparedUpdates(plan, TaskObjective(self._task), make_batches, self._format_lines(plan))
+
+    def _format_lines(self, plan: RunPlan) -> list[str]:
+        """Return the lines for the user that describe the model, the data and the updates."""
         start, training = self._start, plan.settings
         return [
             f"{start.architecture} ({start.path.name}, {start.kind}): {format_count(start.sizes.layers, 'layer')}, hidden "
@@ -212,50 +227,33 @@ class _TableJob(Job[TableTraining]):
                 for packed in self._source.tables
             ),
             f"{training.optimizer}, learning rate {training.learning_rate:g}",
-            *plan.short_lines(),
+            *format_plan(plan),
         ]
 
-    def _signature(self) -> Signature:
-        """Return everything that the result depends on."""
-        section = self._settings.training.model_dump(
-            exclude=keys_changeable_on_resume(TrainingSettings) | {"init_checkpoint"}
-        )
-        inputs = {
-            "data": self._source.identity,
-            "evaluation_data": self._held_out.identity if self._held_out is not None else None,
-            "weights": self._start.identity,
-        }
-        task = {"name": self._task.name, "masked_lm_probability": self._task.settings.masked_lm_probability}
-        model = self._start.config.to_json()
-        return Signature("train", {"model": model, "training": section, "task": task}, inputs)
-
-    def load_start(self, model: Model, reporter: Reporter) -> None:
-        """Load the pretrained weights, if there are any."""
-        model.load_values(self._start.variables)
-
-    def finish(self, loop: TrainingLoop) -> TableTraining:
+    def finish_run(self, loop: TrainingLoop, updates: PreparedUpdates) -> TableTraining:
+        """Write the trained model in the format of `transformers`, and return the result of the run."""
         context, start, source = loop.context, self._start, self._source
         if context.communicator.is_first:
             values = loop.model.values()
-            write_task_folder(context.folder, start, self._task, values, source.tokenizer, source.length)
-        figures = loop.report.figures.as_json() if loop.report is not None else None
+            write_task_folder(context.folder, start, self._task, values, source.tokenizer, source.max_row_length)
+        figures = loop.report.metrics.as_json() if loop.report is not None else None
         return TableTraining(
-            **loop.outcome(),
+            **loop.collect_result_fields(),
             task=self._task.name,
             model=start.architecture,
-            training=WordMetrics(**_figures(figures["loss"], figures["accuracy"])) if figures is not None else None,
+            training=WordMetrics(**_make_metrics(figures["loss"], figures["accuracy"])) if figures is not None else None,
             evaluation=cast(WordEvaluation | None, loop.evaluation),
         )
 
 
-def _figures(loss: float, accuracy: float) -> dict[str, float]:
+def _make_metrics(loss: float, accuracy: float) -> dict[str, float]:
     """Return the loss, the accuracy and the perplexity by name."""
     loss, accuracy = float(loss), min(float(accuracy), 1.0)
     return {"loss": loss, "accuracy": accuracy, "perplexity": math.exp(min(loss, 700.0))}
 
 
 @dataclass(frozen=True)
-class _TableEvaluation(EvaluationSet[WordEvaluation]):
+class TableEvaluation(EvaluationSet[WordEvaluation]):
     """A packed table to evaluate on. The masked tokens of a sequence do not depend on its pack.
 
     Attributes:
@@ -263,35 +261,38 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
         targets: Chooses the tokens to predict.
         vocabulary: The number of tokens in the model's vocabulary.
         batch_packs: The number of packs in a batch of the longest rows. Batches of shorter rows contain more packs.
-        take_packs: Evaluate only about this many packs, or all packs if None.
+        max_packs: Evaluate only about this many packs, or all packs if None.
     """
 
-    source: _PackedTable
+    source: PackedTable
     targets: WordTargets
     vocabulary: int
     batch_packs: int
-    take_packs: int | None
+    max_packs: int | None
 
     @property
-    def sums(self) -> int:
+    def sum_count(self) -> int:
         """3 sums of the head, the number of sequences, and a count per vocabulary token."""
         return 3 + 1 + self.vocabulary
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
-        source, take = self.source, self.take_packs
-        for which, (table, stored) in enumerate(zip(source.tables, source.stored, strict=True)):
-            read = partial(source.features, self.targets, which, epoch=EVALUATION_EPOCH)
-            share = None if take is None else math.ceil(take * table.packs / source.total("packs"))
-            batch_packs = self.batch_packs * source.length // table.max_sequence_length
-            for batch in each_pack_once(stored, read, batch_packs, rank, size, share):
+        """Yield the batches of one process, one row length after the other."""
+        source = self.source
+        for index, (table, stored) in enumerate(zip(source.tables, source.stored, strict=True)):
+            read_packs = partial(source.read_batch, self.targets, index, epoch=EVALUATION_EPOCH)
+            max_packs = self.max_packs
+            if max_packs is not None:  # take packs of every row length in proportion to their numbers
+                max_packs = math.ceil(max_packs * table.packs / source.count("packs"))
+            batch_packs = self.batch_packs * source.max_row_length // table.max_sequence_length
+            for batch in read_each_pack_once(stored, read_packs, batch_packs, rank, size, max_packs):
                 yield batch, None
 
-    def counted(self, batch: Batch) -> FloatArray:
+    def count_labels(self, batch: Batch) -> FloatArray:
         """Count the sequences, and how often each token is to be predicted, float64 [1 + vocabulary]."""
         words = count_values(batch["targets"], batch["target_weights"], self.vocabulary)
         return np.concatenate([[batch["sequence_weights"].sum()], words])
 
-    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> WordEvaluation:
+    def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> WordEvaluation:
         """Return the loss, the accuracy, the perplexity and the baseline.
 
         Raises:
@@ -299,10 +300,10 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
         """
         (loss, weight, right), sequences, words = totals[:3], totals[3], totals[4:]
         if not weight:
-            raise InputError(f"{self.source.path}: has no word to predict; give a table with longer texts")
+            raise InputError(f"{self.source.path}: the table contains no token to predict; pass a table with longer texts")
         return WordEvaluation(
-            **_figures(loss / weight, right / weight),
-            unigram_baseline=majority_share(words),
+            **_make_metrics(loss / weight, right / weight),
+            unigram_baseline=compute_majority_baseline(words),
             sequences=int(sequences),
             words=int(weight),
         )
@@ -315,7 +316,7 @@ class _TableEvaluation(EvaluationSet[WordEvaluation]):
 
 
 @dataclass(frozen=True)
-class _PackedTable:
+class PackedTable:
     """Packed tables, one per row length, and their tokenizer.
 
     Attributes:
@@ -331,13 +332,13 @@ class _PackedTable:
     stored: tuple[StoredPacks, ...] = field(repr=False)
 
     @property
-    def length(self) -> int:
+    def max_row_length(self) -> int:
         """The length of the longest rows, in tokens."""
         return self.tables[-1].max_sequence_length
 
     @property
-    def row_packs(self) -> tuple[RowPacks, ...]:
-        """The number of packs of each row length, as for `RunPlan.rows`. Empty if all rows have the same length."""
+    def packs_by_row_length(self) -> tuple[RowPacks, ...]:
+        """The number of packs of each row length, for `RunPlan.packs_by_row_length`. Empty if all rows are equally long."""
         rows = tuple(RowPacks(table.max_sequence_length, table.packs) for table in self.tables)
         return rows if len(rows) > 1 else ()
 
@@ -346,16 +347,18 @@ class _PackedTable:
         """A string that differs between tables with different packs or tokenizers."""
         return " ".join(f"{table.compute_packs_sha256()} {self.tokenizer.sha256}" for table in self.tables)
 
-    def total(self, figure: Literal["packs", "sequences", "tokens"]) -> int:
+    def count(self, quantity: Literal["packs", "sequences", "tokens"]) -> int:
         """Return the number of packs, sequences or tokens in all tables."""
-        return sum(getattr(table, figure) for table in self.tables)
+        return sum(getattr(table, quantity) for table in self.tables)
 
-    def features(self, targets: WordTargets, which: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:
+    def read_batch(
+        self, targets: WordTargets, row_length_index: int, shards: IntArray, records: IntArray, epoch: int
+    ) -> Batch:
         """Read packs as a batch with targets, after checking their token ids.
 
         Args:
             targets: Chooses the tokens to predict.
-            which: The index of the row length.
+            row_length_index: The index of the table, and so of the row length.
             shards: The shard of each pack.
             records: The number of each pack in its shard.
             epoch: The epoch, on which the masked tokens depend.
@@ -363,20 +366,22 @@ class _PackedTable:
         Raises:
             InputError: A pack has the wrong length, or a token id that the tokenizer does not have.
         """
-        files: TableFiles = self.stored[which].files
-        packs, length = files.read_records(shards, records), self.tables[which].max_sequence_length
+        files: TableFiles = self.stored[row_length_index].files
+        table = self.tables[row_length_index]
+        packs, length = files.read_records(shards, records), table.max_sequence_length
         for shard, record, pack in zip(shards.tolist(), records.tolist(), packs, strict=True):
             ids = pack["input_ids"]
             if len(ids) != length or ids.min() < 0 or ids.max() >= self.tokenizer.vocabulary_size:
-                wrong = f"{len(ids)} tokens" if len(ids) != length else f"the tokens {ids.min()} to {ids.max()}"
+                found = f"{len(ids)} tokens" if len(ids) != length else f"token ids from {ids.min()} to {ids.max()}"
                 raise InputError(
-                    f"{files.paths[shard]}: row {record} holds {wrong}; allowed are {length} tokens from 0 to "
-                    f"{self.tokenizer.vocabulary_size - 1:,}; pack the table again, or give the tokenizer of its tokens"
+                    f"{files.paths[shard]}: row {record} contains {found}, but must contain {length} tokens with ids from 0 "
+                    f"to {self.tokenizer.vocabulary_size - 1:,}; pack the table again, or store the tokenizer of its tokens "
+                    "with it"
                 )
-        return targets.of_packs(packs, epoch, length, self.tables[which].deepest_pack)
+        return targets.of_packs(packs, epoch, length, table.deepest_pack)
 
 
-def _open_packed_table(path: Path) -> _PackedTable:
+def open_packed_table(path: Path) -> PackedTable:
     """Open the packed tables in a local folder.
 
     Raises:
@@ -388,28 +393,28 @@ def _open_packed_table(path: Path) -> _PackedTable:
     notes = folders[0] / NOTES_NAME
     if not (notes / TOKENIZER_NAME).is_file():
         raise InputError(
-            f"{folders[0]}: packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, which leaves it "
-            f"with the table, or copy the tokenizer.json of its tokens to {notes}"
+            f"{folders[0]}: the table was packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, "
+            f"which stores the tokenizer with the table, or copy the tokenizer.json of the table's tokens to {notes}"
         )
     stored = tuple(open_packed_tables(folder, sorted(folder.glob("packed-*.parquet"))) for folder in folders)
-    return _PackedTable(path, open_tokenizer(notes), tables, stored)
+    return PackedTable(path, open_tokenizer(notes), tables, stored)
 
 
-def _check_table_fits(source: _PackedTable, sizes: ModelSizes) -> None:
+def _check_table_fits_model(source: PackedTable, sizes: ModelSizes) -> None:
     """Check that a model has enough positions, tokens and segments for a table.
 
     Raises:
         InputError: The model is too small for the table.
     """
-    if source.length > sizes.positions:
+    if source.max_row_length > sizes.positions:
         raise InputError(
-            f"{source.path}: its packs have {source.length} positions, the model has {sizes.positions}; pack the table to "
-            "at most as many, or give the model more"
+            f"{source.path}: the packs have {source.max_row_length} tokens, but the model has only {sizes.positions} "
+            "positions; pack the table into shorter rows, or choose a model with more positions"
         )
     source.tokenizer.check_fits(sizes.vocab_size, sizes.segments)
 
 
-def _check_same_tokens(source: _PackedTable, other: RowTokenizer) -> None:
+def _check_same_token_ids(source: PackedTable, other: RowTokenizer) -> None:
     """Check that another tokenizer gives every token of a table's tokenizer the same id.
 
     Args:
@@ -422,7 +427,8 @@ def _check_same_tokens(source: _PackedTable, other: RowTokenizer) -> None:
     ours, theirs = source.tokenizer.tokenizer.get_vocab(), other.tokenizer.get_vocab()
     token = min((token for token, number in ours.items() if theirs.get(token) != number), default=None, key=ours.__getitem__)
     if token is not None:
+        id_text = f"the id {theirs[token]}" if token in theirs else "no id"
         raise InputError(
-            f"{other.file}: has {token!r} as {theirs.get(token, 'no token')}, {source.path} as {ours[token]}; tokenize both "
-            "with one tokenizer, that of the model"
+            f"{other.file}: the token {token!r} has {id_text}, but its id in {source.path} is {ours[token]}; tokenize both "
+            "with the tokenizer of the model"
         )

@@ -27,7 +27,7 @@ from gaudi_bert.tasks.kinds.retrieval import scores_of
 from gaudi_bert.tasks.kinds.task import Task
 from gaudi_bert.tasks.predict import LoadedModel, load_encoder, load_task_model
 from gaudi_bert.tasks.task_models import check_finished, read_task_folder
-from gaudi_bert.training.model_files import SentenceFolder, TaskConfig, read_sentence_folder
+from gaudi_bert.training.model_files import SentenceSettings, TaskConfig, read_sentence_settings
 
 if TYPE_CHECKING:  # this module imports torch
     from gaudi_bert.engines.pytorch.model import TorchModel
@@ -54,7 +54,7 @@ class ServedModel:
 
     kind: Kind
     task: Task | None
-    folder: SentenceFolder
+    folder: SentenceSettings
     loaded: LoadedModel
     is_interruptible: bool = False
 
@@ -258,7 +258,7 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
         compile=settings.compile,
     )
     if not architecture.endswith(_WITH_ANSWERS):
-        folder = read_sentence_folder(path, settings.pooling) or SentenceFolder(settings.pooling or "mean")
+        folder = read_sentence_settings(path, settings.pooling) or SentenceSettings(settings.pooling or "mean")
         served = ServedModel("embedding", None, folder, load_encoder(path, folder, options, normalize=False))
     else:
         described = read_task_folder(path)

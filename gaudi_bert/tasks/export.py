@@ -22,7 +22,7 @@ from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.model.config import BertConfig, count_parameters
 from gaudi_bert.tasks.task_models import check_finished
-from gaudi_bert.training.weights import Weights, local_weights, read_weights, to_hugging_face
+from gaudi_bert.training.weights import Weights, convert_to_hugging_face, open_local_weights, read_weights
 
 _CONFIG = "config.json"
 
@@ -45,7 +45,11 @@ def export(
     Raises:
         InputError: The weights cannot be exported, or `out` contains other files.
     """
-    with local_weights(checkpoint) as weights, open_local_copies((vocabulary,)) as (words,), mirror_folder(out) as folder:
+    with (
+        open_local_weights(checkpoint) as weights,
+        open_local_copies((vocabulary,)) as (words,),
+        mirror_folder(out) as folder,
+    ):
         check_output_place(folder, folder / _CONFIG, "export", overwrite)
         check_finished(weights)
         return _export(read_weights(weights), folder, words, reporter, overwrite)
@@ -80,7 +84,7 @@ def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Repo
 
 def _files(weights: Weights, config: BertConfig, vocabulary: Path | None) -> dict[str, bytes]:
     """Return the content of each file by name, in the order in which the files are written."""
-    files = {"model.safetensors": save(to_hugging_face(weights.variables), metadata={"format": "pt"})}
+    files = {"model.safetensors": save(convert_to_hugging_face(weights.variables), metadata={"format": "pt"})}
     if vocabulary is not None:
         files["vocab.txt"] = read_file(vocabulary)
         settings = _run_folder(weights) / "settings.yaml"

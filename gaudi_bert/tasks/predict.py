@@ -51,7 +51,7 @@ from gaudi_bert.tasks.answers import (
 )
 from gaudi_bert.tasks.kinds.task import Task, check_settings_apply
 from gaudi_bert.tasks.task_models import TaskDescription, check_finished, is_bert, read_task_folder, start_weights
-from gaudi_bert.training.model_files import SentenceFolder, read_sentence_folder, tokenizer_length
+from gaudi_bert.training.model_files import SentenceSettings, read_sentence_settings, read_tokenizer_max_length
 
 if TYPE_CHECKING:  # importing it loads torch
     from gaudi_bert.engines.pytorch.encoder_model import TorchEncoder
@@ -211,7 +211,7 @@ def load_task_model(described: TaskDescription, task: Task, options: PredictOpti
     return _load(path, task, task.head, options, described.texts, described.max_sequence_length)
 
 
-def load_encoder(path: Path, folder: SentenceFolder, options: PredictOptions, *, normalize: bool) -> LoadedModel:
+def load_encoder(path: Path, folder: SentenceSettings, options: PredictOptions, *, normalize: bool) -> LoadedModel:
     """Load an encoder whose outputs are embeddings.
 
     Args:
@@ -223,7 +223,7 @@ def load_encoder(path: Path, folder: SentenceFolder, options: PredictOptions, *,
     Raises:
         InputError: The model cannot be loaded.
     """
-    usual = folder.max_sequence_length or tokenizer_length(path if path.is_dir() else path.parent)
+    usual = folder.max_sequence_length or read_tokenizer_max_length(path if path.is_dir() else path.parent)
     return _load(path, None, VectorHead(folder.pooling, normalize), options, folder, usual)
 
 
@@ -232,7 +232,7 @@ def _load(
     task: Task | None,
     head: TaskHead | VectorHead,
     options: PredictOptions,
-    texts: SentenceFolder,
+    texts: SentenceSettings,
     usual_length: int | None,
 ) -> LoadedModel:
     """Load weights, their tokenizer and a head onto a device.
@@ -433,7 +433,7 @@ def embed(
         check_settings_apply(None, settings)
         check_too_long_policy(None, settings)
         check_first_row(rows_file, None, settings)
-        own = read_sentence_folder(path, options.pooling) or SentenceFolder(options.pooling or "mean")
+        own = read_sentence_settings(path, options.pooling) or SentenceSettings(options.pooling or "mean")
         prompt = own.prompt(options.prompt_name) if options.prompt is None else options.prompt
         if prompt and not own.pools_prompt:
             raise InputError(

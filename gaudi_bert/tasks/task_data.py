@@ -45,9 +45,9 @@ from gaudi_bert.rows.tokenizing import tokenize_readable_rows, tokenize_rows
 from gaudi_bert.rows.types import LANGUAGE_MODELLING, TASKS_WITH_LABELS, Row, Sequences, concatenate_sequences
 from gaudi_bert.tasks.kinds.retrieval import texts_of_rows
 from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, MaskKey, Task
+from gaudi_bert.training.batches import Batch, TrainingOrder
 from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet
-from gaudi_bert.training.input import Batch, TrainingOrder
-from gaudi_bert.training.model_files import SentenceFolder
+from gaudi_bert.training.model_files import SentenceSettings
 from gaudi_bert.training.run_plan import RowPacks, RunPlan
 
 _WINDOW_ROWS = 20_000
@@ -204,7 +204,7 @@ class TaskData:
 
     @property
     def row_packs(self) -> tuple[RowPacks, ...]:
-        """The number of packs of each row length, for `RunPlan.rows`. Empty if there is only one length."""
+        """The number of packs of each row length, for `RunPlan.packs_by_row_length`. Empty if there is only one length."""
         packs = (packing.packs for packing in self.packings)
         return tuple(map(RowPacks, self.lengths, packs)) if len(self.packings) > 1 else ()
 
@@ -260,7 +260,7 @@ def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: 
         batch = pack_epoch(epoch, length_index).lay_out(pack_numbers, shape)
         return {**batch.features(), **cast(Batch, task.target_features(batch, MaskKey(order.seed, epoch)))}
 
-    for length_index, begin, end, batch_packs in plan.micro_batches(order.updates_done, order.packs_done):
+    for length_index, begin, end, batch_packs in plan.iterate_micro_batches(order.updates_done, order.packs_done):
         epoch_packs, shape = data.packings[length_index].packs, data.batch_shape(length_index, batch_packs)
         packs = pack_numbers_of_rank(begin, min(end, epochs * epoch_packs), order.rank, order.size)
         epoch_of_pack, numbers = np.divmod(packs, epoch_packs)
@@ -329,14 +329,14 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
     seed: int
     best_metric: str
     hidden_size: int = 0
-    folder: SentenceFolder = field(default_factory=SentenceFolder)
+    folder: SentenceSettings = field(default_factory=SentenceSettings)
 
     @property
-    def sums(self) -> int:
+    def sum_count(self) -> int:
         """The number of sums that the head of a task computes."""
         return 3
 
-    def counted(self, batch: Batch) -> FloatArray:
+    def count_labels(self, batch: Batch) -> FloatArray:
         """Return the sums that are counted from the batch itself: none, or zeros if the head computes no sums."""
         return np.zeros(0 if isinstance(self.task.head, TaskHead) else 3)
 
@@ -362,7 +362,7 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
                 scatter = partial(batch.scatter_outputs, per_token=self.task.head.predicts_per_token)
                 yield {**batch.features(), **targets}, scatter
 
-    def outputs(self) -> Float32Array | None:
+    def allocate_outputs(self) -> Float32Array | None:
         """Return an array of zeros for the outputs: logits [N, C] or [T, C], or embeddings [N, H].
 
         None if the head keeps no outputs.
@@ -372,7 +372,7 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
         width = self.task.width if isinstance(head, TaskHead) else self.hidden_size
         return np.zeros((count, width), np.float32) if head.needs_outputs else None
 
-    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
+    def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
         """Return the loss and the metrics of the task."""
         loss, weight, right = totals
         sequences, rows = self.data.sequences, self.data.rows

@@ -43,9 +43,14 @@ from gaudi_bert.model.heads import (
 from gaudi_bert.rows.tokenizer import RowTokenizer, save_tokenizer
 from gaudi_bert.rows.types import LANGUAGE_MODELLING, TASKS_WITH_LABELS
 from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, Vocabulary, task_named
-from gaudi_bert.training.checkpoint import newest_settings
-from gaudi_bert.training.model_files import SentenceFolder, TaskConfig, read_cross_encoder, tokenizer_length
-from gaudi_bert.training.weights import model_config, read_config, read_weights, to_hugging_face
+from gaudi_bert.training.checkpoint import read_newest_settings
+from gaudi_bert.training.model_files import (
+    SentenceSettings,
+    TaskConfig,
+    read_cross_encoder_settings,
+    read_tokenizer_max_length,
+)
+from gaudi_bert.training.weights import convert_to_hugging_face, make_bert_config, read_bert_config, read_weights
 
 _MASKED: TaskKind = "masked-language-modelling"
 _FRESH = "fresh weights"
@@ -95,7 +100,7 @@ def check_finished(path: Path) -> None:
     check_model_exists(path)
     if (path / "config.json").is_file():
         return
-    stored = newest_settings(path / "checkpoints") or newest_settings(path if path.is_dir() else path.parent) or {}
+    stored = read_newest_settings(path / "checkpoints") or read_newest_settings(path if path.is_dir() else path.parent) or {}
     kind = stored.get("model", {}).get("model_type", "bert")
     if kind != "bert":
         stage = "train" if "task" in stored else "finetune"
@@ -112,7 +117,7 @@ def _check_transformers(what: str) -> None:
 
 
 @dataclass(frozen=True)
-class _StartWeights:
+class StartWeights:
     """Stored or fresh weights with which the model of a task begins.
 
     Attributes:
@@ -140,7 +145,7 @@ class _StartWeights:
 
 def start_of_words(
     path: Path | None, settings: PipelineSettings, tokenizer: RowTokenizer, length: int
-) -> tuple[Task, _StartWeights]:
+) -> tuple[Task, StartWeights]:
     """Return the language modelling task of a model, and the weights with which it begins.
 
     Args:
@@ -160,14 +165,14 @@ def start_of_words(
 
             kind = encoder_weights.word_task_of(encoder_weights.read_encoder_config(file))
         elif file.is_file():
-            kind = _kind_of_bert(read_config(file))
+            kind = _kind_of_bert(read_bert_config(file))
         task = _task_of_words(kind, settings, tokenizer)
         return task, start_weights(path, task)
     if path is None:
-        config = model_config(settings.model, tokenizer.vocabulary_size, length)
+        config = make_bert_config(settings.model, tokenizer.vocabulary_size, length)
         task = _task_of_words(_kind_of_bert(config), settings, tokenizer)
         name = preset_name_for(settings.model) or "sizes of the settings"
-        return task, _StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
+        return task, StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
     _check_transformers(f"--model {path}")
     from gaudi_bert.encoders import encoder_weights as encoders
 
@@ -183,7 +188,7 @@ def start_of_words(
     task = _task_of_words(encoders.word_task_of(given), settings, tokenizer)
     complete = encoders.fresh_config(given.values, tokenizer.vocabulary_size, tokenizer.special_token_ids(), length)
     architecture = encoders.class_of(encoders.config_of(complete, task.head), task.head).__name__
-    return task, _StartWeights(path, _FRESH, complete, encoders.sizes_of(complete, task.head), architecture, {}, (), "")
+    return task, StartWeights(path, _FRESH, complete, encoders.sizes_of(complete, task.head), architecture, {}, (), "")
 
 
 def _task_of_words(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
@@ -197,7 +202,7 @@ def _kind_of_bert(config: BertConfig) -> TaskKind:
     return "causal-language-modelling" if config.attention == "causal" else _MASKED
 
 
-def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> _StartWeights:
+def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> StartWeights:
     """Read the weights of an encoder, and those variables of a task's head that fit.
 
     Args:
@@ -218,7 +223,7 @@ def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> 
         files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
         identity = " ".join(map(file_identity, sorted(files)))
         kind = f"{other.model_type} of transformers"
-        return _StartWeights(folder, kind, other, sizes, name, values, fresh, identity)
+        return StartWeights(folder, kind, other, sizes, name, values, fresh, identity)
     weights = read_weights(path)
     if weights.config is None:
         raise InputError(f"{weights.path}: its config is not known; put config.json or bert_config.json next to it")
@@ -246,7 +251,7 @@ def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> 
             if name.startswith("bert/pooler/"):
                 value = weights.variables.get(name, draw_initial_value(name, spec, config.initializer_range, 0))
                 unread[name] = np.asarray(value, np.float32)
-    return _StartWeights(
+    return StartWeights(
         path=weights.path,
         kind=weights.kind,
         config=config,
@@ -278,7 +283,7 @@ class TaskDescription:
     labels: tuple[str, ...]
     max_sequence_length: int | None
     settings: TaskSettings
-    texts: SentenceFolder = field(default_factory=SentenceFolder)
+    texts: SentenceSettings = field(default_factory=SentenceSettings)
 
     def make_task(self, settings: TaskSettings | None = None) -> Task:
         """Return the task. Its settings are those of the training unless `settings` is given."""
@@ -304,7 +309,7 @@ def read_task_folder(path: Path) -> TaskDescription:
     own, labels, cross_encoder = values.gaudi_bert, values.labels, None
     name = values.architectures[0] if values.architectures else "nothing"
     if name.endswith("ForSequenceClassification"):
-        cross_encoder = read_cross_encoder(path, values)
+        cross_encoder = read_cross_encoder_settings(path, values)
     if values.id2label and values.num_labels not in (None, len(values.id2label)):
         problem = f"num_labels is {values.num_labels}, and id2label has {format_count(len(values.id2label), 'label')}"
         raise InputError(f"{file}: {problem}; remove the one that is wrong")
@@ -312,7 +317,7 @@ def read_task_folder(path: Path) -> TaskDescription:
     task = own.task or ("reranking" if is_reranker else _task_of(name, values.problem_type, labels, path))
     if task in TASKS_WITH_LABELS:
         check_labels(labels, str(file), is_one_of_them=task == "classification")
-    texts = cross_encoder or SentenceFolder(max_sequence_length=tokenizer_length(path))
+    texts = cross_encoder or SentenceSettings(max_sequence_length=read_tokenizer_max_length(path))
     length = own.max_sequence_length or texts.max_sequence_length
     settings = own.settings or TaskSettings(name=task)
     return TaskDescription(path, task, labels if task in TASKS_WITH_LABELS else (), length, settings, texts)
@@ -336,7 +341,7 @@ _OF_A_FILE = {"labels", "format", "on_bad_row"}
 
 def write_task_folder(
     folder: Path,
-    start: _StartWeights,
+    start: StartWeights,
     task: Task,
     variables: WeightArrays,
     tokenizer: RowTokenizer,
@@ -359,7 +364,7 @@ def write_task_folder(
         "settings": task.settings.model_dump(mode="json", exclude_defaults=True, exclude=_OF_A_FILE),
     }
     if isinstance(config, BertConfig):
-        tensors = to_hugging_face({**variables, **start.kept})
+        tensors = convert_to_hugging_face({**variables, **start.kept})
         values = {**config.to_json(), "model_type": "bert", "pad_token_id": tokenizer.pad_id or 0}
     else:
         tensors = {name: np.asarray(value, order="C") for name, value in variables.items()}

@@ -38,7 +38,7 @@ _CHECKSUM_DIGITS = 8
 # metadata.
 _FIRST_BYTES = 4096
 # The name of a tensor begins with one of these keys. The value is the attribute of `Checkpoint` that contains such tensors.
-_GROUPS = {"model": "variables", "first_moment": "first_moments", "second_moment": "second_moments"}
+_TENSOR_GROUPS = {"model": "variables", "first_moment": "first_moments", "second_moment": "second_moments"}
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -67,7 +67,7 @@ class Checkpoint:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class _Position(BaseModel, strict=True, frozen=True, extra="forbid"):
+class _StoredProgress(BaseModel, strict=True, frozen=True, extra="forbid"):
     """The schema of `Checkpoint.progress` in a checkpoint of a run."""
 
     packs: NonNegativeInt
@@ -88,12 +88,12 @@ class _RunSettings(BaseModel, strict=True, frozen=True, extra="forbid"):
     compiled_kernels: bool = False
 
 
-class _State(BaseModel, strict=True, frozen=True, extra="forbid"):
+class _Header(BaseModel, strict=True, frozen=True, extra="forbid"):
     """The schema of the JSON in the header. `tensors` contains the dtype, shape and CRC-32 of each tensor, by name."""
 
     format_version: Literal[2]
     update: NonNegativeInt
-    progress: _Position | Annotated[dict[str, int], Field(max_length=0)]  # empty if the file contains only weights
+    progress: _StoredProgress | Annotated[dict[str, int], Field(max_length=0)]  # empty if the file contains only weights
     settings: _RunSettings
     tensors: dict[str, tuple[str, tuple[NonNegativeInt, ...], NonNegativeInt]]
 
@@ -106,7 +106,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """
     tensors = {
         f"{group}/{name}": np.asarray(tensor, order="C")
-        for group, members in _GROUPS.items()
+        for group, members in _TENSOR_GROUPS.items()
         for name, tensor in getattr(checkpoint, members).items()
     }
     state = {
@@ -114,22 +114,22 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         "update": checkpoint.update,
         "progress": dict(checkpoint.progress),
         "settings": dict(checkpoint.settings),
-        "tensors": {name: _description(tensor) for name, tensor in tensors.items()},
+        "tensors": {name: _describe_tensor(tensor) for name, tensor in tensors.items()},
     }
     text = json.dumps(state, allow_nan=False)
     path = Path(folder) / f"update-{checkpoint.update:08d}.safetensors"
     with atomic_file(path) as handle:
-        handle.write(save(tensors, metadata={_METADATA_KEY: f"{_checksum(text)} {text}"}))
+        handle.write(save(tensors, metadata={_METADATA_KEY: f"{_format_crc32(text)} {text}"}))
     return path
 
 
-def _description(tensor: NDArray[Any]) -> tuple[str, tuple[int, ...], int]:
+def _describe_tensor(tensor: NDArray[Any]) -> tuple[str, tuple[int, ...], int]:
     """Return the dtype name, the shape and the CRC-32 of a tensor, which are compared when the tensor is read."""
     content = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
     return tensor.dtype.name, tensor.shape, zlib.crc32(content.data)
 
 
-def _checksum(text: str) -> str:
+def _format_crc32(text: str) -> str:
     """Return the CRC-32 of a text as eight hexadecimal digits."""
     return f"{zlib.crc32(text.encode()):0{_CHECKSUM_DIGITS}x}"
 
@@ -141,66 +141,68 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
         InputError: The file is missing, damaged, or no checkpoint of gaudi-bert.
     """
     path = Path(path)
-    state = _read_state(path)
+    state = _read_header(path)
     try:
         with explain_os_errors(path, "read"), safe_open(check_regular_file(path), framework="np") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
-        actual, written = {name: _description(tensor) for name, tensor in tensors.items()}, state.tensors
+        actual, written = {name: _describe_tensor(tensor) for name, tensor in tensors.items()}, state.tensors
         for name in [*written, *actual]:
             if name not in actual or name not in written or actual[name] != written[name]:
-                raise ValueError(f"{name} is not as it was written: its checksum does not match")
+                raise ValueError(f"the checksum of {name} does not match")
         return Checkpoint(
             update=state.update,
             progress=dict(state.progress),
             settings=state.settings.model_dump(exclude_unset=True),
             **{
                 members: {name[len(group) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{group}/")}
-                for group, members in _GROUPS.items()
+                for group, members in _TENSOR_GROUPS.items()
             },
         )
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, " ".join(str(error).split())) from error
+        raise _damaged_checkpoint_error(path, " ".join(str(error).split())) from error
 
 
-def _damaged(path: Path, reason: str) -> InputError:
+def _damaged_checkpoint_error(path: Path, reason: str) -> InputError:
     """Return the error that reports a damaged checkpoint."""
-    return InputError(f"{path}: not a complete checkpoint of gaudi-bert ({reason}); use the one before it")
+    return InputError(
+        f"{path}: the file is not a complete checkpoint of gaudi-bert ({reason}); use the checkpoint before it"
+    )
 
 
-def checkpoint_identity(path: Path) -> str:
+def read_checkpoint_identity(path: Path) -> str:
     """Return the checksum of a checkpoint's header as hexadecimal digits, without reading the tensors.
 
     Different checkpoints have different identities, because the header contains the checksums of all tensors.
     """
-    return _state_text(path)[:_CHECKSUM_DIGITS]
+    return _read_header_text(path)[:_CHECKSUM_DIGITS]
 
 
-def beginning_of(folder: Path) -> tuple[int, bool] | None:
+def read_run_beginning(folder: Path) -> tuple[int, bool] | None:
     """Return how a run began, according to the newest checkpoint in `folder` whose header is intact.
 
     Returns:
         The number of processes that began the run, and whether its kernels were compiled. None if there is no such
         checkpoint, or if it contains only weights.
     """
-    state = _newest_state(folder)
-    if state is None or not isinstance(state.progress, _Position):
+    state = _read_newest_header(folder)
+    if state is None or not isinstance(state.progress, _StoredProgress):
         return None
     return state.progress.processes, state.settings.compiled_kernels
 
 
-def newest_settings(folder: Path) -> Mapping[str, Any] | None:
+def read_newest_settings(folder: Path) -> Mapping[str, Any] | None:
     """Return the settings in the newest checkpoint of `folder` whose header is intact, or None if there is none."""
-    state = _newest_state(folder)
+    state = _read_newest_header(folder)
     return None if state is None else state.settings.model_dump(exclude_unset=True)
 
 
-def _newest_state(folder: Path) -> _State | None:
+def _read_newest_header(folder: Path) -> _Header | None:
     """Return the state in the newest intact header in `folder`, or None if there is none. Damaged files are skipped."""
-    for path in reversed(_checkpoint_files(folder)):
+    for path in reversed(_list_checkpoints(folder)):
         try:
-            return _read_state(path)
+            return _read_header(path)
         except InputError:
-            continue  # no warning here, because `_read_newest` warns of damaged files
+            continue  # no warning here, because `_read_newest_checkpoint` warns of damaged files
     return None
 
 
@@ -216,7 +218,7 @@ def is_checkpoint(path: Path) -> bool:
         return f'"{_METADATA_KEY}":'.encode() in handle.read(_FIRST_BYTES)
 
 
-def _state_text(path: Path) -> str:
+def _read_header_text(path: Path) -> str:
     """Return the string in the header of a checkpoint, without reading the tensors.
 
     Raises:
@@ -226,30 +228,30 @@ def _state_text(path: Path) -> str:
         with explain_os_errors(path, "read"), safe_open(check_regular_file(path), framework="np") as file:
             metadata = file.metadata() or {}
     except SafetensorError as error:
-        raise _damaged(path, " ".join(str(error).split())) from error
+        raise _damaged_checkpoint_error(path, " ".join(str(error).split())) from error
     if _METADATA_KEY not in metadata:
-        raise _damaged(path, "its header is another tool's")
+        raise _damaged_checkpoint_error(path, "its header was written by another tool")
     return str(metadata[_METADATA_KEY])
 
 
-def _read_state(path: Path) -> _State:
+def _read_header(path: Path) -> _Header:
     """Return the state in the header of a checkpoint, after checking its checksum and its schema.
 
     Raises:
         InputError: The header is damaged.
     """
-    written, _, text = _state_text(path).partition(" ")
-    if written != _checksum(text):
-        raise _damaged(path, "the checksum of its header does not match")
+    written, _, text = _read_header_text(path).partition(" ")
+    if written != _format_crc32(text):
+        raise _damaged_checkpoint_error(path, "the checksum of its header does not match")
     try:
-        return _State.model_validate_json(text)
+        return _Header.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         position = ".".join(str(part) for part in first["loc"] if not str(part).startswith("_"))
-        raise _damaged(path, f"in its header, {position or 'JSON'}: {first['msg']}") from error
+        raise _damaged_checkpoint_error(path, f"in its header, {position or 'JSON'}: {first['msg']}") from error
 
 
-def _checkpoint_files(folder: Path) -> list[Path]:
+def _list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoint files in `folder`, oldest first. Empty if the folder does not exist."""
     return sorted(Path(folder).glob(CHECKPOINT_NAMES))
 
@@ -266,13 +268,15 @@ def find_checkpoint(path: Path | str) -> Path:
     if path.is_file():
         return path
     for folder in (path, path / "checkpoints"):
-        files = _checkpoint_files(folder)
+        files = _list_checkpoints(folder)
         if files:
             return files[-1]
-    raise InputError(f"{path}: no checkpoint there; give an update-*.safetensors file, or the folder of a training run")
+    raise InputError(
+        f"{path}: the folder contains no checkpoint; pass an update-*.safetensors file, or the folder of a training run"
+    )
 
 
-def _read_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+def _read_newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     """Read the newest intact checkpoint in `folder`, and call `warn` for each newer one that is damaged.
 
     Returns:
@@ -281,14 +285,14 @@ def _read_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None
     Raises:
         InputError: There are checkpoints, but all of them are damaged.
     """
-    files = _checkpoint_files(folder)
+    files = _list_checkpoints(folder)
     for path in reversed(files):
         try:
             return read_checkpoint(path)
         except InputError as error:
             warn(f"warning: {error}")
     if files:
-        raise InputError(f"{folder}: none of its {len(files)} checkpoints can be read; train again with --overwrite")
+        raise InputError(f"{folder}: none of the {len(files)} checkpoints can be read; train again with --overwrite")
     return None
 
 
@@ -315,7 +319,7 @@ class Progress:
     tokens: int = 0
 
 
-def resume_run(
+def restore_newest_checkpoint(
     checkpoints: Path, model: Model, updates: Updates, run: Mapping[str, Any], say: Callable[[str], None]
 ) -> Progress:
     """Restore the model, the moments and the position from the newest intact checkpoint.
@@ -336,14 +340,14 @@ def resume_run(
         InputError: All checkpoints are damaged, or the newest intact one belongs to another run, another model or another
             reading order.
     """
-    checkpoint = _read_newest(checkpoints, say)
+    checkpoint = _read_newest_checkpoint(checkpoints, say)
     if checkpoint is None:
         return Progress()
     progress = checkpoint.progress
     if progress.get("order") != ORDER_VERSION:
         raise InputError(
-            f"{checkpoints}: holds a position in the order {short_repr(progress.get('order'))}, this edition reads in "
-            f"the order {ORDER_VERSION}; train again with --overwrite"
+            f"{checkpoints}: the checkpoint was written for reading order {short_repr(progress.get('order'))}, but this "
+            f"version of gaudi-bert reads in order {ORDER_VERSION}; train again with --overwrite"
         )
     shapes, buffers = model.variable_shapes(), model.buffers()
     trained = {name: shape for name, shape in shapes.items() if name not in buffers}
@@ -352,38 +356,43 @@ def resume_run(
         problem = find_shape_mismatch(needed, values)
         if problem is not None:
             raise InputError(
-                f"{checkpoints}: the checkpoint is of another model: {problem}; use the model settings that it was "
-                "trained with"
+                f"{checkpoints}: the checkpoint belongs to another model: {problem}; use the model settings with which it "
+                "was trained"
             )
-    other = _difference(checkpoint.settings.get("run", {}), run)
+    other = _describe_first_difference(checkpoint.settings.get("run", {}), run)
     if other is not None:
-        raise InputError(f"{checkpoints}: the checkpoint is of another run: {other}; remove it, or train with --overwrite")
+        raise InputError(
+            f"{checkpoints}: the checkpoint belongs to another run: {other}; remove it, or train with --overwrite"
+        )
     model.load_values(checkpoint.variables)
     updates.load_moments(checkpoint.first_moments, checkpoint.second_moments)
     return Progress(checkpoint.update, progress["packs"], progress["sequences"], progress["tokens"])
 
 
 # The number of updates may differ, because a finished run may be extended (`run.py`).
-_MAY_CHANGE = "settings.training.updates"
+_CHANGEABLE_SETTING = "settings.training.updates"
 
 
-def _difference(there: Any, here: Any, name: str = "") -> str | None:
+def _describe_first_difference(stored: Any, requested: Any, key: str = "") -> str | None:
     """Describe the first value that differs between two signatures, for an error message. None if they are equal.
 
     Args:
-        there: The stored signature, or a part of it.
-        here: The signature of this run, or the same part of it.
-        name: The dotted name of the part.
+        stored: The signature in the checkpoint, or a part of it.
+        requested: The signature of this run, or the same part of it.
+        key: The dotted name of the part. Empty for the complete signature.
     """
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-        parts = (_difference(there.get(key), here.get(key), f"{name}.{key}".lstrip(".")) for key in {**here, **there})
-        return next((part for part in parts if part is not None), None)
-    if there == here or name == _MAY_CHANGE:
+    if isinstance(stored, Mapping) and isinstance(requested, Mapping):
+        for name in {**requested, **stored}:
+            part = _describe_first_difference(stored.get(name), requested.get(name), f"{key}.{name}".lstrip("."))
+            if part is not None:
+                return part
         return None
-    return f"{name or 'its signature'} is {short_repr(there)} there, {short_repr(here)} here"
+    if stored == requested or key == _CHANGEABLE_SETTING:
+        return None
+    return f"{key or 'the signature'} is {short_repr(stored)} in the checkpoint and {short_repr(requested)} in this run"
 
 
-def share_state(progress: Progress, model: Model, updates: Updates, communicator: Communicator) -> Progress:
+def broadcast_state(progress: Progress, model: Model, updates: Updates, communicator: Communicator) -> Progress:
     """Send the model, the moments and the progress of the first process to all others, which replace theirs.
 
     Every process calls this at the same time.

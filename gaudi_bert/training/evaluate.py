@@ -35,10 +35,11 @@ from gaudi_bert.engines import choose_engine, load_engine
 from gaudi_bert.engines.protocol import Communicator, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
-from gaudi_bert.training.checkpoint import checkpoint_identity, find_checkpoint, read_checkpoint
-from gaudi_bert.training.input import Batch, DataSource, check_fits, evaluation_batches, open_data
+from gaudi_bert.training.batches import Batch, read_evaluation_batches
+from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint, read_checkpoint_identity
 from gaudi_bert.training.objective import Evaluation, PretrainingObjective
-from gaudi_bert.training.weights import local_weights
+from gaudi_bert.training.sources import RecordSource, check_records_fit_model, open_records
+from gaudi_bert.training.weights import open_local_weights
 
 # The metrics of packed and unpacked data are sums of the same float32 terms in different orders, so rounding may differ.
 _LARGEST_DIFFERENCE = 1e-4
@@ -74,26 +75,28 @@ def evaluate(
         FailedError: The metrics of packed and unpacked data differ by more than rounding.
     """
     with (
-        local_weights(checkpoint, store) as weights,
+        open_local_weights(checkpoint, store) as weights,
         mirror_folder(Path(out or "").parent, store) as folder,
         ExitStack() as stack,
     ):
-        sources = [stack.enter_context(open_data(each, store)) for each in (data, unpacked) if each is not None]
-        return _evaluate_once(find_checkpoint(weights), sources, out and folder / Path(out).name, engine, reporter)
+        sources = [stack.enter_context(open_records(each, store)) for each in (data, unpacked) if each is not None]
+        return _evaluate_checkpoint(find_checkpoint(weights), sources, out and folder / Path(out).name, engine, reporter)
 
 
-def _evaluate_once(
-    file: Path, sources: list[DataSource], out: Path | None, requested: EngineChoice, reporter: Reporter
+def _evaluate_checkpoint(
+    file: Path, sources: list[RecordSource], out: Path | None, requested: EngineChoice, reporter: Reporter
 ) -> StageOutput[EvaluationResult]:
     """Evaluate a checkpoint on one source, or on two that must agree, unless `out` already contains the metrics."""
     chosen = choose_engine(requested, key="--engine")
     engine = load_engine(chosen.name)
-    inputs = {"checkpoint": checkpoint_identity(file), "data": [source.identity for source in sources]}
+    inputs = {"checkpoint": read_checkpoint_identity(file), "data": [source.identity for source in sources]}
     communicator = engine.connect_processes(TrainingSettings(), inputs)
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
     stored = read_checkpoint(file)
     if not {"model", "training"} <= stored.settings.keys():
-        raise InputError(f"{file}: holds no model and training settings; use a checkpoint that `train` wrote")
+        raise InputError(
+            f"{file}: the checkpoint contains no model and training settings; pass a checkpoint that `train` wrote"
+        )
     settings = section_from_mapping(TrainingSettings, stored.settings["training"], str(file))
     reporter.say(f"evaluate: {chosen.format_choice()}")
     # Always compute in float32, also if the model was trained in another precision or on another device.
@@ -110,11 +113,11 @@ def _evaluate_once(
         model.freeze()
         evaluations = []
         for source in sources:
-            check_fits(source, config)
+            check_records_fit_model(source, config)
             evaluations.append(RecordsEvaluation(source, config, settings.micro_batch_packs).evaluate(model, watched))
             reporter.say(f"evaluate: {format_path(source.path)}: {evaluations[-1].format_line()}")
         packed, *unpacked = evaluations
-        difference = _difference(packed, unpacked[0], sources) if unpacked else None
+        difference = _check_agreement(packed, unpacked[0], sources) if unpacked else None
         result = EvaluationResult(
             update=stored.update,
             loss_per=settings.loss,
@@ -125,11 +128,11 @@ def _evaluate_once(
         if out is not None and watched.is_first:
             result.write(out)
     if difference is not None:
-        reporter.say(f"evaluate: packed and unpacked figures differ by at most {difference:.1e}")
+        reporter.say(f"evaluate: the metrics of packed and unpacked data differ by at most {difference:.1e}")
     return StageOutput(result)
 
 
-def _difference(one: EvaluationMetrics, other: EvaluationMetrics, sources: list[DataSource]) -> float:
+def _check_agreement(one: EvaluationMetrics, other: EvaluationMetrics, sources: list[RecordSource]) -> float:
     """Return the largest absolute difference between the metrics of two sources.
 
     Counts are compared like all other metrics, so that counts that differ by one already fail.
@@ -141,8 +144,8 @@ def _difference(one: EvaluationMetrics, other: EvaluationMetrics, sources: list[
     difference: float = max(abs(value - values[name]) for name, value in one.as_json().items())
     if difference > _LARGEST_DIFFERENCE:
         raise FailedError(
-            f"{sources[0].path} and {sources[1].path}: their figures differ by {difference:g}, rounding is "
-            f"{_LARGEST_DIFFERENCE:g}; `gaudi-bert verify` tells whether they are the same sequences"
+            f"{sources[0].path} and {sources[1].path}: the metrics differ by {difference:g}, but rounding explains at most "
+            f"{_LARGEST_DIFFERENCE:g}; run `gaudi-bert verify` to check whether both contain the same sequences"
         )
     return difference
 
@@ -156,7 +159,7 @@ def _difference(one: EvaluationMetrics, other: EvaluationMetrics, sources: list[
 
 EvaluationBatch = tuple[Batch, Callable[[Float32Array, Float32Array], None] | None]
 """A batch, and a function that copies the head's outputs for the batch (its first argument) to their positions in the array
-of `EvaluationSet.outputs` (its second argument). The function is None if no outputs are kept."""
+of `EvaluationSet.allocate_outputs` (its second argument). The function is None if no outputs are kept."""
 
 _OUTPUTS_AT_ONCE = 8192
 E = TypeVar("E", bound=Evaluation, covariant=True)
@@ -167,23 +170,23 @@ class EvaluationSet(ABC, Generic[E]):
 
     @property
     @abstractmethod
-    def sums(self) -> int:
-        """The number of sums that are added over the batches: first the sums of the head, then those of `counted`."""
+    def sum_count(self) -> int:
+        """The number of sums that are added over the batches: first the sums of the head, then those of `count_labels`."""
 
     @abstractmethod
     def batches(self, rank: int, size: int) -> Iterable[EvaluationBatch]:
         """Return the batches of process `rank` of `size` processes."""
 
-    def counted(self, batch: Batch) -> FloatArray:
+    def count_labels(self, batch: Batch) -> FloatArray:
         """Return further numbers of a batch that are added over all batches, float64. By default there are none."""
         return np.zeros(0)
 
-    def outputs(self) -> Float32Array | None:
+    def allocate_outputs(self) -> Float32Array | None:
         """Return an array of zeros for the outputs of all sequences or tokens, or None if outputs are not kept."""
         return None
 
     @abstractmethod
-    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> E:
+    def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> E:
         """Return the metrics, computed from the sums and the outputs of all processes."""
 
     def evaluate(self, model: Model, communicator: Communicator) -> E:
@@ -191,11 +194,11 @@ class EvaluationSet(ABC, Generic[E]):
 
         Every process calls this at the same time.
         """
-        totals, outputs = np.zeros(self.sums, np.float64), self.outputs()
+        totals, outputs = np.zeros(self.sum_count, np.float64), self.allocate_outputs()
         for number, (batch, scatter) in enumerate(self.batches(communicator.rank, communicator.size)):
             communicator.note_activity("an evaluation", slow=number == 0)
             values, sums = model.evaluate_batch(batch)
-            totals += np.concatenate([sums.astype(np.float64), self.counted(batch)])
+            totals += np.concatenate([sums.astype(np.float64), self.count_labels(batch)])
             if outputs is not None and values is not None and scatter is not None:
                 scatter(values, outputs)
         totals = communicator.sum_array(totals)
@@ -203,10 +206,10 @@ class EvaluationSet(ABC, Generic[E]):
             for first in range(0, len(outputs), _OUTPUTS_AT_ONCE):  # in parts, because each is copied to float64
                 part = slice(first, first + _OUTPUTS_AT_ONCE)
                 outputs[part] = communicator.sum_array(outputs[part])
-        return self.figures(totals, outputs)
+        return self.compute_metrics(totals, outputs)
 
 
-def majority_share(label_counts: FloatArray) -> float:
+def compute_majority_baseline(label_counts: FloatArray) -> float:
     """Return the frequency of the most frequent label, which is the accuracy of always predicting it.
 
     Args:
@@ -241,32 +244,32 @@ class RecordsEvaluation(EvaluationSet[EvaluationMetrics]):
         source: The records, packed or unpacked.
         config: The config of the model.
         batch_packs: The number of packs in a batch.
-        take_packs: Evaluate only this many packs from the beginning, or all packs if None.
+        max_packs: Evaluate only this many packs from the beginning, or all packs if None.
     """
 
-    source: DataSource
+    source: RecordSource
     config: BertConfig
     batch_packs: int
-    take_packs: int | None = None
+    max_packs: int | None = None
 
     @property
-    def sums(self) -> int:
+    def sum_count(self) -> int:
         """8 sums of `PretrainingObjective`, the counts of the 2 next-sentence labels, and a count per vocabulary token."""
         return 8 + 2 + self.config.vocab_size
 
     def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
         """Return the batches of one process, which read every record once. The last batch is padded with empty packs."""
-        batches = evaluation_batches(self.source, self.config, self.batch_packs, rank, size, self.take_packs)
+        batches = read_evaluation_batches(self.source, self.config, self.batch_packs, rank, size, self.max_packs)
         return ((batch, None) for batch in batches)
 
-    def counted(self, batch: Batch) -> FloatArray:
+    def count_labels(self, batch: Batch) -> FloatArray:
         """Count the two next-sentence labels and each masked token id, float64 [2 + vocabulary]."""
         sentences = count_values(batch["next_sentence_labels"], batch["next_sentence_weights"], 2)
         return np.concatenate(
             [sentences, count_values(batch["masked_lm_ids"], batch["masked_lm_weights"], self.config.vocab_size)]
         )
 
-    def figures(self, totals: FloatArray, outputs: Float32Array | None) -> EvaluationMetrics:
+    def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> EvaluationMetrics:
         """Return the losses, the accuracies and their baselines.
 
         Raises:
@@ -274,11 +277,11 @@ class RecordsEvaluation(EvaluationSet[EvaluationMetrics]):
         """
         sums, next_counts, token_counts = np.split(totals, [8, 10])
         if not next_counts.any():
-            raise InputError(f"{self.source.path}: holds no sequence to evaluate on; prepare more text")
+            raise InputError(f"{self.source.path}: the data contains no sequence to evaluate on; prepare more text")
         return EvaluationMetrics(
-            **dict(PretrainingObjective().figures(sums)),
-            unigram_baseline=majority_share(token_counts),
-            next_sentence_baseline=majority_share(next_counts),
+            **dict(PretrainingObjective().compute_metrics(sums)),
+            unigram_baseline=compute_majority_baseline(token_counts),
+            next_sentence_baseline=compute_majority_baseline(next_counts),
             sequences=int(next_counts.sum()),
             masked_tokens=int(token_counts.sum()),
         )

@@ -23,8 +23,8 @@ from gaudi_bert.common.files import explain_os_errors, write_text
 from gaudi_bert.config.sections import MlperfSettings
 from gaudi_bert.model.config import BertConfig, parameter_specs
 from gaudi_bert.tfrecords.wire.framing import frame
-from gaudi_bert.training.input import DataSource
 from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.sources import RecordSource
 
 
 class MetricsWriter:
@@ -49,8 +49,9 @@ class MetricsWriter:
             try:
                 lines.append(json.loads(text))
             except ValueError as error:
-                remedy = "remove it, or train again with --overwrite"
-                raise InputError(f"{self.path}: line {number} is not JSON; {remedy}") from error
+                raise InputError(
+                    f"{self.path}: line {number} is not JSON; remove the line, or train again with --overwrite"
+                ) from error
         lines = [line for line in lines if line["update"] <= last_update]
         self.evaluated_updates = {line["update"] for line in lines if line["kind"] == "evaluation"}
         write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
@@ -146,12 +147,15 @@ class MlperfLog:
         InputError: The package `mlperf-logging` is not installed.
     """
 
-    def __init__(self, path: Path, settings: MlperfSettings, plan: RunPlan, source: DataSource, config: BertConfig) -> None:
+    def __init__(
+        self, path: Path, settings: MlperfSettings, plan: RunPlan, source: RecordSource, config: BertConfig
+    ) -> None:
         try:
             mllog = importlib.import_module("mlperf_logging.mllog")
         except ImportError as error:
             raise InputError(
-                "mlperf.log = true: the package mlperf-logging is not installed; install version 4.1.68, or set it to false"
+                "mlperf.log = true: the package mlperf-logging is not installed; install mlperf-logging 4.1.68, or set "
+                "mlperf.log to false"
             ) from error
         self._keys = mllog.constants
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +182,7 @@ class MlperfLog:
             self._log.event(key, value)
         self._log_hyperparameters(plan, source, config)
 
-    def _log_hyperparameters(self, plan: RunPlan, source: DataSource, config: BertConfig) -> None:
+    def _log_hyperparameters(self, plan: RunPlan, source: RecordSource, config: BertConfig) -> None:
         """Log the hyperparameters and, if the data states it, the number of training sequences."""
         settings, keys = plan.settings, self._keys
         values: Mapping[str, Any] = {
@@ -218,22 +222,24 @@ class MlperfLog:
         self._log_block_end()
         self._log.start(self._keys.EVAL_START, metadata=_position_metadata(sequences))
 
-    def log_evaluation_end(self, sequences: int, masked_lm_accuracy: float, evaluated: int, finished: bool) -> None:
+    def log_evaluation_end(
+        self, sequences: int, masked_lm_accuracy: float, evaluated_sequences: int, is_finished: bool
+    ) -> None:
         """Log the result of an evaluation. Unless the run is finished, also log that the next training block begins.
 
         Args:
             sequences: The number of training sequences seen so far.
             masked_lm_accuracy: The masked-LM accuracy, from 0 to 1.
-            evaluated: The number of held-out sequences.
-            finished: Whether the run ends successfully with this evaluation.
+            evaluated_sequences: The number of held-out sequences.
+            is_finished: Whether the run ends successfully with this evaluation.
         """
         if not self._eval_samples_logged:
-            self._log.event(self._keys.EVAL_SAMPLES, evaluated)
+            self._log.event(self._keys.EVAL_SAMPLES, evaluated_sequences)
             self._eval_samples_logged = True
         self._log.event(self._keys.EVAL_ACCURACY, masked_lm_accuracy, metadata=_position_metadata(sequences))
         self._log.end(self._keys.EVAL_STOP, metadata=_position_metadata(sequences))
-        self._reached = finished
-        if not finished:
+        self._reached = is_finished
+        if not is_finished:
             self._log_block_start(sequences)
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:

@@ -25,12 +25,12 @@ from gaudi_bert.common.launch import handle_signals
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.engines.protocol import Communicator, Device, Engine, Model
 from gaudi_bert.reading.global_order import ORDER_VERSION
+from gaudi_bert.training.batches import Batch
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.evaluate import EvaluationSet
-from gaudi_bert.training.input import Batch
 from gaudi_bert.training.logs import MetricsWriter, MlperfLog
 from gaudi_bert.training.objective import Evaluation, Interval, IntervalReport, TrainingStep
-from gaudi_bert.training.run_plan import RunPlan, learning_rate_at
+from gaudi_bert.training.run_plan import RunPlan, compute_learning_rate
 
 R = TypeVar("R", bound=Artefact)
 
@@ -48,8 +48,8 @@ class RunContext(Generic[R]):
         device: The device of this process.
         signature: Everything that the result depends on.
         compiled: Whether kernels are compiled, which is decided when a run begins.
-        begun_by: The number of processes that began the run.
-        stored: The result of a run that is already finished. None if there is work to do.
+        processes_at_start: The number of processes that began the run.
+        finished_result: The result of a run that is already finished. None if there is work to do.
     """
 
     folder: Path
@@ -60,17 +60,17 @@ class RunContext(Generic[R]):
     device: Device
     signature: Signature
     compiled: bool = False
-    begun_by: int = 1
-    stored: R | None = None
+    processes_at_start: int = 1
+    finished_result: R | None = None
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoint_folder(self) -> Path:
         """The folder with the checkpoints of the run."""
         return self.folder / "checkpoints"
 
-    def finish(self, own_result: R) -> R:
+    def write_result(self, result_of_process: R) -> R:
         """Write the result of the first process, and return it in every process."""
-        result = self.communicator.run_on_first(lambda: own_result)
+        result = self.communicator.run_on_first(lambda: result_of_process)
         if self.communicator.is_first:
             publish_files(self.folder)
             result.write(self.result_path)
@@ -88,10 +88,11 @@ class TrainingLoop:
         model: The model.
         batches: The training batches from the position on. They must suffice for the remaining updates.
         progress: The position of the run, which changes with every update.
-        stored_settings: The settings that every checkpoint contains.
+        checkpoint_settings: The settings that every checkpoint contains.
         held_out: The data for evaluations, or None.
         mlperf_log: The MLPerf log, or None.
-        evaluated: A function that every process calls after an evaluation, with the number of the update and the metrics.
+        handle_evaluation: A function that every process calls after an evaluation, with the number of the update and the
+            metrics.
         evaluates_first: Whether the model is also evaluated before the first update.
         report: The last report, or None before the first.
         evaluation: The metrics of the last evaluation, or None before the first.
@@ -103,10 +104,10 @@ class TrainingLoop:
     model: Model
     batches: Iterator[Batch]
     progress: Progress
-    stored_settings: Mapping[str, Any]
+    checkpoint_settings: Mapping[str, Any]
     held_out: EvaluationSet[Any] | None = None
     mlperf_log: MlperfLog | None = None
-    evaluated: Callable[[int, Evaluation], None] | None = None
+    handle_evaluation: Callable[[int, Evaluation], None] | None = None
     evaluates_first: bool = False
     report: IntervalReport | None = field(default=None, init=False)
     evaluation: Evaluation | None = field(default=None, init=False)
@@ -117,7 +118,7 @@ class TrainingLoop:
         self._settings = self.plan.settings
         self._stage = "train" if self._settings.section == "training" else "finetune"
         self._saved = self.progress.update
-        self._interval = self._new_interval()
+        self._interval = self._start_interval()
 
     def run(self) -> None:
         """Train until the last update is done or the target accuracy is reached.
@@ -131,7 +132,7 @@ class TrainingLoop:
         if first_update:
             context.reporter.say(f"{self._stage}: resuming after update {first_update}")
         with ExitStack() as stack:
-            is_stopping = stack.enter_context(_stop_requests())
+            is_stopping = stack.enter_context(_handle_stop_signals())
             if context.communicator.is_first:
                 self._metrics = stack.enter_context(MetricsWriter(context.folder, first_update))
             if self.mlperf_log is not None:
@@ -147,8 +148,8 @@ class TrainingLoop:
             task = stack.enter_context(context.reporter.task(self._stage, updates, "updates"))
             task.count_from_now(first_update)
             while not self._is_finished:
-                self._update(task)
-                self._after_update(context.communicator.is_true_in_any_process(is_stopping()))
+                self._run_update(task)
+                self._report_evaluate_and_save(context.communicator.is_true_in_any_process(is_stopping()))
 
     @property
     def _is_finished(self) -> bool:
@@ -161,7 +162,7 @@ class TrainingLoop:
         target, evaluation = self._settings.target_masked_lm_accuracy, self.evaluation
         return target is not None and evaluation is not None and bool(evaluation.accuracy >= target)
 
-    def outcome(self) -> dict[str, Any]:
+    def collect_result_fields(self) -> dict[str, Any]:
         """Return the fields that training.json contains for every kind of run: the work done, and the speed."""
         progress, plan, report = self.progress, self.plan, self.report
         return {
@@ -177,25 +178,25 @@ class TrainingLoop:
             "reached_target": self.reached_target,
         }
 
-    def _update(self, task: Task) -> None:
+    def _run_update(self, task: Task) -> None:
         """Do one update, and advance the progress bar and the position."""
         context, update = self.context, self.progress.update + 1
         context.communicator.note_activity(f"update {update}", slow=self._is_cold)
-        self._interval.begin()
-        batches = list(islice(self.batches, len(self.plan.micro_batches_of(update))))
-        sums = self.step.run(batches, update, learning_rate_at(update, self._settings))
-        self._interval.add(sums, batches)
+        self._interval.note_update_start()
+        batches = list(islice(self.batches, len(self.plan.micro_batches_in(update))))
+        sums = self.step.run_update(batches, update, compute_learning_rate(update, self._settings))
+        self._interval.add_update(sums, batches)
         if self._is_cold:  # building the graph took part of the time, so the progress bar measures from here
             task.count_from_now(update)
         else:
             task.advance()
         self._is_cold = False
-        packs = self.progress.packs + self.plan.packs_after(update) - self.plan.packs_after(update - 1)
+        packs = self.progress.packs + self.plan.count_packs_after(update) - self.plan.count_packs_after(update - 1)
         self.progress = replace(self.progress, update=update, packs=packs)
         if update == 1 and self._settings.updates > 1:
-            context.reporter.show(f"{self._stage}: update 1/{self._settings.updates} done, the graph is built")
+            context.reporter.show(f"{self._stage}: update 1/{self._settings.updates} is done, and the graph is built")
 
-    def _after_update(self, stopping: bool) -> None:
+    def _report_evaluate_and_save(self, is_stopping: bool) -> None:
         """Report, evaluate and save a checkpoint, as far as each is due after this update.
 
         Raises:
@@ -206,37 +207,37 @@ class TrainingLoop:
             self._saved
         )  # saved for certain: the first process saves before it goes on
         last = update == settings.updates
-        evaluates = last or (not stopping and update % settings.evaluate_every_updates == 0)
-        saves = last or stopping or update % settings.save_every_updates == 0
+        evaluates = last or (not is_stopping and update % settings.evaluate_every_updates == 0)
+        saves = last or is_stopping or update % settings.save_every_updates == 0
         if saves or evaluates or update % settings.log_every_updates == 0:
-            self._close_interval()
+            self._report_interval()
         if evaluates and self.held_out is not None:
             self._evaluate(self.held_out)
         if saves or self._is_finished:
-            self._save()
-        if stopping and not self._is_finished:
+            self._save_checkpoint()
+        if is_stopping and not self._is_finished:
             raise StoppedError(
-                f"{self.context.folder}: stopped on request after update {update} of {settings.updates}; "
-                "run it again to resume"
+                f"{self.context.folder}: the run was stopped on request after update {update} of {settings.updates}; run "
+                "the same command again to resume it"
             )
 
-    def _new_interval(self) -> Interval:
+    def _start_interval(self) -> Interval:
         """Return an interval that begins with the next update."""
         return Interval(self.step.objective, self.progress.update + 1, self._is_cold, self._settings.section)
 
-    def _close_interval(self) -> None:
+    def _report_interval(self) -> None:
         """Close the interval, add its work to the position, and write a report. Every process does this at the same time."""
-        self.report = report = self._interval.close(self.context.communicator)
-        self._interval = self._new_interval()
+        self.report = report = self._interval.make_report(self.context.communicator)
+        self._interval = self._start_interval()
         sequences, tokens = self.progress.sequences + report.sequences, self.progress.tokens + report.tokens
         self.progress = replace(self.progress, sequences=sequences, tokens=tokens)
         update = self.progress.update
         values = {
-            **report.figures.as_json(),
-            "learning_rate": learning_rate_at(update, self._settings),
+            **report.metrics.as_json(),
+            "learning_rate": compute_learning_rate(update, self._settings),
             "gradient_norm": report.gradient_norm,
-            **self._work_done(),
-            **report.speed(),
+            **self._count_work(),
+            **report.collect_throughput(),
         }
         if self._metrics is not None:
             self._metrics.write("train", update, values)
@@ -252,19 +253,19 @@ class TrainingLoop:
         succeeded = self._is_finished if target is None else self.reached_target
         if log is not None:
             log.log_evaluation_end(sequences, self.evaluation.accuracy, self.evaluation.sequences, succeeded)
-        if self.evaluated is not None:
-            self.evaluated(update, self.evaluation)
+        if self.handle_evaluation is not None:
+            self.handle_evaluation(update, self.evaluation)
         if self._metrics is not None and update not in self._metrics.evaluated_updates:
-            self._metrics.write("evaluation", update, {**self.evaluation.as_json(), **self._work_done()})
+            self._metrics.write("evaluation", update, {**self.evaluation.as_json(), **self._count_work()})
             self.context.reporter.say(f"evaluation after update {update}: {self.evaluation.format_line()}")
         if self.reached_target:
-            self.context.reporter.say(f"train: training.target_masked_lm_accuracy = {target:g} is reached, the run ends")
+            self.context.reporter.say(f"train: training.target_masked_lm_accuracy = {target:g} is reached, so the run ends")
 
-    def _work_done(self) -> dict[str, float]:
+    def _count_work(self) -> dict[str, float]:
         """Return the numbers of sequences and tokens read so far, by name, as in `metrics.jsonl`."""
         return {"sequences": self.progress.sequences, "tokens": self.progress.tokens}
 
-    def _save(self) -> None:
+    def _save_checkpoint(self) -> None:
         """Save a checkpoint in the first process, and remove old ones. Other processes only note the update."""
         context, progress = self.context, self.progress
         self._saved = progress.update
@@ -280,18 +281,18 @@ class TrainingLoop:
             progress={
                 "packs": progress.packs,
                 "order": ORDER_VERSION,
-                "processes": context.begun_by,
+                "processes": context.processes_at_start,
                 "sequences": progress.sequences,
                 "tokens": progress.tokens,
             },
-            settings=self.stored_settings,
+            settings=self.checkpoint_settings,
         )
         # If the checkpoint were uploaded first, a kill could leave it without the log lines before it. Therefore the logs
         # are uploaded first.
         publish_files(context.folder)
-        write_checkpoint(context.checkpoints, checkpoint)
+        write_checkpoint(context.checkpoint_folder, checkpoint)
         context.communicator.note_saved_update(self._saved)
-        remove_old_checkpoints(context.checkpoints, self._settings.keep_checkpoints)
+        remove_old_checkpoints(context.checkpoint_folder, self._settings.keep_checkpoints)
 
 
 # --- Stopping on request
@@ -304,7 +305,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 @contextmanager
-def _stop_requests() -> Iterator[Callable[[], bool]]:
+def _handle_stop_signals() -> Iterator[Callable[[], bool]]:
     """Handle the stop signals during the context, whose value is a function that returns whether one was received.
 
     Python allows signal handlers only in the main thread. In other threads, the function always returns False.

@@ -31,7 +31,7 @@ _USUAL_LABELS = 2
 """The number of labels that `transformers` assumes if config.json contains none, and omits when it writes config.json."""
 
 
-class _OwnConfig(ExtensibleArtefact):
+class _GaudiBertConfig(ExtensibleArtefact):
     """The values under the key `gaudi_bert` in config.json, which only our own commands read."""
 
     task: TaskName | None = None
@@ -48,17 +48,17 @@ class TaskConfig(ExtensibleArtefact):
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
     id2label: Annotated[dict[str, str | int], Field(max_length=_MOST_LABELS)] | None = None
     num_labels: Annotated[int, Field(ge=1, le=_MOST_LABELS)] | None = None
-    gaudi_bert: _OwnConfig = _OwnConfig()
+    gaudi_bert: _GaudiBertConfig = _GaudiBertConfig()
     sentence_transformers: dict[str, Any] | None = None
     sbert_ce_default_activation_function: str | None = None
 
     @field_validator("id2label")
     @classmethod
-    def _are_numbered(cls, names: dict[str, str | int] | None) -> dict[str, str | int] | None:
+    def _check_label_numbers(cls, names: dict[str, str | int] | None) -> dict[str, str | int] | None:
         """Check that the keys of `id2label` are the numbers from 0 on, without gaps."""
         missing = [number for number in range(len(names or ())) if str(number) not in (names or {})]
         if missing:
-            raise ValueError(f"has no label {missing[0]}, and there are {len(names or ())}")
+            raise ValueError(f"label {missing[0]} is missing among {len(names or ())} labels")
         return names
 
     @property
@@ -74,7 +74,7 @@ class TaskConfig(ExtensibleArtefact):
         return own.get("activation_fn", self.sbert_ce_default_activation_function)
 
 
-def tokenizer_length(folder: Path) -> int | None:
+def read_tokenizer_max_length(folder: Path) -> int | None:
     """Return the maximum number of tokens in a text according to tokenizer_config.json.
 
     Returns:
@@ -125,7 +125,7 @@ class _Module(ExtensibleArtefact):
     path: Literal[""] | FileName = ""
 
     @property
-    def kind(self) -> str:
+    def class_name(self) -> str:
         """The name of the class without its Python module."""
         return self.type.rpartition(".")[2]
 
@@ -160,17 +160,17 @@ class _TransformerSettings(ExtensibleArtefact):
     config_args: dict[str, Any] | None = None
     config_kwargs: dict[str, Any] | None = None
 
-    def arguments(self, old_name: str, name: str) -> dict[str, Any]:
+    def loader_arguments(self, old_field: str, field: str) -> dict[str, Any]:
         """Return the stored arguments for a class of `transformers`, without those that the loader overrides.
 
         Args:
-            old_name: The name of the field in older versions, which takes precedence.
-            name: The name of the field in current versions.
+            old_field: The name of the field in older versions, which takes precedence.
+            field: The name of the field in current versions.
         """
-        stored = getattr(self, old_name) if old_name in self.model_fields_set else getattr(self, name)
+        stored = getattr(self, old_field) if old_field in self.model_fields_set else getattr(self, field)
         return {key: value for key, value in (stored or {}).items() if key not in _OF_THE_LOADER}
 
-    def unsupported(self, task: str, config: Mapping[str, Any]) -> Iterator[str]:
+    def find_unsupported(self, task: str, config: Mapping[str, Any]) -> Iterator[str]:
         """Yield the settings that sentence-transformers would apply and we do not support.
 
         Args:
@@ -189,14 +189,14 @@ class _TransformerSettings(ExtensibleArtefact):
         if self.module_output_name not in (None, name):
             yield f"module_output_name {short_repr(self.module_output_name)}"
         yield from (key for key in _NOT_APPLIED if getattr(self, key))
-        for key, value in self.arguments("model_args", "model_kwargs").items():
+        for key, value in self.loader_arguments("model_args", "model_kwargs").items():
             is_usual_type = key in ("dtype", "torch_dtype") and value in (None, "auto", "float32")
             if key not in _HARMLESS_FOR_MODELS and not is_usual_type:
                 yield f"model_kwargs.{key}"
-        for key, value in self.arguments("config_args", "config_kwargs").items():
+        for key, value in self.loader_arguments("config_args", "config_kwargs").items():
             if key != "use_cache" and (key not in config or config[key] != value):
-                yield f"config_kwargs.{key} (which config.json can hold)"
-        if self.arguments("tokenizer_args", "processor_kwargs").get("use_fast", True) is not True:
+                yield f"config_kwargs.{key} (which belongs in config.json)"
+        if self.loader_arguments("tokenizer_args", "processor_kwargs").get("use_fast", True) is not True:
             yield "processor_kwargs.use_fast"
 
 
@@ -214,7 +214,7 @@ class _Prompts(ExtensibleArtefact):
 
 
 @dataclass(frozen=True)
-class SentenceFolder:
+class SentenceSettings:
     """How a sentence-transformers model turns texts into vectors, or pairs of texts into scores.
 
     Attributes:
@@ -268,13 +268,13 @@ class SentenceFolder:
         if name is not None and name not in self.prompts:
             known = ", ".join(name for name, prompt in self.prompts.items() if prompt) or "none"
             raise InputError(
-                f"prompt {short_repr(name)}: the model's folder has {shorten(known)} ({_PROMPTS}); give --prompt TEXT, "
-                "or --prompt '' for none"
+                f"prompt {short_repr(name)}: the model does not define this prompt; {_PROMPTS} defines {shorten(known)}; "
+                "pass --prompt TEXT, or --prompt '' for no prompt"
             )
         return (self.prompts[name] or "") if name is not None else ""
 
 
-def read_sentence_folder(folder: Path, pooling: Pooling | None = None) -> SentenceFolder | None:
+def read_sentence_settings(folder: Path, pooling: Pooling | None = None) -> SentenceSettings | None:
     """Read how a `SentenceTransformer` in a folder computes vectors.
 
     Args:
@@ -290,7 +290,7 @@ def read_sentence_folder(folder: Path, pooling: Pooling | None = None) -> Senten
     modules = _read_modules(folder)
     if modules is None:
         return None
-    kinds = [module.kind for module in modules]
+    kinds = [module.class_name for module in modules]
     is_bare = pooling is not None and kinds == ["Transformer"]
     if not is_bare and kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise InputError(
@@ -300,27 +300,31 @@ def read_sentence_folder(folder: Path, pooling: Pooling | None = None) -> Senten
         )
     if modules[0].path:
         inner = folder / modules[0].path
-        raise InputError(f"{folder}: its transformer is in {inner}; give --model {inner}, and {_CHOOSE}")
+        raise InputError(f"{folder}: the transformer is in {inner}; pass --model {inner}, and {_CHOOSE}")
     prompts = _Prompts.read_if_present(folder / _PROMPTS) or _Prompts()
     if prompts.model_type == "CrossEncoder":
-        raise InputError(f"{folder}: is a CrossEncoder, which scores pairs and has no vectors; use `gaudi-bert predict`")
+        raise InputError(
+            f"{folder}: the model is a CrossEncoder, which scores pairs and computes no vectors; use `gaudi-bert predict`"
+        )
     pooling_file = folder / (modules[1].path if len(modules) > 1 else "1_Pooling") / "config.json"
-    pooling_settings = _read_object(pooling_file)
+    pooling_settings = _read_json_object(pooling_file)
     for module in modules[2:]:
         file = folder / module.path / "config.json"
-        names = [key for key, value in _read_object(file).items() if value != "sentence_embedding"] if module.path else []
+        names = (
+            [key for key, value in _read_json_object(file).items() if value != "sentence_embedding"] if module.path else []
+        )
         if names:
-            raise InputError(f"{file}: {short_repr(names[0])} is not applied here; run the model with sentence-transformers")
+            raise InputError(f"{file}: {short_repr(names[0])} is not supported; run the model with sentence-transformers")
     return replace(
-        _read_transformer(folder, "feature-extraction", prompts),
-        pooling=pooling or _pooling(pooling_file, pooling_settings),
+        _read_transformer_settings(folder, "feature-extraction", prompts),
+        pooling=pooling or _parse_pooling(pooling_file, pooling_settings),
         normalize="Normalize" in kinds,
         pools_prompt=bool(pooling_settings.get("include_prompt", True)),
         truncate_dim=prompts.truncate_dim,
     )
 
 
-def read_cross_encoder(folder: Path, config: TaskConfig) -> SentenceFolder | None:
+def read_cross_encoder_settings(folder: Path, config: TaskConfig) -> SentenceSettings | None:
     """Read how a `CrossEncoder` in a folder scores pairs of texts.
 
     Version 6 of sentence-transformers writes modules.json, and stores the activation and the prompts in
@@ -341,20 +345,20 @@ def read_cross_encoder(folder: Path, config: TaskConfig) -> SentenceFolder | Non
     if modules is None or stored is None or stored.model_type != "CrossEncoder":
         if config.activation is None:
             return None
-        activation = _activation(folder / "config.json", config.activation, len(config.labels))
-        return SentenceFolder(max_sequence_length=tokenizer_length(folder), activation=activation)
-    kinds = [module.kind for module in modules]
+        activation = _parse_activation(folder / "config.json", config.activation, len(config.labels))
+        return SentenceSettings(max_sequence_length=read_tokenizer_max_length(folder), activation=activation)
+    kinds = [module.class_name for module in modules]
     if kinds != ["Transformer"] or modules[0].path:
         raise InputError(
-            f"{folder}: modules.json lists {shorten(', '.join(kinds)) or 'no module'}; of a CrossEncoder, only one "
-            "Transformer in the folder itself is supported; run it with sentence-transformers"
+            f"{folder}: modules.json lists {shorten(', '.join(kinds)) or 'no module'}, but a CrossEncoder is only supported "
+            "if it lists one Transformer in the folder itself; run the model with sentence-transformers"
         )
     file, name = (_PROMPTS, stored.activation_fn) if stored.activation_fn else ("config.json", config.activation)
-    activation = _activation(folder / file, name, len(config.labels))
-    return replace(_read_transformer(folder, "sequence-classification", stored), activation=activation)
+    activation = _parse_activation(folder / file, name, len(config.labels))
+    return replace(_read_transformer_settings(folder, "sequence-classification", stored), activation=activation)
 
 
-def _activation(file: Path, name: object, labels: int) -> Activation:
+def _parse_activation(file: Path, name: object, labels: int) -> Activation:
     """Return the activation of a `CrossEncoder` from the stored name of its class.
 
     Args:
@@ -373,8 +377,8 @@ def _activation(file: Path, name: object, labels: int) -> Activation:
     chosen = next((activation for activation in known if activation == kind), None)
     if chosen is None or module.partition(".")[0] != "torch":
         raise InputError(
-            f"{file}: the activation_fn {short_repr(name)} is not supported for {format_count(labels, 'label')}, only "
-            f"{join_with_and(known)} of PyTorch; run the model with sentence-transformers"
+            f"{file}: activation_fn {short_repr(name)} is not supported for {format_count(labels, 'label')}; PyTorch's "
+            f"{join_with_and(known)} can be used, so run this model with sentence-transformers"
         )
     return chosen
 
@@ -391,21 +395,23 @@ def _read_modules(folder: Path) -> list[_Module] | None:
     try:
         modules = TypeAdapter(list[_Module]).validate_python(read_json(file))
     except ValidationError as error:
-        raise InputError(f"{file}: is not a list of modules; {COPY_AGAIN}") from error
+        raise InputError(f"{file}: the file is not a list of modules; {COPY_AGAIN}") from error
     foreign = [module.type for module in modules if not module.type.startswith("sentence_transformers.")]
     if foreign:
-        problem = f"{short_repr(foreign[0])} is not a class of sentence-transformers, and other code is not run here"
-        raise InputError(f"{file}: {problem}; run the model with sentence-transformers")
+        raise InputError(
+            f"{file}: {short_repr(foreign[0])} is not a class of sentence-transformers, and code of other packages is not "
+            "supported; run the model with sentence-transformers"
+        )
     return modules
 
 
-def _read_object(file: Path) -> dict[str, Any]:
+def _read_json_object(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Empty if the file does not exist or does not contain an object."""
     content = read_json(file) if os.path.lexists(file) else {}
     return content if isinstance(content, dict) else {}
 
 
-def _read_transformer(folder: Path, task: str, prompts: _Prompts) -> SentenceFolder:
+def _read_transformer_settings(folder: Path, task: str, prompts: _Prompts) -> SentenceSettings:
     """Return how the module Transformer of a folder tokenizes texts.
 
     Raises:
@@ -413,15 +419,15 @@ def _read_transformer(folder: Path, task: str, prompts: _Prompts) -> SentenceFol
     """
     file = next((path for name in _SETTINGS if os.path.lexists(path := folder / name)), folder / _SETTINGS[0])
     settings = _TransformerSettings.read_if_present(file) or _TransformerSettings()
-    unsupported = list(settings.unsupported(task, _read_object(folder / "config.json")))
+    unsupported = list(settings.find_unsupported(task, _read_json_object(folder / "config.json")))
     if unsupported:
         raise InputError(
-            f"{file}: {join_with_and(unsupported)} may change the results and cannot be applied here; remove it, or run the "
-            "model with sentence-transformers"
+            f"{file}: {join_with_and(unsupported)} may change the results and is not supported; remove the setting, or run "
+            "the model with sentence-transformers"
         )
-    arguments = settings.arguments("tokenizer_args", "processor_kwargs")
-    most = arguments.pop("model_max_length", None) or settings.max_seq_length or tokenizer_length(folder)
-    return SentenceFolder(
+    arguments = settings.loader_arguments("tokenizer_args", "processor_kwargs")
+    most = arguments.pop("model_max_length", None) or settings.max_seq_length or read_tokenizer_max_length(folder)
+    return SentenceSettings(
         max_sequence_length=most if type(most) is int and most > 2 else None,
         lower_case=settings.do_lower_case is True,
         prompts={**_USUAL_PROMPTS, **prompts.prompts},
@@ -430,7 +436,7 @@ def _read_transformer(folder: Path, task: str, prompts: _Prompts) -> SentenceFol
     )
 
 
-def _pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
+def _parse_pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
     """Return the pooling that the settings of the module Pooling specify.
 
     Raises:
@@ -438,7 +444,7 @@ def _pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
     """
     unknown = [key for key in settings if key not in _POOLING_KEYS and not key.startswith(_MODE)]
     if unknown:
-        raise InputError(f"{path}: {short_repr(unknown[0])} is not applied here; run the model with sentence-transformers")
+        raise InputError(f"{path}: {short_repr(unknown[0])} is not supported; run the model with sentence-transformers")
     given = settings.get("pooling_mode")
     if given is None:
         chosen = [name for name, value in settings.items() if name.startswith(_MODE) and value]
@@ -448,12 +454,12 @@ def _pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
         known = [_MODES_BY_NAME.get(name) if isinstance(name, str) else None for name in chosen]
     if len(known) != 1 or known[0] is None:
         modes = shorten(" and ".join(map(str, chosen))) or "nothing"
-        raise InputError(f"{path}: pools by {modes}; only one of cls, mean, max and last can be done: {_CHOOSE}")
+        raise InputError(f"{path}: the pooling is {modes}, but only one of cls, mean, max and last is supported; {_CHOOSE}")
     return known[0]
 
 
-def write_sentence_folder(
-    folder: Path, settings: TaskSettings, start: SentenceFolder, max_sequence_length: int, hidden_size: int
+def write_sentence_settings(
+    folder: Path, settings: TaskSettings, start: SentenceSettings, max_sequence_length: int, hidden_size: int
 ) -> None:
     """Write the files with which sentence-transformers opens a fine-tuned embedding model. modules.json is written last.
 

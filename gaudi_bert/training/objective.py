@@ -26,10 +26,11 @@ from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 from gaudi_bert.engines.protocol import Communicator, UpdateLoss, Updates, UpdateScalars, WaitForSums
 from gaudi_bert.model.heads import Loss
 from gaudi_bert.tfrecords.wire.example import decode_example
-from gaudi_bert.training.input import Batch, DataSource
+from gaudi_bert.training.batches import Batch
+from gaudi_bert.training.sources import RecordSource
 
 
-class _ReportFigures(Protocol):
+class ReportMetrics(Protocol):
     """The losses and accuracies of a report, for any objective."""
 
     def as_json(self) -> dict[str, float]:
@@ -39,7 +40,7 @@ class _ReportFigures(Protocol):
         """Format the metrics as a line for the user."""
 
 
-class Evaluation(_ReportFigures, Protocol):
+class Evaluation(ReportMetrics, Protocol):
     """The metrics of an evaluation, for any objective."""
 
     @property
@@ -63,14 +64,14 @@ class Objective(ABC):
     sequence_feature: ClassVar[str] = "sequence_weights"
 
     @abstractmethod
-    def denominators(self, batch: BatchArrays) -> FloatArray:
+    def compute_denominators(self, batch: BatchArrays) -> FloatArray:
         """Return the weights by which the first and the second loss of one batch would be divided, float64 [2]."""
 
     @abstractmethod
-    def figures(self, sums: FloatArray) -> _ReportFigures:
+    def compute_metrics(self, sums: FloatArray) -> ReportMetrics:
         """Compute metrics from the K sums, which may be added over any number of batches."""
 
-    def update_loss(
+    def make_update_loss(
         self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator
     ) -> UpdateLoss | None:
         """Return the loss function of an update whose loss is not a sum over its micro-batches.
@@ -98,16 +99,16 @@ class PretrainingObjective(Objective):
     sums = 8
     sequence_feature = "next_sentence_weights"
 
-    def denominators(self, batch: BatchArrays) -> FloatArray:
+    def compute_denominators(self, batch: BatchArrays) -> FloatArray:
         """Return the masked-LM weight and the number of sequences of a batch, float64 [2].
 
         The masked-LM weight is the number of masked tokens (`loss: token`) or of sequences that contain at least one
         (`loss: sequence`).
         """
-        masked = _masked_weight(batch["masked_lm_weights"], self.masked_lm_loss)
+        masked = _count_masked(batch["masked_lm_weights"], self.masked_lm_loss)
         return np.array([masked, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
 
-    def figures(self, sums: FloatArray) -> LossMetrics:
+    def compute_metrics(self, sums: FloatArray) -> LossMetrics:
         """Compute both losses and both accuracies from the 8 sums."""
         values = sums.tolist()
         masked_sum, masked_weight, next_sum, next_weight, masked_correct, masked_count, next_correct, next_count = values
@@ -122,7 +123,7 @@ class PretrainingObjective(Objective):
         )
 
 
-def _masked_weight(numbers_BQ: AnyArray, loss: Loss) -> int:
+def _count_masked(numbers_BQ: AnyArray, loss: Loss) -> int:
     """Count the masked tokens of some packs, or the sequences that contain at least one.
 
     Args:
@@ -162,7 +163,7 @@ class LossDenominators:
     kind: Literal["global", "balanced", "local"] = "global"
     expected_weights: tuple[float, float] = (1.0, 1.0)
 
-    def factors(self, weights_M2: FloatArray, packs: int, communicator: Communicator) -> FloatArray:
+    def compute_factors(self, weights_M2: FloatArray, packs: int, communicator: Communicator) -> FloatArray:
         """Return the factors by which the loss sums of this process's micro-batches are multiplied.
 
         Every process calls this at the same time.
@@ -188,15 +189,15 @@ class LossDenominators:
 GLOBAL = LossDenominators()
 
 
-def denominators_for(settings: TrainingSettings, source: DataSource) -> LossDenominators:
+def make_loss_denominators(settings: TrainingSettings, source: RecordSource) -> LossDenominators:
     """Return the loss denominators of a run. For `balanced`, the expected weights are measured on about 1,000 records."""
     if settings.loss_normalization != "balanced":
         return LossDenominators(settings.loss_normalization)
     each = -(-_SAMPLE // len(source.files))  # records to read at the beginning of each file, about `_SAMPLE` in total
     weights = [
-        _masked_weight(decode_example(record)["masked_lm_weights"][np.newaxis], settings.loss)
+        _count_masked(decode_example(record)["masked_lm_weights"][np.newaxis], settings.loss)
         for number in range(len(source.files))
-        for record in itertools.islice(source.records_of(number), each)
+        for record in itertools.islice(source.read_file_records(number), each)
     ]
     return LossDenominators("balanced", (float(np.mean(weights)), source.packing_factor))
 
@@ -207,7 +208,7 @@ def denominators_for(settings: TrainingSettings, source: DataSource) -> LossDeno
 # update, the micro-batch and the process.
 
 
-def dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> Int32Array:
+def draw_dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> Int32Array:
     """Return the dropout seed of one forward pass, int32 [2].
 
     Args:
@@ -237,7 +238,7 @@ class TrainingStep:
     objective: Objective
     denominators: LossDenominators = GLOBAL
 
-    def run(self, micro_batches: Sequence[BatchArrays], update: int, learning_rate: float) -> WaitForSums:
+    def run_update(self, micro_batches: Sequence[BatchArrays], update: int, learning_rate: float) -> WaitForSums:
         """Do one update. Every process calls this at the same time.
 
         Args:
@@ -249,14 +250,14 @@ class TrainingStep:
             A function that waits for the device and returns float32 [K + 1]: the K sums of the objective over the
             micro-batches of this process, and the gradient norm over all processes before clipping.
         """
-        weights_M2 = np.array([self.objective.denominators(batch) for batch in micro_batches])
+        weights_M2 = np.array([self.objective.compute_denominators(batch) for batch in micro_batches])
         packs = len(micro_batches[0]["input_ids"])
-        factors_M2 = self.denominators.factors(weights_M2, packs, self.communicator)
+        factors_M2 = self.denominators.compute_factors(weights_M2, packs, self.communicator)
         seed, rank = self.settings.seed, self.communicator.rank
-        seeds_M2 = np.stack([dropout_seed(seed, update, number, rank) for number in range(len(micro_batches))])
+        seeds_M2 = np.stack([draw_dropout_seed(seed, update, number, rank) for number in range(len(micro_batches))])
         corrections = (1.0 / (1.0 - beta**update) for beta in (self.settings.beta_1, self.settings.beta_2))
         scalars = UpdateScalars(learning_rate, *corrections)
-        update_loss = self.objective.update_loss(micro_batches, update, self.communicator)
+        update_loss = self.objective.make_update_loss(micro_batches, update, self.communicator)
         return self.updates.run_update(micro_batches, seeds_M2, factors_M2, scalars, update, update_loss)
 
 
@@ -273,7 +274,7 @@ class IntervalReport:
     """The metrics and the speed of an interval, over all processes.
 
     Attributes:
-        figures: The losses and accuracies.
+        metrics: The losses and accuracies.
         gradient_norm: The mean over the updates of the gradient norm before clipping.
         sequences: The number of sequences in the interval.
         tokens: The number of non-padding tokens in the interval.
@@ -284,7 +285,7 @@ class IntervalReport:
         slots_per_second: Tokens per second, including padding.
     """
 
-    figures: _ReportFigures
+    metrics: ReportMetrics
     gradient_norm: float
     sequences: int
     tokens: int
@@ -294,22 +295,23 @@ class IntervalReport:
     tokens_per_second: float
     slots_per_second: float
 
-    def speed(self) -> dict[str, float]:
+    def collect_throughput(self) -> dict[str, float]:
         """Return the throughput and the packing factor by name, as in `metrics.jsonl`."""
         names = ("sequences_per_second", "tokens_per_second", "slots_per_second", "packing_factor")
         return {name: getattr(self, name) for name in names}
 
-    def format_line(self, update: int, updates: int) -> str:
+    def format_line(self, update: int, total_updates: int) -> str:
         """Format the report as a line for the user.
 
         Args:
             update: The number of updates that are done.
-            updates: The number of updates of the run.
+            total_updates: The number of updates of the run.
         """
+        remaining = format_seconds((total_updates - update) * self.seconds_per_update)
         return (
-            f"update {update}/{updates} ({update / updates:.0%}), {self.figures.format_line()}, "
+            f"update {update}/{total_updates} ({update / total_updates:.0%}), {self.metrics.format_line()}, "
             f"{self.tokens_per_second:,.0f} tokens/s, {format_rate(self.sequences_per_second, 'sequences')} "
-            f"({self.packing_factor:.2f} per pack), {format_seconds((updates - update) * self.seconds_per_update)} left"
+            f"({self.packing_factor:.2f} per pack), {remaining} left"
         )
 
 
@@ -335,7 +337,7 @@ class Interval:
     _work: list[tuple[int, int, int, int]] = field(default_factory=list)
     _began: float | None = None
 
-    def begin(self) -> None:
+    def note_update_start(self) -> None:
         """Note that an update begins. The clock starts at the first update, and again after a cold start."""
         if self._began is None:
             self._began = self.clock()
@@ -343,11 +345,11 @@ class Interval:
             self._sums[0]()  # wait until the device has finished the first update
             self._began = self.clock()
 
-    def add(self, sums: WaitForSums, batches: list[Batch]) -> None:
+    def add_update(self, sums: WaitForSums, batches: list[Batch]) -> None:
         """Add an update to the interval.
 
         Args:
-            sums: The return value of `TrainingStep.run`.
+            sums: The return value of `TrainingStep.run_update`.
             batches: The micro-batches of this process.
         """
         sequences = sum(int(np.count_nonzero(batch[self.objective.sequence_feature])) for batch in batches)
@@ -356,7 +358,7 @@ class Interval:
         self._sums.append(sums)
         self._work.append((sequences, tokens, packs, sum(batch["input_mask"].size for batch in batches)))
 
-    def close(self, communicator: Communicator) -> IntervalReport:
+    def make_report(self, communicator: Communicator) -> IntervalReport:
         """Wait for the device, and return the report of the interval. Every process calls this at the same time.
 
         Raises:
@@ -369,8 +371,8 @@ class Interval:
             number = int(np.argmin(is_finite))
             what = "the gradient" if np.isfinite(sums[number, : self.objective.sums]).all() else "the loss"
             raise FailedError(
-                f"update {self.first_update + number}: {what} is not finite (nan or infinite), nothing was saved after it; "
-                f"lower {self.section}.learning_rate or lengthen the warm-up, then run it again with --overwrite"
+                f"update {self.first_update + number}: {what} is not finite (nan or infinite), so training has stopped; "
+                f"lower {self.section}.learning_rate or lengthen the warm-up, and run the command again with --overwrite"
             )
         work = np.array(self._work, np.float64)
         measured = work[1:] if self.has_cold_start and len(work) > 1 else work
@@ -380,7 +382,7 @@ class Interval:
         sequences, tokens, packs, _ = total[count : count + 4]
         speed = total[count + 4 :] / seconds
         return IntervalReport(
-            figures=self.objective.figures(total[:count]),
+            metrics=self.objective.compute_metrics(total[:count]),
             gradient_norm=float(sums[:, count].mean()),
             sequences=int(sequences),
             tokens=int(tokens),

@@ -11,10 +11,10 @@ run to a packing factor f (Krell et al. 2021, section 3.3 and appendix D):
   beta_2 ** f, so that one update changes the moments as much as f updates with the same gradient (theorem D.1). The learning
   rate is unchanged.
 
-Rows may have several lengths. Packs of one row length are read in *turns*, and each update contains turns of every length in
-proportion to its number of packs. If an average update contains t turns of a length, then ceil(u t) turns of this length are
-done after u updates. The packs of a turn are fixed when a run begins, so that an update contains the same packs even if
-another number of processes continues the run.
+Rows may have several lengths. Packs of one row length are read in *blocks* of equally many packs, and each update contains
+blocks of every length in proportion to its number of packs. If an average update contains k blocks of a length, then
+ceil(u k) blocks of this length have been read after u updates. The size of a block is fixed when a run begins, so that an
+update contains the same packs even if another number of processes continues the run.
 """
 
 from __future__ import annotations
@@ -28,15 +28,10 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 
-_CADENCES = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
-# If the batch size differs from the requested one by more than this fraction, a note is printed.
-_NOTABLE_CHANGE = 0.02
-# If rows are longer than this multiple of the mean sequence, a note is printed. In rows of up to 512 tokens, attention is
-# only a small part of the work, so that there is no note.
-_LONG_ROWS, _USUAL_SLOTS = 4, 512
+CADENCE_SETTINGS = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
+"""The settings that are numbers of updates."""
 
 
 class RunSettings(LoopSettings):
@@ -72,7 +67,7 @@ class RunSettings(LoopSettings):
         return self.section
 
     @classmethod
-    def of_training(cls, section: TrainingSettings) -> RunSettings:
+    def from_training_section(cls, section: TrainingSettings) -> RunSettings:
         """Return the settings of a run from the section `training`."""
         return cls(**{name: getattr(section, name) for name in cls.model_fields if name != "section"})
 
@@ -84,26 +79,26 @@ class RowPacks(NamedTuple):
     packs: int
 
 
-class _RowTurns(NamedTuple):
-    """How the packs of one row length are divided among the updates.
+class _PackBlocks(NamedTuple):
+    """How the packs of one row length are divided into blocks, and the blocks among the updates.
 
     Attributes:
-        length: The length of the rows, in tokens.
-        packs: The number of packs in a turn, over all processes.
-        turns: The mean number of turns in an update.
-        most_packs: The maximum number of packs in a micro-batch of one process.
+        row_length: The length of the rows, in tokens.
+        packs: The number of packs in a block, over all processes.
+        blocks_per_update: The mean number of blocks in an update.
+        max_micro_batch_packs: The maximum number of packs in a micro-batch of one process.
     """
 
-    length: int
+    row_length: int
     packs: int
-    turns: Fraction | int
-    most_packs: int
+    blocks_per_update: Fraction | int
+    max_micro_batch_packs: int
 
-    def shared_by(self, processes: int) -> tuple[int, int]:
-        """Return the number of micro-batches in a turn, and the number of packs in each of them on one process."""
-        share = -(-self.packs // processes)
-        micro_batches = -(-share // self.most_packs)
-        return micro_batches, -(-share // micro_batches)
+    def divide_among(self, processes: int) -> tuple[int, int]:
+        """Return the number of micro-batches in a block, and the number of packs in each of them on one process."""
+        packs_of_process = -(-self.packs // processes)
+        micro_batches = -(-packs_of_process // self.max_micro_batch_packs)
+        return micro_batches, -(-packs_of_process // micro_batches)
 
 
 class MicroBatch(NamedTuple):
@@ -112,13 +107,13 @@ class MicroBatch(NamedTuple):
     Process r of R reads those packs whose number mod R is r, and adds empty packs if they are fewer than `packs`.
 
     Attributes:
-        which: The index of the row length.
+        row_length_index: The index of the row length, from 0.
         first: The number of the first pack.
         end: The number after the last pack.
         packs: The number of packs on one process.
     """
 
-    which: int
+    row_length_index: int
     first: int
     end: int
     packs: int
@@ -135,10 +130,13 @@ class RunPlan:
         slots_per_pack: The length of the longest rows, in tokens.
         packs: The number of packs in the data, or None if it is unknown.
         mean_tokens: The mean number of tokens in a sequence, or None if it is unknown.
-        rows: The packs of each row length, ascending. Empty if all rows have the same length.
-        begun_by: The number of processes that began the run, if it differs from `processes`.
-        needed: A function from the number of an update to its number of micro-batches. None if all updates have equally
-            many.
+        packs_by_row_length: The number of packs of each row length, by ascending length. Empty if all rows have the same
+            length.
+        processes_at_start: The number of processes that began the run, or None if it equals `processes`. Only data with
+            several row lengths needs it: the sizes of the blocks are computed from it, so that they stay the same when
+            another number of processes resumes the run.
+        count_micro_batches: A function from the number of an update, from 1, to its number of micro-batches. None if all
+            updates have equally many.
     """
 
     requested: RunSettings
@@ -147,9 +145,9 @@ class RunPlan:
     slots_per_pack: int
     packs: int | None
     mean_tokens: float | None = None
-    rows: tuple[RowPacks, ...] = ()
-    begun_by: int | None = None
-    needed: Callable[[int], int] | None = None
+    packs_by_row_length: tuple[RowPacks, ...] = ()
+    processes_at_start: int | None = None
+    count_micro_batches: Callable[[int], int] | None = None
 
     @cached_property
     def settings(self) -> RunSettings:
@@ -157,104 +155,105 @@ class RunPlan:
         settings, factor = self.requested, self.packing_factor
         if settings.packing_correction == "batch" or factor == 1.0:
             return settings
-        changed: dict[str, Any] = {name: max(1, round(getattr(settings, name) / factor)) for name in _CADENCES}
+        changed: dict[str, Any] = {name: max(1, round(getattr(settings, name) / factor)) for name in CADENCE_SETTINGS}
         if settings.warmup_updates:
             changed["warmup_updates"] = max(1, round(settings.warmup_updates / factor))
         changed["global_batch_sequences"] = round(settings.global_batch_sequences * factor)
         changed["beta_1"], changed["beta_2"] = settings.beta_1**factor, settings.beta_2**factor
         return settings.model_copy(update=changed)
 
-    def format_lines(self) -> list[str]:
-        """Return the lines that are printed at the end of a dry run."""
-        return ["a dry run: nothing was trained or written"]
-
-    def micro_batches_of(self, update: int) -> list[MicroBatch]:
+    def micro_batches_in(self, update: int) -> list[MicroBatch]:
         """Return the micro-batches of an update.
 
         No update has more micro-batches of any row length than the first one, which therefore builds all graphs. The row
-        length with the most turns occurs in every update and comes first.
+        length with the most blocks occurs in every update and comes first.
 
         Args:
             update: The number of the update, from 1.
         """
-        before, after = self._turns_after(update - 1), self._turns_after(update)
-        most_first = sorted(range(len(after)), key=lambda which: -self.turns[which].turns)
+        before, after = self._count_blocks_after(update - 1), self._count_blocks_after(update)
+        most_frequent_first = sorted(range(len(after)), key=lambda index: -self.pack_blocks[index].blocks_per_update)
         micro_batches = []
-        for which in most_first:
-            row = self.turns[which]
-            of_turn, packs = row.shared_by(self.processes)
-            together = packs * self.processes
-            for turn in range(before[which], after[which]):
-                for first in range(turn * row.packs, turn * row.packs + of_turn * together, together):
-                    end = min(first + together, (turn + 1) * row.packs)
-                    micro_batches.append(MicroBatch(which, first, end, packs))
-        return micro_batches if self.needed is None else micro_batches[:1] * self.needed(update)
+        for index in most_frequent_first:
+            blocks = self.pack_blocks[index]
+            per_block, packs = blocks.divide_among(self.processes)
+            packs_of_all = packs * self.processes
+            for block in range(before[index], after[index]):
+                begin, block_end = block * blocks.packs, (block + 1) * blocks.packs
+                for first in range(begin, begin + per_block * packs_of_all, packs_of_all):
+                    micro_batches.append(MicroBatch(index, first, min(first + packs_of_all, block_end), packs))
+        return micro_batches if self.count_micro_batches is None else micro_batches[:1] * self.count_micro_batches(update)
 
-    def _turns_after(self, update: int) -> list[int]:
-        """Return the number of turns of each row length that are done after `update` updates."""
-        return [math.ceil(update * row.turns) for row in self.turns]
+    def _count_blocks_after(self, update: int) -> list[int]:
+        """Return for each row length the number of blocks that have been read after `update` updates."""
+        return [math.ceil(update * blocks.blocks_per_update) for blocks in self.pack_blocks]
 
-    def micro_batches(self, updates_done: int, packs_done: int) -> Iterator[MicroBatch]:
+    def iterate_micro_batches(self, updates_done: int, packs_done: int) -> Iterator[MicroBatch]:
         """Yield the micro-batches after a position, without end.
 
         Args:
             updates_done: The number of updates that are done.
-            packs_done: The number of packs that were read. If all rows have the same length, it alone determines the
-                position.
+            packs_done: The number of packs that were read. If all rows have the same length, this number alone determines
+                the position.
 
         Raises:
             InputError: Rows have several lengths, and the plan reads another number of packs in this number of updates.
         """
-        shift = packs_done - self.packs_after(updates_done)
-        if shift and self.rows:
+        shift = packs_done - self.count_packs_after(updates_done)
+        if shift and self.packs_by_row_length:
             raise InputError(
-                f"update {updates_done} of this run was reached in another sequence of packs; start again with --overwrite"
+                f"update {updates_done}: the run reached this update with other packs than planned; start again with "
+                "--overwrite"
             )
         for update in itertools.count(updates_done + 1):
-            for each in self.micro_batches_of(update):
-                yield each._replace(first=each.first + shift, end=each.end + shift)
+            for micro_batch in self.micro_batches_in(update):
+                yield micro_batch._replace(first=micro_batch.first + shift, end=micro_batch.end + shift)
 
-    def packs_after(self, update: int) -> int:
+    def count_packs_after(self, update: int) -> int:
         """Return the number of packs that all processes together have read after `update` updates."""
-        return sum(turns * row.packs for turns, row in zip(self._turns_after(update), self.turns, strict=True))
+        counts = zip(self._count_blocks_after(update), self.pack_blocks, strict=True)
+        return sum(count * blocks.packs for count, blocks in counts)
 
-    def updates_of(self, epochs: int) -> int:
+    def count_updates(self, epochs: int) -> int:
         """Return the number of updates after which every pack has been read `epochs` times."""
-        packs = [row.packs for row in self.rows] or [self.packs or 0]
-        last_turns = (-(-epochs * each // row.packs) - 1 for each, row in zip(packs, self.turns, strict=True))
-        return max(math.floor(last / row.turns) + 1 for last, row in zip(last_turns, self.turns, strict=True))
+        packs = [row.packs for row in self.packs_by_row_length] or [self.packs or 0]
+        last_updates = []
+        for packs_of_length, blocks in zip(packs, self.pack_blocks, strict=True):
+            last_block = -(-epochs * packs_of_length // blocks.packs) - 1
+            last_updates.append(math.floor(last_block / blocks.blocks_per_update) + 1)
+        return max(last_updates)
 
     @cached_property
-    def turns(self) -> tuple[_RowTurns, ...]:
+    def pack_blocks(self) -> tuple[_PackBlocks, ...]:
         """How the packs of each row length are divided among the updates."""
-        settings, processes = self.settings, self.begun_by or self.processes
-        most = settings.micro_batch_packs
-        if not self.rows:
-            steps = _steps_with(settings.global_batch_sequences, most, self.packing_factor * self.processes)
-            return (_RowTurns(self.slots_per_pack, most * processes, steps, most),)
-        sequences = round(self.packing_factor * sum(row.packs for row in self.rows))
-        turns = []
-        for row in self.rows:
-            needed = Fraction(settings.global_batch_sequences * row.packs, sequences)
-            most_packs = most * self.rows[-1].length // row.length
-            packs = processes * min(most_packs, max(1, round(needed / processes)))
-            turns.append(_RowTurns(row.length, packs, needed / packs, most_packs))
-        most_frequent = max(row.turns for row in turns)
-        if most_frequent >= 1:
-            return tuple(turns)
-        return tuple(
-            row._replace(turns=Fraction(row.turns) / most_frequent) for row in turns
-        )  # so that every update contains packs
+        settings, most = self.settings, self.settings.micro_batch_packs
+        if not self.packs_by_row_length:
+            sequences = self.packing_factor * self.processes
+            steps = _compute_accumulation_steps(settings.global_batch_sequences, most, sequences)
+            return (_PackBlocks(self.slots_per_pack, most * self.processes, steps, most),)
+        processes = self.processes_at_start or self.processes
+        sequences_of_data = round(self.packing_factor * sum(row.packs for row in self.packs_by_row_length))
+        all_blocks = []
+        for row_length, row_packs in self.packs_by_row_length:
+            packs_per_update = Fraction(settings.global_batch_sequences * row_packs, sequences_of_data)
+            max_packs = most * self.packs_by_row_length[-1].length // row_length
+            packs = processes * min(max_packs, max(1, round(packs_per_update / processes)))
+            all_blocks.append(_PackBlocks(row_length, packs, packs_per_update / packs, max_packs))
+        highest_rate = max(blocks.blocks_per_update for blocks in all_blocks)
+        if highest_rate < 1:  # then an update could be empty, so raise the rates until every update contains packs
+            rates = [Fraction(blocks.blocks_per_update) / highest_rate for blocks in all_blocks]
+            all_blocks = [blocks._replace(blocks_per_update=rate) for blocks, rate in zip(all_blocks, rates, strict=True)]
+        return tuple(all_blocks)
 
     @cached_property
     def accumulation_steps(self) -> int:
         """The maximum number of micro-batches in an update on one process. It is at least 1."""
-        return len(self.micro_batches_of(1))
+        return len(self.micro_batches_in(1))
 
     @cached_property
     def packs_per_update_and_process(self) -> float:
         """The mean number of packs that one process reads for an update."""
-        total = sum(row.turns * row.packs for row in self.turns)
+        total = sum(blocks.blocks_per_update * blocks.packs for blocks in self.pack_blocks)
         return int(total // self.processes) if total % self.processes == 0 else float(total / self.processes)
 
     @property
@@ -272,122 +271,17 @@ class RunPlan:
         """The relative difference between the planned and the requested batch size. 0.05 means 5 % more sequences."""
         return self.sequences_per_update / self.settings.global_batch_sequences - 1.0
 
-    def short_lines(self) -> list[str]:
-        """Return the lines that every run prints."""
-        settings, requested = self.settings, self.requested
-        packs = self.packs_after(settings.updates)
-        epochs = f" ({packs / self.packs:,.1f} times the data)" if self.packs else ""
-        lines = self.batch_lines()
-        if settings != requested:
-            lines.append(
-                f"packing_correction betas: beta_1 {requested.beta_1:g} -> {settings.beta_1:.6g}, "
-                f"beta_2 {requested.beta_2:g} -> {settings.beta_2:.6g}, "
-                f"updates {requested.updates:,} -> {settings.updates:,}, "
-                f"warm-up {requested.warmup_updates:,} -> {settings.warmup_updates:,}"
-            )
-        warmup = f"{settings.warmup_updates:,} of them are warm-up"
-        if settings.warmup_updates > settings.updates:
-            warmup = f"all of them are warm-up, which takes {settings.warmup_updates:,}"
-        sequences = packs * self.packing_factor
-        lines.append(f"{settings.updates:,} updates are about {sequences:,.0f} sequences{epochs}; {warmup}")
-        times = self.slots_per_pack / self.mean_tokens if self.mean_tokens is not None else 1.0
-        if times > _LONG_ROWS and self.slots_per_pack > _USUAL_SLOTS:
-            lines.append(
-                f"note: rows of {self.slots_per_pack:,} are {times:.1f} times the mean text "
-                f"({self.mean_tokens:,.0f} tokens), and attention costs a row's length squared: shorter rows may be faster"
-                + ("; finetune.row_lengths = auto chooses them" if settings.section == "finetune" else "")
-            )
-        return lines
 
-    def batch_lines(self) -> list[str]:
-        """Return lines that describe an update, with notes if it differs from the settings or is larger than the data."""
-        settings, in_training = self.settings, self.settings.section == "training"
-        key = "training.global_batch_sequences" if in_training else "finetune.batch_sequences"
-        text = f"an update is {self.sequences_per_update:,.1f} sequences on average: "
-        if self.rows:
-            shared = ((row, *row.shared_by(self.processes)) for row in self.turns)
-            text += ", ".join(
-                f"{float(row.turns * micro_batches):,.1f} x {format_count(packs, 'pack')} of {row.length:,}"
-                for row, micro_batches, packs in shared
-            )
-        else:
-            text += (
-                f"{self.accumulation_steps} x {settings.micro_batch_packs} packs x {self.packing_factor:.3f} "
-                "sequences per pack"
-            )
-        if self.processes > 1:
-            each = self.sequences_per_update / self.processes
-            text += f" x {self.processes} processes ({each:,.1f} sequences per process)"
-        lines = [text]
-        if abs(self.change) > _NOTABLE_CHANGE:
-            more, present = "more" if self.change > 0 else "fewer", settings.micro_batch_packs
-            each = self.packing_factor * self.processes
-            nearest = nearest_micro_batch(settings.global_batch_sequences, each, 2 * present)
-            remedy = "" if in_training else "; every process takes the same number of packs"
-            if in_training and nearest != present:
-                remedy = f"; training.micro_batch_packs = {nearest} comes nearest to it"
-            lines.append(
-                f"note: that is {abs(self.change):.1%} {more} than {key} = {settings.global_batch_sequences:,}{remedy}"
-            )
-        if self.packs is not None and self.packs_per_update > self.packs:
-            micro_batch = min(settings.micro_batch_packs, max(1, self.packs // self.processes))
-            full_steps = max(1, self.packs // (micro_batch * self.processes))
-            sequences = int(full_steps * micro_batch * self.processes * self.packing_factor)
-            remedy = f"{key} = {sequences:,}"
-            if in_training and micro_batch < settings.micro_batch_packs:
-                remedy += f" and training.micro_batch_packs = {micro_batch:,}"
-            lines.append(
-                f"note: an update takes {self.packs_per_update:,} packs and the data has {self.packs:,}: sequences repeat "
-                f"within an update; set {remedy}, or give more data"
-            )
-        return lines
-
-    def details(self) -> list[str]:
-        """Return the lines that only a dry run prints: the intervals and the optimizer."""
-        settings = self.settings
-        lines = []
-        for what in ("evaluate", "save", "log"):
-            updates = getattr(settings, f"{what}_every_updates")
-            sequences = updates * self.sequences_per_update
-            lines.append(f"{what} every {updates:,} updates, that is every {sequences:,.0f} sequences")
-        return [
-            *lines,
-            f"{settings.optimizer}, peak learning rate {settings.learning_rate:g}, decay power {settings.decay_power:g} "
-            f"counted from the {settings.decay_from}, "
-            f"betas {settings.beta_1:.6g} and {settings.beta_2:.6g}, clip norm {settings.clip_norm:g}, "
-            f"losses normalized: {settings.loss_normalization}",
-        ]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the plan as JSON, which is the result of a dry run."""
-        settings = self.settings
-        names = (*_CADENCES, "warmup_updates", "learning_rate", "beta_1", "beta_2", "packing_correction")
-        return {
-            "dry_run": True,
-            **{name: getattr(settings, name) for name in names},
-            "loss_normalization": settings.loss_normalization,
-            "accumulation_steps": self.accumulation_steps,
-            "micro_batch_packs": settings.micro_batch_packs,
-            "workers": self.processes,
-            "packing_factor": self.packing_factor,
-            "packs_per_update": self.packs_per_update,
-            "sequences_per_update": self.sequences_per_update,
-            "sequences_asked_per_update": settings.global_batch_sequences,
-            "change": self.change,
-            "sequences": self.sequences_per_update * settings.updates,
-        }
-
-
-def nearest_micro_batch(sequences: int, each: float, most: int) -> int:
+def find_micro_batch_size(sequences_per_update: int, sequences_per_pack: float, max_packs: int) -> int:
     """Return the micro-batch size that brings an update closest to the requested number of sequences.
 
     Differences are compared in percent. Among equally good sizes, the one with the fewest accumulation steps is chosen, and
     then the smallest.
 
     Args:
-        sequences: The requested number of sequences in an update.
-        each: The mean number of sequences in one pack of each process, over all processes.
-        most: The largest allowed micro-batch, in packs.
+        sequences_per_update: The requested number of sequences in an update.
+        sequences_per_pack: The mean number of sequences in one pack of each process, added over all processes.
+        max_packs: The largest allowed micro-batch, in packs.
 
     Returns:
         The number of packs in a micro-batch of one process.
@@ -395,15 +289,15 @@ def nearest_micro_batch(sequences: int, each: float, most: int) -> int:
 
     def distance(packs: int) -> tuple[float, int]:
         """Return the relative distance of an update from the requested size, rounded to percent, and its steps."""
-        steps = _steps_with(sequences, packs, each)
-        return round(abs(steps * packs * each / sequences - 1.0), 2), steps
+        steps = _compute_accumulation_steps(sequences_per_update, packs, sequences_per_pack)
+        return round(abs(steps * packs * sequences_per_pack / sequences_per_update - 1.0), 2), steps
 
-    return min(range(1, most + 1), key=distance)
+    return min(range(1, max_packs + 1), key=distance)
 
 
-def _steps_with(sequences: int, packs: int, each: float) -> int:
-    """Return the number of accumulation steps for micro-batches of `packs` packs with `each` sequences per pack."""
-    return max(1, round(sequences / (packs * each)))
+def _compute_accumulation_steps(sequences_per_update: int, micro_batch_packs: int, sequences_per_pack: float) -> int:
+    """Return the number of micro-batches that brings an update closest to the requested number of sequences."""
+    return max(1, round(sequences_per_update / (micro_batch_packs * sequences_per_pack)))
 
 
 # --- The learning rate: linear warm-up, then polynomial decay to zero
@@ -419,7 +313,7 @@ def _steps_with(sequences: int, packs: int, each: float) -> int:
 # decays from the end of the warm-up. All of them count updates from 0, so their warm-up is one update behind ours.
 
 
-def learning_rate_at(update: int, settings: RunSettings) -> float:
+def compute_learning_rate(update: int, settings: RunSettings) -> float:
     """Return the learning rate of an update. After the last update, the rate is 0.
 
     Args:

@@ -9,16 +9,16 @@ A `transformers` folder with any kind of model is tried in the same way as by `f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays
+from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32Array, WeightArrays
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import check_model_exists
 from gaudi_bert.common.progress import Reporter, format_count
@@ -28,7 +28,7 @@ from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import Loss, PretrainingHead
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
-from gaudi_bert.training.weights import local_weights
+from gaudi_bert.training.weights import open_local_weights
 
 _OUTPUT_BOUND = 1e-5
 _GRADIENT_BOUND = 1e-5
@@ -36,9 +36,39 @@ _ZERO_GRADIENT_BOUND = 1e-9
 _LENGTH, _VOCABULARY, _PACKS, _DEPTH = 128, 997, 5, 8
 _SEED = 12345
 _Dtype = Literal["float32", "float64"]
-# Maps the name of an output to its largest absolute difference and its largest absolute value, and the name of a gradient to
-# the norm of its difference and the norm of the gradient.
-_Differences = dict[str, tuple[float, float]]
+
+
+class _Difference(NamedTuple):
+    """How much a value that was computed with packs differs from the value that was computed without packs.
+
+    Attributes:
+        difference: The largest absolute difference of an output, or the norm of the difference of a gradient.
+        size: The largest absolute value of the output, or the norm of the gradient.
+    """
+
+    difference: float
+    size: float
+
+
+class _Differences(NamedTuple):
+    """The differences of all outputs and losses, and of the gradients of all variables, by name."""
+
+    outputs: dict[str, _Difference]
+    gradients: dict[str, _Difference]
+
+
+class _LeakCounts(NamedTuple):
+    """What happened to the outputs of sequences when the tokens of other sequences were changed.
+
+    Attributes:
+        unchanged_sequences: The number of sequences whose own tokens were not changed.
+        leaks: The number of these sequences whose outputs changed.
+        all_outputs_moved: Whether all outputs of all changed sequences changed.
+    """
+
+    unchanged_sequences: int
+    leaks: int
+    all_outputs_moved: bool
 
 
 @dataclass(frozen=True)
@@ -65,10 +95,10 @@ class VerifyModelResult:
         """Return the result as lines for the user."""
         packed = f"{format_count(self.sequences, 'sequence')} in {format_count(self.packs, 'pack')}"
         largest = max(difference for name, difference in self.differences.items() if name != "gradient")
-        neighbours = f"{format_count(self.leak_comparisons, 'sequence')} next to a changed one did not change"
+        neighbours = f"{format_count(self.leak_comparisons, 'sequence')} next to a changed sequence kept identical outputs"
         return [
-            f"packing changes nothing: {packed} give the outputs of single rows, to {largest:.1e}, and the gradients, to "
-            f"{self.differences['gradient']:.1e}; {neighbours}"
+            f"packing changes nothing: {packed} have the same outputs as with one sequence per row, up to {largest:.1e}, "
+            f"and the same gradients, up to {self.differences['gradient']:.1e}; {neighbours}"
         ]
 
 
@@ -94,7 +124,7 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
         initializer_range=0.1,
     )
     values: WeightArrays = {}
-    with nullcontext() if checkpoint is None else local_weights(checkpoint) as weights:
+    with nullcontext() if checkpoint is None else open_local_weights(checkpoint) as weights:
         if weights is not None:
             check_model_exists(weights)
             if (weights / "config.json").is_file():  # a transformers folder with any kind of model
@@ -106,32 +136,36 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
                 return VerifyModelResult(str(weights), count, sequences, differences, sequences - count)
             stored = read_checkpoint(find_checkpoint(weights))
             if "model" not in stored.settings:
-                raise InputError(f"{weights}: holds no model settings; use a checkpoint that `train` wrote")
+                raise InputError(
+                    f"{weights}: the checkpoint contains no model settings; pass a checkpoint that `train` wrote"
+                )
             config, values = BertConfig.from_json(stored.settings["model"]), stored.variables
     chosen = choose_engine(engine, key="--engine")
     reporter.say(f"verify-model: {chosen.format_choice()}")
     build, batch = (
         partial(load_engine(chosen.name).build_model, ModelSpec(config, PretrainingHead()), seed=_SEED),
-        _packs(config),
+        _make_random_packs(config),
     )
 
-    def model_of(compute_dtype: _Dtype) -> Model:
+    def build_model(compute_dtype: _Dtype) -> Model:
         """Build the model with a compute dtype, and load the weights."""
         model = build(compute_dtype=compute_dtype)
         model.load_values(values)
         return model
 
-    differences = _compare(model_of, batch, "sequence", reporter.say) | _compare(model_of, batch, "token", reporter.say)
+    differences = _check_packed_equals_unpacked(
+        build_model, batch, "sequence", reporter.say
+    ) | _check_packed_equals_unpacked(build_model, batch, "token", reporter.say)
     return VerifyModelResult(
         weights="random" if checkpoint is None else str(checkpoint),
         packs=len(batch["input_ids"]),
         sequences=len(split_packs(batch)),
         differences=differences,
-        leak_comparisons=_check_leaks(model_of("float32"), config.vocab_size, batch, reporter.say),
+        leak_comparisons=_check_no_leaks(build_model("float32"), config.vocab_size, batch, reporter.say),
     )
 
 
-def _packs(config: BertConfig) -> BatchArrays:
+def _make_random_packs(config: BertConfig) -> BatchArrays:
     """Return packs of random sequences of various lengths, some with padding, packed by first-fit decreasing."""
     random, length = np.random.default_rng(_SEED), min(_LENGTH, config.max_position_embeddings)
     packs: list[list[Sequence]] = []
@@ -161,15 +195,15 @@ def _packs(config: BertConfig) -> BatchArrays:
 # In addition, the hidden states of all tokens are compared.
 
 
-def _compare(
-    model_of: Callable[[_Dtype], Model], batch: BatchArrays, loss: Loss, say: Callable[[str], None]
+def _check_packed_equals_unpacked(
+    build_model: Callable[[_Dtype], Model], batch: BatchArrays, loss: Loss, say: Callable[[str], None]
 ) -> dict[str, float]:
     """Check that outputs, losses and gradients of packed and unpacked sequences agree.
 
     Gradients that nearly cancel differ too much in float32, so they are computed again in float64.
 
     Args:
-        model_of: Builds the model with a compute dtype.
+        build_model: Builds the model with a compute dtype.
         batch: The packs.
         loss: Whether the masked-LM loss is a mean over tokens or over sequences.
         say: Shows a line to the user.
@@ -180,28 +214,32 @@ def _compare(
     Raises:
         FailedError: A difference is larger than allowed.
     """
-    outputs, gradients = _compare_packed_with_unpacked(model_of("float32"), batch, loss)
+    outputs, gradients = _measure_differences(build_model("float32"), batch, loss)
     say(f"verify-model: {format_count(len(batch['input_ids']), 'pack')}, masked-LM loss per {loss}")
-    for name, (difference, largest) in outputs.items():
-        bound = _OUTPUT_BOUND * max(1.0, largest)
-        say(f"verify-model:   {name}: differs by {difference:.1e} at most (allowed {bound:.1e})")
+    for name, (difference, size) in outputs.items():
+        bound = _OUTPUT_BOUND * max(1.0, size)
+        say(f"verify-model:   {name}: differs by at most {difference:.1e} (allowed: {bound:.1e})")
         if not difference <= bound:
-            raise FailedError(f"{name}: packed and unpacked differ by {difference:.1e}, allowed is {bound:.1e}")
-    shares = {name: _share(*norms) for name, norms in gradients.items()}
-    unclear = [name for name, share in shares.items() if not share <= _GRADIENT_BOUND]
+            raise FailedError(
+                f"{name}: the packed and unpacked values differ by {difference:.1e}, but at most {bound:.1e} is allowed"
+            )
+    relative = {name: _relative_difference(*norms) for name, norms in gradients.items()}
+    unclear = [name for name, difference in relative.items() if not difference <= _GRADIENT_BOUND]
     if unclear:
-        _, exact = _compare_packed_with_unpacked(model_of("float64"), batch, loss)
-        shares |= {name: _share(*exact[name]) for name in unclear}
-        say(f"verify-model:   gradients that nearly cancel in float32, compared in float64: {', '.join(unclear)}")
-    worst = max(shares, key=lambda name: shares[name])
-    comparison = f"gradient of {worst}: packed and unpacked differ by {shares[worst]:.1e} of its norm"
-    say(f"verify-model:   {comparison} (allowed {_GRADIENT_BOUND:.0e}), the most of {len(shares)} variables")
-    if not shares[worst] <= _GRADIENT_BOUND:
-        raise FailedError(f"{comparison}, allowed is {_GRADIENT_BOUND:.0e}")
-    return {**{name: difference for name, (difference, _) in outputs.items()}, "gradient": shares[worst]}
+        exact = _measure_differences(build_model("float64"), batch, loss).gradients
+        relative |= {name: _relative_difference(*exact[name]) for name in unclear}
+        say(f"verify-model:   these gradients nearly cancel in float32 and were compared in float64: {', '.join(unclear)}")
+    worst = max(relative, key=lambda name: relative[name])
+    comparison = f"gradient of {worst}: the packed and unpacked gradients differ by {relative[worst]:.1e} of the norm"
+    say(
+        f"verify-model:   {comparison} (allowed: {_GRADIENT_BOUND:.0e}), the largest difference of {len(relative)} variables"
+    )
+    if not relative[worst] <= _GRADIENT_BOUND:
+        raise FailedError(f"{comparison}, but at most {_GRADIENT_BOUND:.0e} is allowed")
+    return {**{name: difference for name, (difference, _) in outputs.items()}, "gradient": relative[worst]}
 
 
-def _share(difference: float, norm: float) -> float:
+def _relative_difference(difference: float, norm: float) -> float:
     """Return the norm of a difference relative to the norm of the gradient.
 
     Return 0 if both norms are below 1e-9, as for the key biases, whose gradient is mathematically zero.
@@ -210,35 +248,37 @@ def _share(difference: float, norm: float) -> float:
     return 0.0 if both_zero else difference / max(norm, 1e-30)
 
 
-def _compare_packed_with_unpacked(
-    model: Model, packed: BatchArrays, loss: Loss = "token"
-) -> tuple[_Differences, _Differences]:
-    """Run the packs, and the same sequences with one sequence per row, and compare the results.
-
-    Returns:
-        The differences of outputs and losses, and the differences of gradients, both by name.
-    """
-    placed = split_packs(packed)
+def _measure_differences(model: Model, packed: BatchArrays, loss: Loss = "token") -> _Differences:
+    """Run a batch of packs, and the same sequences with one sequence per row, and compare the results."""
+    placed_sequences = split_packs(packed)
     length, slots = packed["input_ids"].shape[1], packed["masked_lm_ids"].shape[1]
-    ours = model.compute_losses_and_gradients(packed, loss)
-    single = model.compute_losses_and_gradients(join_sequences([[each.sequence] for each in placed], length, slots, 1), loss)
-    outputs: _Differences = {name: (abs(ours.losses[name] - alone), abs(alone)) for name, alone in single.losses.items()}
-    for row, each in enumerate(placed):
-        alone = _PlacedSequence(each.sequence, row, 1, 0, np.arange(len(each.masked_slots)))
-        pairs = zip(_outputs_of(ours.outputs, each), _outputs_of(single.outputs, alone), strict=True)
-        for (name, mine), (_, theirs) in pairs:
-            difference, largest = outputs.get(name, (0.0, 0.0))
-            distance = float(np.abs(mine - theirs).max(initial=0.0))
-            outputs[name] = (max(difference, distance), max(largest, float(np.abs(theirs).max(initial=0.0))))
-    norms: _Differences = {}
-    for name, gradient in single.gradients.items():
-        both = (ours.gradients[name] - gradient, gradient)
-        difference, norm = (float(np.linalg.norm(each.astype(np.float64).ravel())) for each in both)
-        norms[name] = (difference, norm)
-    return outputs, norms
+    single_rows = join_sequences([[placed.sequence] for placed in placed_sequences], length, slots, 1)
+    of_packs, of_rows = (
+        model.compute_losses_and_gradients(packed, loss),
+        model.compute_losses_and_gradients(single_rows, loss),
+    )
+    outputs = {name: _Difference(abs(of_packs.losses[name] - value), abs(value)) for name, value in of_rows.losses.items()}
+    for row, placed in enumerate(placed_sequences):
+        in_own_row = _PlacedSequence(placed.sequence, row, 1, 0, np.arange(len(placed.masked_slots)))
+        packed_outputs = _select_outputs(of_packs.outputs, placed)
+        for name, row_output in _select_outputs(of_rows.outputs, in_own_row).items():
+            distance = float(np.abs(packed_outputs[name] - row_output).max(initial=0.0))
+            size = float(np.abs(row_output).max(initial=0.0))
+            before = outputs.get(name, _Difference(0.0, 0.0))
+            outputs[name] = _Difference(max(before.difference, distance), max(before.size, size))
+    gradients = {
+        name: _Difference(_norm(of_packs.gradients[name] - gradient), _norm(gradient))
+        for name, gradient in of_rows.gradients.items()
+    }
+    return _Differences(outputs, gradients)
 
 
-def _check_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say: Callable[[str], None]) -> int:
+def _norm(values: AnyArray) -> float:
+    """Return the Euclidean norm of an array, computed in float64."""
+    return float(np.linalg.norm(values.astype(np.float64).ravel()))
+
+
+def _check_no_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say: Callable[[str], None]) -> int:
     """Change every sequence once, and check that the outputs of all others stay identical.
 
     Returns:
@@ -249,19 +289,22 @@ def _check_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say: Ca
     """
     total = 0
     for chosen in range(int(batch["input_mask"].max())):
-        compared, leaks, moved = _probe_leaks(model, vocabulary_size, batch, chosen)
-        total += compared
-        if leaks:
-            raise FailedError(f"{leaks} sequences changed when a neighbour in their pack did: the mask leaks")
-        if not moved:
+        counts = _probe_leaks(model, vocabulary_size, batch, chosen)
+        total += counts.unchanged_sequences
+        if counts.leaks:
             raise FailedError(
-                "changing the tokens of a sequence did not change its own outputs: the weights ignore the input"
+                f"the outputs of {counts.leaks} sequences changed when only another sequence of their pack was changed: the "
+                "mask leaks"
             )
-    say(f"verify-model:   leak probe: {total} sequences next to a changed one, not one bit differs")
+        if not counts.all_outputs_moved:
+            raise FailedError(
+                "the outputs of a sequence stayed the same when its own tokens were changed: the weights ignore the input"
+            )
+    say(f"verify-model:   leaks: the outputs of {total} sequences next to a changed sequence stayed bit-identical")
     return total
 
 
-def _probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen: int = 0) -> tuple[int, int, bool]:
+def _probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen: int = 0) -> _LeakCounts:
     """Change every token of one sequence in each pack, and compare the outputs before and after.
 
     Args:
@@ -269,39 +312,36 @@ def _probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen
         vocabulary_size: The number of token ids.
         packed: The packs.
         chosen: The number of the sequence to change, from 0. It is taken modulo the number of sequences in the pack.
-
-    Returns:
-        The number of sequences that were not changed, the number of them whose outputs changed, and whether all outputs of
-        all changed sequences changed.
     """
-    placed = split_packs(packed)
-    per_pack = np.bincount([each.pack for each in placed], minlength=len(packed["input_ids"]))
-    is_chosen = [each.number - 1 == chosen % int(per_pack[each.pack]) for each in placed]
+    placed_sequences = split_packs(packed)
+    sequences_in_pack = np.bincount([placed.pack for placed in placed_sequences], minlength=len(packed["input_ids"]))
     changed_ids = packed["input_ids"].copy()
-    for each, changes in zip(placed, is_chosen, strict=True):
-        if changes:
-            changed_ids[each.pack, each.positions] = (each.sequence.input_ids + 1) % vocabulary_size
+    changed, unchanged = [], []
+    for placed in placed_sequences:
+        if placed.number - 1 == chosen % int(sequences_in_pack[placed.pack]):
+            changed_ids[placed.pack, placed.positions] = (placed.sequence.input_ids + 1) % vocabulary_size
+            changed.append(placed)
+        else:
+            unchanged.append(placed)
     before, after = (
         model.compute_losses_and_gradients(batch, "token").outputs
         for batch in (packed, {**packed, "input_ids": changed_ids})
     )
-    leaks, moved = 0, True
-    for each, changes in zip(placed, is_chosen, strict=True):
-        pairs = zip(_outputs_of(before, each), _outputs_of(after, each), strict=True)
-        same = [one.tobytes() == other.tobytes() for (_, one), (_, other) in pairs if one.size]
-        if changes:
-            moved = moved and not any(same)
-        else:
-            leaks += not all(same)
-    return len(placed) - sum(is_chosen), leaks, moved
+
+    def compare_bits(placed: _PlacedSequence) -> list[bool]:
+        """Return for each output of a sequence that is not empty whether it stayed bit-identical."""
+        now = _select_outputs(after, placed)
+        return [old.tobytes() == now[name].tobytes() for name, old in _select_outputs(before, placed).items() if old.size]
+
+    leaks = sum(not all(compare_bits(placed)) for placed in unchanged)
+    return _LeakCounts(len(unchanged), leaks, not any(any(compare_bits(placed)) for placed in changed))
 
 
-def _outputs_of(outputs: dict[str, Float32Array], placed: _PlacedSequence) -> Iterator[tuple[str, Float32Array]]:
-    """Yield the name and the values of each output of one sequence."""
+def _select_outputs(outputs: dict[str, Float32Array], placed: _PlacedSequence) -> dict[str, Float32Array]:
+    """Return the outputs that belong to one sequence of a batch, by name."""
     slots = {"hidden_states": placed.positions, "masked_lm_logits": placed.masked_slots}
-    for name, values in outputs.items():
-        of_pack = values[placed.pack]
-        yield name, of_pack[slots[name]] if name in slots else of_pack[placed.number - 1]
+    of_pack = {name: values[placed.pack] for name, values in outputs.items()}
+    return {name: values[slots[name]] if name in slots else values[placed.number - 1] for name, values in of_pack.items()}
 
 
 # --- Splitting packs into sequences, and joining sequences to packs
@@ -360,13 +400,13 @@ class _PlacedSequence:
 def split_packs(batch: BatchArrays) -> list[_PlacedSequence]:
     """Return every sequence of a batch of packs, pack by pack."""
     return [
-        _placed(batch, pack, number)
+        _extract_sequence(batch, pack, number)
         for pack, mask_L in enumerate(batch["input_mask"])
         for number in range(1, int(mask_L.max(initial=0)) + 1)
     ]
 
 
-def _placed(batch: BatchArrays, pack: int, number: int) -> _PlacedSequence:
+def _extract_sequence(batch: BatchArrays, pack: int, number: int) -> _PlacedSequence:
     """Return sequence `number` (from 1) of a pack."""
     positions, slots = (np.flatnonzero(batch[name][pack] == number) for name in ("input_mask", "masked_lm_weights"))
     start = int(positions[0])

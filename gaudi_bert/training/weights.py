@@ -86,17 +86,17 @@ def read_weights(path: Path | str) -> Weights:
     """
     path = Path(path)
     check_model_exists(path)
-    if shards := _hugging_face_files(path):
+    if shards := _find_hugging_face_files(path):
         weights = _read_hugging_face(path, shards)
     elif prefix := _find_google_checkpoint(path):
         if not is_installed("tensorflow"):  # needed to read it, even if another engine runs the model
             raise InputError(
-                f"{prefix}: a TF1 checkpoint, which TensorFlow reads, and it is not installed; convert the checkpoint with "
-                "`gaudi-bert export` on Python 3.10 or 3.11, where TensorFlow is"
+                f"{prefix}: reading a TF1 checkpoint requires TensorFlow, which is not installed; convert the checkpoint "
+                "with `gaudi-bert export` on Python 3.10 or 3.11, for which TensorFlow exists"
             )
         from gaudi_bert.engines.tensorflow.model import read_google_checkpoint
 
-        weights = Weights(prefix, "google", _config_next_to(prefix.parent), read_google_checkpoint(prefix))
+        weights = Weights(prefix, "google", _find_bert_config(prefix.parent), read_google_checkpoint(prefix))
     else:
         file = find_checkpoint(path)
         stored = read_checkpoint(file)
@@ -104,7 +104,7 @@ def read_weights(path: Path | str) -> Weights:
         weights = Weights(file, "gaudi-bert", config, stored.variables)
     for name, value in weights.variables.items():
         if not np.isfinite(value).all():
-            raise InputError(f"{weights.path}: {name} is not finite (nan or infinite); give weights from before that")
+            raise InputError(f"{weights.path}: {name} is not finite (nan or infinite); pass an earlier checkpoint")
     return weights
 
 
@@ -125,27 +125,27 @@ def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
         InputError: The weights cannot be read, or they belong to a model with other settings.
     """
     weights = read_weights(path)
-    for name, there in ({} if weights.config is None else weights.config.to_json()).items():
-        here = getattr(config, name)
-        if there != here and name not in _OF_TRAINING:
-            reason = "; positions cannot be cut off or added" if name == "max_position_embeddings" else ""
+    for name, stored in ({} if weights.config is None else weights.config.to_json()).items():
+        requested = getattr(config, name)
+        if stored != requested and name not in _OF_TRAINING:
+            reason = ", and positions can be neither removed nor added" if name == "max_position_embeddings" else ""
             raise InputError(
-                f"{weights.path}: the weights are of another model: {name} is {there} there, {here} here{reason}; "
-                f"set model.{name} to {there}, or give other weights"
+                f"{weights.path}: the weights belong to another model: {name} is {stored} there, but {requested} "
+                f"here{reason}; set model.{name} to {stored}, or pass other weights"
             )
     problem = find_shape_mismatch(
         model.variable_shapes(), weights.variables, () if weights.kind == "gaudi-bert" else _OPTIONAL_SCOPES
     )
     if problem is not None:
         raise InputError(
-            f"{weights.path}: the weights are of another model: {problem}; "
-            "use the model settings that they were trained with"
+            f"{weights.path}: the weights belong to another model: {problem}; use the model settings with which they were "
+            "trained"
         )
     model.load_values(weights.variables)
     return weights
 
 
-def read_config(file: Path) -> BertConfig:
+def read_bert_config(file: Path) -> BertConfig:
     """Read the config of a BERT from config.json or bert_config.json.
 
     Raises:
@@ -153,14 +153,14 @@ def read_config(file: Path) -> BertConfig:
     """
     values = read_json(file)
     if not isinstance(values, dict):
-        raise InputError(f"{file}: is not an object with the settings of a model; {COPY_AGAIN}")
+        raise InputError(f"{file}: the file does not contain an object with the settings of a model; {COPY_AGAIN}")
     try:
         return BertConfig.from_json(values)
     except InputError as error:
         raise InputError(f"{file}: {error}") from error
 
 
-def model_config(settings: ModelSettings, vocabulary_size: int | None, max_sequence_length: int) -> BertConfig:
+def make_bert_config(settings: ModelSettings, vocabulary_size: int | None, max_sequence_length: int) -> BertConfig:
     """Return the config of a model. Sizes that the settings do not specify are taken from the data.
 
     Args:
@@ -176,15 +176,15 @@ def model_config(settings: ModelSettings, vocabulary_size: int | None, max_seque
     return BertConfig(**values)
 
 
-def _config_next_to(folder: Path) -> BertConfig | None:
+def _find_bert_config(folder: Path) -> BertConfig | None:
     """Return the config in a folder, or None if the folder does not contain one."""
     for name in _CONFIG_NAMES:
         if (folder / name).is_file():
-            return read_config(folder / name)
+            return read_bert_config(folder / name)
     return None
 
 
-def _hugging_face_files(path: Path) -> list[Path]:
+def _find_hugging_face_files(path: Path) -> list[Path]:
     """Return the files with the tensors of a Hugging Face model. Empty if `path` is not such a model.
 
     Raises:
@@ -198,7 +198,10 @@ def _hugging_face_files(path: Path) -> list[Path]:
     if index.is_file():
         return [path / name for name in sorted(set(_WeightsIndex.read(index).weight_map.values()))]
     if (path / "pytorch_model.bin").is_file():
-        raise InputError(f"{path}: holds pytorch_model.bin only; save it with transformers' save_pretrained: safetensors")
+        raise InputError(
+            f"{path}: the folder contains only pytorch_model.bin, which is not supported; save the model again with "
+            "transformers' save_pretrained, which writes safetensors"
+        )
     return []
 
 
@@ -211,9 +214,9 @@ def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    config = _config_next_to(files[0].parent)
+    config = _find_bert_config(files[0].parent)
     if config is None:
-        raise InputError(f"{files[0]}: config.json is missing next to it; copy the complete folder of the model")
+        raise InputError(f"{files[0]}: config.json is missing in the same folder; copy the complete folder of the model")
     tensors: dict[str, Float32Array] = {}
     for file in files:
         with explain_os_errors(file, "read"):
@@ -222,15 +225,15 @@ def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
             tensors.update(load_file(file))
         except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
             reason = shorten(str(error), 200)
-            raise InputError(f"{file}: cannot be read ({reason}); copy it again, or save it as float32") from error
-    return Weights(path, "huggingface", config, _from_hugging_face(tensors, config))
+            raise InputError(f"{file}: the file cannot be read ({reason}); copy it again, or save it as float32") from error
+    return Weights(path, "huggingface", config, _convert_from_hugging_face(tensors, config))
 
 
 # --- Weights in an object store
 
 
 @contextmanager
-def local_weights(path: Path | str, store: StoreSettings | None = None) -> Iterator[Path]:
+def open_local_weights(path: Path | str, store: StoreSettings | None = None) -> Iterator[Path]:
     """Provide a local path of weights for the duration of the context, and copy them from an object store if necessary.
 
     If the folder of a run is in a store, only its newest checkpoint and the small files next to it are copied. A folder of
@@ -275,7 +278,10 @@ def _find_google_checkpoint(path: Path) -> Path | None:
         return path
     files = sorted(path.glob(f"*{_INDEX}")) if path.is_dir() else []
     if len(files) > 1:
-        raise InputError(f"{path}: holds {len(files)} TF1 checkpoints; name one, for example {files[-1].with_suffix('')}")
+        raise InputError(
+            f"{path}: the folder contains {len(files)} TF1 checkpoints; pass one of them, such as "
+            f"{files[-1].with_suffix('')}"
+        )
     return files[0].with_suffix("") if files else None
 
 
@@ -300,7 +306,7 @@ _WHOLE_NAMES = {
 _LAST_PARTS = {"kernel": "weight", "gamma": "weight", "beta": "bias"}
 
 
-def _hugging_face_name(name: str) -> str:
+def _convert_to_hugging_face_name(name: str) -> str:
     """Return the name that one of our variables has in `BertForPreTraining`.
 
     For example, `bert/encoder/layer_0/attention/self/query/kernel` becomes
@@ -314,7 +320,7 @@ def _hugging_face_name(name: str) -> str:
     return ".".join([*scope, _LAST_PARTS.get(last, last)])
 
 
-def to_hugging_face(values: WeightArrays) -> dict[str, Float32Array]:
+def convert_to_hugging_face(values: WeightArrays) -> dict[str, Float32Array]:
     """Convert our variables to the state dict of `BertForPreTraining`.
 
     Args:
@@ -324,12 +330,12 @@ def to_hugging_face(values: WeightArrays) -> dict[str, Float32Array]:
         The tensors by their Hugging Face names. Tied tensors are omitted, as in the files of Hugging Face.
     """
     return {
-        _hugging_face_name(name): np.ascontiguousarray(value.T if name.endswith("/kernel") else value)
+        _convert_to_hugging_face_name(name): np.ascontiguousarray(value.T if name.endswith("/kernel") else value)
         for name, value in values.items()
     }
 
 
-def _from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Float32Array]:
+def _convert_from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Float32Array]:
     """Convert the state dict of a BERT of Hugging Face to our variables, float32.
 
     Args:
@@ -350,21 +356,22 @@ def _from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, F
         full = full if full.startswith(("bert.", "cls.", *_TASK_HEADS)) else f"bert.{full}"
         other = names.setdefault(full, name)
         if other != name:
-            raise InputError(f"weights: {other} and {name} are the same weights; leave out the one that is superfluous")
+            raise InputError(f"weights: {other} and {name} are two names of the same tensor; remove one of them")
     everything = {full: tensors[name] for full, name in names.items()}
     state, ours = dict(everything), {}
     for name, spec in parameter_specs(config).items():
-        value = state.pop(_hugging_face_name(name), None)
+        full_name = _convert_to_hugging_face_name(name)
+        value = state.pop(full_name, None)
         if value is None:
             if name.startswith(("cls/", "bert/pooler/")):
                 continue
-            raise InputError(f"weights: {_hugging_face_name(name)} is missing; give the weights of a model of this config")
+            raise InputError(f"weights: {full_name} is missing; pass weights that match config.json")
         value = np.asarray(value, dtype=np.float32)
         value = np.ascontiguousarray(value.T) if name.endswith("/kernel") else value
         if value.shape != spec.shape:
             raise InputError(
-                f"weights: {_hugging_face_name(name)} has the shape {value.shape} (in our order), the config wants "
-                f"{spec.shape}; give the weights of a model of this config"
+                f"weights: {full_name} must have the shape {spec.shape} according to config.json, but has {value.shape} "
+                "(both in the order of gaudi-bert); pass weights that match config.json"
             )
         ours[name] = value
     for name in [name for name in state if name.startswith(_TASK_HEADS)]:
@@ -374,9 +381,13 @@ def _from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, F
     for name, value in state.items():  # the remaining tensors must be counters, or equal to the tensors they are tied to
         if name in _TIED and _TIED[name] in everything:
             if not np.array_equal(value, everything[_TIED[name]]):
-                raise InputError(f"weights: {name} differs from {_TIED[name]}; only tied output weights can be read")
+                raise InputError(
+                    f"weights: {name} differs from {_TIED[name]}, but only tied output weights are supported; tie the "
+                    "weights"
+                )
         elif name not in _COUNTERS:
             raise InputError(
-                f"weights: {name} is unknown; give those of a BertForPreTraining, a BertModel or a BertFor... of a task"
+                f"weights: the tensor {name} is not supported; pass the weights of a BertForPreTraining, a BertModel or a "
+                "BertFor... of a task"
             )
     return ours

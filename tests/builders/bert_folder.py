@@ -44,7 +44,7 @@ def write_bert(folder: Path, seed: int = 1, layers: int = 2, positions: int = 64
     from safetensors.numpy import save_file
 
     from gaudi_bert.model.config import BertConfig, parameter_specs
-    from gaudi_bert.training.weights import to_hugging_face
+    from gaudi_bert.training.weights import convert_to_hugging_face
 
     write_tokenizer(folder)
     config = {**CONFIG, "num_hidden_layers": layers, "max_position_embeddings": positions}
@@ -55,7 +55,7 @@ def write_bert(folder: Path, seed: int = 1, layers: int = 2, positions: int = 64
         for name, spec in parameter_specs(BertConfig.from_json(config)).items()
         if name.startswith("bert/")
     }
-    named = {name.removeprefix("bert."): value for name, value in to_hugging_face(values).items()}
+    named = {name.removeprefix("bert."): value for name, value in convert_to_hugging_face(values).items()}
     save_file({name: value.astype(np.float32) for name, value in named.items()}, str(folder / "model.safetensors"))
     return folder
 

@@ -148,9 +148,11 @@ def loss_of_rows(model: Any, rows: Sequence[SingleRow]) -> Any:
 
 def table_batches(source: Any, targets: Any, batch_packs: int, order: Any) -> Any:
     """Batches of a packed table without end, of so many packs each."""
-    from gaudi_bert.training.input import batches_in_order
+    from gaudi_bert.training.batches import read_batches_in_order
     from gaudi_bert.training.run_plan import MicroBatch
 
     each = batch_packs * order.size
     micro_batches = (MicroBatch(0, first, first + each, batch_packs) for first in itertools.count(order.packs_done, each))
-    return batches_in_order(source.stored, functools.partial(source.features, targets), micro_batches, order, source.path)
+    return read_batches_in_order(
+        source.stored, functools.partial(source.read_batch, targets), micro_batches, order, source.path
+    )

@@ -67,7 +67,7 @@ def run_updates(
     step = make_step(model, settings, communicator, micro_batches, denominators=LossDenominators(kind, EXPECTED))
     for update in range(1, UPDATES + 1):
         own_packs = packs_of(update)[communicator.rank :: communicator.size]
-        step.run([packed(own_packs[part::micro_batches]) for part in range(micro_batches)], update, 1e-3)
+        step.run_update([packed(own_packs[part::micro_batches]) for part in range(micro_batches)], update, 1e-3)
     return model.values()
 
 

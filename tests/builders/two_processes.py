@@ -63,7 +63,7 @@ def stopped(data: Path, out: Path, rank: int) -> str:
     """Train until rank 1, and nobody else, is asked to stop in its seventh update."""
     long_run = settings(updates=1_000_000, log_every_updates=1_000_000, save_every_updates=1_000_000)
     if rank == 1:
-        right = TrainingStep.run
+        right = TrainingStep.run_update
 
         def run_then_stop(self, micro_batches, update, learning_rate):
             sums = right(self, micro_batches, update, learning_rate)
@@ -71,7 +71,7 @@ def stopped(data: Path, out: Path, rank: int) -> str:
                 os.kill(os.getpid(), signal.SIGTERM)
             return sums
 
-        TrainingStep.run = run_then_stop
+        TrainingStep.run_update = run_then_stop
     try:
         train(long_run, data / "train", None, out, reporter=QUIET)
     except StoppedError as error:

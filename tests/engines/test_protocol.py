@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Model
 from gaudi_bert.model.heads import Loss
-from gaudi_bert.training.verify_model import _compare_packed_with_unpacked, _probe_leaks, join_sequences, split_packs
+from gaudi_bert.training.verify_model import _measure_differences, _probe_leaks, join_sequences, split_packs
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
 from tests.builders.model_packs import BY_EACH_ENGINE, VOCABULARY, WITHOUT_PYTORCH, random_packs, small_model
@@ -96,7 +96,7 @@ def test_compiled_kernels_are_held_to_the_same(loss):
 @BY_EACH_ENGINE
 def test_float64_shows_that_the_rest_is_rounding(engine: EngineName):
     batch = join_sequences(random_packs(7, [[11, 5, 13, 8], [17, 9], [37]]), 37, 23, 4)
-    outputs, gradients = _compare_packed_with_unpacked(small_model(compute_dtype="float64", engine=engine), batch)
+    outputs, gradients = _measure_differences(small_model(compute_dtype="float64", engine=engine), batch)
     assert all(difference < 1e-13 for difference, _ in outputs.values())
     assert all(difference <= 1e-7 * size for difference, size in gradients.values())
 

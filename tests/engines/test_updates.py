@@ -54,7 +54,7 @@ def test_twenty_updates(kind: str, optimizer: str, loss: str, micro_batches: int
         for update in range(1, 21):
             packs = work.packs_of(update)
             shares = [work.packed(packs[part::micro_batches]) for part in range(micro_batches)]
-            losses.append(step.run(shares, update, 1e-3)()[[0, 2, 8]])
+            losses.append(step.run_update(shares, update, 1e-3)()[[0, 2, 8]])
         curves.append(np.array(losses))
         assert engine == "pytorch" or len(step.updates.graphs) == min(micro_batches, 2)
     agree(curves[1] / curves[0], np.ones_like(curves[0]), 1e-4)
@@ -74,7 +74,7 @@ def test_micro_batches_may_be_slow_in_the_first_update_and_where_rows_have_anoth
     packs = [[sequence] for pack in work.packs_of(1) for sequence in pack if sequence.length <= 17]
     whole, short = (join_sequences(packs, length, data.MASKED_SLOTS, data.DEPTH) for length in (data.LENGTH, 17))
     for update, batches in enumerate(([whole, whole], [whole, whole], [short, whole]), 1):
-        step.run(batches, update, 0.0)
+        step.run_update(batches, update, 0.0)
     name = "micro-batch {} of update {}".format
     assert told == [(name(2, 1), True), (name(2, 2), False), (name(1, 3), True), (name(2, 3), False)]
 

@@ -109,7 +109,7 @@ def test_the_rules_are_those_of_our_trainer(correction: str, factor: float, proc
         beta_2=0.999,
         packing_correction=correction,
     )
-    plan = RunPlan(RunSettings.of_training(settings), factor, processes, slots_per_pack=8, packs=None)
+    plan = RunPlan(RunSettings.from_training_section(settings), factor, processes, slots_per_pack=8, packs=None)
     actual = translate_arguments(PADDED, factor, processes=processes, batch_packs=4, correction=correction)
     steps = actual.pop("gradient_accumulation_steps")
     agree(steps, plan.accumulation_steps, 1 if correction == "betas" else 0, scale=1.0)

@@ -7,7 +7,7 @@ import pytest
 
 from gaudi_bert.rows.packs import BatchShape
 from gaudi_bert.rows.types import Sequences
-from gaudi_bert.runs.pairs import _PairData
+from gaudi_bert.runs.pairs import PairUpdates
 from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, UpdateShape
 
 
@@ -21,8 +21,8 @@ def test_an_update_that_needs_more_packs_than_were_planned_has_more_micro_batche
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     sequences = Sequences(np.arange(26), offsets, np.ones(tokens, np.int32), np.zeros(tokens, np.int8))
     stream = RowStream(lengths, groups, batch_rows=5, epochs=2, seed=5)
-    data = _PairData(sequences, None, stream, UpdateShape(BatchShape(2, 24, 3), 1, processes))  # type: ignore[arg-type]
-    counts = [data.micro_batches_of(update) for update in range(stream.updates)]
+    data = PairUpdates(sequences, None, stream, UpdateShape(BatchShape(2, 24, 3), 1, processes))  # type: ignore[arg-type]
+    counts = [data.count_micro_batches(update) for update in range(stream.updates)]
     assert max(counts) > 1
     of_rank = [data.batches(0, rank) for rank in range(processes)]
     for update, count in enumerate(counts):
@@ -31,4 +31,4 @@ def test_an_update_that_needs_more_packs_than_were_planned_has_more_micro_batche
         numbers = np.concatenate([batch["text_numbers"].ravel() for batch in batches])
         expected = len(stream.distinct(update, update + 1)[0])
         assert sorted(numbers[numbers >= 0].tolist()) == list(range(expected))
-        assert expected <= data.most_sequences(update)
+        assert expected <= data.max_sequences_in(update)

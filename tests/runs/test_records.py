@@ -16,7 +16,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.runs.records import _realized_speedup, train
-from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, read_checkpoint
+from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint, read_newest_settings
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
 from tests.builders.json_lines import lines_of
@@ -61,7 +61,7 @@ def evaluations_of(out: Path) -> list[dict]:
 def test_a_run_that_was_stopped_twice_and_damaged_ends_with_the_same_bits(packed, held_out, whole_run, tmp_path) -> None:
     """The first stop is where an evaluation is due; of the checkpoint that the second leaves, a bit flips."""
     out = tmp_path / "train"
-    with pytest.raises(StoppedError, match="after update 10 of 20; run it again to resume"):
+    with pytest.raises(StoppedError, match="after update 10 of 20; run the same command again to resume"):
         train(settings(log_every_updates=1), packed, held_out, out, reporter=StopAfter(9))
     assert evaluations_of(out) == []
     with pytest.raises(StoppedError):
@@ -74,7 +74,7 @@ def test_a_run_that_was_stopped_twice_and_damaged_ends_with_the_same_bits(packed
     newest.write_bytes(content)
     listener = Listener()
     train(settings(), packed, held_out, out, reporter=listener, resume=True)
-    assert f"warning: {newest}: not a complete checkpoint" in listener.text
+    assert f"warning: {newest}: the file is not a complete checkpoint" in listener.text
     assert "train: resuming after update 15" in listener.text
     assert checkpoint_digests(out)[LAST] == checkpoint_digests(whole_run)[LAST]
     assert evaluations_of(out) == evaluations_of(whole_run)
@@ -99,14 +99,14 @@ def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed
     with pytest.raises(InputError, match=r"training.updates = 10; pass --resume to extend it to 15"):
         run(15)
     run(15, resume=True)
-    assert "training.updates = 10 is raised to 15: the moments stay" in listener.text
+    assert "training.updates is raised from 10 to 15; the optimizer keeps its moments" in listener.text
     with pytest.raises(InputError, match=r"training.updates: 15 there, 10 now"):
         run(10, resume=True)
     long_run = settings(warmup_updates=12, updates=15, measure_speedup=True)
     summary = train(long_run, packed, None, measured, reporter=listener)
     assert summary.content.realized_speedup is None or summary.content.realized_speedup > 0
     assert to_json(summary) == json.loads((measured / "training.json").read_text())
-    assert "train: realized speed-up " in listener.text
+    assert "train: the realized speed-up " in listener.text
     ends = [read_checkpoint(find_checkpoint(folder)) for folder in (out, measured)]
     identical(ends[0].variables, ends[1].variables)
     identical(ends[0].second_moments, ends[1].second_moments)
@@ -167,13 +167,13 @@ def test_a_dry_run_prints_the_plan_for_the_processes_of_the_settings_and_writes_
 
 
 def test_the_target_ends_the_run_at_an_evaluation(packed, held_out, tmp_path) -> None:
-    with pytest.raises(InputError, match="target_masked_lm_accuracy: needs evaluation data"):
+    with pytest.raises(InputError, match="target_masked_lm_accuracy: the setting requires evaluation data"):
         train(settings(target_masked_lm_accuracy=0.001), packed, None, tmp_path / "one", reporter=QUIET)
     easy = settings(target_masked_lm_accuracy=0.001, evaluate_every_updates=6)
     listener = Listener()
     summary = train(easy, packed, held_out, tmp_path / "two", reporter=listener)
     assert (summary.content.updates, summary.content.reached_target) == (6, True)
-    assert "target_masked_lm_accuracy = 0.001 is reached, the run ends" in listener.text
+    assert "target_masked_lm_accuracy = 0.001 is reached, so the run ends" in listener.text
     assert train(easy, packed, held_out, tmp_path / "two", reporter=listener, resume=True).skipped
 
 
@@ -182,11 +182,11 @@ def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_pa
     unpacked = data.write_unpacked(tmp_path / "examples" / "train", data.make_packs(29))
     start = settings(updates=2, init_checkpoint=str(whole_run), loss="sequence", optimizer="lamb")
     listener = Listener()
-    with pytest.raises(InputError, match="the weights are of another model: vocab_size is 61 there, 30522 here"):
+    with pytest.raises(InputError, match="the weights belong to another model: vocab_size is 61 there, but 30522 here"):
         train(start, unpacked, packed, tmp_path / "one", reporter=listener)
     (tmp_path / "examples" / "vocab.txt").write_text("word\n" * data.VOCABULARY)
     summary = train(start, unpacked, packed, tmp_path / "two", reporter=listener)
-    assert "starts from the weights" in listener.text
+    assert "starting from the weights" in listener.text
     assert summary.content.packing_factor == 1.0
     assert summary.content.sequences == 2 * 16
 
@@ -209,7 +209,7 @@ def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(packed, tmp_path, monkeypa
     out, listener = tmp_path / "run", Listener()
 
     def is_compiled() -> bool:
-        stored = newest_settings(out / "checkpoints")
+        stored = read_newest_settings(out / "checkpoints")
         assert stored is not None
         return stored["compiled_kernels"]
 
@@ -218,7 +218,10 @@ def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(packed, tmp_path, monkeypa
     assert (is_compiled(), calls) == (True, [])
     train(on_device("hpu"), packed, None, out, reporter=listener, resume=True)
     assert (is_compiled(), calls[0]) == (False, "load_habana_module")
-    assert "note: the run began with a compiled step, and here it is not; dropout masks differ from now on" in listener.text
+    assert (
+        "note: the run began with compiled kernels, which this device does not support, so dropout masks differ from now on"
+        in listener.text
+    )
     train(on_device("cpu", 4), packed, None, out, reporter=QUIET, resume=True)
     assert is_compiled() is False
 

@@ -14,7 +14,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.runs.finetune import finetune
-from gaudi_bert.runs.rows import FineTuneInput
+from gaudi_bert.runs.labelled_data import FineTuneFiles
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.task_models import start_weights
 from tests.builders.agree import agree
@@ -88,14 +88,14 @@ def test_a_model_that_cannot_be_fine_tuned_is_refused(files, model, tmp_path) ->
         (bare / name).unlink()
     with pytest.raises(InputError, match=r"holds no tokenizer; .*--vocab"):
         run("classification", data, None, bare, tmp_path / "out")
-    with pytest.raises(InputError, match=r"max_sequence_length = 65: the model has 64 positions"):
+    with pytest.raises(InputError, match=r"max_sequence_length = 65: the model has only 64 positions"):
         run("classification", data, None, model, tmp_path / "out", finetune={"max_sequence_length": 65})
-    with pytest.raises(InputError, match=r"--task \(task\.name\) is not set"):
+    with pytest.raises(InputError, match=r"--task \(task\.name\): the task is not set"):
         run(None, data, None, model, tmp_path / "out")
     with pytest.raises(InputError, match=r"finetune\.best_metric"):
         run("classification", data, None, model, tmp_path / "out", finetune={"best_metric": "accuracy"})
     with pytest.raises(
-        InputError, match=r"best_metric = pearson: classification has no such metric; choose one of .*accuracy"
+        InputError, match=r"best_metric = pearson: classification does not have this metric; choose one of .*accuracy"
     ):
         run("classification", data, evaluation, model, tmp_path / "out", finetune={"best_metric": "pearson"})
     assert not (tmp_path / "out").exists()
@@ -137,9 +137,9 @@ def test_a_dry_run_compares_lengths_of_rows_and_depths(files, tmp_path) -> None:
     for micro_batch_packs in (1, 16):
         changes = {"batch_sequences": 8, "micro_batch_packs": micro_batch_packs}
         settings = section_from_mapping(PipelineSettings, {"task": {"name": "classification"}, "finetune": changes}, "test")
-        listener, inputs = Listener(), FineTuneInput(files["classification"][0], None, model)
-        plan = finetune(settings, inputs, tmp_path / "out", reporter=listener, dry_run=True)
-        assert plan.slots_per_pack == 64
+        listener, inputs = Listener(), FineTuneFiles(files["classification"][0], None, model)
+        planned = finetune(settings, inputs, tmp_path / "out", reporter=listener, dry_run=True)
+        assert planned.plan.slots_per_pack == 64
         table = [line.split() for line in listener.lines if line.strip().startswith("64 ")]
         assert [row[1] for row in table] == ["3", "6", "12", "max"]
         assert [int(row[2]) for row in table] == sorted((int(row[2]) for row in table), reverse=True)

@@ -22,10 +22,10 @@ import transformers
 from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
-from gaudi_bert.runs.tables import WordTargets, _open_packed_table, _TableEvaluation, train_on_table
+from gaudi_bert.runs.tables import TableEvaluation, WordTargets, open_packed_table, train_on_table
+from gaudi_bert.training.batches import TrainingOrder
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
-from gaudi_bert.training.input import TrainingOrder
-from gaudi_bert.training.run_plan import learning_rate_at
+from gaudi_bert.training.run_plan import compute_learning_rate
 from tests.builders.agree import agree, identical
 from tests.builders.command_line import refusal, succeed
 from tests.builders.effort import once, sampled
@@ -85,7 +85,7 @@ def of_table(files: Path, name: str, data: str) -> tuple[Any, WordTargets]:
     """A table, and what is predicted of it."""
     from gaudi_bert.tasks.task_models import vocabulary_of
 
-    source = _open_packed_table(files / data / "packed")
+    source = open_packed_table(files / data / "packed")
     if name == "gpt2":
         return source, WordTargets("causal-language-modelling", settings().training.seed, 0.2)
     return source, WordTargets("masked-language-modelling", settings().training.seed, 0.2, vocabulary_of(source.tokenizer))
@@ -116,7 +116,7 @@ def losses_of_the_twin(files: Path, name: str, steps: int) -> list[float]:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate_at(update, training)
+            group["lr"] = compute_learning_rate(update, training)
         optimizer.step()
         losses.append(loss.item())
     return losses
@@ -130,12 +130,12 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
         pytest.importorskip("tensorflow", exc_type=ImportError)
     listener, out = Listener(), tmp_path / "out"
     result = trained(files, name, out, listener, engine=engine)
-    plan = train_on_table(
+    planned = train_on_table(
         settings(), files / "train" / "packed", files / name, None, tmp_path / "no", reporter=QUIET, dry_run=True
     )
     assert not (tmp_path / "no").exists()
     losses = losses_of(out)
-    wanted = losses_of_the_twin(files, name, plan.accumulation_steps)
+    wanted = losses_of_the_twin(files, name, planned.plan.accumulation_steps)
     agree(losses[0], wanted[0], 1e-5)
     agree(losses, wanted, 1e-4)
     assert losses[-1] < losses[0] - 0.1
@@ -145,11 +145,11 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert type(model).__name__ == result.model
     source, targets = of_table(files, name, "evaluation")
-    held_out = _TableEvaluation(source, targets, 300, 3, None)
+    held_out = TableEvaluation(source, targets, 300, 3, None)
     rows = [row for batch, _ in held_out.batches(0, 1) for row in single_rows(batch)]
     with torch.no_grad():
         agree(result.evaluation.loss, loss_of_rows(model.eval(), rows).item(), 1e-5)
-    assert result.evaluation.sequences == len(rows) == source.total("sequences")
+    assert result.evaluation.sequences == len(rows) == source.count("sequences")
     assert transformers.AutoTokenizer.from_pretrained(out)("alpha")["input_ids"] == TOKENIZER.encode("alpha").ids
     (*_, evaluated) = (line for line in lines_of(out / "metrics.jsonl") if line["kind"] == "evaluation")
     identical(evaluated["loss"], result.evaluation.loss)
@@ -165,7 +165,7 @@ def test_an_evaluation_has_every_pack_once_and_the_same_masks_by_any_number_of_p
     def evaluated(batch_packs: int, size: int, take: int | None = None) -> list[tuple[bytes, ...]]:
         found = []
         for rank in range(size):
-            for batch, _ in _TableEvaluation(table, targets, 300, batch_packs, take).batches(rank, size):
+            for batch, _ in TableEvaluation(table, targets, 300, batch_packs, take).batches(rank, size):
                 assert len(batch["targets"]) == batch_packs
                 real = batch["sequence_weights"].any(axis=1)
                 assert not batch["target_weights"][~real].any()
@@ -173,24 +173,28 @@ def test_an_evaluation_has_every_pack_once_and_the_same_masks_by_any_number_of_p
         return sorted(found)
 
     one = evaluated(1, 1)
-    assert len(one) == table.total("packs")
+    assert len(one) == table.count("packs")
     assert evaluated(5, 1) == evaluated(4, 3) == one
     assert len(evaluated(4, 1, take=6)) == 6
     short = replace(table, tables=(table.tables[0].model_copy(update={"max_sequence_length": 47}),))
-    with pytest.raises(InputError, match=r"packed-00000-.*: row \d+ holds 48 tokens; allowed are 47 tokens from 0 to 290; "):
-        next(_TableEvaluation(short, targets, 300, 1, None).batches(0, 1))
+    with pytest.raises(
+        InputError, match=r"packed-00000-.*: row \d+ contains 48 tokens, but must contain 47 tokens with ids from 0 to 290; "
+    ):
+        next(TableEvaluation(short, targets, 300, 1, None).batches(0, 1))
 
 
 @pytest.mark.slow
 def test_rows_of_several_lengths_learn_what_rows_of_one_do(files: Path, tmp_path: Path) -> None:
     """All sequences in each of twenty updates."""
-    source = _open_packed_table(files / "train" / "packed")
-    batch, listener = {"global_batch_sequences": source.total("sequences"), "engine": "pytorch"}, Listener()
+    source = open_packed_table(files / "train" / "packed")
+    batch, listener = {"global_batch_sequences": source.count("sequences"), "engine": "pytorch"}, Listener()
     one, several = (
         trained(files, "bert", tmp_path / packs, listener, packs, micro_batch_packs=most, **batch)
-        for packs, most in (("packed", source.total("packs")), ("rows", 300))
+        for packs, most in (("packed", source.count("packs")), ("rows", 300))
     )
-    assert re.search(r"an update is 300\.0 sequences on average: 1\.0 x .* 1\.0 x .* 1\.0 x ", listener.text), listener.text
+    assert re.search(r"an update contains 300\.0 sequences on average: 1\.0 x .* 1\.0 x .* 1\.0 x ", listener.text), (
+        listener.text
+    )
     losses = [losses_of(tmp_path / packs) for packs in ("packed", "rows")]
     agree(losses[1], losses[0], 1e-5, scale=1.0)
     agree(several.evaluation.loss, one.evaluation.loss, 1e-5)
@@ -287,16 +291,31 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--data without", r"without: packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, .*"),
-        ("--data tokens", "tokens: is a table that is not packed; run `gaudi-bert pack tokens --out packed/` first"),
-        ("--data packed --evaluation-data other/packed", r"other/packed/.*: has '<mask>' as no token, packed as 3; .*"),
+        (
+            "--data without",
+            r"without: the table was packed without its tokenizer; tokenize the texts with `gaudi-bert tokenize`, .*",
+        ),
+        ("--data tokens", "tokens: the table is not packed; run `gaudi-bert pack tokens --out packed/` first"),
+        (
+            "--data packed --evaluation-data other/packed",
+            r"other/packed/.*: the token '<mask>' has no id, but its id in packed is 3; .*",
+        ),
         ("--data other/packed --model roberta", r"other/packed/.*: has no token like \[MASK\]; give the tokenizer .*"),
-        ("--data packed --model short.json", "packed: its packs have 48 positions, the model has 38; pack the table to .*"),
+        (
+            "--data packed --model short.json",
+            "packed: the packs have 48 tokens, but the model has only 38 positions; pack the table into .*",
+        ),
         ("--data packed --model clip.json", "model type 'clip': transformers has no head of words for it; choose .*"),
         ("--data packed --model list.json", "list.json: names no model_type; give the config.json of a model .*"),
         ("--data packed --model robreta", "--model robreta: did you mean roberta?"),
-        ("--data packed --set training.loss=sequence", "training.loss = sequence: for packed records only; .* needs token"),
-        ("--data packed --set training.init_checkpoint=x", "training.init_checkpoint: for packed records; .* --model"),
+        (
+            "--data packed --set training.loss=sequence",
+            "training.loss = sequence: .* only supported for packed records; .* set it to token",
+        ),
+        (
+            "--data packed --set training.init_checkpoint=x",
+            "training.init_checkpoint: .* only supported for packed records; .* --model",
+        ),
         ("--data packed --resume --overwrite", "--resume cannot be combined with --overwrite"),
     ],
 )

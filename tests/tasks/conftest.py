@@ -14,7 +14,7 @@ from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import TASK_NAMES
 from gaudi_bert.runs.finetune import finetune
-from gaudi_bert.runs.rows import FineTuneInput
+from gaudi_bert.runs.labelled_data import FineTuneFiles
 from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.effort import once
 from tests.builders.reporters import QUIET
@@ -53,7 +53,7 @@ def run(task: str, data: Path, evaluation: Path | None, model: Path, out: Path, 
     windows = {} if task in ONE_ANSWER else {"stride": 4}
     task_settings = {"name": task, "too_long": "truncate", **windows, **options.pop("task_settings", {})}
     values = {"task": task_settings, "finetune": {**SETTINGS, **changes}, "store": options.pop("store", {})}
-    settings, files = section_from_mapping(PipelineSettings, values, "test"), FineTuneInput(data, evaluation, model)
+    settings, files = section_from_mapping(PipelineSettings, values, "test"), FineTuneFiles(data, evaluation, model)
     return finetune(settings, files, out, reporter=reporter, **options)
 
 

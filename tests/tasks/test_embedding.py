@@ -20,7 +20,7 @@ from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.runs.finetune import finetune
-from gaudi_bert.runs.rows import FineTuneInput
+from gaudi_bert.runs.labelled_data import FineTuneFiles
 from gaudi_bert.tasks.predict import EmbedOptions, embed
 from tests.builders.agree import agree
 from tests.builders.bert_folder import without_dropout, write_bert
@@ -136,7 +136,7 @@ def test_texts_are_cut_where_the_folder_cuts_them(stored: int, length: int, tmp_
         "task": {"name": "embedding", "too_long": "truncate"},
         "finetune": {"epochs": 1, "batch_sequences": 3},
     }
-    files, out = FineTuneInput(write_lines(tmp_path / "x.jsonl", rows), None, model), tmp_path / "out"
+    files, out = FineTuneFiles(write_lines(tmp_path / "x.jsonl", rows), None, model), tmp_path / "out"
     result = finetune(section_from_mapping(PipelineSettings, values, "test"), files, out, reporter=QUIET).content
     assert result.max_sequence_length == length
     assert json.loads((out / "sentence_bert_config.json").read_text())["max_seq_length"] == length
@@ -146,14 +146,14 @@ def test_texts_are_cut_where_the_folder_cuts_them(stored: int, length: int, tmp_
 @pytest.mark.parametrize(
     ("rows", "finetune", "settings", "message"),
     [
-        (pairs(12, 1), {}, {"loss": "cosent"}, "task.loss = cosent: is for pairs with a score"),
-        (pairs(12, 1), {}, {"dimensions": [65]}, r"task.dimensions: 65 is more than the \d+ values of a vector"),
-        (pairs(10, 1), {}, {}, "has 10 rows, fewer than finetune.batch_sequences = 11"),
+        (pairs(12, 1), {}, {"loss": "cosent"}, "task.loss = cosent: the loss requires pairs with a score"),
+        (pairs(12, 1), {}, {"dimensions": [65]}, r"task.dimensions: 65 is larger than the size \d+ of the vectors"),
+        (pairs(10, 1), {}, {}, "contains 10 rows, but an update needs finetune.batch_sequences = 11"),
         (
             [{"text": "cat", "text_pair": "dog", "label": 1.5}] * 12,
             {},
             {"loss": "cosine"},
-            "the score is 1.5; a cosine is a number of -1 to 1",
+            "must be between -1 and 1 .* is 1.5",
         ),
         ([*scored(3, 1), *pairs(2, 1)], {}, {}, "row 4\\): has an anchor and a positive"),
         (scored(3, 1), {"batch_sequences": 1}, {}, "batch_sequences = 1: an update of one pair has nothing to compare it"),

@@ -25,7 +25,7 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.rows.packs import BatchShape, PackedSequences
 from gaudi_bert.rows.types import NO_WORD, Sequences
 from gaudi_bert.tasks.kinds.task import MaskKey, Task, Vocabulary, task_named
-from gaudi_bert.training.weights import to_hugging_face
+from gaudi_bert.training.weights import convert_to_hugging_face
 from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG
 from tests.builders.model_packs import BY_EACH_ENGINE
@@ -108,7 +108,7 @@ def alone(config: BertConfig, task: Task, values: dict, sequences: Sequences, pa
     if task.name == "reranking":  # binary cross-entropy is what transformers has for several labels
         content["problem_type"] = "multi_label_classification"
     model = getattr(transformers, task.architecture)(transformers.BertConfig(**content))
-    state = {name: torch.tensor(value) for name, value in to_hugging_face(values).items()}
+    state = {name: torch.tensor(value) for name, value in convert_to_hugging_face(values).items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert all(name.startswith("cls.predictions.decoder") or "position_ids" in name for name in missing)
     assert not unexpected
@@ -215,7 +215,7 @@ def test_packed_is_alone(name: str, engine: EngineName) -> None:
             right = np.concatenate([each.reshape(-1, task.width) for each in theirs.logits])
             agree(ours, right, 1e-5, scale=1.0)
             identical(model.compute_outputs(features), logits)
-        for key, ours in to_hugging_face(gradients_of(model, features, float(weight))).items():
+        for key, ours in convert_to_hugging_face(gradients_of(model, features, float(weight))).items():
             right = theirs.gradients.get(key, np.zeros_like(ours))
             apart = np.linalg.norm((ours - right).astype(np.float64))
             assert apart <= max(1e-5 * np.linalg.norm(right.astype(np.float64)), 1e-7 * norm), (depth, key)

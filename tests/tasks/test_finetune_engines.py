@@ -96,7 +96,7 @@ def test_packs_of_several_lengths_and_single_sequences_learn_what_packs_of_one_l
         finetune = {**FULL_BATCH, "engine": engine, **changes}
         packs.append(run(task, rows, None, model, tmp_path / out, listener, finetune=finetune).content.packs)
     if other == SEVERAL:
-        assert re.search(r"an update is 13\.0 sequences on average: 1\.0 x .* 1\.0 x", listener.text)
+        assert re.search(r"an update contains 13\.0 sequences on average: 1\.0 x .* 1\.0 x", listener.text)
     else:
         assert packs[0] < packs[1] == ALL_ROWS
     packed, others = losses_of(tmp_path / "packed"), losses_of(tmp_path / "other")
@@ -196,14 +196,19 @@ def test_what_a_model_stores_beside_its_parameters(name: str, changes_them: bool
         ("deberta", "classification", {}, "model type 'deberta-v2': no mask is right for it .*rows of one"),
         ("modernbert", "causal-language-modelling", {}, "model type 'modernbert': transformers has no class for causal"),
         ("roberta", "regression", {"engine": "tensorflow"}, "finetune.engine .*= tensorflow: TensorFlow runs BERT only"),
-        ("roberta", "regression", {"max_sequence_length": 65}, "max_sequence_length = 65: the model has 64 positions"),
-        ("roberta", "regression", {"row_lengths": [32, 65]}, "row_lengths = 65: the model has 64 positions; set it to no"),
+        ("roberta", "regression", {"max_sequence_length": 65}, "max_sequence_length = 65: the model has only 64 positions"),
+        (
+            "roberta",
+            "regression",
+            {"row_lengths": [32, 65]},
+            "row_lengths = 65: the model has only 64 positions; set a smaller value",
+        ),
         ("roberta", "regression", {"row_lengths": [8, 16]}, "row_lengths: .* tokens.* the longest row .*16"),
         (
             "roberta",
             "embedding",
             {"row_lengths": [8, 16]},
-            "row_lengths = .*: is not for embedding",
+            "row_lengths = .*: .* not supported for embedding",
         ),
     ],
 )

@@ -17,9 +17,9 @@ from gaudi_bert.config.sections import TASK_NAMES, TrainingSettings
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.heads import PretrainingHead
-from gaudi_bert.runs.finetune import _job_of
-from gaudi_bert.runs.rows import FineTuneInput
-from gaudi_bert.training.input import TrainingOrder
+from gaudi_bert.runs.finetune import create_job
+from gaudi_bert.runs.labelled_data import FineTuneFiles
+from gaudi_bert.training.batches import TrainingOrder
 from gaudi_bert.training.objective import Objective, PretrainingObjective, TrainingStep
 from gaudi_bert.training.verify_model import join_sequences
 from tests.builders.gaudi_graphs import operations_of, pytorch_problems, tensorflow_problems, traced_pass
@@ -31,7 +31,7 @@ from tests.tasks.conftest import ONE_ANSWER
 def problems(engine: str, spec: ModelSpec, batches: list[Any], settings: Any, objective: Objective) -> set[tuple[str, str]]:
     """Of an update of these micro-batches."""
     model = load_engine(engine).build_model(spec, seed=None)
-    update_loss = objective.update_loss(batches, 1, Communicator())
+    update_loss = objective.make_update_loss(batches, 1, Communicator())
     if engine == "pytorch":
         return pytorch_problems(traced_pass(model, batches[0], update_loss))
     return tensorflow_problems(graphs_of(model, batches, settings, objective))
@@ -39,7 +39,7 @@ def problems(engine: str, spec: ModelSpec, batches: list[Any], settings: Any, ob
 
 def graphs_of(model: Any, batches: list[Any], settings: Any, objective: Objective) -> list[tf.Graph]:
     updates = load_engine("tensorflow").create_updates(model, settings, Communicator(), len(batches))
-    TrainingStep(updates, Communicator(), settings, objective).run(batches, 1, 1e-3)
+    TrainingStep(updates, Communicator(), settings, objective).run_update(batches, 1, 1e-3)
     return updates.graphs
 
 
@@ -47,10 +47,10 @@ def problems_of_job(engine: str, task: dict[str, Any], data: Path, model: Path) 
     """Of the first update of a fine-tuning."""
     section = {"max_sequence_length": 61, "batch_sequences": 12, "micro_batch_packs": 4, "engine": engine}
     settings = section_from_mapping(PipelineSettings, {"task": task, "finetune": section}, "test")
-    prepared = _job_of(settings, FineTuneInput(data, None, model), Path()).prepare(1, QUIET)
-    plan = prepared.plan
-    batches = list(islice(prepared.batches(plan, TrainingOrder(1, True)), plan.accumulation_steps))
-    return problems(engine, prepared.spec, batches, plan.settings, prepared.objective)
+    job = create_job(settings, FineTuneFiles(data, None, model), Path(), QUIET)
+    updates = job.prepare_updates(1, 1)
+    batches = list(islice(updates.make_batches(TrainingOrder(1, True)), updates.plan.accumulation_steps))
+    return problems(engine, job.spec, batches, updates.plan.settings, updates.objective)
 
 
 @WITHOUT_PYTORCH

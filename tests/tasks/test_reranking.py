@@ -142,7 +142,7 @@ def test_listwise(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("loss", "rows", "message"),
     [
-        ("cosent", scored_rows(), "task.loss = cosent: reranking has no other loss but listwise; leave it out"),
+        ("cosent", scored_rows(), "task.loss = cosent: only listwise is supported for reranking; remove the setting"),
         ("listwise", [{**row, "label": 0} for row in scored_rows()], "no query has several documents, one of them with a"),
         (
             "listwise",

@@ -15,7 +15,7 @@ import torch
 from sentence_transformers.sentence_transformer import losses
 
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.training.run_plan import learning_rate_at
+from gaudi_bert.training.run_plan import compute_learning_rate
 from tests.builders.agree import agree
 from tests.builders.encoders import write_encoder
 from tests.builders.json_lines import losses_of, write_lines
@@ -51,7 +51,7 @@ def test_five_updates(tmp_path: Path) -> None:
     columns = [[row[name] for row in NEGATIVES] for name in NEGATIVES[0]]
     expected = []
     for update in range(1, UPDATES + 1):
-        optimizer.param_groups[0]["lr"] = learning_rate_at(update, settings)
+        optimizer.param_groups[0]["lr"] = compute_learning_rate(update, settings)
         value = loss([opened.preprocess(column) for column in columns], None)
         optimizer.zero_grad()
         value.backward()

@@ -15,7 +15,7 @@ from gaudi_bert.rows.types import Sequences
 from gaudi_bert.runs.rows import run_settings
 from gaudi_bert.tasks.kinds.task import task_named
 from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, task_batches
-from gaudi_bert.training.input import Batch, TrainingOrder
+from gaudi_bert.training.batches import Batch, TrainingOrder
 from gaudi_bert.training.run_plan import RunPlan
 
 # --- batches of a task: every sequence once an epoch, the same packs whatever the number of processes, and resumed anywhere
@@ -39,14 +39,14 @@ def make_data(lengths: tuple[int, ...], depth: int | str = 4) -> TaskData:
 def plan_of(data: TaskData, batch_packs: int, size: int = 1, epochs: int = 3) -> RunPlan:
     """Of four updates, or a few more."""
     settings = run_settings(FineTuneSettings(batch_sequences=epochs * 53 // 4), batch_packs, 4, 1)
-    return RunPlan(settings, data.packing_factor, size, 23, data.packs, rows=data.row_packs)
+    return RunPlan(settings, data.packing_factor, size, 23, data.packs, packs_by_row_length=data.row_packs)
 
 
 def batches_of(data: TaskData, plan: RunPlan, epochs: int = 3, **order: int) -> list[Batch]:
     """The batches that remain, and the next one."""
     stream = task_batches(data, task(), plan, epochs, TrainingOrder(7, 0, size=plan.processes, **order))
-    updates = range(order.get("updates_done", 0) + 1, plan.updates_of(epochs) + 1)
-    return list(islice(stream, sum(len(plan.micro_batches_of(update)) for update in updates) + 1))
+    updates = range(order.get("updates_done", 0) + 1, plan.count_updates(epochs) + 1)
+    return list(islice(stream, sum(len(plan.micro_batches_in(update)) for update in updates) + 1))
 
 
 def task():
@@ -97,12 +97,12 @@ def test_processes_share_the_packs_of_one(size: int, lengths: tuple[int, ...]) -
     """All are at the same length at the same time, in a run that began by one process or by as many."""
     data = make_data(lengths)
     one = plan_of(data, 2 * size)
-    several = replace(one, processes=size, begun_by=1) if len(lengths) > 1 else plan_of(data, 2, size)
+    several = replace(one, processes=size, processes_at_start=1) if len(lengths) > 1 else plan_of(data, 2, size)
     streams = [iter(batches_of(data, several, rank=rank)) for rank in range(size)]
     alone = iter(batches_of(data, one))
-    for update in range(1, one.updates_of(3) + 1):
-        packs = packs_in(islice(alone, len(one.micro_batches_of(update))))
-        shared = [list(islice(stream, len(several.micro_batches_of(update)))) for stream in streams]
+    for update in range(1, one.count_updates(3) + 1):
+        packs = packs_in(islice(alone, len(one.micro_batches_in(update))))
+        shared = [list(islice(stream, len(several.micro_batches_in(update)))) for stream in streams]
         assert sorted(filter(None, packs_in(chain(*shared)))) == sorted(filter(None, packs))
         for at_once in zip(*shared, strict=True):
             assert len({batch["input_ids"].shape for batch in at_once}) == 1
@@ -113,8 +113,8 @@ def test_a_stream_is_taken_up_after_any_update(lengths: tuple[int, ...]) -> None
     data = make_data(lengths, "max")
     plan = plan_of(data, 3)
     every = batches_of(data, plan)
-    for update in range(plan.updates_of(3) + 1):
-        later = batches_of(data, plan, updates_done=update, packs_done=plan.packs_after(update))
+    for update in range(plan.count_updates(3) + 1):
+        later = batches_of(data, plan, updates_done=update, packs_done=plan.count_packs_after(update))
         for one, other in zip(every[len(every) - len(later) :], later, strict=True):
             assert {name: values.tobytes() for name, values in one.items()} == {
                 name: v.tobytes() for name, v in other.items()

@@ -27,7 +27,8 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.tfrecords.random_access import ShardCache
 from gaudi_bert.tfrecords.verify import verify
 from gaudi_bert.tfrecords.write import pack, write
-from gaudi_bert.training.input import TrainingOrder, _packed_source, evaluation_batches, open_source, training_batches
+from gaudi_bert.training.batches import TrainingOrder, read_evaluation_batches, read_training_batches
+from gaudi_bert.training.sources import _make_packed_source, open_local_records
 from tests.builders.command_line import run_command
 from tests.builders.folders import contents as local_contents
 from tests.builders.packing_case import PackingCase, make_case
@@ -143,7 +144,7 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
 def stored_source(few: PackingCase, endpoint: str, room: int = 1 << 30, url: str = "s3://bucket/cached"):
     metadata, store = RecordMetadata.read(few.packed), quick(endpoint)
     with mirror_folder(Path(url), store) as folder:
-        yield _packed_source(folder, metadata, ShardCache(folder, metadata.shard_table, room, 3))
+        yield _make_packed_source(folder, metadata, ShardCache(folder, metadata.shard_table, room, 3))
 
 
 def rows(batches) -> list[bytes]:
@@ -155,18 +156,18 @@ def test_a_bucket_is_read_through_the_shards_of_its_streams(few: PackingCase, s3
     metadata = RecordMetadata.read(few.packed)
     table, batches = metadata.shard_table, 3 * metadata.packs // BATCH
     sizes = {table.file_name(shard): int(table.bytes[shard]) for shard in range(len(table))}
-    local, room = open_source(few.packed), int(np.sort(table.bytes)[-5:].sum())
+    local, room = open_local_records(few.packed), int(np.sort(table.bytes)[-5:].sum())
     with stored_source(few, s3.endpoint, room) as stored:
         stored.cache.check_room(1, 1, 4)
         most, order = 0, TrainingOrder(seed=3, shuffle_packs=4)
-        read, expected = (training_batches(source, CONFIG, BATCH, order) for source in (stored, local))
+        read, expected = (read_training_batches(source, CONFIG, BATCH, order) for source in (stored, local))
         with closing(read), closing(expected):
             for batch, right in islice(zip(read, expected, strict=False), batches):
                 assert rows([batch]) == rows([right])
                 most = max(most, sum(sizes.get(name, 0) for name in os.listdir(stored.path)))
         assert 0 < most <= room < table.bytes.sum()
-        evaluated = rows(evaluation_batches(stored, CONFIG, BATCH))
-        assert evaluated == rows(evaluation_batches(local, CONFIG, BATCH))
+        evaluated = rows(read_evaluation_batches(stored, CONFIG, BATCH))
+        assert evaluated == rows(read_evaluation_batches(local, CONFIG, BATCH))
 
 
 def test_two_readers_of_a_shard_fetch_it_once(few: PackingCase, s3: S3Server) -> None:

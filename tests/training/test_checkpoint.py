@@ -22,15 +22,15 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import (
     Checkpoint,
     Progress,
-    _checkpoint_files,
-    _read_newest,
-    checkpoint_identity,
+    _list_checkpoints,
+    _read_newest_checkpoint,
+    broadcast_state,
     find_checkpoint,
-    newest_settings,
     read_checkpoint,
+    read_checkpoint_identity,
+    read_newest_settings,
     remove_old_checkpoints,
-    resume_run,
-    share_state,
+    restore_newest_checkpoint,
     write_checkpoint,
 )
 from gaudi_bert.training.weights import load_weights
@@ -65,7 +65,7 @@ def test_comes_back_to_the_bit_and_is_a_safetensors_file(tmp_path) -> None:
     np.testing.assert_array_equal(tensors["model/a/b"], checkpoint.variables["a/b"])
     assert len(tensors) == 9
     assert write_checkpoint(tmp_path / "again", make(12)).read_bytes() == path.read_bytes()
-    assert len({checkpoint_identity(write_checkpoint(tmp_path, make(update))) for update in (1, 2, 12)}) == 3
+    assert len({read_checkpoint_identity(write_checkpoint(tmp_path, make(update))) for update in (1, 2, 12)}) == 3
 
 
 # JSON that is not what a checkpoint holds, with the right checksum.
@@ -97,15 +97,17 @@ def test_json_that_is_not_that_of_a_checkpoint_is_refused_in_a_line(tmp_path) ->
     whole = path.read_bytes()
     for header in (b"5", b'{"__metadata__": {"gaudi_bert": 5}}', b"[" * 10_000, b'"\xff"'):
         path.write_bytes(len(header).to_bytes(8, "little") + header)
-        for read in (read_checkpoint, checkpoint_identity):
-            with pytest.raises(InputError, match=r"\A[^\n]*: not a complete checkpoint [^\n]*\Z"):
+        for read in (read_checkpoint, read_checkpoint_identity):
+            with pytest.raises(InputError, match=r"\A[^\n]*: the file is not a complete checkpoint [^\n]*\Z"):
                 read(path)
     for place, lie in LIES:
         path.write_bytes(whole)
         with_lie(path, place, lie)
-        with pytest.raises(InputError, match=r"\A[^\n]*update-00000001\.safetensors: not a complete checkpoint [^\n]*\Z"):
+        with pytest.raises(
+            InputError, match=r"\A[^\n]*update-00000001\.safetensors: the file is not a complete checkpoint [^\n]*\Z"
+        ):
             read_checkpoint(path)
-        assert newest_settings(tmp_path) is None or place[:1] == ("tensors",)
+        assert read_newest_settings(tmp_path) is None or place[:1] == ("tensors",)
     path.write_bytes(whole)
     with_lie(path, ("update",), "5")  # no lie
     assert read_checkpoint(path).update == 5
@@ -124,7 +126,7 @@ def test_any_flipped_bit_and_any_cut_is_noticed(tmp_path, data) -> None:
     path.write_bytes(content)
     warnings: list[str] = []
     with contextlib.suppress(InputError):
-        found = _read_newest(tmp_path, warnings.append)
+        found = _read_newest_checkpoint(tmp_path, warnings.append)
         assert_same(found, checkpoint)  # white space in the header, and nothing else, may change
         return
     assert len(warnings) == 1
@@ -134,19 +136,19 @@ def test_any_flipped_bit_and_any_cut_is_noticed(tmp_path, data) -> None:
 
 def test_only_the_newest_are_kept_and_the_newest_whole_one_is_read(tmp_path) -> None:
     folder, warnings = tmp_path / "run" / "checkpoints", []
-    assert _read_newest(folder, pytest.fail) is None
+    assert _read_newest_checkpoint(folder, pytest.fail) is None
     for update in (1, 2, 3, 10):
         write_checkpoint(folder, make(update))
     remove_old_checkpoints(folder, 2)
-    older, newest = _checkpoint_files(folder)
+    older, newest = _list_checkpoints(folder)
     assert [older.name, newest.name] == ["update-00000003.safetensors", "update-00000010.safetensors"]
     assert find_checkpoint(tmp_path / "run") == find_checkpoint(folder) == newest
     newest.write_bytes(newest.read_bytes()[:-3])
-    assert_same(_read_newest(folder, warnings.append), make(3))
+    assert_same(_read_newest_checkpoint(folder, warnings.append), make(3))
     assert [newest.name in warning for warning in warnings] == [True]
     older.write_bytes(b"nothing of the kind")
-    with pytest.raises(InputError, match="none of its 2 checkpoints can be read"):
-        _read_newest(folder, warnings.append)
+    with pytest.raises(InputError, match="none of the 2 checkpoints can be read"):
+        _read_newest_checkpoint(folder, warnings.append)
 
 
 # --- resuming a run: all is restored, another model is refused
@@ -172,38 +174,42 @@ def save_run(folder, model: Model, progress: dict | None = None):
 
 def test_a_checkpoint_of_another_order_is_refused_and_without_any_a_run_starts_at_the_beginning(tmp_path) -> None:
     model, updates = make_run(1)
-    assert resume_run(tmp_path, model, updates, SIGNATURE, print) == Progress()
+    assert restore_newest_checkpoint(tmp_path, model, updates, SIGNATURE, print) == Progress()
     position = {"packs": 6, "order": 3, "processes": 2, "sequences": 80, "tokens": 900}
     write_checkpoint(tmp_path, Checkpoint(5, model.values(), *updates.copy_moments(), position))
-    with pytest.raises(InputError, match="a position in the order 3, this edition reads in the order 4;"):
-        resume_run(tmp_path, model, updates, SIGNATURE, print)
+    with pytest.raises(InputError, match=r"written for reading order 3, .* reads in order 4;"):
+        restore_newest_checkpoint(tmp_path, model, updates, SIGNATURE, print)
 
 
 @pytest.mark.parametrize(
     ("place", "value", "expected"),
     [
-        ("settings", {"training": {"seed": 2, "updates": 9}}, r"settings\.training\.seed is 1 there, 2 here"),
-        ("inputs", {"data": "abd"}, r"inputs\.data is 'abc' there, 'abd' here"),
+        (
+            "settings",
+            {"training": {"seed": 2, "updates": 9}},
+            r"settings\.training\.seed is 1 in the checkpoint and 2 in this run",
+        ),
+        ("inputs", {"data": "abd"}, r"inputs\.data is 'abc' in the checkpoint and 'abd' in this run"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_but_one_of_fewer_updates_is_not(tmp_path, place, value, expected) -> None:
     model, updates = make_run(1)
     save_run(tmp_path, model)
     before = model.values()
-    with pytest.raises(InputError, match=rf"\A[^\n]*the checkpoint is of another run: {expected}; [^\n]*\Z"):
-        resume_run(tmp_path, model, updates, {**SIGNATURE, place: value}, print)
+    with pytest.raises(InputError, match=rf"\A[^\n]*the checkpoint belongs to another run: {expected}; [^\n]*\Z"):
+        restore_newest_checkpoint(tmp_path, model, updates, {**SIGNATURE, place: value}, print)
     identical(model.values(), before)
     longer = {**SIGNATURE, "settings": {"training": {"seed": 1, "updates": 90}}}
-    assert resume_run(tmp_path, model, updates, longer, print).update == 5
+    assert restore_newest_checkpoint(tmp_path, model, updates, longer, print).update == 5
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path) -> None:
     path, _ = save_run(tmp_path, make_run(1)[0])
     model, updates = make_run(2, num_hidden_layers=2)
     before = model.values()
-    with pytest.raises(InputError, match=r"of another model: bert/.*layer_1/.*absent"):
-        resume_run(tmp_path, model, updates, SIGNATURE, print)
-    with pytest.raises(InputError, match="of another model"):
+    with pytest.raises(InputError, match=r"belongs? to another model: bert/.*layer_1/.*absent"):
+        restore_newest_checkpoint(tmp_path, model, updates, SIGNATURE, print)
+    with pytest.raises(InputError, match=r"belongs? to another model"):
         load_weights(path, model, model.spec.config)
     identical(model.values(), before)
 
@@ -223,7 +229,7 @@ class SecondOfTwo(Communicator):
 def test_the_other_processes_are_given_the_state_of_the_first() -> None:
     model, updates = make_run(2)
     own = Progress(99, 99, 99, 99)
-    assert share_state(own, model, updates, SecondOfTwo(rank=1, size=2)) == Progress(5, 30, 80, 900)
+    assert broadcast_state(own, model, updates, SecondOfTwo(rank=1, size=2)) == Progress(5, 30, 80, 900)
     for values in (model.values(), *updates.copy_moments()):
         assert all((value == 7).all() for value in values.values())
-    assert share_state(own, model, updates, Communicator()) == own
+    assert broadcast_state(own, model, updates, Communicator()) == own

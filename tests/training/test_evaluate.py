@@ -14,8 +14,8 @@ from gaudi_bert.common.errors import FailedError
 from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import Loss
-from gaudi_bert.training.evaluate import RecordsEvaluation, evaluate, majority_share
-from gaudi_bert.training.input import open_source
+from gaudi_bert.training.evaluate import RecordsEvaluation, compute_majority_baseline, evaluate
+from gaudi_bert.training.sources import open_local_records
 from tests.builders import training_data as data
 from tests.builders.agree import agree
 from tests.builders.effort import sampled
@@ -28,7 +28,7 @@ CONFIG = BertConfig(**data.MODEL, vocab_size=data.VOCABULARY, max_position_embed
 
 
 def run(folder: Path, batch_packs: int = 8, loss: Loss = "token") -> EvaluationMetrics:
-    model, source = pretraining_model(CONFIG, 5, loss), open_source(folder)
+    model, source = pretraining_model(CONFIG, 5, loss), open_local_records(folder)
     return RecordsEvaluation(source, CONFIG, batch_packs).evaluate(model, Communicator())
 
 
@@ -51,8 +51,8 @@ def test_the_baselines_are_the_best_constant_answer(tmp_path) -> None:
     share_of_ones = np.mean([sequence.next_sentence_label for pack in PACKS for sequence in pack])
     agree(found.next_sentence_baseline, max(share_of_ones, 1 - share_of_ones))
     assert found.as_json()["next_sentence_baseline"] == found.next_sentence_baseline
-    assert majority_share(np.array([1.0, 3.0, 0.0])) == 0.75
-    assert majority_share(np.zeros(3)) == 0.0
+    assert compute_majority_baseline(np.array([1.0, 3.0, 0.0])) == 0.75
+    assert compute_majority_baseline(np.zeros(3)) == 0.0
 
 
 # --- the stage: the figures of a checkpoint, packed beside unpacked
@@ -78,6 +78,6 @@ def test_packed_and_unpacked_figures_are_those_of_the_end_of_training(held_out, 
 
 def test_other_sequences_are_not_the_same_figures(held_out, whole_run, tmp_path) -> None:
     other = data.write_unpacked(tmp_path / "unpacked", HELD_OUT[1:])
-    with pytest.raises(FailedError, match="their figures differ by"):
+    with pytest.raises(FailedError, match="the metrics differ by"):
         evaluate(held_out, whole_run, unpacked=other, out=tmp_path / "evaluation.json", reporter=QUIET)
     assert not (tmp_path / "evaluation.json").exists()

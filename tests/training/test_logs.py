@@ -89,14 +89,14 @@ def write_log(path: Path, accuracies: list[float | Exception]) -> None:
     """The log of a run of BERT-large whose evaluations gave `accuracies`; the last one is the target."""
     pytest.importorskip("mlperf_logging")
     training = TrainingSettings(optimizer="lamb", global_batch_sequences=448, micro_batch_packs=28)
-    plan = RunPlan(RunSettings.of_training(training), 2.0, processes=8, slots_per_pack=512, packs=1000)
+    plan = RunPlan(RunSettings.from_training_section(training), 2.0, processes=8, slots_per_pack=512, packs=1000)
     with MlperfLog(path, WHO, plan, SimpleNamespace(packs=1000, packing_factor=2.0), LARGE) as log:
         log.log_run_start(0)
         for number, accuracy in enumerate(accuracies, start=1):
             if isinstance(accuracy, Exception):
                 raise accuracy
             log.log_evaluation_start(number * 448)
-            log.log_evaluation_end(number * 448, accuracy, 10_000, finished=number == len(accuracies))
+            log.log_evaluation_end(number * 448, accuracy, 10_000, is_finished=number == len(accuracies))
 
 
 @pytest.mark.repeated

@@ -14,8 +14,14 @@ from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Communicator, UpdateScalars
 from gaudi_bert.engines.tensorflow import updates as optimizers
 from gaudi_bert.engines.tensorflow.updates import _Optimizer
-from gaudi_bert.training.input import open_source
-from gaudi_bert.training.objective import Interval, LossDenominators, PretrainingObjective, denominators_for, dropout_seed
+from gaudi_bert.training.objective import (
+    Interval,
+    LossDenominators,
+    PretrainingObjective,
+    draw_dropout_seed,
+    make_loss_denominators,
+)
+from gaudi_bert.training.sources import open_local_records
 from tests.builders import training_data as data
 from tests.builders import training_updates as work
 from tests.builders.agree import agree, identical
@@ -30,7 +36,7 @@ def one_update(micro_batches, loss="token", clip_norm=0.0):
     """Gradients of one update (from the first moments, which are (1 - beta_1) times them), and what `run` returned."""
     settings = TrainingSettings(beta_1=0.5, loss=loss, clip_norm=clip_norm, seed=3)
     step = work.make_step(work.make_model(loss=loss), settings, Communicator(), len(micro_batches))
-    sums = step.run(micro_batches, 1, 1e-3)()
+    sums = step.run_update(micro_batches, 1, 1e-3)()
     return {name: 2 * moment for name, moment in step.updates.copy_moments()[0].items()}, sums
 
 
@@ -59,7 +65,7 @@ def test_the_weights_known_before_are_those_of_the_loss(loss) -> None:
     batch = work.packed(PACKS)
     _, sums = work.make_model(loss=loss).evaluate_batch(batch)
     expected = [sums[1], sums[3]]
-    agree(PretrainingObjective(loss).denominators(batch), expected, 1e-6)
+    agree(PretrainingObjective(loss).compute_denominators(batch), expected, 1e-6)
 
 
 def test_clipping_comes_after_accumulation() -> None:
@@ -80,7 +86,7 @@ def test_dropout_is_a_function_of_the_update_and_no_sum_has_an_order_that_may_va
     moments = []
     for update in (7, 7, 8):
         step.updates.load_moments(zeros, zeros)
-        step.run([work.packed(PACKS)], update, 0.0)
+        step.run_update([work.packed(PACKS)], update, 0.0)
         moments.append(step.updates.copy_moments()[0]["bert/embeddings/word_embeddings"])
     one, again, later = moments
     identical(again, one)
@@ -93,9 +99,9 @@ def test_dropout_is_a_function_of_the_update_and_no_sum_has_an_order_that_may_va
 
 def test_dropout_seeds_differ_by_seed_update_micro_batch_and_rank() -> None:
     keys = [(1, 1, 0, 0), (2, 1, 0, 0), (1, 2, 0, 0), (1, 1, 1, 0), (1, 1, 0, 1)]
-    assert len({dropout_seed(*key).tobytes() for key in keys}) == len(keys)
-    assert dropout_seed(1, 1, 0, 0).dtype == np.int32
-    assert dropout_seed(1, 1, 0, 0).shape == (2,)
+    assert len({draw_dropout_seed(*key).tobytes() for key in keys}) == len(keys)
+    assert draw_dropout_seed(1, 1, 0, 0).dtype == np.int32
+    assert draw_dropout_seed(1, 1, 0, 0).shape == (2,)
 
 
 # --- what losses are divided by: on paper, and that `balanced` expects what the data holds
@@ -124,20 +130,20 @@ THREE = OneOfThree(rank=1, size=3)
     ids=lambda value: getattr(value, "kind", ""),
 )
 def test_what_losses_are_divided_by(denominators: LossDenominators, factors) -> None:
-    agree(denominators.factors(WEIGHTS_M2, 5, THREE), factors, 1e-7)
+    agree(denominators.compute_factors(WEIGHTS_M2, 5, THREE), factors, 1e-7)
 
 
 @pytest.mark.parametrize("kind", ["global", "local"])
 def test_nothing_masked_divides_by_no_zero_and_nothing_of_the_data_is_needed(kind) -> None:
-    assert np.isfinite(LossDenominators(kind).factors(np.zeros((2, 2)), 5, Communicator())).all()
-    assert denominators_for(TrainingSettings(loss_normalization=kind), None).kind == kind
+    assert np.isfinite(LossDenominators(kind).compute_factors(np.zeros((2, 2)), 5, Communicator())).all()
+    assert make_loss_denominators(TrainingSettings(loss_normalization=kind), None).kind == kind
 
 
 @pytest.mark.parametrize("loss", ["token", "sequence"])
 def test_what_balanced_expects_of_packs_and_of_single_sequences(tmp_path, loss: str) -> None:
     settings = TrainingSettings(loss_normalization="balanced", loss=loss)
-    packed = denominators_for(settings, open_source(data.write_packed(tmp_path / "packed", PACKS)))
-    unpacked = denominators_for(settings, open_source(data.write_unpacked(tmp_path / "unpacked", PACKS)))
+    packed = make_loss_denominators(settings, open_local_records(data.write_packed(tmp_path / "packed", PACKS)))
+    unpacked = make_loss_denominators(settings, open_local_records(data.write_unpacked(tmp_path / "unpacked", PACKS)))
     of_sequences = [len(sequence.masked_ids) for pack in PACKS for sequence in pack]
     factor = len(of_sequences) / len(PACKS)
     masked = sum(of_sequences if loss == "token" else map(bool, of_sequences)) / len(PACKS)
@@ -205,16 +211,16 @@ def test_an_interval_counts_real_work_and_leaves_the_first_update_out_of_the_spe
     interval = Interval(OBJECTIVE, 1, has_cold_start=True, clock=lambda: next(times))
     sums = tf.constant([30.0, 10, 4, 8, 5, 20, 3, 4, 2.0])
     for batches in ([BATCH], [BATCH, BATCH]):
-        interval.begin()
-        interval.add(sums.numpy, batches)
-    report = interval.close(Communicator())
+        interval.note_update_start()
+        interval.add_update(sums.numpy, batches)
+    report = interval.make_report(Communicator())
     assert (report.sequences, report.tokens) == (9, 12)
     assert (report.sequences_per_second, report.tokens_per_second) == (3.0, 4.0)
     assert report.slots_per_second == BATCH["input_mask"].size
     assert report.packing_factor == 3 / len(BATCH["input_mask"])
     assert report.seconds_per_update == 2.0
     assert report.gradient_norm == 2.0
-    assert report.figures.as_json() == {
+    assert report.metrics.as_json() == {
         "loss": 3.5,
         "masked_lm_loss": 3.0,
         "masked_lm_accuracy": 0.25,
@@ -231,6 +237,6 @@ def test_the_first_update_that_is_not_finite_is_named(slot, value, what) -> None
     good, bad = np.ones(9, np.float32), np.ones(9, np.float32)
     bad[slot] = value
     for sums in (good, good, bad, bad):
-        interval.add(tf.constant(sums).numpy, [BATCH])
+        interval.add_update(tf.constant(sums).numpy, [BATCH])
     with pytest.raises(FailedError, match=f"update 43: {what} is not finite"):
-        interval.close(Communicator())
+        interval.make_report(Communicator())

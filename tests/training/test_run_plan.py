@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.training.run_plan import RowPacks, RunPlan, RunSettings, learning_rate_at, nearest_micro_batch
+from gaudi_bert.training.plan_text import DryRun, format_plan, format_schedule
+from gaudi_bert.training.run_plan import RowPacks, RunPlan, RunSettings, compute_learning_rate, find_micro_batch_size
 from tests.builders.agree import agree
 
 PHASE_2 = TrainingSettings(
@@ -28,7 +29,7 @@ PHASE_2 = TrainingSettings(
 
 
 def plan(settings: TrainingSettings, factor: float, processes: int = 8, packs: int | None = 1_000_000) -> RunPlan:
-    return RunPlan(RunSettings.of_training(settings), factor, processes, slots_per_pack=512, packs=packs)
+    return RunPlan(RunSettings.from_training_section(settings), factor, processes, slots_per_pack=512, packs=packs)
 
 
 def batch(sequences: int, packs: int, factor: float, processes: int = 1) -> RunPlan:
@@ -41,7 +42,7 @@ def test_or_the_packs_are_kept_and_the_betas_raised() -> None:
     """Theorem D.1: beta 0.81 becomes 0.6561 at two sequences per pack."""
     settings = PHASE_2.model_copy(update={"packing_correction": "betas", "beta_1": 0.81})
     unpacked = plan(settings, 1.0).settings
-    assert unpacked == RunSettings.of_training(settings), "unpacked data is trained as requested"
+    assert unpacked == RunSettings.from_training_section(settings), "unpacked data is trained as requested"
     made = plan(settings, 2.0)
     changed = made.settings
     agree(changed.beta_1, 0.6561)
@@ -53,7 +54,7 @@ def test_or_the_packs_are_kept_and_the_betas_raised() -> None:
     assert made.packs_per_update == 32_768
     assert made.sequences_per_update == 65_536
     assert abs(made.change) < 0.02
-    assert "1,564 -> 782" in made.short_lines()[1]
+    assert "1,564 -> 782" in format_plan(made)[1]
 
 
 @given(factor=st.floats(1, 40), updates=st.integers(1, 100), warmup=st.integers(0, 100))
@@ -70,14 +71,14 @@ def test_nothing_becomes_zero(factor: float, updates: int, warmup: int) -> None:
 
 def test_the_batch_is_kept_and_so_is_all_else_in_the_figures_of_a_dry_run() -> None:
     made = plan(PHASE_2, 2.0, processes=16)
-    assert made.settings == RunSettings.of_training(PHASE_2)
+    assert made.settings == RunSettings.from_training_section(PHASE_2)
     assert (made.accumulation_steps, made.sequences_per_update) == (128, 32_768)
-    figures = made.as_json()
+    figures = DryRun(made).as_json()
     assert (figures["packs_per_update"], figures["sequences"]) == (16_384, 32_768 * 1564)
     assert json.loads(json.dumps(figures)) == figures
-    assert made.details()[0].endswith("3,276,800 sequences")
-    assert "times the data" in made.short_lines()[-1]
-    assert "times the data" not in plan(PHASE_2, 2.0, packs=None).short_lines()[-1]
+    assert format_schedule(made)[0].endswith("3,276,800 sequences")
+    assert "times the data" in format_plan(made)[-1]
+    assert "times the data" not in format_plan(plan(PHASE_2, 2.0, packs=None))[-1]
 
 
 @pytest.mark.parametrize(
@@ -93,8 +94,8 @@ def test_one_step_is_not_rounded_to_none_and_another_batch_is_said_with_the_reme
 ) -> None:
     made = batch(sequences, packs, factor)
     assert made.accumulation_steps == 1
-    agree(made.as_json()["change"], change, 1e-3, scale=1.0)
-    (line,) = made.batch_lines()[1:]
+    agree(made.change, change, 1e-3, scale=1.0)
+    (line,) = format_plan(made)[1:-1]
     assert f"{abs(change):.1%}" in line
     if nearest is None:
         assert "nearest" not in line
@@ -112,19 +113,19 @@ def test_never_zero_and_as_near_as_whole_micro_batches_allow(sequences, packs, f
 
 def test_a_micro_batch_comes_as_near_to_the_batch_as_whole_packs_allow() -> None:
     """Of at most eight packs of five sequences: one for 7, eight for 40, twice seven for 70."""
-    assert [nearest_micro_batch(sequences, 5.0, 8) for sequences in (7, 40, 70)] == [1, 8, 7]
+    assert [find_micro_batch_size(sequences, 5.0, 8) for sequences in (7, 40, 70)] == [1, 8, 7]
 
 
 def packs_after(made: RunPlan, updates: int) -> list[list[int]]:
     """The packs of each length after 0, 1, ... updates, each taken once and in its turn by micro-batches that hold them."""
-    after = [[0] * len(made.rows)]
+    after = [[0] * len(made.packs_by_row_length)]
     for update in range(1, updates + 1):
-        done, of_update = list(after[-1]), made.micro_batches_of(update)
+        done, of_update = list(after[-1]), made.micro_batches_in(update)
         assert of_update
         for each in of_update:
-            assert each.first == done[each.which] < each.end <= each.first + each.packs * made.processes
-            done[each.which] = each.end
-        assert sum(done) == made.packs_after(update)
+            assert each.first == done[each.row_length_index] < each.end <= each.first + each.packs * made.processes
+            done[each.row_length_index] = each.end
+        assert sum(done) == made.count_packs_after(update)
         after.append(done)
     return after
 
@@ -138,35 +139,42 @@ def packs_after(made: RunPlan, updates: int) -> list[list[int]]:
 def test_an_update_has_its_share_of_every_length_whoever_reads_it(packs, sequences, most, processes) -> None:
     settings = TrainingSettings(global_batch_sequences=sequences, micro_batch_packs=most)
     rows = tuple(RowPacks(64 << number, each) for number, each in enumerate(packs))
-    began = replace(plan(settings, 2.0, processes[0], packs=sum(packs)), rows=rows)
-    continued = replace(began, processes=processes[1], begun_by=processes[0])
-    updates = began.updates_of(epochs=3)
+    began = replace(plan(settings, 2.0, processes[0], packs=sum(packs)), packs_by_row_length=rows)
+    continued = replace(began, processes=processes[1], processes_at_start=processes[0])
+    updates = began.count_updates(epochs=3)
     after = packs_after(began, updates)
     assert after == packs_after(continued, updates)
     finished = [all(done >= 3 * row.packs for done, row in zip(each, rows, strict=True)) for each in after]
     assert finished == [*[False] * updates, True]
     for made in (began, continued):
-        counts = [np.bincount([each.which for each in made.micro_batches_of(update)], minlength=3) for update in (1, 2, 3)]
+        counts = [
+            np.bincount([each.row_length_index for each in made.micro_batches_in(update)], minlength=3)
+            for update in (1, 2, 3)
+        ]
         assert (np.max(counts, axis=0) == counts[0]).all()
         assert made.accumulation_steps == counts[0].sum()
-        assert all(each.packs <= most * rows[-1].length // rows[each.which].length for each in made.micro_batches_of(1))
-    assert next(continued.micro_batches(3, continued.packs_after(3))) == continued.micro_batches_of(4)[0]
-    with pytest.raises(InputError, match="update 3 of this run was reached in another sequence of packs"):
-        next(continued.micro_batches(3, continued.packs_after(3) + 1))
-    shares = [float(each.turns * each.packs) / row.packs for each, row in zip(began.turns, rows, strict=True)]
+        assert all(
+            each.packs <= most * rows[-1].length // rows[each.row_length_index].length for each in made.micro_batches_in(1)
+        )
+    assert next(continued.iterate_micro_batches(3, continued.count_packs_after(3))) == continued.micro_batches_in(4)[0]
+    with pytest.raises(InputError, match="update 3: the run reached this update with other packs"):
+        next(continued.iterate_micro_batches(3, continued.count_packs_after(3) + 1))
+    shares = [
+        float(each.blocks_per_update * each.packs) / row.packs for each, row in zip(began.pack_blocks, rows, strict=True)
+    ]
     agree(shares, [shares[0]] * len(rows))
     assert began.sequences_per_update >= sequences * (1 - 1e-9)
 
 
 def test_a_batch_larger_than_the_data_is_said_with_the_remedy() -> None:
     settings = TrainingSettings(global_batch_sequences=128, micro_batch_packs=16)
-    lines = plan(settings, 2.0, processes=2, packs=51).short_lines()
+    lines = format_plan(plan(settings, 2.0, processes=2, packs=51))
     assert "training.global_batch_sequences = 64," in lines[1]
     remedied = settings.model_copy(update={"global_batch_sequences": 64})
-    assert not any("repeat" in line for line in plan(remedied, 2.0, processes=2, packs=51).short_lines())
-    few = plan(settings, 2.0, processes=2, packs=9).short_lines()
+    assert not any("repeat" in line for line in format_plan(plan(remedied, 2.0, processes=2, packs=51)))
+    few = format_plan(plan(settings, 2.0, processes=2, packs=9))
     assert any("global_batch_sequences = 16 and training.micro_batch_packs = 4, or" in line for line in few)
-    assert not any("repeat" in line for line in plan(settings, 2.0, processes=2, packs=64).short_lines())
+    assert not any("repeat" in line for line in format_plan(plan(settings, 2.0, processes=2, packs=64)))
 
 
 @pytest.mark.parametrize(
@@ -175,8 +183,8 @@ def test_a_batch_larger_than_the_data_is_said_with_the_remedy() -> None:
 )
 def test_rows_that_are_much_longer_than_the_texts_get_a_note(slots, mean_tokens, is_long) -> None:
     """But for short rows, where attention costs little."""
-    lines = replace(plan(PHASE_2, 2.0), slots_per_pack=slots, mean_tokens=mean_tokens).short_lines()
-    assert any(f"rows of {slots:,} are" in line for line in lines) == is_long
+    lines = format_plan(replace(plan(PHASE_2, 2.0), slots_per_pack=slots, mean_tokens=mean_tokens))
+    assert any(f"rows of {slots:,} tokens are" in line for line in lines) == is_long
 
 
 # --- the learning rate of each update: warm-up, the joint, decay
@@ -195,4 +203,4 @@ def test_rows_that_are_much_longer_than_the_texts_get_a_note(slots, mean_tokens,
 def test_literal_rates(peak, warmup, updates, power, decay_from, rates) -> None:
     schedule = {"warmup_updates": warmup, "updates": updates, "decay_power": power, "decay_from": decay_from}
     settings = TrainingSettings(learning_rate=peak, **schedule)
-    agree([learning_rate_at(update, settings) for update in range(1, len(rates) + 1)], rates)
+    agree([compute_learning_rate(update, settings) for update in range(1, len(rates) + 1)], rates)

@@ -17,7 +17,7 @@ from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.engines.protocol import Communicator
 from gaudi_bert.runners.training_processes import run_training_processes
 from gaudi_bert.runs.records import train
-from gaudi_bert.training.checkpoint import _checkpoint_files, read_checkpoint, write_checkpoint
+from gaudi_bert.training.checkpoint import _list_checkpoints, read_checkpoint, write_checkpoint
 from gaudi_bert.training.evaluate import evaluate
 from tests.builders import training_data as data
 from tests.builders import training_updates as work
@@ -74,7 +74,7 @@ def test_two_processes_are_one_big_batch(results, case) -> None:
 def test_a_signal_to_one_process_stops_both_with_one_checkpoint(ranks, results) -> None:
     for each in ranks:
         assert "stopped on request after update 7 of 1000000" in each["stopped"]
-    files = _checkpoint_files(results / "stopped" / "checkpoints")
+    files = _list_checkpoints(results / "stopped" / "checkpoints")
     assert [file.name for file in files] == ["update-00000007.safetensors"]
     assert read_checkpoint(files[0]).progress["processes"] == 2
 
@@ -95,7 +95,7 @@ def test_one_process_goes_on_from_two(records, results, tmp_path, capsys) -> Non
 
 
 def test_an_evaluation_by_two_is_the_evaluation_by_one(ranks, records, results, tmp_path) -> None:
-    file = _checkpoint_files(results / "trained" / "checkpoints")[-1]
+    file = _list_checkpoints(results / "trained" / "checkpoints")[-1]
     stored = read_checkpoint(file)
     stored.settings["training"]["threads"] = None  # this process has its threads
     alone = to_json(evaluate(records / "evaluation", write_checkpoint(tmp_path, stored), reporter=QUIET))
@@ -110,7 +110,7 @@ def test_two_processes_share_three_shards_and_the_target_stops_the_run_for_both(
     assert ranks[0]["trained"]["processes"] == 2
     identical(ranks[1]["trained"], ranks[0]["trained"])
     update = ranks[0]["trained"]["updates"]
-    assert [file.name for file in _checkpoint_files(results / "trained" / "checkpoints")] == [
+    assert [file.name for file in _list_checkpoints(results / "trained" / "checkpoints")] == [
         f"update-{update:08d}.safetensors"
     ]
 

@@ -16,7 +16,7 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.tasks.export import export
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, is_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.verify_model import join_sequences
-from gaudi_bert.training.weights import _from_hugging_face, load_weights, read_weights, to_hugging_face
+from gaudi_bert.training.weights import _convert_from_hugging_face, convert_to_hugging_face, load_weights, read_weights
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
 from tests.builders.model_packs import pretraining_model, small_config, small_model
@@ -43,7 +43,7 @@ def save_ours(folder, model):
 
 def save_hugging_face(folder, model):
     folder.mkdir(parents=True)
-    save_file(to_hugging_face(model.values()), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(convert_to_hugging_face(model.values()), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps({**model.spec.config.to_json(), "model_type": "bert"}))
     return folder
 
@@ -83,7 +83,7 @@ def test_another_function_is_refused_and_nothing_is_changed(tmp_path, kind) -> N
     for setting, value in (("max_position_embeddings", 9), ("num_attention_heads", 3), ("hidden_act", "relu")):
         other = make_model(seed=8, **{setting: value})
         before = other.values()
-        with pytest.raises(InputError, match=f"{setting} is .* there, {value} here"):
+        with pytest.raises(InputError, match=f"{setting} is .* there, but {value} here"):
             load_weights(tmp_path / "there", other, other.spec.config)
         identical(other.values(), before)
 
@@ -142,9 +142,9 @@ def test_damage_is_one_line_with_its_remedy(tmp_path) -> None:
     refused(folder, r"cannot be read \(.*\); copy it again")
     (folder / "model.safetensors").write_bytes(content)
     (folder / "config.json").unlink()
-    refused(folder / "model.safetensors", r"config\.json is missing next to it; copy the complete folder")
+    refused(folder / "model.safetensors", r"config\.json is missing in the same folder; copy the complete folder")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    refused(folder, r"pytorch_model\.bin only; save it with")
+    refused(folder, r"only pytorch_model\.bin, .*; save the model again with")
     google = save_google(tmp_path / "google", model)
     (google / "bert_model.ckpt.index").write_bytes(b"nonsense")
     refused(google, "not a complete TF1 checkpoint")
@@ -154,7 +154,7 @@ def test_damage_is_one_line_with_its_remedy(tmp_path) -> None:
     refused(google, "holds 2 TF1 checkpoints; name one")
     refused(tmp_path / "nothing", "no such folder")
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", "no checkpoint there")
+    refused(tmp_path / "empty", "contains no checkpoint")
 
 
 def test_our_files_are_told_from_others(tmp_path) -> None:
@@ -231,15 +231,15 @@ def test_what_cannot_be_exported_is_refused(whole_run, causal, tmp_path) -> None
 
 def test_names_and_back_to_the_bit_also_by_old_names_with_tied_copies():
     values = small_model().values()
-    state = to_hugging_face(values)
+    state = convert_to_hugging_face(values)
     assert len(state) == len(values)
-    identical(_from_hugging_face(state, small_config()), values)
+    identical(_convert_from_hugging_face(state, small_config()), values)
     old = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
         for name, value in state.items()
     }
     old["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"]
-    identical(_from_hugging_face(old, small_config()), values)
+    identical(_convert_from_hugging_face(old, small_config()), values)
 
 
 OLD = "bert.encoder.layer.0.output.LayerNorm.gamma"
@@ -249,15 +249,18 @@ OLD = "bert.encoder.layer.0.output.LayerNorm.gamma"
     ("change", "message"),
     [
         (lambda state: state.pop("bert.encoder.layer.1.output.dense.bias"), "output.dense.bias is missing"),
-        (lambda state: state.update({"cls.predictions.bias": np.zeros(3)}), "has the shape"),
-        (lambda state: state.update({OLD: np.zeros(24)}), "LayerNorm.weight and .*LayerNorm.gamma are the same weights"),
-        (lambda state: state.update({"pooler.dense.bias": np.zeros(24)}), "the same weights; leave out"),
-        (lambda state: state.update({"bert.extra": np.zeros(3)}), "bert.extra is unknown"),
+        (lambda state: state.update({"cls.predictions.bias": np.zeros(3)}), r"must have the shape .* has \(3,\)"),
+        (
+            lambda state: state.update({OLD: np.zeros(24)}),
+            "LayerNorm.weight and .*LayerNorm.gamma are two names of the same tensor",
+        ),
+        (lambda state: state.update({"pooler.dense.bias": np.zeros(24)}), "two names of the same tensor"),
+        (lambda state: state.update({"bert.extra": np.zeros(3)}), "bert.extra is not supported"),
         (lambda state: state.update({"cls.predictions.decoder.weight": np.zeros((53, 21))}), "only tied"),
     ],
 )
 def test_other_weights_are_refused(change, message):
-    state = to_hugging_face(small_model().values())
+    state = convert_to_hugging_face(small_model().values())
     change(state)
     with pytest.raises(InputError, match=message):
-        _from_hugging_face(state, small_config())
+        _convert_from_hugging_face(state, small_config())

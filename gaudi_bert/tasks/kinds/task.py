@@ -319,11 +319,11 @@ class TaskObjective(Objective):
     task: Task
     has_answers: bool = True
 
-    def denominators(self, batch: BatchArrays) -> FloatArray:
+    def compute_denominators(self, batch: BatchArrays) -> FloatArray:
         """Return the divisors of the two losses, float64 [2]. A task has only the first loss, so the second divisor is 1."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
 
-    def figures(self, sums: FloatArray) -> TaskFigures:
+    def compute_metrics(self, sums: FloatArray) -> TaskFigures:
         """Return the loss, and the accuracy if the task has one."""
         loss, _, right = sums / max(sums[1], 1.0)
         return TaskFigures(float(loss), float(right) if self.has_answers else None)

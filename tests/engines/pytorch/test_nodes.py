@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from gaudi_bert.common.launch import find_free_port
-from gaudi_bert.training.checkpoint import _checkpoint_files, read_checkpoint
+from gaudi_bert.training.checkpoint import _list_checkpoints, read_checkpoint
 from tests.builders import training_data as data
 from tests.builders.agree import identical
 from tests.builders.json_lines import losses_of
@@ -109,7 +109,7 @@ def test_pods_that_are_lost_and_stopped_end_with_the_bits_of_those_that_are_not(
     check_same_bits(complete, broken)
     # Lost after the first one has finished: nobody is there to be met.
     ((code, text),) = run_pods(packed, broken, started=(1,))
-    assert (code, text) == (0, f"{broken}: already trained with these settings, nothing to do\n")
+    assert (code, text) == (0, f"{broken}: already trained with these settings; nothing to do\n")
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def check_end(printed: Ends, end: str, pod: int, at: str) -> None:
         assert "Traceback" not in each
         assert "[c10d]" not in each, "one line of ours, not torch's own"
     if end == "SIGTERM":
-        assert "stopped on request after update 5 of 8; run it again to resume" in text
+        assert "stopped on request after update 5 of 8; run the same command again to resume it" in text
         return
     (line,) = (line for line in text.splitlines() if line.startswith("error: "))
     assert line.startswith(f"error: rank {1 - pod} of 2"), "it names itself"
@@ -141,7 +141,7 @@ def check_end(printed: Ends, end: str, pod: int, at: str) -> None:
 
 
 def check_same_bits(complete: Path, broken: Path) -> None:
-    ends = [read_checkpoint(_checkpoint_files(out / "checkpoints")[-1]) for out in (complete, broken)]
+    ends = [read_checkpoint(_list_checkpoints(out / "checkpoints")[-1]) for out in (complete, broken)]
     assert [end.update for end in ends] == [UPDATES] * 2
     for part in ("variables", "first_moments", "second_moments"):
         identical(*(getattr(end, part) for end in ends))

@@ -19,7 +19,7 @@ from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.tfrecords.histogram import histogram  # noqa: E402
 from gaudi_bert.tfrecords.wire import hdf5  # noqa: E402
 from gaudi_bert.tfrecords.wire.framing import RecordStream, read_records  # noqa: E402
-from gaudi_bert.training.input import open_source  # noqa: E402
+from gaudi_bert.training.sources import open_local_records  # noqa: E402
 from tests.builders.packing_case import (  # noqa: E402
     columns_of,
     sequences_for_hdf5,
@@ -217,9 +217,11 @@ def test_training_reads_the_rows(tmp_path: Path) -> None:
         sequences = sequences_for_hdf5(9 + number, 29, 5, seed=number)
         write_hdf5(tmp_path / "hdf5" / f"part_{number}.hdf5", sequences)
         write_tfrecord(tmp_path / "tfrecord" / f"part_{number}.tfrecord", sequences)
-    ours, theirs = open_source(tmp_path / "hdf5"), open_source(tmp_path / "tfrecord")
+    ours, theirs = open_local_records(tmp_path / "hdf5"), open_local_records(tmp_path / "tfrecord")
     assert ours.schema == theirs.schema
-    assert [list(ours.records_of(number)) for number in (0, 1)] == [list(theirs.records_of(number)) for number in (0, 1)]
+    assert [list(ours.read_file_records(number)) for number in (0, 1)] == [
+        list(theirs.records_of(number)) for number in (0, 1)
+    ]
     numbers = np.arange(9)
     one, other = (source.open_packs().files.read_records(np.ones_like(numbers), numbers) for source in (ours, theirs))
     assert all(np.array_equal(one[name], other[name]) for name in other)

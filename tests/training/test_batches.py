@@ -13,7 +13,8 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.training.input import TrainingOrder, check_fits, evaluation_batches, open_source, training_batches
+from gaudi_bert.training.batches import TrainingOrder, read_evaluation_batches, read_training_batches
+from gaudi_bert.training.sources import check_records_fit_model, open_local_records
 from tests.builders import training_data as data
 from tests.builders.packing_case import make_case
 
@@ -31,9 +32,9 @@ def rows(batches) -> list[bytes]:
 
 
 def train_rows(folder: Path, batch_packs: int, batches: int, **order) -> list[bytes]:
-    source = open_source(folder)
+    source = open_local_records(folder)
     order = TrainingOrder(**{"seed": 1, "shuffle_packs": 5, **order})
-    return rows(islice(training_batches(source, CONFIG, batch_packs, order), batches))
+    return rows(islice(read_training_batches(source, CONFIG, batch_packs, order), batches))
 
 
 def test_an_epoch_holds_every_pack_once_and_epochs_join_without_a_gap_in_an_order_of_the_seed_alone(packed) -> None:
@@ -45,10 +46,10 @@ def test_an_epoch_holds_every_pack_once_and_epochs_join_without_a_gap_in_an_orde
 
 
 def test_unpacked_records_are_packs_of_one_sequence(tmp_path) -> None:
-    source = open_source(data.write_unpacked(tmp_path / "train", data.make_packs(9), compression="ZLIB"))
+    source = open_local_records(data.write_unpacked(tmp_path / "train", data.make_packs(9), compression="ZLIB"))
     assert (source.is_packed, source.depth, source.packing_factor) == (False, 1, 1.0)
     order = TrainingOrder(seed=1, shuffle_packs=3, packs_done=1)
-    batch = next(training_batches(source, CONFIG, 2, order))
+    batch = next(read_training_batches(source, CONFIG, 2, order))
     assert batch["next_sentence_weights"].tolist() == [[1], [1]]
     assert batch["positions"].max() == batch["input_mask"].sum(axis=1).max() - 1
 
@@ -56,25 +57,25 @@ def test_unpacked_records_are_packs_of_one_sequence(tmp_path) -> None:
 def test_an_empty_gzip_is_a_file_of_no_records(tmp_path) -> None:
     folder = data.write_unpacked(tmp_path / "train", data.make_packs(9), compression="GZIP")
     (folder / "part-00001").write_bytes(gzip.compress(b""))
-    source = open_source(folder)
-    assert len(next(training_batches(source, CONFIG, 2, TrainingOrder(1, 3, rank=1, size=2)))["input_ids"]) == 2
-    assert source.count_packs(5) == 5
+    source = open_local_records(folder)
+    assert len(next(read_training_batches(source, CONFIG, 2, TrainingOrder(1, 3, rank=1, size=2)))["input_ids"]) == 2
+    assert source.count_packs_up_to(5) == 5
     (folder / "part-00000").write_bytes(gzip.compress(b""))
-    with pytest.raises(InputError, match="no records in it"):
-        next(training_batches(source, CONFIG, 2, TrainingOrder(1, 3)))
+    with pytest.raises(InputError, match="contains no records"):
+        next(read_training_batches(source, CONFIG, 2, TrainingOrder(1, 3)))
 
 
 def test_evaluation_reads_every_pack_once_and_fills_the_last_batch(packed) -> None:
-    source = open_source(packed)
-    batches = list(evaluation_batches(source, CONFIG, 8))
+    source = open_local_records(packed)
+    batches = list(read_evaluation_batches(source, CONFIG, 8))
     assert [batch["input_ids"].shape for batch in batches] == [(8, data.LENGTH)] * 4
     assert batches[-1]["next_sentence_weights"][5:].sum() == 0
     assert batches[-1]["masked_lm_weights"][5:].sum() == 0
     sequences = sum(int(batch["next_sentence_weights"].sum()) for batch in batches)
     assert sequences == sum(len(pack) for pack in data.make_packs(29))
-    shares = [rows(evaluation_batches(source, CONFIG, 8, rank, 3)) for rank in range(3)]
+    shares = [rows(read_evaluation_batches(source, CONFIG, 8, rank, 3)) for rank in range(3)]
     assert sorted(row for share in shares for row in share) == sorted(rows(batches))
-    assert len(rows(evaluation_batches(source, CONFIG, 8, take_packs=3))) == 8
+    assert len(rows(read_evaluation_batches(source, CONFIG, 8, max_packs=3))) == 8
 
 
 # --- what is refused
@@ -83,23 +84,21 @@ def test_evaluation_reads_every_pack_once_and_fills_the_last_batch(packed) -> No
 def one_error(folder: Path, config: BertConfig = CONFIG) -> str:
     """The message of the one error that opening, checking or reading the folder gives."""
     with pytest.raises(InputError) as caught:
-        source = open_source(folder)
-        check_fits(source, config)
+        source = open_local_records(folder)
+        check_records_fit_model(source, config)
         order = TrainingOrder(seed=1, shuffle_packs=5)
-        list(islice(training_batches(source, config, 4, order), 10))
+        list(islice(read_training_batches(source, config, 4, order), 10))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_data_that_does_not_fit_the_model_is_refused(packed, tmp_path) -> None:
     assert "model.max_position_embeddings = 22" in one_error(packed, replace(CONFIG, max_position_embeddings=22))
-    assert "vocabulary has 61 tokens, the model has model.vocab_size = 60" in one_error(
-        packed, replace(CONFIG, vocab_size=60)
-    )
+    assert "has 61 tokens, but the model has only model.vocab_size = 60" in one_error(packed, replace(CONFIG, vocab_size=60))
     unknown = data.write_packed(tmp_path / "unknown", data.make_packs(29), vocabulary=None)
     message = one_error(unknown, replace(CONFIG, vocab_size=50))
     assert "packed-00000-0000" in message
-    assert "allowed are 0 .. 49" in message
+    assert "must be between 0 and 49" in message
     assert ": record " in message
 
 
@@ -118,10 +117,10 @@ def write_one(folder: Path, change) -> Path:
     [
         ("input_ids", np.arange(5), "feature `input_ids` must have 23 values, but has 5"),
         ("segment_ids", None, "feature `segment_ids` is missing"),
-        ("next_sentence_labels", np.array([2]), "next_sentence_labels[0] = 2, allowed are 0 .. 1"),
-        ("masked_lm_weights", np.full(data.PREDICTIONS, np.nan), "masked_lm_weights[0] = nan"),
-        ("input_mask", np.arange(data.LENGTH) % 2 == 0, "input_mask is 0 at 1 and 1 at 2"),
-        ("input_mask", np.zeros(data.LENGTH, np.int64), "input_mask is 0 at 0"),
+        ("next_sentence_labels", np.array([2]), "next_sentence_labels[0] must be between 0 and 1, but is 2"),
+        ("masked_lm_weights", np.full(data.PREDICTIONS, np.nan), "but is nan; the records"),
+        ("input_mask", np.arange(data.LENGTH) % 2 == 0, "is 0 at position 1 and 1 at position 2"),
+        ("input_mask", np.zeros(data.LENGTH, np.int64), "is 0 at position 0"),
     ],
 )
 def test_a_wrong_record_is_named(tmp_path, feature, values, expected) -> None:
@@ -141,17 +140,20 @@ def test_not_an_example_and_not_records(packed, tmp_path) -> None:
     data.write_records(folder / "part-0", [good, b"\xff" * 40])
     assert "part-0: record 1: " in one_error(folder)
     with pytest.raises(InputError, match="nothing-here"):
-        open_source(tmp_path / "nothing-here")
+        open_local_records(tmp_path / "nothing-here")
     shutil.copytree(packed, tmp_path / "bare", ignore=shutil.ignore_patterns("metadata.json"))
     assert "metadata.json is missing" in one_error(tmp_path / "bare")
 
 
 def test_a_number_of_processes_without_streams_of_their_own_is_said_with_its_cost(tmp_path: Path) -> None:
-    source = open_source(make_case(tmp_path / "case").packed)
+    source = open_local_records(make_case(tmp_path / "case").packed)
     assert source.streams == 32
-    assert [source.reading_cost(processes) for processes in (1, 2, 8, 32)] == [None] * 4
-    for processes, (readers, remedy) in {3: (3, "=33` makes it once"), 1024: (32, "=512` makes it less often")}.items():
-        line = source.reading_cost(processes)
+    assert [source.describe_shared_reading(processes) for processes in (1, 2, 8, 32)] == [None] * 4
+    for processes, (readers, remedy) in {
+        3: (3, "=33`, each shard is read only once"),
+        1024: (32, "=512`, each shard is read less often"),
+    }.items():
+        line = source.describe_shared_reading(processes)
         assert line is not None
         assert f"by {readers} of the {processes} processes" in line
         assert line.endswith(f"packing.shard_multiple{remedy}")

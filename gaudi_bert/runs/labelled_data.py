@@ -1,0 +1,275 @@
+"""The files of a fine-tuning run: reading the rows, the tokenizer and the model, and packing the rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import file_identity
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, TaskSettings
+from gaudi_bert.model.config import ModelSizes
+from gaudi_bert.packing.algorithms import pack_histogram
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, row_cost
+from gaudi_bert.packing.strategies import Packing
+from gaudi_bert.rows.reading import SkippedRows
+from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
+from gaudi_bert.rows.tokenizing import too_long_policy
+from gaudi_bert.rows.types import QuestionRow
+from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, check_settings_apply, task_named
+from gaudi_bert.tasks.task_data import (
+    TaskData,
+    counts_of,
+    labels_of,
+    tokenized_file,
+)
+from gaudi_bert.tasks.task_models import StartWeights, sees_only_before, start_weights, vocabulary_of
+from gaudi_bert.training.model_files import SentenceSettings, read_sentence_settings
+
+
+@dataclass(frozen=True)
+class FineTuneFiles:
+    """The files of a fine-tuning run.
+
+    Attributes:
+        data: The training rows.
+        evaluation_data: The rows for evaluations, or None.
+        model: The folder of the pretrained model.
+        vocabulary: The folder with the tokenizer. None if it is in the folder of the model.
+    """
+
+    data: Path
+    evaluation_data: Path | None
+    model: Path
+    vocabulary: Path | None = None
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """What a fine-tuning run has read from its files.
+
+    Attributes:
+        task: The task, with its settings and labels.
+        start: The weights with which the run begins.
+        tokenizer: The tokenizer.
+        folder: How the model computes embeddings, if its folder is one of sentence-transformers.
+        data: The training rows.
+        held_out: The rows for evaluations, or None.
+        best_metric: The metric that selects the best checkpoint.
+        max_sequence_length: The maximum number of tokens in a sequence.
+        row_length_notes: A line for the user about the chosen row lengths. Empty if all rows have the same length.
+    """
+
+    task: Task
+    start: StartWeights
+    tokenizer: RowTokenizer
+    folder: SentenceSettings
+    data: TaskData
+    held_out: TaskData | None
+    best_metric: str
+    max_sequence_length: int
+    row_length_notes: tuple[str, ...]
+
+
+def read_labelled_data(
+    settings: PipelineSettings, files: FineTuneFiles, reporter: Reporter, *, packs_training_rows: bool
+) -> LabelledData:
+    """Read the model, the tokenizer and the rows of a fine-tuning run, and tokenize and pack the rows.
+
+    Args:
+        settings: The settings of the pipeline.
+        files: The files of the run.
+        reporter: Shows messages to the user.
+        packs_training_rows: Whether the training rows are packed here. Otherwise, the rows of each update are packed when
+            the update is read.
+
+    Raises:
+        InputError: The files cannot be read, or the rows, the model and the settings do not fit together.
+    """
+    section = settings.finetune
+    task_settings, folder = _complete_task_settings(settings.task, files.model)
+    if task_settings.name is None:
+        raise InputError(f"--task (task.name): the task is not set; choose one of {', '.join(TASK_NAMES)}")
+    name = task_settings.name
+    check_settings_apply(name, settings.task)
+    tokenizer_settings = folder.tokenizer_settings if files.vocabulary is None else {}
+    tokenizer = open_tokenizer(files.vocabulary or files.model, tokenizer_settings, lower_case=folder.lower_case)
+    labels, make_task = labels_of(files.data, name, task_settings), task_named(name)
+    task = make_task(task_settings, labels)
+    start = start_weights(files.model, task)
+    max_sequence_length = _choose_max_sequence_length(section, folder, start.sizes.positions)
+    row_lengths = get_explicit_row_lengths(section)
+    for key, length in (
+        ("row_lengths", row_lengths[-1] if row_lengths else 0),
+        ("max_sequence_length", max_sequence_length),
+    ):
+        if length > start.sizes.positions:
+            raise InputError(
+                f"finetune.{key} = {length}: the model has only {start.sizes.positions} positions; set a smaller value"
+            )
+    tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
+    reader = _RowReader(section, task, tokenizer, max_sequence_length, start.sizes, reporter)
+    data, notes = reader.read(files.data, section.depth, packs=packs_training_rows, is_training_file=True)
+    # If some questions have no answer, the model may predict "no answer", for which it needs a threshold.
+    has_unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
+    if has_unanswerable and task_settings.null_score_threshold is None:
+        task_settings = task_settings.model_copy(update={"null_score_threshold": 0.0})
+    masks_words = name == "masked-language-modelling"
+    task = make_task(task_settings, labels, vocabulary_of(tokenizer) if masks_words else NO_VOCABULARY)
+    held_out = None
+    if files.evaluation_data is not None:
+        held_out, _ = replace(reader, task=task).read(files.evaluation_data, section.evaluation_depth, packs=True)
+    if section.best_metric is not None and held_out is None:
+        raise InputError("finetune.best_metric: the setting requires evaluation data; pass --evaluation FILE")
+    best_metric = section.best_metric or task.best_metric
+    if best_metric not in task.metric_names:
+        raise InputError(
+            f"finetune.best_metric = {best_metric}: {name} does not have this metric; choose one of "
+            f"{', '.join(task.metric_names)}"
+        )
+    return LabelledData(task, start, tokenizer, folder, data, held_out, best_metric, max_sequence_length, notes)
+
+
+def _complete_task_settings(settings: TaskSettings, model: Path) -> tuple[TaskSettings, SentenceSettings]:
+    """Return the settings of the task and of the model's folder.
+
+    For embeddings, a missing pooling and missing prompts are taken from the folder.
+
+    Raises:
+        InputError: The pooling or the prompts of the model are not supported.
+    """
+    if settings.name != "embedding":
+        return settings, SentenceSettings()
+    folder = read_sentence_settings(model, settings.pooling) or SentenceSettings(settings.pooling or "mean")
+    changes = {
+        "pooling": folder.pooling,
+        "query_prompt": folder.prompts.get("query") if settings.query_prompt is None else settings.query_prompt,
+        "document_prompt": folder.prompts.get("document") if settings.document_prompt is None else settings.document_prompt,
+    }
+    if (changes["query_prompt"] or changes["document_prompt"]) and not folder.pools_prompt:
+        raise InputError(
+            f"{model}: the model excludes the tokens of prompts from pooling, which is not supported; set task.query_prompt "
+            "and task.document_prompt to '' to train without prompts"
+        )
+    if sees_only_before(model) and folder.pooling != "last":
+        raise InputError(
+            f"{model}: each token sees only the tokens before it, so {folder.pooling} pooling would miss most of a text; "
+            "set task.pooling to last"
+        )
+    return settings.model_copy(update=changes), folder
+
+
+def _choose_max_sequence_length(section: FineTuneSettings, folder: SentenceSettings, positions: int) -> int:
+    """Return the maximum number of tokens in a sequence.
+
+    It is the setting `max_sequence_length` if the user set it, or else the largest of the given row lengths, or else the
+    maximum of the model.
+
+    Args:
+        section: The settings of the section `finetune`.
+        folder: The settings of the model's folder, which may limit the length.
+        positions: The number of positions of the model.
+    """
+    if "max_sequence_length" in section.model_fields_set:
+        return section.max_sequence_length
+    row_lengths = get_explicit_row_lengths(section)
+    return row_lengths[-1] if row_lengths else min(folder.max_sequence_length or section.max_sequence_length, positions)
+
+
+def get_explicit_row_lengths(section: FineTuneSettings) -> tuple[int, ...]:
+    """Return the row lengths that the user set, ascending. Empty if the user set none, or "auto"."""
+    return section.row_lengths if isinstance(section.row_lengths, tuple) else ()
+
+
+@dataclass(frozen=True)
+class _RowReader:
+    """Reads files of rows for a task, a tokenizer and a model.
+
+    Attributes:
+        section: The settings of the section `finetune`.
+        task: The task.
+        tokenizer: The tokenizer.
+        max_sequence_length: The maximum number of tokens in a sequence.
+        sizes: The sizes of the model.
+        reporter: Shows messages to the user.
+    """
+
+    section: FineTuneSettings
+    task: Task
+    tokenizer: RowTokenizer
+    max_sequence_length: int
+    sizes: ModelSizes
+    reporter: Reporter
+
+    def read(
+        self, path: Path, depth: int | str, *, packs: bool, is_training_file: bool = False
+    ) -> tuple[TaskData, tuple[str, ...]]:
+        """Read, tokenize and pack the rows of a file, and tell the user about skipped and truncated rows.
+
+        Args:
+            path: The file.
+            depth: The maximum number of sequences in a pack, or "max".
+            packs: Whether the rows are packed.
+            is_training_file: Whether this is the training file, for which a line also states how files are read.
+
+        Returns:
+            The rows, and notes for the user about the chosen row lengths.
+
+        Raises:
+            InputError: The file cannot be read, or its rows do not fit into rows of the given lengths.
+        """
+        task, length, skipped = self.task, self.max_sequence_length, SkippedRows()
+        sequences, rows = tokenized_file(
+            path,
+            task.name,
+            task.settings,
+            self.tokenizer,
+            task.labels,
+            length,
+            self.reporter.say if is_training_file else None,
+            skipped,
+        )
+        if skipped.rows:
+            self.reporter.say(str(skipped))
+        if sequences.cut_rows:
+            is_truncated = too_long_policy(task.name, task.settings) == "truncate"
+            action = f"truncated to {length} tokens" if is_truncated else "split into windows"
+            all_rows = f"{len(sequences):,} texts" if task.name == "embedding" else f"{len(rows):,} rows"
+            self.reporter.say(f"{path}: {sequences.cut_rows:,} of {all_rows} are too long and were {action}")
+        packings: tuple[Packing, ...] = ()
+        notes: tuple[str, ...] = ()
+        counts = counts_of(sequences, length)
+        if self.section.row_lengths is not None:
+            try:
+                chosen = pack_into_row_lengths(counts, self.section, self.sizes, depth)
+            except InputError as error:
+                raise InputError(f"finetune.row_lengths: {path}: {error}") from error
+            packings, notes = chosen.packings, (chosen.format_cost(),)
+        elif packs:
+            packings = (pack_histogram(Histogram(length, counts), self.section.algorithm, depth),)
+        return TaskData(path, file_identity(path), rows, sequences, packings), notes
+
+
+def pack_into_row_lengths(counts: IntArray, section: FineTuneSettings, sizes: ModelSizes, depth: int | str) -> RowLengths:
+    """Return the packings for rows of several lengths, which the user gave or which have the lowest estimated cost.
+
+    Args:
+        counts: The number of sequences of each length.
+        section: The settings of the section `finetune`.
+        sizes: The sizes of the model, from which the cost is estimated.
+        depth: The maximum number of sequences in a pack, or "max".
+    """
+    return choose_row_lengths(
+        counts,
+        partial(row_cost, hidden_size=sizes.hidden_size),
+        lengths=get_explicit_row_lengths(section) or None,
+        longest=sizes.positions,
+        depth=depth,
+        algorithm=section.algorithm,
+        batch_sequences=section.batch_sequences,
+    )

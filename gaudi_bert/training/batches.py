@@ -1,0 +1,289 @@
+"""Batches of packs, in a seeded order that can be resumed, or every pack once.
+
+`reading/global_order.py` defines the order of the packs in an epoch. Pack numbers continue from one epoch to the next: with
+N packs in an epoch, pack number g is pack g mod N of epoch g div N. Process r of W reads the packs whose number mod W is r.
+The position of a run is therefore a single number of packs, from which any number of processes can continue. If rows have
+several lengths, the packs of each length are counted separately (`training/run_plan.py`).
+
+An unpacked sequence is passed to the model as a pack of one sequence, so that the same graph computes packed and unpacked
+records. A thread decodes a few batches ahead. `_check_values` checks all values on the host, and its errors name the file
+and the record.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32Array, IntArray
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.features import UnpackedFeature
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.reading.global_order import pack_numbers_of_rank
+from gaudi_bert.reading.streams import StoredPacks
+from gaudi_bert.tfrecords.random_access import (
+    RecordFiles,
+)
+from gaudi_bert.training.run_plan import MicroBatch
+from gaudi_bert.training.sources import RecordSource
+
+Batch = dict[str, Int32Array | Float32Array]
+
+_BATCHES_AHEAD = 4
+
+
+@dataclass(frozen=True)
+class TrainingOrder:
+    """The order in which a run reads its packs, and the part that this process reads.
+
+    Attributes:
+        seed: Determines the order of the packs, together with the epoch.
+        shuffle_packs: The size of the shuffle window, in packs.
+        rank: The number of this process, from 0.
+        size: The number of processes.
+        packs_done: The number of packs that all processes together have already read.
+        updates_done: The number of updates in which they were read.
+    """
+
+    seed: int
+    shuffle_packs: int
+    rank: int = 0
+    size: int = 1
+    packs_done: int = 0
+    updates_done: int = 0
+
+
+_Features = Callable[[int, IntArray, IntArray, int], Batch]
+"""A function that reads packs: (index of the row length, shards, numbers within the shards, epoch) -> batch."""
+
+
+def read_training_batches(
+    source: RecordSource, config: BertConfig, batch_packs: int, order: TrainingOrder
+) -> Iterator[Batch]:
+    """Yield this process's training batches of pretraining records, without end.
+
+    Args:
+        source: The records. Unpacked records are returned as packs of one sequence.
+        config: The model for which the values are checked.
+        batch_packs: The number of packs in a batch.
+        order: The order of the packs, and the position at which to begin.
+
+    Yields:
+        The packed features by name, int32 or float32 [batch_packs, ...].
+
+    Raises:
+        InputError: There are no records, or a value is out of range.
+    """
+    packs, max_values = source.open_packs(), _max_feature_values(source, config)
+
+    def features(which: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:
+        return _read_checked_packs(source, packs.files, max_values, shards, records)
+
+    together = batch_packs * order.size
+    even = (MicroBatch(0, first, first + together, batch_packs) for first in itertools.count(order.packs_done, together))
+    return read_batches_in_order([packs], features, even, order, source.path)
+
+
+def read_batches_in_order(
+    lengths: Sequence[StoredPacks],
+    features: _Features,
+    micro_batches: Iterable[MicroBatch],
+    order: TrainingOrder,
+    path: Path,
+) -> Iterator[Batch]:
+    """Yield the batches that this process reads for a sequence of micro-batches.
+
+    Args:
+        lengths: The packs of each row length.
+        features: Reads packs as a batch.
+        micro_batches: The micro-batches, each with rows of one length.
+        order: The seed, and which process this is. Each row length has its own global order of packs.
+        path: The data, for error messages.
+
+    Yields:
+        Batches, each padded with empty packs to the size of its micro-batch.
+
+    Raises:
+        InputError: A row length has no packs.
+    """
+    orders = [packs.make_order(order.seed, order.shuffle_packs) for packs in lengths]
+    readers = [packs.open_reader(each, order.rank, order.size) for packs, each in zip(lengths, orders, strict=True)]
+    if not all(each.packs for each in orders):
+        raise InputError(f"{path}: the data contains no records; pass data with at least one record")
+
+    def close() -> None:
+        for reader in readers:
+            reader.close()
+
+    def batches() -> Iterator[Batch]:
+        for which, begin, end, batch_packs in micro_batches:
+            # Without a pack, the batch would have no shapes, so read at least one, even if it belongs to the next
+            # micro-batch. `_pad_with_empty_packs` then replaces it with an empty pack.
+            of_rank = pack_numbers_of_rank(begin, max(end, begin + order.size), order.rank, order.size)
+            epochs, numbers = np.divmod(of_rank, orders[which].packs)
+            parts = [
+                features(which, *readers[which].locate_and_open(epoch, numbers[epochs == epoch]), epoch)
+                for epoch in np.unique(epochs).tolist()
+            ]
+            batch = (
+                parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            )
+            yield _pad_with_empty_packs(batch, int(np.count_nonzero(of_rank < end)), batch_packs)
+
+    return _decode_ahead(batches(), close)
+
+
+def _pad_with_empty_packs(batch: Batch, packs: int, batch_packs: int) -> Batch:
+    """Return the first `packs` packs of a batch, followed by empty packs up to `batch_packs`."""
+    missing = batch_packs - packs
+    if not missing:
+        return batch
+    return cast(Batch, {name: np.pad(values[:packs], [(0, missing), (0, 0)]) for name, values in batch.items()})
+
+
+def read_evaluation_batches(
+    source: RecordSource, config: BertConfig, batch_packs: int, rank: int = 0, size: int = 1, max_packs: int | None = None
+) -> Iterator[Batch]:
+    """Yield the batches of process `rank` of `size` that contain every record once, checked for a model.
+
+    With `max_packs`, only the first `max_packs` records are read. The batches are those of `read_each_pack_once`.
+    """
+    packs = source.open_packs()
+    read = partial(_read_checked_packs, source, packs.files, _max_feature_values(source, config))
+    return read_each_pack_once(packs, read, batch_packs, rank, size, max_packs)
+
+
+def read_each_pack_once(
+    stored: StoredPacks,
+    read: Callable[[IntArray, IntArray], Batch],
+    batch_packs: int,
+    rank: int,
+    size: int,
+    max_packs: int | None,
+) -> Iterator[Batch]:
+    """Yield this process's part of the batches that contain every pack once, in the order of the files.
+
+    Args:
+        stored: The packs.
+        read: Reads packs as a batch, from their file numbers and their numbers within the files.
+        batch_packs: The number of packs in a batch. The last batch is padded with empty packs.
+        rank: The number of this process, which reads the batches whose number mod `size` is `rank`.
+        size: The number of processes.
+        max_packs: Read only this many packs from the beginning, or all packs if None.
+    """
+    files = stored.files
+    ends = np.cumsum(files.sizes)
+    packs = int(ends[-1]) if max_packs is None else min(int(ends[-1]), max_packs)
+
+    def batches() -> Iterator[Batch]:
+        for first in range(rank * batch_packs, packs, size * batch_packs):
+            numbers = np.arange(first, min(first + batch_packs, packs))
+            shards = np.searchsorted(ends, numbers, side="right")
+            files.close_shards_except(shards.tolist())
+            yield _pad_with_empty_packs(read(shards, numbers - (ends - files.sizes)[shards]), len(numbers), batch_packs)
+
+    return _decode_ahead(batches(), lambda: files.close_shards_except(()))
+
+
+def _read_checked_packs(
+    source: RecordSource, files: RecordFiles, max_values: dict[str, int], shards: IntArray, records: IntArray
+) -> Batch:
+    """Read records as a batch of packs, and check all values.
+
+    Raises:
+        InputError: A value is out of range.
+    """
+    batch: dict[str, AnyArray] = files.read_records(shards, records)
+    if not source.is_packed:
+        batch = _convert_to_packs(batch)
+    _check_values(batch, max_values, lambda row: files.format_location(int(shards[row]), int(records[row])))
+    return batch
+
+
+def _convert_to_packs(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+    """Turn a batch of unpacked examples into packs of depth 1. A row that contains only padding has no sequence."""
+    mask_BL = unpacked["input_mask"]
+    packs, length = mask_BL.shape
+    return {
+        **{feature.key: unpacked[feature.key] for feature in UnpackedFeature},
+        "positions": np.arange(length, dtype=np.int32)[np.newaxis, :] * mask_BL,
+        "next_sentence_positions": np.zeros((packs, 1), np.int32),
+        "next_sentence_labels": unpacked["next_sentence_labels"].reshape(packs, 1),
+        "next_sentence_weights": mask_BL[:, :1].astype(np.float32),
+    }
+
+
+def _decode_ahead(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:
+    """Yield the batches while a thread decodes the next few. When the iteration ends or is abandoned, call `close`."""
+    with ExitStack() as stack:
+        stack.callback(close)
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        waiting: deque[Future[Batch | None]] = deque(pool.submit(next, batches, None) for _ in range(_BATCHES_AHEAD))
+        while (batch := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(next, batches, None))
+            yield batch
+
+
+# --- The check of every batch as it is read, before the model sees it
+#
+# On some devices, the embedding of a token id beyond the vocabulary is silently zero, and a wrong position gathers another
+# token. Without this check, a run would train on garbage and report no error.
+
+
+def _max_feature_values(source: RecordSource, config: BertConfig) -> dict[str, int]:
+    """Return the largest allowed value of each feature, given the sizes of the data and the model. The smallest is 0."""
+    last = source.schema.max_sequence_length - 1
+    return {
+        "input_ids": config.vocab_size - 1,
+        "input_mask": source.depth,
+        "segment_ids": config.type_vocab_size - 1,
+        "positions": last,
+        "masked_lm_positions": last,
+        "masked_lm_ids": config.vocab_size - 1,
+        "masked_lm_weights": source.depth,
+        "next_sentence_positions": last,
+        "next_sentence_labels": 1,
+        "next_sentence_weights": 1,
+    }
+
+
+def _check_values(batch: BatchArrays, max_values: dict[str, int], locate_row: Callable[[int], str]) -> None:
+    """Check the values of one packed batch.
+
+    Args:
+        batch: The packed features.
+        limits: The largest allowed value of each feature.
+        locate_row: Returns the file and record of a row, for error messages.
+
+    Raises:
+        InputError: A value is out of range, or the input mask does not number the sequences 1, 2, ... from the first slot.
+    """
+    for name, largest in max_values.items():
+        values = batch[name]
+        if values.min() < 0 or values.max() > largest or not np.isfinite(values).all():
+            row, slot = np.argwhere(~((values >= 0) & (values <= largest)))[0]
+            raise InputError(
+                f"{locate_row(row)}: {name}[{slot}] must be between 0 and {largest}, but is {values[row, slot]:g}; the "
+                "records are damaged or belong to another model: write them again, or choose the model that they were "
+                "made for"
+            )
+    mask_BL = batch["input_mask"]
+    before, after = mask_BL[:, :-1], mask_BL[:, 1:]
+    allowed = (after == before) | (after == 0) | ((after == before + 1) & (before > 0))
+    allowed[:, 0] &= mask_BL[:, 0] == 1
+    if not allowed.all():
+        row, slot = np.argwhere(~allowed)[0]
+        raise InputError(
+            f"{locate_row(row)}: input_mask must number the sequences 1, 2, ... and then contain zeros, but is "
+            f"{mask_BL[row, slot]} at position {slot} and {mask_BL[row, slot + 1]} at position {slot + 1}; write the "
+            "records again"
+        )
