@@ -41,7 +41,7 @@ from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import PretrainingHead
-from gaudi_bert.tfrecords.write import pack
+from gaudi_bert.tfrecords.write import pack_records
 from gaudi_bert.training.batches import Batch, TrainingOrder, read_training_batches
 from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
 from gaudi_bert.training.sources import RecordSource, open_local_records
@@ -94,7 +94,7 @@ def make_records(folder: Path, length: int, size: Rehearsal) -> Records:
         for each in lengths:
             handle.write(frame(make_example(int(max(each, 8)), length, rng, size.vocabulary)))
     packed = folder / f"packed-{length}"
-    pack(records, packed, PackingSettings(depth=DEPTH), StageRun(QUIET))
+    pack_records(records, packed, PackingSettings(depth=DEPTH), StageRun(QUIET))
     metadata = RecordMetadata.read(packed)
     return Records(
         open_local_records(packed),

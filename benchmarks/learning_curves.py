@@ -148,13 +148,13 @@ PAIRS = {
 
 def make_data(work: Path) -> None:
     """Examples of at most 40 tokens; the same in rows of 128, packed."""
-    from gaudi_bert.corpus.prepare import prepare
-    from gaudi_bert.tfrecords.write import pack
+    from gaudi_bert.corpus.prepare import prepare_examples
+    from gaudi_bert.tfrecords.write import pack_records
 
-    prepare(PREPARE, work / "short", StageRun(QUIET), pipeline_folder=work)
+    prepare_examples(PREPARE, work / "short", StageRun(QUIET), pipeline_folder=work)
     if not (work / "long").exists():
         lengthen(work / "short" / "train", work / "long")
-    pack(work / "long", work / "packed", PackingSettings(depth=DEPTH), StageRun(QUIET))
+    pack_records(work / "long", work / "packed", PackingSettings(depth=DEPTH), StageRun(QUIET))
 
 
 def lengthen(short: Path, out: Path) -> None:

@@ -28,7 +28,7 @@ from measuring import show
 from gaudi_bert.artefacts.results import StageRun, to_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PrepareSettings
-from gaudi_bert.corpus.prepare import prepare
+from gaudi_bert.corpus.prepare import prepare_examples
 
 ROOT = Path(__file__).resolve().parent.parent
 SEQUENCE_LENGTH, PREDICTIONS, VOCABULARY = 128, 20, 8192
@@ -63,7 +63,7 @@ def write_texts(folder: Path, megabytes: float) -> int:
     (folder / "text.txt").write_text("\n\n".join(kept) + "\n", encoding="utf-8")
     (folder / "other.txt").write_text("\n\n".join("\n".join(each) for each in documents[-3:]) + "\n", encoding="utf-8")
     settings = PrepareSettings(text="text.txt", train_vocab=VOCABULARY, duplicates=1)
-    prepare(settings, folder / "vocabulary", StageRun(QUIET, workers=1), pipeline_folder=folder)
+    prepare_examples(settings, folder / "vocabulary", StageRun(QUIET, workers=1), pipeline_folder=folder)
     (folder / "vocabulary" / "vocab.txt").rename(folder / "vocab.txt")
     return (folder / "text.txt").stat().st_size
 
@@ -81,7 +81,7 @@ def ours(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
             evaluation_fraction=0,
         )
         out = Path(tempfile.mkdtemp(dir=folder))
-        made = prepare(settings, out, StageRun(QUIET, workers=1), pipeline_folder=folder)
+        made = prepare_examples(settings, out, StageRun(QUIET, workers=1), pipeline_folder=folder)
         return int(to_json(made)["splits"]["train"]["sequences"])
 
     return run

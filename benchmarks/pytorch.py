@@ -44,7 +44,7 @@ from gaudi_bert.tfrecords.wire.example import encode_example
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 from gaudi_bert.tfrecords.wire.values import decode_examples_to_arrays
-from gaudi_bert.tfrecords.write import pack
+from gaudi_bert.tfrecords.write import pack_records
 
 QUIET = Reporter(quiet=True)
 LENGTH, PREDICTIONS, VOCABULARY = 512, 80, 30522
@@ -291,7 +291,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             write_examples(folder / "records", SEQUENCES if part == "reading" else SEQUENCES // 8)
-            pack(folder / "records", folder / "packed", PackingSettings(), StageRun(QUIET))
+            pack_records(folder / "records", folder / "packed", PackingSettings(), StageRun(QUIET))
             {"reading": reading, "training": training}[part](folder, rounds)
 
 

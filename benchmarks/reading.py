@@ -49,7 +49,7 @@ from gaudi_bert.common.progress import Reporter  # noqa: E402
 from gaudi_bert.config.sections import PackingSettings  # noqa: E402
 from gaudi_bert.reading.global_order import GlobalOrder  # noqa: E402
 from gaudi_bert.tfrecords.wire.framing import frame, read_records  # noqa: E402
-from gaudi_bert.tfrecords.write import pack  # noqa: E402
+from gaudi_bert.tfrecords.write import pack_records  # noqa: E402
 
 SAMPLE = Path(os.environ.get("GAUDI_BERT_SHARED", ROOT.parent / "shared")) / "data" / "wiki-sample" / "tfrecord-512"
 RUN = StageRun(Reporter(quiet=True))
@@ -134,7 +134,7 @@ def measure(
 
 def make_sample(work: Path) -> Path:
     """The packed sample of Wikipedia."""
-    pack(SAMPLE, work / "sample", PackingSettings(), RUN)
+    pack_records(SAMPLE, work / "sample", PackingSettings(), RUN)
     return work / "sample"
 
 
@@ -211,7 +211,7 @@ def compare_streaming(python: str, sequences: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, packed = Path(name), Path(name) / "packed"
         make_records(folder / "records", sequences)
-        pack(folder / "records", packed, PackingSettings(), RUN)
+        pack_records(folder / "records", packed, PackingSettings(), RUN)
         mds, found = make_mds(packed, folder, python), defaultdict(list)
         for _ in range(rounds):
             found["gaudi-bert"].append(measure(packed, packed, FIRST_ROWS, 0, 0, 1, *COLUMNS))

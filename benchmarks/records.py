@@ -111,13 +111,13 @@ class Engine:
 
     def read_and_scan(self) -> None:
         """The histogram pass: every file in 1 MiB pieces, both CRCs and every value checked, lengths counted."""
-        from gaudi_bert.tfrecords.scan import RecordScan, UnpackedFormat, scan_buffer
+        from gaudi_bert.tfrecords.scan import RecordScan, UnpackedFormat, allocate_scan_buffer
 
-        buffer = scan_buffer()
+        buffer = allocate_scan_buffer()
         for path in self.files:
             indexed = UnpackedFormat.for_pieces(self.unpacked_schema, buffer)
             counts = np.zeros(LENGTH + 1, np.int64)
-            for _ in RecordScan(path, indexed, buffer).pieces():
+            for _ in RecordScan(path, indexed, buffer).read_pieces():
                 counts += np.bincount(indexed.index.lengths[: indexed.rows], minlength=LENGTH + 1)
 
     def scan_in_memory(self) -> None:
@@ -125,7 +125,7 @@ class Engine:
         from gaudi_bert.tfrecords.scan import UnpackedFormat
 
         for index in self.indexes:
-            UnpackedFormat(self.unpacked_schema, index).take(0, index.buffer.size)
+            UnpackedFormat(self.unpacked_schema, index).process_records(0, index.buffer.size)
 
     def encode(self) -> None:
         """The pack pass: every pack of the group as a TFRecord, into a buffer."""
@@ -196,7 +196,7 @@ def job(folder: Path, rounds: int) -> None:
     `write` flushes every shard to the disk before it is given its name. `cp` does not, so the copy is timed with and without
     a flush, and `write` as well.
     """
-    from gaudi_bert.tfrecords.write import write
+    from gaudi_bert.tfrecords.write import write_packed_records
 
     records, planned = prepared(folder)
     predecessor = Predecessor(records, folder, Engine(records, planned).some_packs(PREDECESSOR_PACKS))
@@ -205,7 +205,7 @@ def job(folder: Path, rounds: int) -> None:
 
     def our(workers: int | None, flushed: bool = True) -> tuple[float, float]:
         with nullcontext() if flushed else patch("os.fsync"):
-            return timed(lambda: write(records, planned, packed, StageRun(QUIET, workers=workers)))
+            return timed(lambda: write_packed_records(records, planned, packed, StageRun(QUIET, workers=workers)))
 
     ways: dict[str, Callable[[], tuple[float, float]]] = {
         "one": lambda: our(1),

@@ -70,12 +70,12 @@ def make_files(folder: Path, files: int, sequences_per_file: int, seed: int, max
 def prepared(folder: Path, group_sequences: int = 500_000) -> tuple[Path, Path]:
     """The unpacked records and a plan for them."""
     from gaudi_bert.packs.plan import plan_packs
-    from gaudi_bert.tfrecords.histogram import histogram
+    from gaudi_bert.tfrecords.histogram import count_records
 
     records = folder / "unpacked"
     make_files(records, FILES, SEQUENCES_PER_FILE, SEED)
     counts, planned = folder / "histogram.json", folder / f"plan-{group_sequences}.json"
-    histogram(records, counts, StageRun(QUIET, overwrite=True))
+    count_records(records, counts, StageRun(QUIET, overwrite=True))
     settings = PackingSettings(group_sequences=group_sequences)
     plan_packs([counts], planned, settings, StageRun(QUIET, overwrite=True))
     return records, planned

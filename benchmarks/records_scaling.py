@@ -49,9 +49,9 @@ class Writer:
 
     def __init__(self, records: Path, planned: Path, packed: Path, part: tuple[int, int], workers: int) -> None:
         from gaudi_bert.artefacts.results import StageRun
-        from gaudi_bert.tfrecords.write import write
+        from gaudi_bert.tfrecords.write import write_packed_records
 
-        self._write = lambda: write(records, planned, packed, StageRun(QUIET, workers=workers, part=part))
+        self._write = lambda: write_packed_records(records, planned, packed, StageRun(QUIET, workers=workers, part=part))
 
     def run(self, times: int) -> None:
         """Write the share so often."""

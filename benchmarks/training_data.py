@@ -49,11 +49,11 @@ class Records:
 
 def make_records(folder: Path) -> Records:
     """Write the unpacked records, pack them, open both."""
-    from gaudi_bert.tfrecords.write import pack
+    from gaudi_bert.tfrecords.write import pack_records
 
     unpacked, packed = folder / "unpacked", folder / "packed"
     make_files(unpacked, FILES, SEQUENCES_A_FILE, SEED, LENGTH)
-    pack(unpacked, packed, PackingSettings(depth=DEPTH), StageRun(QUIET, overwrite=True))
+    pack_records(unpacked, packed, PackingSettings(depth=DEPTH), StageRun(QUIET, overwrite=True))
     return Records(open_local_records(unpacked), open_local_records(packed), RecordMetadata.read(packed))
 
 

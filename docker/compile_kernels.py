@@ -22,21 +22,21 @@ from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
-from gaudi_bert.corpus.prepare import prepare
+from gaudi_bert.corpus.prepare import prepare_examples
 from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.pack_lengths import pack_lengths
 from gaudi_bert.reading.global_order import GlobalOrder
 from gaudi_bert.reading.streams import StreamReader
 from gaudi_bert.tables.pack import pack_table
-from gaudi_bert.tfrecords.histogram import histogram
+from gaudi_bert.tfrecords.histogram import count_records
 from gaudi_bert.tfrecords.random_access import RecordFiles, open_shards
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
 from gaudi_bert.tfrecords.wire.values import compute_packed_table_columns
-from gaudi_bert.tfrecords.write import pack
+from gaudi_bert.tfrecords.write import pack_records
 
 _LENGTH, _PREDICTIONS = 32, 5
 _LONG_PACK = 5003
@@ -54,7 +54,7 @@ def _compile_records() -> None:
         decode_example(next(iter(read_records(file))))
         RecordFiles([file], UnpackedSchema(_LENGTH, _PREDICTIONS)).read_records(np.zeros(2, np.int64), np.arange(2))
         packed = folder / "packed"
-        pack(records, packed, PackingSettings(shard_multiple=2, algorithm="lpfhp"), _SILENT, verify=True)
+        pack_records(records, packed, PackingSettings(shard_multiple=2, algorithm="lpfhp"), _SILENT, verify=True)
         metadata = RecordMetadata.read(packed)
         files, order = open_shards(packed, metadata), GlobalOrder(metadata.shard_table.packs, seed=7)
         compute_packed_table_columns(
@@ -78,7 +78,7 @@ def _prepare(folder: Path) -> Path:
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
     sizes = {"max_sequence_length": _LENGTH, "max_predictions": _PREDICTIONS, "shards": 2}
     settings = PrepareSettings(text="text.txt", train_vocab=101, **sizes)
-    prepare(settings, folder / "examples", _SILENT, pipeline_folder=folder)
+    prepare_examples(settings, folder / "examples", _SILENT, pipeline_folder=folder)
     return folder / "examples" / "train"
 
 
@@ -89,7 +89,7 @@ def _count_hdf5(folder: Path) -> None:
     with require_h5py().File(folder / "rows.hdf5", "w") as file:
         for name, values in {**columns, "next_sentence_labels": np.zeros(3, np.int64)}.items():
             file[name] = values
-    histogram(folder / "rows.hdf5", folder / "histogram-hdf5.json", _SILENT)
+    count_records(folder / "rows.hdf5", folder / "histogram-hdf5.json", _SILENT)
 
 
 def _compile_nnls() -> None:

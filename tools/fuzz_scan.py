@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords.scan import FRONT_BYTES, RecordScan, UnpackedFormat, read_record_schema, scan_buffer
+from gaudi_bert.tfrecords.scan import FRONT_BYTES, RecordScan, UnpackedFormat, allocate_scan_buffer, read_record_schema
 from gaudi_bert.tfrecords.wire.example import decode_example
 from tests.builders.machines import GuardedBuffer
 from tests.oracles import protobuf_example
@@ -325,7 +325,7 @@ def scan(path: Path, memory: np.ndarray) -> tuple[list[dict], RecordScan]:
     records = UnpackedFormat.for_pieces(schema, memory)
     run = RecordScan(path, records, memory)
     found = []
-    for _ in run.pieces():
+    for _ in run.read_pieces():
         found += rows_of(records)
     return found, run
 
@@ -381,7 +381,7 @@ def main(seed: int, count: int, folder: Path) -> int:
     if protobuf_example.IMPLEMENTATION != "python":
         sys.exit("set PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python: the compiled parsers differ from it")
     path = folder / "part-00000.tfrecord"
-    guarded, piece_buffer = GuardedBuffer(), scan_buffer()
+    guarded, piece_buffer = GuardedBuffer(), allocate_scan_buffer()
     outcomes: Counter[str] = Counter()
     failures = 0
     before = 0

@@ -31,14 +31,14 @@ from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
 from gaudi_bert.corpus import blocks
-from gaudi_bert.corpus.prepare import prepare
+from gaudi_bert.corpus.prepare import prepare_examples
 from gaudi_bert.packs.plan import plan_packs
 from gaudi_bert.runners.local import RunRequest, run_stages
 from gaudi_bert.tables.pack import pack_table
-from gaudi_bert.tfrecords.convert import convert
-from gaudi_bert.tfrecords.histogram import histogram
-from gaudi_bert.tfrecords.verify import verify
-from gaudi_bert.tfrecords.write import pack, write
+from gaudi_bert.tfrecords.convert import convert_to_hdf5
+from gaudi_bert.tfrecords.histogram import count_records
+from gaudi_bert.tfrecords.verify import verify_records
+from gaudi_bert.tfrecords.write import pack_records, write_packed_records
 from tests.builders.folders import comparable, contents
 from tests.builders.packing_case import sequences_for_hdf5, write_tfrecord
 from tests.builders.reporters import QUIET, a_run
@@ -92,8 +92,8 @@ def write_text(folder: Path) -> Path:
 
 
 def whole_packing(records: Path, out: Path, workers: int, _: int) -> list[list[Action]]:
-    packing = partial(pack, records, out / "packed", PACKING, a_run(workers=workers))
-    return [[packing], [partial(verify, records, out / "packed", a_run(workers=workers))]]
+    packing = partial(pack_records, records, out / "packed", PACKING, a_run(workers=workers))
+    return [[packing], [partial(verify_records, records, out / "packed", a_run(workers=workers))]]
 
 
 def table(path: Path, out: Path, _: int, __: int) -> list[list[Action]]:
@@ -102,7 +102,7 @@ def table(path: Path, out: Path, _: int, __: int) -> list[list[Action]]:
 
 def preparation(text: Path, out: Path, _: int, __: int) -> list[list[Action]]:
     settings = PrepareSettings(text=str(text), **PREPARE)
-    return [[partial(prepare, settings, out / "examples", a_run(workers=1), pipeline_folder=text.parent)]]
+    return [[partial(prepare_examples, settings, out / "examples", a_run(workers=1), pipeline_folder=text.parent)]]
 
 
 def parts(records: Path, out: Path, _: int, round_number: int) -> list[list[Action]]:
@@ -113,12 +113,12 @@ def parts(records: Path, out: Path, _: int, round_number: int) -> list[list[Acti
     scratch.mkdir(exist_ok=True)
     each = [a_run(workers=1, part=(number, count)) for number in range(count)]
     return [
-        [partial(histogram, records, scratch / f"{run.part[0]}.json", run) for run in each],
+        [partial(count_records, records, scratch / f"{run.part[0]}.json", run) for run in each],
         [lambda: plan_packs(list(scratch.glob("*[0-9].json")), out / "plan.json", PACKING, a_run())],
-        [partial(write, records, out / "plan.json", out / "packed", run) for run in each],
-        [lambda: write(records, out / "plan.json", out / "packed", a_run(finish=True))],
-        [partial(verify, records, out / "packed", run) for run in each],
-        [lambda: verify(records, out / "packed", a_run(finish=True))],
+        [partial(write_packed_records, records, out / "plan.json", out / "packed", run) for run in each],
+        [lambda: write_packed_records(records, out / "plan.json", out / "packed", a_run(finish=True))],
+        [partial(verify_records, records, out / "packed", run) for run in each],
+        [lambda: verify_records(records, out / "packed", a_run(finish=True))],
     ]
 
 
@@ -145,12 +145,12 @@ def planning(path: Path, out: Path, workers: int, round_number: int) -> list[lis
 def write_packs(folder: Path) -> Path:
     for number in range(3):
         write_tfrecord(folder / "records" / f"part-{number}", sequences_for_hdf5(300, 61, 9, seed=number))
-    pack(folder / "records", folder / "packed", PACKING, a_run())
+    pack_records(folder / "records", folder / "packed", PACKING, a_run())
     return folder / "packed"
 
 
 def conversions(packed: Path, out: Path, workers: int, _: int) -> list[list[Action]]:
-    return [[partial(convert, packed, out / "hdf5", reporter=QUIET, workers=workers)]]
+    return [[partial(convert_to_hdf5, packed, out / "hdf5", reporter=QUIET, workers=workers)]]
 
 
 SCENARIOS = {

@@ -82,7 +82,7 @@ def prepare(
     check_combination({"--vocab": options.get("vocab"), "--train-vocab": options.get("train_vocab")})
     settings = section_from_options(PrepareSettings, options, text=text)
     run = arguments.make_stage_run(shard, workers=workers, overwrite=overwrite)
-    result = prepare.prepare(settings, out, run, pipeline_folder=Path())
+    result = prepare.prepare_examples(settings, out, run, pipeline_folder=Path())
     following = output.quote_command("pack", out / "train", "--out", "packed/", "--verify")
     output.print_result(result, json, next_command=following if shard is None else None)
 
@@ -133,7 +133,7 @@ def histogram(
     from gaudi_bert.tfrecords import histogram
 
     run = arguments.make_stage_run(shard, workers=workers, overwrite=overwrite)
-    result = histogram.histogram(
+    result = histogram.count_records(
         arguments.join_expanded_pattern(records),
         out,
         run,
@@ -192,7 +192,7 @@ def write(
 
     run = arguments.make_stage_run(shard, finish, workers=workers, overwrite=overwrite)
     shards, source = _parse_shard_overrides(set_, plan), arguments.join_expanded_pattern(records)
-    written = write.write(source, plan, out, run, shards=shards)
+    written = write.write_packed_records(source, plan, out, run, shards=shards)
     following = output.quote_command("verify", source, out) if shard is None else None
     output.print_result(written, json, written.format_lines(out=out, verbose=verbose), following)
 
@@ -267,7 +267,7 @@ def pack(
             f"{option}: applies only to tables, but {source} does not have the ending of a table (.parquet, .arrow, .jsonl, "
             ".jsonl.gz, a datasets folder); leave the option out, or use `histogram`, `plan` and `write`"
         )
-    from gaudi_bert.tfrecords.write import pack as pack_records
+    from gaudi_bert.tfrecords.write import pack_records
 
     settings = arguments.load_packing_settings(set_, options)
     packed = pack_records(
@@ -340,7 +340,7 @@ def verify(
         return
     from gaudi_bert.tfrecords import verify
 
-    result = verify.verify(source, packed, run)
+    result = verify.verify_records(source, packed, run)
     following = output.quote_command("train", "--data", packed, "--out", "run/") if shard is None else None
     output.print_result(result, json, next_command=following)
 
@@ -365,7 +365,7 @@ def convert(
 
     if to != "hdf5":
         raise InputError(f"--to {to}: unknown format; must be hdf5")
-    result = convert.convert(packed, out, reporter=Reporter(), overwrite=overwrite, workers=workers)
+    result = convert.convert_to_hdf5(packed, out, reporter=Reporter(), overwrite=overwrite, workers=workers)
     output.print_result(result, json)
 
 
@@ -380,5 +380,5 @@ def inspect(
     """Print one record in readable form."""
     from gaudi_bert.tfrecords import inspect
 
-    result = inspect.inspect(file, record=record, vocabulary=vocab)
+    result = inspect.inspect_record(file, record=record, vocabulary=vocab)
     output.print_result(result, json)

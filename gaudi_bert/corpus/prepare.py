@@ -82,7 +82,7 @@ class _Corpus:
         return self.held_out if split == "evaluation" else ~self.held_out
 
 
-def prepare(
+def prepare_examples(
     settings: PrepareSettings,
     out: Path,
     run: StageRun,

@@ -44,7 +44,7 @@ from gaudi_bert.packs.plan import build_histogram
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.tables.groups import count_row_tokens
 from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, list_table_files
-from gaudi_bert.tfrecords.histogram import histogram as count_records
+from gaudi_bert.tfrecords.histogram import count_records
 
 WITHOUT_DEPTH: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}
 """The algorithms that are run once instead of at every depth, and the depth that is shown for them.

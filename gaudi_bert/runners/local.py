@@ -108,12 +108,12 @@ class RunRequest:
 
     def run_prepare(self) -> StageResult:
         """Convert the text to examples. If the pipeline names its own records, do nothing."""
-        from gaudi_bert.corpus.prepare import prepare
+        from gaudi_bert.corpus.prepare import prepare_examples
 
         if self.work_folder.records is not None:
             records = str(self.settings.prepare.records)
             return PlainResult([f"nothing to do, because the pipeline uses the records {records}"], {"records": records})
-        return prepare(
+        return prepare_examples(
             self.settings.prepare,
             self.work_folder.examples_folder,
             self._stage_options,
@@ -122,10 +122,10 @@ class RunRequest:
 
     def run_histogram(self) -> StageResult:
         """Count how many examples have each length, for each split."""
-        from gaudi_bert.tfrecords.histogram import histogram
+        from gaudi_bert.tfrecords.histogram import count_records
 
         return self._run_for_each_split(
-            lambda paths: histogram(paths.records, paths.histogram, self._stage_options, numbered=True)
+            lambda paths: count_records(paths.records, paths.histogram, self._stage_options, numbered=True)
         )
 
     def run_plan(self) -> StageResult:
@@ -140,15 +140,17 @@ class RunRequest:
 
     def run_write(self) -> StageResult:
         """Write the examples of each split into packs according to its plan."""
-        from gaudi_bert.tfrecords.write import write
+        from gaudi_bert.tfrecords.write import write_packed_records
 
-        return self._run_for_each_split(lambda paths: write(paths.records, paths.plan, paths.packed, self._stage_options))
+        return self._run_for_each_split(
+            lambda paths: write_packed_records(paths.records, paths.plan, paths.packed, self._stage_options)
+        )
 
     def run_verify(self) -> StageResult:
         """Check that the packs of each split contain every example exactly once."""
-        from gaudi_bert.tfrecords.verify import verify
+        from gaudi_bert.tfrecords.verify import verify_records
 
-        return self._run_for_each_split(lambda paths: verify(paths.records, paths.packed, self._stage_options))
+        return self._run_for_each_split(lambda paths: verify_records(paths.records, paths.packed, self._stage_options))
 
     # --- training and tasks
 

@@ -54,7 +54,7 @@ from gaudi_bert.tables.groups import (
 from gaudi_bert.tables.packed_writer import PackLayout, PackSequences, write_table_shard
 from gaudi_bert.tables.sources import list_table_files
 from gaudi_bert.tables.verify import verify_single_table
-from gaudi_bert.tfrecords.files import input_file
+from gaudi_bert.tfrecords.files import identify_file
 
 _PackedTable: TypeAlias = PackResult | PlainResult
 
@@ -249,7 +249,7 @@ def _check_output_folder(folder: Path, files: Sequence[Path]) -> None:
 
 def _build_signature(files: Sequence[Path], settings: TableSettings, stage: str) -> Signature:
     """Return the settings and the identity of every input file, which together determine the packs."""
-    inputs = {file.name: input_file(file).identity for file in files}
+    inputs = {file.name: identify_file(file).identity for file in files}
     return Signature(stage, settings.model_dump(mode="json"), inputs)
 
 

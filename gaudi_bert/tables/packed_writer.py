@@ -28,7 +28,7 @@ from gaudi_bert.common.files import atomic_file
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.tables.groups import GroupRows
 from gaudi_bert.tables.sources import LABELS_COLUMN, TableColumns, is_list_type
-from gaudi_bert.tfrecords.files import input_file
+from gaudi_bert.tfrecords.files import identify_file
 
 _SLOTS_PER_ROW_GROUP = 2**21
 _VALUES_AT_ONCE = 2**14
@@ -118,7 +118,7 @@ def write_table_shard(
             end = min(start + most, last)
             columns = _build_columns(layout, rows, packs, scalars, start, end)
             writer.write_batch(pyarrow.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema))
-    return Shard(name=path.name, packs=last - first, **input_file(path).identity)
+    return Shard(name=path.name, packs=last - first, **identify_file(path).identity)
 
 
 def _choose_encodings(layout: PackLayout) -> dict[str, Any]:

@@ -50,7 +50,7 @@ from gaudi_bert.tables.groups import (
 )
 from gaudi_bert.tables.packed_writer import PackLayout, padding_value
 from gaudi_bert.tables.sources import is_same_type, list_table_files
-from gaudi_bert.tfrecords.files import input_file
+from gaudi_bert.tfrecords.files import identify_file
 
 _VerifiedTable: TypeAlias = StageOutput[Verification] | PlainResult
 
@@ -149,7 +149,7 @@ class _TableVerifier:
     def _signature(self) -> Signature:
         """The settings and inputs with which the table was packed, after checking that the inputs are unchanged."""
         packed, metadata, signature = self.folder.path, self.folder.metadata, read_signature(self._settings_path)
-        present = [input_file(file) for file in list_table_files(self.source)]
+        present = [identify_file(file) for file in list_table_files(self.source)]
         check_inputs_unchanged(packed, metadata.inputs, present, metadata.remedy)
         if signature.inputs != {file.name: file.identity for file in present}:
             raise FailedError(f"{self._settings_path}: its inputs are not those of metadata.json; {metadata.remedy}")
@@ -207,7 +207,7 @@ class _TableVerifier:
         is_there = np.zeros(sequences.rows.size, np.bool_)
         shards, deepest = [], 0
         for path in self.folder.list_shards(claimed.group):
-            packs, identity = 0, input_file(path).identity
+            packs, identity = 0, identify_file(path).identity
             claims = [shard for shard in claimed.shards if shard.name == path.name]
             if claims and claims[0].crc32c != identity["crc32c"]:
                 raise FailedError(f"{path}: its CRC-32C differs from the manifest of its group; {TableMetadata.remedy}")

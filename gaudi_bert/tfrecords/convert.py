@@ -37,7 +37,7 @@ from gaudi_bert.common.files import atomic_file, exclusive_lock, is_in_store, re
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.packs.verify import PackedFolder
-from gaudi_bert.tfrecords.files import input_file
+from gaudi_bert.tfrecords.files import identify_file
 from gaudi_bert.tfrecords.random_access import RecordFiles, ShardPaths
 from gaudi_bert.tfrecords.wire.hdf5 import require_h5py
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
@@ -50,7 +50,7 @@ _GZIP_LEVEL = 4
 _ONE_BYTE_FEATURES = (PackedFeature.SEGMENT_IDS, PackedFeature.NEXT_SENTENCE_LABELS)
 
 
-def convert(
+def convert_to_hdf5(
     packed: Path, out: Path, *, reporter: Reporter, overwrite: bool = False, workers: int | None = None
 ) -> StageOutput[Conversion]:
     """Write the packs of a finished folder as HDF5 files. All packs are read and checked before the first file is written.
@@ -216,7 +216,7 @@ def _check_all_packs(
     def read(stated_shard: Shard, _: ByteArray) -> None:
         """Check one shard, and add its strategies and its largest number of masked positions to the results."""
         shard = packed / stated_shard.name
-        if input_file(shard).crc32c != stated_shard.crc32c:
+        if identify_file(shard).crc32c != stated_shard.crc32c:
             raise FailedError(f"{shard}: the CRC-32C of the shard differs from the manifest of its group; {metadata.remedy}")
         for first, columns in _read_packs_in_batches(RecordFiles([shard], PackedSchema.of(metadata)), metadata):
             used = columns["masked_lm_weights"] > 0

@@ -74,7 +74,7 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
     return sizes
 
 
-def input_file(path: Path) -> InputFile:
+def identify_file(path: Path) -> InputFile:
     """Read a file and return its name, size and CRC-32C.
 
     Raises:
@@ -87,14 +87,14 @@ def input_file(path: Path) -> InputFile:
     return InputFile(name=path.name, bytes=size, crc32c=checksum)
 
 
-def bad_file(path: Path) -> InputFile:
+def identify_bad_file(path: Path) -> InputFile:
     """Return the name, size and CRC-32C of a file that could not be read as a record file.
 
     If this process may not read the file, the CRC-32C is 0.
     """
     if not os.access(path, os.R_OK, effective_ids=True):
         return InputFile(name=path.name, bytes=path.stat().st_size, crc32c=0)
-    return input_file(path)
+    return identify_file(path)
 
 
 def records_folder(records: str | Path) -> Path:

@@ -24,7 +24,7 @@ from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.features import PackedFeature
 from gaudi_bert.common.memory import add_words, address_of, as_word, count_bits, load_u8, load_u32, load_word, multiply_mix
 from gaudi_bert.tfrecords.scan import IndexedSequences
-from gaudi_bert.tfrecords.wire.example import position_bytes
+from gaudi_bert.tfrecords.wire.example import position_varints_size
 from gaudi_bert.tfrecords.wire.features import FeatureTable, locate_features
 from gaudi_bert.tfrecords.wire.framing import ScanStatus, check_frame
 from gaudi_bert.tfrecords.wire.values import is_all_zero, is_repeated_byte, measure_non_padding
@@ -114,7 +114,7 @@ def _hash_positions(address: int, position_count: int, offset: int, state: int) 
 
 
 @borrowing_kernel
-def hash_unpacked(sequences: IndexedSequences, count: int, hashes: IntArray) -> None:
+def hash_unpacked_sequences(sequences: IndexedSequences, count: int, hashes: IntArray) -> None:
     """Compute the hashes of the first `count` sequences of an index, and store them in `hashes`, int64."""
     base = address_of(sequences.buffer)
     for number in range(count):
@@ -160,7 +160,8 @@ class PackSizes(NamedTuple):
 
 
 class ScannedPacks(NamedTuple):
-    """The results of a scan so far. `scan_packed` appends to the arrays, and `done` counts the entries that are filled.
+    """The results of a scan so far. `check_and_hash_packs` appends to the arrays, and `done` counts the entries that are
+    filled.
 
     Attributes:
         hashes: int64, the hash of each sequence.
@@ -404,7 +405,7 @@ def _check_sequence_and_advance(
     Returns:
         (whether the sequence is encoded as this package writes it, the position after it).
     """
-    token_count, positions_size = end_token - start_token, position_bytes(end_token - start_token)
+    token_count, positions_size = end_token - start_token, position_varints_size(end_token - start_token)
     ids, numbers, positions = spans[PackedFeature.INPUT_IDS], spans[PackedFeature.INPUT_MASK], spans[PackedFeature.POSITIONS]
     masked_ids, masked_positions = spans[PackedFeature.MASKED_LM_IDS], spans[PackedFeature.MASKED_LM_POSITIONS]
     weights = spans[PackedFeature.MASKED_LM_WEIGHTS].start
@@ -497,7 +498,7 @@ def _check_and_hash_pack(
 
 
 @borrowing_kernel
-def scan_packed(
+def check_and_hash_packs(
     buffer: ByteArray,
     position: int,
     filled: int,
@@ -513,8 +514,8 @@ def scan_packed(
         position: The position in the buffer at which a record begins.
         filled: The number of bytes in the buffer.
         sizes: The sizes that every pack must have.
-        table: The feature table of packed records (`wire.features.feature_table`).
-        position_varints: The varints 0, 1, 2, ... (`wire.example.position_table`).
+        table: The feature table of packed records (`wire.features.make_feature_table`).
+        position_varints: The varints 0, 1, 2, ... (`wire.example.encode_position_varints`).
         scanned: The results, which must have room for all packs in the buffer.
 
     Returns:

@@ -26,14 +26,14 @@ from gaudi_bert.common.files import format_location
 from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.common.threads import choose_worker_count
 from gaudi_bert.packing.histogram import build_group_histogram
-from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
+from gaudi_bert.tfrecords.files import RecordInputs, identify_bad_file, open_inputs
 from gaudi_bert.tfrecords.scan import (
     RecordScan,
     UnpackedFormat,
+    allocate_scan_buffer,
     find_largest_token_id,
-    map_files,
+    map_files_in_threads,
     read_record_schema,
-    scan_buffer,
 )
 from gaudi_bert.tfrecords.wire.framing import NO_RECORD
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
@@ -48,7 +48,7 @@ _MERGE_SEQUENCES = 1 << 16
 """The number of sequences whose (length, masked) pairs are collected before they are merged into the counts."""
 
 
-def histogram(
+def count_records(
     records: str | Path,
     out: Path,
     run: StageRun,
@@ -145,9 +145,9 @@ def _count_files(
                 try:
                     return _count_file(path, buffer, task.advance)
                 except InputError as error:
-                    return bad_file(path), str(error)
+                    return identify_bad_file(path), str(error)
 
-        results = map_files(count, range(len(files)), run.workers)
+        results = map_files_in_threads(count, range(len(files)), run.workers)
     bad = [result for result in results if not isinstance(result, _CountedRecords)]
     _report_bad_files(inputs, bad, len(files), on_bad_file, run.reporter)
     good = [result for result in results if isinstance(result, _CountedRecords)]
@@ -174,10 +174,10 @@ def _count_files(
     )
 
 
-def why_bad(path: Path) -> str | None:
+def find_file_problem(path: Path) -> str | None:
     """Read a record file, and return the reason why this is not possible, or None if the file is valid."""
     try:
-        _count_file(path, scan_buffer(), lambda _: None)
+        _count_file(path, allocate_scan_buffer(), lambda _: None)
     except InputError as error:
         return str(error)
     return None
@@ -251,7 +251,7 @@ def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) 
 
     Args:
         path: The file.
-        buffer: The scan buffer of this thread (`scan.scan_buffer`).
+        buffer: The scan buffer of this thread (`scan.allocate_scan_buffer`).
         progress: Called with the number of bytes that were read.
 
     Raises:
@@ -263,7 +263,7 @@ def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) 
     totals: Counter[int] = Counter()
     pending: list[Int32Array] = []
     largest = 0
-    for _ in scan.pieces():
+    for _ in scan.read_pieces():
         rows = indexed.index.rows[: indexed.rows]
         largest = max(largest, find_largest_token_id(indexed.index, indexed.rows, _ID_SEARCH_STEP))
         pending.append(rows["length"] * np.int32(schema.max_predictions + 1) + rows["masked"])

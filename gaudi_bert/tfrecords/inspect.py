@@ -137,7 +137,7 @@ class RecordView:
         return lines + [f"PROBLEM: {problem}" for problem in self.problems]
 
 
-def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = None) -> RecordView:
+def inspect_record(file: str | Path, record: int = 0, vocabulary: str | Path | None = None) -> RecordView:
     """Read one record of a file, and return a view of it that a person can check.
 
     Args:

@@ -43,14 +43,14 @@ from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import (
     SLACK_BYTES,
-    content_size,
-    finish_record,
-    key_rows,
+    encode_feature_keys,
+    encode_position_varints,
+    map_entries_size,
     message_size,
-    position_bytes,
-    position_table,
-    start_record,
-    store_entry_head,
+    position_varints_size,
+    store_map_entry_head,
+    store_payload_crc,
+    store_record_head,
     store_varint,
     varint_size,
 )
@@ -75,15 +75,15 @@ class _Layout(NamedTuple):
         length: L, the number of tokens in a row, including padding.
         slots: Q, the number of masked slots of a pack.
         depth: S, the maximum number of sequences in a pack.
-        keys: The keys of the features (`wire.example.key_rows`).
-        position_table: The varints 0, 1, 2, ... (`wire.example.position_table`).
+        keys: The keys of the features (`wire.example.encode_feature_keys`).
+        position_varints: The varints 0, 1, 2, ... (`wire.example.encode_position_varints`).
     """
 
     length: int
     slots: int
     depth: int
     keys: RowArray
-    position_table: ByteArray
+    position_varints: ByteArray
 
 
 class _Measured(NamedTuple):
@@ -170,7 +170,7 @@ def _measure(group: IndexedSequences, members: Int32Array, layout: _Layout, meas
         target = _move_positions(base + group.offsets[members[index]] + row.positions, row.masked, tokens, target)
         ids += row.ids_bytes
         masked_ids += row.masked_ids_bytes
-        positions += position_bytes(real)
+        positions += position_varints_size(real)
         starts += varint_size(tokens)
         numbers += real * varint_size(index + 1)
         tokens += real
@@ -198,14 +198,14 @@ def _store_ids_and_mask(
 
     `input_mask` contains the sequence number of each token. `padding` is the number of padding tokens.
     """
-    at = store_entry_head(at, layout.keys, PackedFeature.INPUT_IDS, measured.sizes[PackedFeature.INPUT_IDS])
+    at = store_map_entry_head(at, layout.keys, PackedFeature.INPUT_IDS, measured.sizes[PackedFeature.INPUT_IDS])
     base = address_of(group.buffer)
     for member in members:
         row = group.rows[member]
         copy_bytes(at, base + group.offsets[member] + row.ids, as_word(row.ids_bytes))
         at += row.ids_bytes
     at = _zeros(at, padding)
-    at = store_entry_head(at, layout.keys, PackedFeature.INPUT_MASK, measured.sizes[PackedFeature.INPUT_MASK])
+    at = store_map_entry_head(at, layout.keys, PackedFeature.INPUT_MASK, measured.sizes[PackedFeature.INPUT_MASK])
     for index in range(members.size):
         at = _fill_numbers(at, index + 1, as_word(group.rows[members[index]].length))
     return _zeros(at, padding)
@@ -219,7 +219,7 @@ def _store_masked(
 
     The weight of a masked position is the number of its sequence, as float32. `unused` is the number of unused masked slots.
     """
-    at = store_entry_head(at, layout.keys, PackedFeature.MASKED_LM_IDS, measured.sizes[PackedFeature.MASKED_LM_IDS])
+    at = store_map_entry_head(at, layout.keys, PackedFeature.MASKED_LM_IDS, measured.sizes[PackedFeature.MASKED_LM_IDS])
     base = address_of(group.buffer)
     for member in members:
         row = group.rows[member]
@@ -227,10 +227,12 @@ def _store_masked(
         at += row.masked_ids_bytes
     at = _zeros(at, unused)
     size = measured.sizes[PackedFeature.MASKED_LM_POSITIONS]
-    at = store_entry_head(at, layout.keys, PackedFeature.MASKED_LM_POSITIONS, size)
+    at = store_map_entry_head(at, layout.keys, PackedFeature.MASKED_LM_POSITIONS, size)
     copy_bytes(at, address_of(measured.positions), size - unused)
     at = _zeros(at + size - unused, unused)
-    at = store_entry_head(at, layout.keys, PackedFeature.MASKED_LM_WEIGHTS, measured.sizes[PackedFeature.MASKED_LM_WEIGHTS])
+    at = store_map_entry_head(
+        at, layout.keys, PackedFeature.MASKED_LM_WEIGHTS, measured.sizes[PackedFeature.MASKED_LM_WEIGHTS]
+    )
     for index in range(members.size):
         bits = as_word(np.float32(index + 1).view(np.int32))
         for _ in range(group.rows[members[index]].masked):
@@ -249,12 +251,12 @@ def _store_next_sentence(
     the pack contains.
     """
     sizes = measured.sizes
-    at = store_entry_head(at, layout.keys, PackedFeature.NEXT_SENTENCE_LABELS, sizes[PackedFeature.NEXT_SENTENCE_LABELS])
+    at = store_map_entry_head(at, layout.keys, PackedFeature.NEXT_SENTENCE_LABELS, sizes[PackedFeature.NEXT_SENTENCE_LABELS])
     for member in members:
         store_u8(at, as_word(group.rows[member].label))
         at += 1
     at = _zeros(at, empty)
-    at = store_entry_head(
+    at = store_map_entry_head(
         at, layout.keys, PackedFeature.NEXT_SENTENCE_POSITIONS, sizes[PackedFeature.NEXT_SENTENCE_POSITIONS]
     )
     start = as_word(0)
@@ -262,7 +264,9 @@ def _store_next_sentence(
         at = store_varint(at, start)
         start += group.rows[member].length
     at = _zeros(at, empty)
-    at = store_entry_head(at, layout.keys, PackedFeature.NEXT_SENTENCE_WEIGHTS, sizes[PackedFeature.NEXT_SENTENCE_WEIGHTS])
+    at = store_map_entry_head(
+        at, layout.keys, PackedFeature.NEXT_SENTENCE_WEIGHTS, sizes[PackedFeature.NEXT_SENTENCE_WEIGHTS]
+    )
     for _ in range(members.size):
         store_u32(at, _ONE_FLOAT)
         at += 4
@@ -277,14 +281,14 @@ def _store_positions_and_segments(
 
     Positions count from 0 in each sequence. `padding` is the number of padding tokens.
     """
-    at = store_entry_head(at, layout.keys, PackedFeature.POSITIONS, measured.sizes[PackedFeature.POSITIONS])
-    table = address_of(layout.position_table)
+    at = store_map_entry_head(at, layout.keys, PackedFeature.POSITIONS, measured.sizes[PackedFeature.POSITIONS])
+    table = address_of(layout.position_varints)
     for member in members:
-        size = position_bytes(as_word(group.rows[member].length))
+        size = position_varints_size(as_word(group.rows[member].length))
         copy_bytes(at, table, size)
         at += size
     at = _zeros(at, padding)
-    at = store_entry_head(at, layout.keys, PackedFeature.SEGMENT_IDS, measured.sizes[PackedFeature.SEGMENT_IDS])
+    at = store_map_entry_head(at, layout.keys, PackedFeature.SEGMENT_IDS, measured.sizes[PackedFeature.SEGMENT_IDS])
     base = address_of(group.buffer)
     for member in members:
         row = group.rows[member]
@@ -354,10 +358,10 @@ def _encode(
         of_pack = members[starts[pack] : starts[pack + 1]]
         if not _measure(group, of_pack, layout, measured):
             return _EncodeStatus.TOO_MANY_MASKED, pack, at - begin
-        content = content_size(layout.keys, measured.sizes)
+        content = map_entries_size(layout.keys, measured.sizes)
         if at + message_size(content) + FRAME_BYTES + SLACK_BYTES > end:
             return _EncodeStatus.OUTPUT_FULL, pack, at - begin
-        after = finish_record(at, _store_features(start_record(at, content), group, of_pack, layout, measured))
+        after = store_payload_crc(at, _store_features(store_record_head(at, content), group, of_pack, layout, measured))
         record_index[pack - first, 0] = after - at
         record_index[pack - first, 1] = load_u32(after - 4)
         at = after
@@ -396,8 +400,10 @@ class PackEncoder:
 
     def __init__(self, schema: PackedSchema, group: IndexedSequences, packs: SampledPacks) -> None:
         self._schema, self._group, self._packs = schema, group, packs
-        keys = key_rows(schema.features)
-        self._layout = _Layout(schema.max_sequence_length, schema.masked_slots, schema.depth, keys, position_table())
+        keys = encode_feature_keys(schema.features)
+        self._layout = _Layout(
+            schema.max_sequence_length, schema.masked_slots, schema.depth, keys, encode_position_varints()
+        )
 
     def count_shards(self, shard_multiple: int, shard_bytes: int) -> int:
         """Return the number of shards of the group.

@@ -26,7 +26,7 @@ from gaudi_bert.common.features import UnpackedFeature
 from gaudi_bert.common.memory import address_of, as_word, copy_bytes, load_u8
 from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
-from gaudi_bert.tfrecords.wire.features import FeatureTable, feature_table, locate_features
+from gaudi_bert.tfrecords.wire.features import FeatureTable, locate_features, make_feature_table
 from gaudi_bert.tfrecords.wire.framing import (
     NO_RECORD,
     PROBLEMS,
@@ -280,7 +280,7 @@ class _RecordFormat(Protocol):
         """Prepare for the next piece of the file, which is read after this call."""
         ...
 
-    def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
+    def process_records(self, position: int, filled: int) -> tuple[ScanStatus, int]:
         """Process the records in `buffer[position:filled]`.
 
         Returns:
@@ -289,7 +289,7 @@ class _RecordFormat(Protocol):
         ...
 
 
-def scan_buffer() -> ByteArray:
+def allocate_scan_buffer() -> ByteArray:
     """Return a new buffer that is large enough for a `RecordScan` of any file. Each thread needs its own buffer."""
     return np.zeros(FRONT_BYTES + MAX_RECORD_BYTES + FRAME_BYTES + PIECE_BYTES, np.uint8)
 
@@ -308,7 +308,7 @@ class UnpackedFormat:
         self.schema, self.index = schema, index
         self.count = 0
         self.rows = 0
-        self._table = feature_table(schema.features)
+        self._table = make_feature_table(schema.features)
 
     @classmethod
     def for_pieces(cls, schema: UnpackedSchema, buffer: ByteArray) -> UnpackedFormat:
@@ -320,7 +320,7 @@ class UnpackedFormat:
         """Remove the rows of the previous piece from the index."""
         self.rows = 0
 
-    def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
+    def process_records(self, position: int, filled: int) -> tuple[ScanStatus, int]:
         """Check and index the records in `buffer[position:filled]`.
 
         Returns:
@@ -355,7 +355,7 @@ class CompactedFormat(UnpackedFormat):
     def start_piece(self) -> None:
         """Do nothing, so that the index keeps the rows of all pieces."""
 
-    def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
+    def process_records(self, position: int, filled: int) -> tuple[ScanStatus, int]:
         """Check and index the records in `buffer[position:filled]`, and copy their values to the arena.
 
         Returns:
@@ -365,7 +365,7 @@ class CompactedFormat(UnpackedFormat):
             ValueError: The arena is too small, which is an error of the caller.
         """
         first = self.rows
-        status, position = super().take(position, filled)
+        status, position = super().process_records(position, filled)
         rows = self.index.rows[first : self.rows]
         sizes = (rows[name].sum(dtype=np.int64) for name in ("ids_bytes", "length", "masked_ids_bytes", "positions_bytes"))
         needed = int(sum(sizes))
@@ -381,7 +381,7 @@ class RecordScan:
     Args:
         path: The file.
         record_format: Processes the records.
-        buffer: uint8, the buffer that `record_format` reads (see `scan_buffer`).
+        buffer: uint8, the buffer that `record_format` reads (see `allocate_scan_buffer`).
         progress: Called with the number of bytes that were read from the disk.
 
     Attributes:
@@ -398,7 +398,7 @@ class RecordScan:
         self.file_crc32c = 0
         self._records_crc32c = 0
 
-    def pieces(self) -> Iterator[None]:
+    def read_pieces(self) -> Iterator[None]:
         """Read the file piece by piece. Yield after each piece, so that the caller can use what the record format has
         computed.
 
@@ -442,7 +442,7 @@ class RecordScan:
         """
         rewritten_record, counted_until = -1, position
         while True:
-            status, position = self.format.take(position, filled)
+            status, position = self.format.process_records(position, filled)
             counted_until = self._extend_file_crc(counted_until, position)
             if status == ScanStatus.INCOMPLETE:
                 return position
@@ -532,7 +532,9 @@ def _encode_canonical_example(payload: bytes | memoryview, schema: UnpackedSchem
     return encode_example({spec.name: features[spec.name] for spec in schema.features})
 
 
-def map_files(function: Callable[[_Item, ByteArray], _Result], files: Sequence[_Item], workers: int | None) -> list[_Result]:
+def map_files_in_threads(
+    function: Callable[[_Item, ByteArray], _Result], files: Sequence[_Item], workers: int | None
+) -> list[_Result]:
     """Call `function(file, buffer)` for every file in several threads, and return the results in the order of the files.
 
     Args:
@@ -540,4 +542,4 @@ def map_files(function: Callable[[_Item, ByteArray], _Result], files: Sequence[_
         files: The files, or other values that describe them.
         workers: The number of threads, or None for the default.
     """
-    return list(map_in_threads(function, files, workers, scan_buffer))
+    return list(map_in_threads(function, files, workers, allocate_scan_buffer))

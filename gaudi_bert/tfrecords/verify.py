@@ -45,12 +45,18 @@ from gaudi_bert.packs.verify import (
     prove_group_lower_bound,
     verify_packs,
 )
-from gaudi_bert.tfrecords.files import RecordInputs, bad_file, open_inputs
-from gaudi_bert.tfrecords.fingerprint import PackSizes, ScannedPacks, hash_unpacked, scan_packed, sum_hashes
-from gaudi_bert.tfrecords.histogram import why_bad
-from gaudi_bert.tfrecords.scan import PIECE_BYTES, RecordScan, UnpackedFormat, map_files, scan_buffer
-from gaudi_bert.tfrecords.wire.example import position_table
-from gaudi_bert.tfrecords.wire.features import feature_table
+from gaudi_bert.tfrecords.files import RecordInputs, identify_bad_file, open_inputs
+from gaudi_bert.tfrecords.fingerprint import (
+    PackSizes,
+    ScannedPacks,
+    check_and_hash_packs,
+    hash_unpacked_sequences,
+    sum_hashes,
+)
+from gaudi_bert.tfrecords.histogram import find_file_problem
+from gaudi_bert.tfrecords.scan import PIECE_BYTES, RecordScan, UnpackedFormat, allocate_scan_buffer, map_files_in_threads
+from gaudi_bert.tfrecords.wire.example import encode_position_varints
+from gaudi_bert.tfrecords.wire.features import make_feature_table
 from gaudi_bert.tfrecords.wire.framing import ScanStatus
 from gaudi_bert.tfrecords.wire.schema import MAX_RECORD_BYTES, MAX_SEQUENCE_LENGTH, PackedSchema, UnpackedSchema
 
@@ -60,7 +66,7 @@ _NAMED = 3
 _GROUPS_AT_ONCE = 256
 
 
-def verify(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Verification] | PlainResult:
+def verify_records(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Verification] | PlainResult:
     """Verify that a packed folder contains every sequence of its records exactly once.
 
     Args:
@@ -191,7 +197,7 @@ class _RecordsReader:
                             raise
                         raise FailedError(str(error)) from error
 
-            yield from map_in_threads(read, range(len(files)), self.run.workers, scan_buffer)
+            yield from map_in_threads(read, range(len(files)), self.run.workers, allocate_scan_buffer)
 
     def _compare(
         self, stored: RecordManifest, plan_sha256: str, files: Sequence[_ReadFile]
@@ -283,9 +289,9 @@ class _RecordsReader:
                 problem = "is missing now" if path is None else "is in a manifest"
                 raise FailedError(f"{self.folder.path}: input file {bad.name} was skipped as bad, and {problem}; {remedy}")
             with prefetch_batches([path]) as files, files.provide_batch(0):
-                if bad_file(path) != bad:
+                if identify_bad_file(path) != bad:
                     raise FailedError(f"{path}: was skipped as bad, and has changed since; {remedy}")
-                if why_bad(path) is None:
+                if find_file_problem(path) is None:
                     raise FailedError(f"{path}: was skipped as bad, but can be read; {remedy}")
         if bad_files:
             named = ", ".join(file.name for file in bad_files[:_NAMED])
@@ -343,21 +349,21 @@ class _PackedFormat:
         )
         self._buffer = buffer
         self._sizes = PackSizes(schema.max_sequence_length, schema.masked_slots, schema.depth, schema.max_predictions)
-        self._table = feature_table(schema.features)
-        self._position_varints = position_table()
+        self._table = make_feature_table(schema.features)
+        self._position_varints = encode_position_varints()
 
     def start_piece(self) -> None:
         """Discard the packs of the previous piece."""
         self.scanned.done[:] = 0
 
-    def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
+    def process_records(self, position: int, filled: int) -> tuple[ScanStatus, int]:
         """Check and hash the packs in `buffer[position:filled]`.
 
         Returns:
             Why the scan stopped, and the position of the record at which it stopped.
         """
         before = int(self.scanned.done[0])
-        status, position = scan_packed(
+        status, position = check_and_hash_packs(
             self._buffer, position, filled, self._sizes, self._table, self._position_varints, self.scanned
         )
         self.count += int(self.scanned.done[0]) - before
@@ -375,7 +381,7 @@ def _pieces_of(
     Args:
         path: The file.
         schema: The sizes of the records. Its type decides whether the file is read as an input file or as a shard.
-        buffer: The scan buffer of this thread (`scan.scan_buffer`).
+        buffer: The scan buffer of this thread (`scan.allocate_scan_buffer`).
         progress: Called with the number of bytes that were read.
 
     Yields:
@@ -390,15 +396,15 @@ def _pieces_of(
         indexed = UnpackedFormat.for_pieces(schema, buffer)
         hashes = np.empty(indexed.index.offsets.size, np.int64)
         scan = RecordScan(path, indexed, buffer, progress)
-        for _ in scan.pieces():
-            hash_unpacked(indexed.index, indexed.rows, hashes)
+        for _ in scan.read_pieces():
+            hash_unpacked_sequences(indexed.index, indexed.rows, hashes)
             lengths = indexed.index.lengths[: indexed.rows]
             of_each = np.ones_like(lengths), np.empty((0, 2), np.uint32)
             yield scan, ScannedPacks(hashes[: indexed.rows], lengths, *of_each, done=nothing, starts=nothing)
     elif path.stat().st_size:  # a shard may be empty
         checked = _PackedFormat(schema, buffer)
         scan = RecordScan(path, checked, buffer, progress)
-        for _ in scan.pieces():
+        for _ in scan.read_pieces():
             scanned, (packs, sequences) = checked.scanned, checked.scanned.done.tolist()
             of_sequences = scanned.hashes[:sequences], scanned.lengths[:sequences]
             of_packs = scanned.sequences[:packs], scanned.record_index[:packs]
@@ -478,7 +484,7 @@ def _collect(files: Sequence[Path], schema: UnpackedSchema | PackedSchema, worke
             record += sizes.size
         return np.concatenate(rows)
 
-    return np.concatenate([np.zeros((0, 4), np.int64), *map_files(read, range(len(files)), workers)])
+    return np.concatenate([np.zeros((0, 4), np.int64), *map_files_in_threads(read, range(len(files)), workers)])
 
 
 def _surplus(rows: IntArray, others: IntArray) -> IntArray:

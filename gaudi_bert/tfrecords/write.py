@@ -35,17 +35,17 @@ from gaudi_bert.packing.certificate import Certificate, check_certificate, simpl
 from gaudi_bert.packs.plan import plan_packs
 from gaudi_bert.packs.write import GroupInputs, PackingJob, write_packs
 from gaudi_bert.tfrecords.files import RecordInputs, open_inputs, records_folder
-from gaudi_bert.tfrecords.histogram import OnBadFile, histogram
+from gaudi_bert.tfrecords.histogram import OnBadFile, count_records
 from gaudi_bert.tfrecords.packed_shards import PackEncoder
-from gaudi_bert.tfrecords.scan import CompactedFormat, IndexedSequences, RecordScan, map_files
-from gaudi_bert.tfrecords.verify import verify as verify_records
+from gaudi_bert.tfrecords.scan import CompactedFormat, IndexedSequences, RecordScan, map_files_in_threads
+from gaudi_bert.tfrecords.verify import verify_records
 from gaudi_bert.tfrecords.wire.framing import RecordStream
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
 
 _WRITERS_PER_CORE = 4
 
 
-def pack(
+def pack_records(
     records: str | Path,
     out: Path,
     settings: PackingSettings,
@@ -81,14 +81,14 @@ def pack(
         check_output_place(folder, folder / METADATA_NAME, "write", run.overwrite)
     histogram_path = out.with_name(f"{out.name}-plan") / "histogram.json"
     plan_path = histogram_path.with_name("plan.json")
-    histogram(records, histogram_path, run, on_bad_file=on_bad_file)
+    count_records(records, histogram_path, run, on_bad_file=on_bad_file)
     planned = plan_packs([histogram_path], plan_path, settings, run)
-    written = require_complete(write(records, plan_path, out, run))
+    written = require_complete(write_packed_records(records, plan_path, out, run))
     proof = require_complete(verify_records(records, out, replace(run, overwrite=False))) if verify else None
     return PackResult(written, planned, proof)
 
 
-def write(
+def write_packed_records(
     records: str | Path,
     plan: Path,
     out: Path,
@@ -367,8 +367,8 @@ def _uncompressed_bytes(path: Path) -> int:
     end.
     """
     with RecordStream(path) as stream:
-        if stream.most_bytes is not None:
-            return stream.most_bytes
+        if stream.max_uncompressed_bytes is not None:
+            return stream.max_uncompressed_bytes
         piece, total = memoryview(bytearray(1 << 20)), 0
         while count := stream.read_into(piece):
             total += count
@@ -412,7 +412,7 @@ def _read_group(
         path, file, region, rows = task
         compacted = CompactedFormat(schema, IndexedSequences(pieces, group.offsets[rows], group.rows[rows]), buffer, *region)
         scan = RecordScan(path, compacted, pieces, progress)
-        for _piece in scan.pieces():
+        for _piece in scan.read_pieces():
             pass
         for what, actual, planned in (
             ("bytes", scan.file_bytes, file.bytes),
@@ -422,7 +422,7 @@ def _read_group(
             if actual != planned:
                 raise InputError(f"{path}: {what} {actual}, {planned} in the plan; make the histogram and the plan again")
 
-    map_files(read, tasks, workers)
+    map_files_in_threads(read, tasks, workers)
     return group
 
 

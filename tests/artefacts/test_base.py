@@ -14,7 +14,7 @@ from gaudi_bert.artefacts.plan import Plan, WritablePlan
 from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
 from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.verify import verify_records
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.reporters import a_run
 
@@ -28,7 +28,7 @@ EVALUATION = {
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
     case = make_case(tmp_path_factory.mktemp("case"), files=3)
-    verify(case.records, case.packed, a_run())
+    verify_records(case.records, case.packed, a_run())
     return case
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packs.plan import plan_packs
-from gaudi_bert.tfrecords.histogram import histogram
-from gaudi_bert.tfrecords.write import write
+from gaudi_bert.tfrecords.histogram import count_records
+from gaudi_bert.tfrecords.write import write_packed_records
 from tests.builders.reporters import a_run
 from tests.oracles.wire import UNPACKED_KEYS, example, frame, packed_list, random_sequence
 
@@ -50,9 +50,9 @@ def make_case(
             payloads.append(example(sequences[-1], order, encode))
         (records / f"part-{number}").write_bytes(compress(b"".join(frame(payload) for payload in payloads)))
     chosen = PackingSettings(**{"group_sequences": 2 * sequences_per_file, "shard_multiple": 4, **settings})
-    histogram(records, folder / "histogram.json", a_run())
+    count_records(records, folder / "histogram.json", a_run())
     plan_packs([folder / "histogram.json"], folder / "plan.json", chosen, a_run())
-    write(records, folder / "plan.json", folder / "packed", a_run())
+    write_packed_records(records, folder / "plan.json", folder / "packed", a_run())
     return PackingCase(records, folder / "plan.json", folder / "packed", sequences)
 
 

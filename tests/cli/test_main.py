@@ -170,7 +170,7 @@ def test_a_lock_that_a_signal_breaks_is_an_interruption(monkeypatch: pytest.Monk
         finally:
             threading.Lock().release()
 
-    monkeypatch.setattr("gaudi_bert.tfrecords.inspect.inspect", interrupted)
+    monkeypatch.setattr("gaudi_bert.tfrecords.inspect.inspect_record", interrupted)
     done = run_command("inspect", "part-0")
     assert (done.returncode, done.stderr) == (75, "stopped\n")
 

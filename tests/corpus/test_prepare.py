@@ -14,7 +14,7 @@ from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus import blocks as blocks_module
-from gaudi_bert.corpus.prepare import prepare
+from gaudi_bert.corpus.prepare import prepare_examples
 from gaudi_bert.corpus.vocabulary import SPECIAL_TOKENS
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 def run(folder: Path, out: str = "out", how: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """What `prepare` prints; `how` it runs besides its settings."""
     settings, given = PrepareSettings(**{**SMALL, **changes}), a_run(**{"workers": 1, **(how or {})})
-    printed: dict[str, Any] = to_json(prepare(settings, folder / out, given, pipeline_folder=folder))
+    printed: dict[str, Any] = to_json(prepare_examples(settings, folder / out, given, pipeline_folder=folder))
     return printed
 
 
@@ -205,5 +205,5 @@ def test_the_same_seed_gives_the_same_examples_in_every_version(
 ) -> None:
     write_text(tmp_path / "text.txt")
     settings = PrepareSettings(text=str(tmp_path / "text.txt"), **changes)
-    prepare(settings, tmp_path / "out", a_run(workers=1), pipeline_folder=tmp_path)
+    prepare_examples(settings, tmp_path / "out", a_run(workers=1), pipeline_folder=tmp_path)
     assert digest(tmp_path / "out") == expected

@@ -41,7 +41,7 @@ def test_a_vocabulary_is_read_and_written_alike(tmp_path: Path) -> None:
 def test_bad_vocabularies(tmp_path: Path) -> None:
     for missing in SPECIAL_TOKENS:
         path = write(tmp_path / "vocab.txt", *(token for token in SPECIAL_TOKENS if token != missing), "the")
-        with pytest.raises(InputError, match=rf"has no {re.escape(missing)}"):
+        with pytest.raises(InputError, match=rf"the vocabulary lacks {re.escape(missing)}"):
             read_vocabulary(path)
     with pytest.raises(InputError, match=r"line 7: token 'a' is also on line 6"):
         read_vocabulary(write(tmp_path / "twice", *SPECIAL_TOKENS, "a", "a"))

@@ -18,8 +18,8 @@ import pytest
 from gaudi_bert.artefacts.base import NOTES_NAME
 from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.tfrecords.verify import verify
-from gaudi_bert.tfrecords.write import write
+from gaudi_bert.tfrecords.verify import verify_records
+from gaudi_bert.tfrecords.write import write_packed_records
 from tests.builders import tables
 from tests.builders.packing_case import make_case
 from tests.builders.reporters import a_run
@@ -120,7 +120,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("records")
     (folder / "vocab.txt").write_text("word\n" * 30522)
     make_case(folder, files=4, sequences_per_file=9, max_sequence_length=13, max_predictions=3, shard_multiple=4)
-    verify(folder / "records", folder / "packed", a_run())
+    verify_records(folder / "records", folder / "packed", a_run())
     return folder
 
 
@@ -176,9 +176,9 @@ def reading(workdir: Path, file: str, out: Path) -> Callable[[], object]:
     records, packed = workdir / "records", workdir / "packed"
     if "plan" in file:
         numbers = itertools.count()
-        return lambda: write(records, workdir / "plan.json", out / str(next(numbers)), a_run())
+        return lambda: write_packed_records(records, workdir / "plan.json", out / str(next(numbers)), a_run())
     if file.startswith("records"):
-        return lambda: verify(records, packed, a_run())
+        return lambda: verify_records(records, packed, a_run())
     from gaudi_bert.tables.verify import verify_table
 
     return lambda: verify_table(workdir / "rows", packed, a_run())

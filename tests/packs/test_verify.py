@@ -18,7 +18,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.packs.verify import PackedFolder
-from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.verify import verify_records
 from tests.builders import tables
 from tests.builders.folders import contents
 from tests.builders.machines import make_read_only, small_disk
@@ -74,7 +74,7 @@ def copied(case: Case, folder: Path) -> Path:
 
 def verify_case(case: Case, packed: Path, **how: Any) -> StageOutput | PlainResult:
     if case.source.suffix != ".parquet":
-        return verify(case.source, packed, a_run(**how))
+        return verify_records(case.source, packed, a_run(**how))
     from gaudi_bert.tables.verify import verify_table
 
     return verify_table(case.source, packed, a_run(**how))
@@ -100,20 +100,20 @@ def test_any_number_of_parts_in_any_order_gives_the_proof_of_one_process(
 def test_parts_that_are_missing_or_of_other_packs_finish_nothing(records: Case, tmp_path: Path) -> None:
     packed = copied(records, tmp_path)
     with pytest.raises(FailedError, match="not verified"):
-        verify(records.source, packed, a_run(finish=True))
-    verify(records.source, packed, a_run(part=(0, 2)))
+        verify_records(records.source, packed, a_run(finish=True))
+    verify_records(records.source, packed, a_run(part=(0, 2)))
     with pytest.raises(FailedError, match="not verified"):
-        verify(records.source, packed, a_run(finish=True))
+        verify_records(records.source, packed, a_run(finish=True))
     other = make_records(tmp_path / "other", seed=8)
-    verify(other.source, other.packed, a_run(part=(1, 2)))
+    verify_records(other.source, other.packed, a_run(part=(1, 2)))
     shutil.copy(part_path(other.packed / "verification.json", (1, 2)), packed)
     with pytest.raises(FailedError, match=r"verification-00001-of-00002\.json"):
-        verify(records.source, packed, a_run(finish=True))
+        verify_records(records.source, packed, a_run(finish=True))
     assert not (packed / "verification.json").exists()
 
 
 def test_a_verification_of_other_packs_is_refused(records: Case, tmp_path: Path) -> None:
-    proof = verify(records.source, records.packed, a_run()).content
+    proof = verify_records(records.source, records.packed, a_run()).content
     proof.model_copy(update={"packs_sha256": "0" * 64}).write(tmp_path)
     with pytest.raises(InputError, match="is of other packs"):
         Verification.read_matching(tmp_path, RecordMetadata.read(records.packed))
@@ -124,22 +124,22 @@ def test_a_bound_that_only_a_solver_proves(tmp_path: Path) -> None:
     folder = PackedFolder(case.packed, RecordMetadata.read(case.packed), RecordManifest)
     counts = [np.array(manifest.counts) for manifest in folder.read_manifests()]
     simple = sum(simple_certificate(each, folder.metadata.depth).bound for each in counts)
-    assert simple < folder.metadata.lower_bound == verify(case.source, case.packed, a_run()).content.lower_bound
+    assert simple < folder.metadata.lower_bound == verify_records(case.source, case.packed, a_run()).content.lower_bound
 
 
 def test_a_read_only_folder_is_verified_at_once_and_not_in_parts(records: Case, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "8m") as disk:
         packed = Path(shutil.copytree(records.packed, disk / "packed"))
         make_read_only(disk)
-        assert verify(records.source, packed, a_run()).content.sequences == 9 * 21
+        assert verify_records(records.source, packed, a_run()).content.sequences == 9 * 21
         with pytest.raises(InputError, match="is read-only"):
-            verify(records.source, packed, a_run(part=(0, 2)))
+            verify_records(records.source, packed, a_run(part=(0, 2)))
 
 
 def test_a_group_may_have_fewer_packs_than_shards(tmp_path: Path) -> None:
     case = make_records(tmp_path, files=3, sequences_per_file=5, shard_multiple=13)
     assert (np.array([path.stat().st_size for path in case.packed.glob("*.tfrecord")]) == 0).any()
     for number in range(4):
-        verify(case.source, case.packed, a_run(part=(number, 4)))
-    finished = verify(case.source, case.packed, a_run(finish=True)).content
-    assert finished == verify(case.source, case.packed, a_run()).content
+        verify_records(case.source, case.packed, a_run(part=(number, 4)))
+    finished = verify_records(case.source, case.packed, a_run(finish=True)).content
+    assert finished == verify_records(case.source, case.packed, a_run()).content

@@ -15,8 +15,8 @@ from gaudi_bert.artefacts.conversion import conversion_path
 from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.tfrecords.convert import convert
-from gaudi_bert.tfrecords.write import pack
+from gaudi_bert.tfrecords.convert import convert_to_hdf5
+from gaudi_bert.tfrecords.write import pack_records
 from tests.builders.folders import contents
 from tests.builders.packing_case import make_case, sequences_for_hdf5, unpacked_key, write_hdf5
 from tests.builders.properties import examples
@@ -32,7 +32,7 @@ def packs_of(folder: Path, sequences: list[dict], **settings) -> Path:
         if part:
             write_hdf5(folder / "records" / f"{number}.hdf5", part)
     chosen = {"algorithm": "lpfhp", "group_sequences": third, "shard_multiple": 3, **settings}
-    pack(folder / "records", folder / "packed", PackingSettings(**chosen), a_run())
+    pack_records(folder / "records", folder / "packed", PackingSettings(**chosen), a_run())
     return folder / "packed"
 
 
@@ -48,7 +48,7 @@ def packs_of(folder: Path, sequences: list[dict], **settings) -> Path:
 def test_every_sequence_is_read_back(tmp_path_factory, depth, count, length, predictions, seed) -> None:
     folder, sequences = tmp_path_factory.mktemp("packs"), sequences_for_hdf5(count, length, predictions, seed)
     packed = packs_of(folder, sequences, depth=depth)
-    result = convert(packed, folder / "out", reporter=QUIET).content
+    result = convert_to_hdf5(packed, folder / "out", reporter=QUIET).content
     packs = read_packs(folder / "out", length, predictions)
     metadata = RecordMetadata.read(packed)
     assert (result.packs, result.sequences) == (len(packs), count) == (metadata.packs, metadata.sequences)
@@ -60,7 +60,7 @@ def test_a_pack_of_all_masked_slots_ends_in_an_unused_one(tmp_path: Path) -> Non
     """The vendor's reader would take its --max_predictions_per_seq for the number of slots where none is 0."""
     sequences = [each for each in sequences_for_hdf5(400, 13, 4, seed=2) if sum(each["masked_lm_weights"]) == 4]
     packed = packs_of(tmp_path, sequences, depth=2)
-    convert(packed, tmp_path / "out", reporter=QUIET)
+    convert_to_hdf5(packed, tmp_path / "out", reporter=QUIET)
     packs = read_packs(tmp_path / "out", 13, 4)
     assert max(sum(map(bool, each["masked_lm_ids"])) for each in packs) == 8
     assert {len(each["masked_lm_ids"]) for each in packs} == {9}
@@ -68,7 +68,7 @@ def test_a_pack_of_all_masked_slots_ends_in_an_unused_one(tmp_path: Path) -> Non
 
 def test_the_metadata_beside_it_is_the_vendors(tmp_path: Path) -> None:
     packed = packs_of(tmp_path, sequences_for_hdf5(90, 29, 5, seed=1))
-    convert(packed, tmp_path / "training", reporter=QUIET)
+    convert_to_hdf5(packed, tmp_path / "training", reporter=QUIET)
     beside, metadata = json.loads((tmp_path / "training_metadata.json").read_text()), RecordMetadata.read(packed)
     strategies: dict[tuple, int] = {}
     for each in read_packs(tmp_path / "training", 29, 5):
@@ -86,17 +86,17 @@ def test_the_metadata_beside_it_is_the_vendors(tmp_path: Path) -> None:
 
 def test_the_same_packs_give_the_same_bytes_and_a_run_that_was_killed_continues(tmp_path: Path) -> None:
     packed, out = packs_of(tmp_path, sequences_for_hdf5(200, 29, 5, seed=1)), tmp_path / "out"
-    assert not convert(packed, out, reporter=QUIET, workers=1).skipped
-    assert convert(packed, out, reporter=QUIET).skipped
+    assert not convert_to_hdf5(packed, out, reporter=QUIET, workers=1).skipped
+    assert convert_to_hdf5(packed, out, reporter=QUIET).skipped
     before, beside = contents(out), (tmp_path / "out_metadata.json").read_bytes()
-    convert(packed, tmp_path / "other", reporter=QUIET, workers=3)
+    convert_to_hdf5(packed, tmp_path / "other", reporter=QUIET, workers=3)
     assert contents(tmp_path / "other") == before
     assert all(path.is_file() and not path.name.startswith(".") for path in out.iterdir())
     lost, *kept = sorted(out.iterdir())
     times = [path.stat().st_mtime_ns for path in kept]
     for path in (lost, tmp_path / "out_metadata.json", conversion_path(out)):
         path.unlink()
-    assert not convert(packed, out, reporter=QUIET).skipped
+    assert not convert_to_hdf5(packed, out, reporter=QUIET).skipped
     assert (contents(out), (tmp_path / "out_metadata.json").read_bytes()) == (before, beside)
     assert [path.stat().st_mtime_ns for path in kept] == times
 
@@ -105,13 +105,13 @@ def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
     packed = packs_of(tmp_path, sequences_for_hdf5(40, 29, 5, seed=1))
     (tmp_path / "out_metadata.json").write_text("{}")
     with pytest.raises(InputError, match=r"out_metadata.json: the file exists already, .*; choose another output folder"):
-        convert(packed, tmp_path / "out", reporter=QUIET)
+        convert_to_hdf5(packed, tmp_path / "out", reporter=QUIET)
     assert (tmp_path / "out_metadata.json").read_text() == "{}"
     for out in (packed, tmp_path):
         with pytest.raises(InputError, match="the output folder must not contain the packed folder"):
-            convert(packed, out, reporter=QUIET, overwrite=True)
+            convert_to_hdf5(packed, out, reporter=QUIET, overwrite=True)
     with pytest.raises(InputError, match="s3://bucket/packed: only local folders can be converted"):
-        convert(Path("s3://bucket/packed"), tmp_path / "other", reporter=QUIET)
+        convert_to_hdf5(Path("s3://bucket/packed"), tmp_path / "other", reporter=QUIET)
 
 
 def test_packs_that_a_format_cannot_hold_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_packs_that_a_format_cannot_hold_are_refused_and_nothing_is_written(tmp_
         (first, r"tfrecord: record \d+: the pack masks the first token of its row or predicts id 0"),
     ):
         with pytest.raises(InputError, match=message):
-            convert(packed, tmp_path / "out", reporter=QUIET)
+            convert_to_hdf5(packed, tmp_path / "out", reporter=QUIET)
     assert not list(tmp_path.glob("out*"))
 
 
@@ -135,5 +135,5 @@ def test_a_folder_that_is_not_as_it_was_packed_is_refused(tmp_path: Path, name: 
     else:
         file.write_bytes(file.read_bytes()[::-1])
     with pytest.raises(FailedError):
-        convert(file.parent, tmp_path / "out", reporter=QUIET)
+        convert_to_hdf5(file.parent, tmp_path / "out", reporter=QUIET)
     assert not (tmp_path / "out").exists()

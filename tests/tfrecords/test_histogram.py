@@ -21,9 +21,9 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
-from gaudi_bert.tfrecords.histogram import histogram
-from gaudi_bert.tfrecords.verify import verify
-from gaudi_bert.tfrecords.write import pack
+from gaudi_bert.tfrecords.histogram import count_records
+from gaudi_bert.tfrecords.verify import verify_records
+from gaudi_bert.tfrecords.write import pack_records
 from tests.builders.packing_case import make_case, write_tfrecord
 from tests.builders.reporters import Listener, a_run
 from tests.builders.unreadable import open_folder, unreadable
@@ -56,7 +56,7 @@ def test_every_sequence_is_counted(
 ) -> None:
     """The largest file has 1.6 MB: records lie across ends of pieces, and the CRC of the file is joined from theirs."""
     content = write_files(tmp_path / "records", counts, max_sequence_length, max_predictions)
-    summary = histogram(tmp_path / "records", tmp_path / "histogram.json", a_run()).content
+    summary = count_records(tmp_path / "records", tmp_path / "histogram.json", a_run()).content
     written = json.loads((tmp_path / "histogram.json").read_text())
     assert written["max_sequence_length"] == max_sequence_length
     assert written["max_predictions"] == max_predictions
@@ -76,38 +76,38 @@ def test_every_sequence_is_counted(
 def test_shards_merge_to_the_whole_and_threads_do_not_matter(tmp_path: Path) -> None:
     records, out = tmp_path / "records", tmp_path / "whole.json"
     write_files(records, [11, 12, 13, 14, 15, 16, 17], 32, 5)
-    histogram(records, out, a_run(workers=1))
-    histogram(records, tmp_path / "threads.json", a_run(workers=3))
+    count_records(records, out, a_run(workers=1))
+    count_records(records, tmp_path / "threads.json", a_run(workers=3))
     assert out.read_bytes() == (tmp_path / "threads.json").read_bytes()
     parts = [tmp_path / f"part-{number}.json" for number in range(3)]
     for number, part in enumerate(parts):
-        histogram(records, part, a_run(part=(number, 3)))
+        count_records(records, part, a_run(part=(number, 3)))
     merged, whole = HistogramFile.read_and_merge(parts[::-1]), HistogramFile.read_and_merge([out])
     assert merged.sha256 == whole.sha256
     assert merged.compute_max_masked().tolist() == whole.compute_max_masked().tolist()
     assert [file.name for file in merged.files or ()] == sorted(file.name for file in whole.files or ())
-    assert isinstance(histogram(records, tmp_path / "none.json", a_run(part=(7, 8))), PlainResult)
+    assert isinstance(count_records(records, tmp_path / "none.json", a_run(part=(7, 8))), PlainResult)
     assert not (tmp_path / "none.json").exists()
-    assert histogram(records, out, a_run()).skipped
+    assert count_records(records, out, a_run()).skipped
     write_files(records, [9] * 8, 32, 5)
     with pytest.raises(InputError, match=r"files\.part-000: .*--overwrite"):
-        histogram(records, out, a_run())
+        count_records(records, out, a_run())
 
 
 def test_the_vocabulary_beside_the_records_is_noted_and_one_of_other_records_refused(tmp_path: Path) -> None:
     write_files(tmp_path / "train", [5], 16, 3)
     (tmp_path / "vocab.txt").write_text("wo\u2028rd\x85\n" * 30522, encoding="utf-8", newline="\n")
-    vocabulary = histogram(tmp_path / "train", tmp_path / "histogram.json", a_run()).content.vocabulary
+    vocabulary = count_records(tmp_path / "train", tmp_path / "histogram.json", a_run()).content.vocabulary
     assert (vocabulary.size, len(vocabulary.sha256)) == (30522, 64)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n")
     with pytest.raises(InputError, match=r"vocab\.txt: the vocabulary has 2 tokens, but .*part-000 contains the token id"):
-        histogram(tmp_path / "train", tmp_path / "other.json", a_run())
+        count_records(tmp_path / "train", tmp_path / "other.json", a_run())
 
 
 def test_other_features_are_said_to_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sequence = {**random_sequence(random.Random(1), 16, 3), "document_number": [7]}
     (tmp_path / "part").write_bytes(frame(example(sequence)))
-    histogram(tmp_path / "part", tmp_path / "histogram.json", a_run(reporter=Reporter()))
+    count_records(tmp_path / "part", tmp_path / "histogram.json", a_run(reporter=Reporter()))
     assert "document_number" in capsys.readouterr().err
 
 
@@ -230,7 +230,7 @@ def test_entries_that_cannot_be_read_are_not_left_out_in_silence(tmp_path: Path)
 def refused_by_histogram(records: Path | str, out: Path, *parts: str) -> None:
     """In one line that names what it must, and nothing is written."""
     with pytest.raises(InputError) as caught:
-        histogram(records, out, a_run())
+        count_records(records, out, a_run())
     assert "\n" not in str(caught.value)
     for part in parts:
         assert part in str(caught.value)
@@ -275,7 +275,7 @@ def test_one_pass_names_all_bad_files(tmp_path: Path) -> None:
     damage(tmp_path / "records", [0, 5, 7, *range(10, 40)])
     told = Listener()
     with pytest.raises(InputError, match=r"33 files \(part-000, .*, part-026 and 13 more\) of 40 cannot be read"):
-        histogram(tmp_path / "records", tmp_path / "histogram.json", a_run(reporter=told))
+        count_records(tmp_path / "records", tmp_path / "histogram.json", a_run(reporter=told))
     reasons = [line for line in told.lines if "/part-" in line]
     assert len(reasons) == 20
     assert "part-000: the file is empty; remove it" in reasons[0]
@@ -287,7 +287,7 @@ def test_bad_files_are_left_out_on_request_and_kept_in_mind(tmp_path: Path) -> N
     records, packed, names = tmp_path / "records", tmp_path / "packed", ["part-000", "part-001", "part-005"]
     write_files(records, [9] * 7, 16, 3)
     damage(records, [0, 1, 5])
-    made = pack(records, packed, PackingSettings(), a_run(), on_bad_file="skip", verify=True)
+    made = pack_records(records, packed, PackingSettings(), a_run(), on_bad_file="skip", verify=True)
     assert (made.written.content.sequences, made.verified.content.bad_files) == (9 * 4, 3)
     for name in ("packed/metadata.json", "packed-plan/plan.json", "packed-plan/histogram.json"):
         stored = json.loads((tmp_path / name).read_text())["bad_files"]
@@ -305,24 +305,24 @@ def test_bad_files_are_left_out_on_request_and_kept_in_mind(tmp_path: Path) -> N
     (packed / "metadata.json").write_text(json.dumps(stored))
     refused_by_verify(records, packed, "part-001: was skipped as bad, but can be read")
     with pytest.raises(InputError, match="nothing remains to pack"):
-        histogram(records / "part-00[05]", tmp_path / "histogram.json", a_run(), on_bad_file="skip")
+        count_records(records / "part-00[05]", tmp_path / "histogram.json", a_run(), on_bad_file="skip")
 
 
 def test_a_file_without_permission_is_a_bad_file(tmp_path: Path) -> None:
     write_files(tmp_path / "records", [9] * 3, 16, 3)
-    histogram(tmp_path / "records", tmp_path / "histogram.json", a_run())
+    count_records(tmp_path / "records", tmp_path / "histogram.json", a_run())
     with open_folder() as folder:
         records = shutil.copytree(tmp_path / "records", folder / "records")
         with unreadable(records / "part-001"):
             with pytest.raises(InputError, match="part-001: cannot read: Permission denied"):
-                histogram(records, folder / "histogram.json", a_run())
-            found = histogram(records, folder / "histogram.json", a_run(), on_bad_file="skip").content
+                count_records(records, folder / "histogram.json", a_run())
+            found = count_records(records, folder / "histogram.json", a_run(), on_bad_file="skip").content
     assert (found.sequences, [file.name for file in found.bad_files]) == (18, ["part-001"])
 
 
 def refused_by_verify(records: Path, packed: Path, reason: str) -> None:
     with pytest.raises(FailedError, match=reason):
-        verify(records, packed, a_run())
+        verify_records(records, packed, a_run())
 
 
 def test_files_of_two_sizes_are_both_named(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_files_of_two_sizes_are_both_named(tmp_path: Path) -> None:
     told = r"12 input_ids and 3 masked_lm_positions in 1 file \(odd\), 16 .* in 5 files \(part-000, .*and 2 more\); select"
     for choice in ("stop", "skip"):
         with pytest.raises(InputError, match=told):
-            histogram(records, tmp_path / "histogram.json", a_run(), on_bad_file=choice)
+            count_records(records, tmp_path / "histogram.json", a_run(), on_bad_file=choice)
 
 
 def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:

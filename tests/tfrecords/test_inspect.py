@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords.inspect import RecordView, SequenceView, inspect
+from gaudi_bert.tfrecords.inspect import RecordView, SequenceView, inspect_record
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.tfrecords.wire.framing import read_records
 from tests.builders.packing_case import make_case, packed_keys, sequence_key
@@ -38,7 +38,7 @@ def shown(view: RecordView) -> str:
 
 
 def test_an_unpacked_record_with_tokens(file: Path) -> None:
-    view = inspect(file, 0, file.with_name("vocab.txt"))
+    view = inspect_record(file, 0, file.with_name("vocab.txt"))
     assert (view.packed, view.tokens, view.padding, view.problems) == (False, 7, 1, ())
     assert view.other_features == {"document": 2}
     (sequence,) = view.sequences
@@ -52,7 +52,7 @@ def test_an_unpacked_record_with_tokens(file: Path) -> None:
 
 
 def test_without_a_vocabulary_ids_are_shown(file: Path) -> None:
-    assert "2 5 4→8 6 3 7→7 3" in shown(inspect(file, 1))
+    assert "2 5 4→8 6 3 7→7 3" in shown(inspect_record(file, 1))
 
 
 def key_of(sequence: SequenceView) -> tuple:
@@ -65,7 +65,7 @@ def test_packed_records_show_each_sequence(tmp_path: Path) -> None:
     case = make_case(tmp_path, depth=4, algorithm="lpfhp")
     path = max(case.packed.glob("*.tfrecord"), key=lambda path: path.stat().st_size)
     for number, payload in enumerate(read_records(path)):
-        view = inspect(path, number)
+        view = inspect_record(path, number)
         assert (view.packed, view.problems) == (True, ())
         keys = [key_of(sequence) for sequence in view.sequences]
         assert keys == packed_keys({name: values.tolist() for name, values in decode_example(payload).items()})
@@ -78,14 +78,14 @@ def test_packed_records_show_each_sequence(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said(tmp_path: Path, change: dict) -> None:
     path = tmp_path / "part-0"
     path.write_bytes(frame(example({**FEATURES, **change})))
-    view = inspect(path)
+    view = inspect_record(path)
     assert [f"`{name}`" in problem for problem in view.problems for name in change] == [True]
     assert "PROBLEM: " in shown(view)
 
 
 def test_ids_outside_the_vocabulary(file: Path) -> None:
     file.with_name("vocab.txt").write_text("\n".join(TOKENS[:7]) + "\n")
-    view = inspect(file, 0, file.with_name("vocab.txt"))
+    view = inspect_record(file, 0, file.with_name("vocab.txt"))
     assert view.problems == ("sequence 1: 3 ids are not in the vocabulary, which has 7 tokens",)
     assert "<7>" in shown(view)
 
@@ -93,7 +93,7 @@ def test_ids_outside_the_vocabulary(file: Path) -> None:
 def test_every_id_of_the_vocabulary_belongs_to_it(file: Path) -> None:
     ids = {"input_ids": [2, 0, 4, 6, 3, 8, 3, 0], "masked_lm_ids": [0, 8, 0]}
     file.write_bytes(frame(example({**FEATURES, **ids})))
-    view = inspect(file, 0, file.with_name("vocab.txt"))
+    view = inspect_record(file, 0, file.with_name("vocab.txt"))
     assert view.problems == ()
     assert "[CLS] [PAD] [MASK]→[PAD]" in shown(view)
 
@@ -109,17 +109,17 @@ def test_what_cannot_be_shown(file: Path, tmp_path: Path) -> None:
         ((tmp_path / "rubbish",), "record 0: the record is not a tf.train.Example"),
     ):
         with pytest.raises(InputError, match=reason):
-            inspect(*arguments)
+            inspect_record(*arguments)
 
 
 def test_a_folder_is_its_first_file_with_records(tmp_path: Path) -> None:
     case = make_case(tmp_path, files=2, sequences_per_file=1, shard_multiple=8)
     (case.records / "_SUCCESS").touch()
     (case.records / "README.md").write_text("notes\n")
-    assert inspect(case.records, 0) == inspect(case.records / "part-0", 0)
-    assert inspect(case.packed, 0) == inspect(case.packed / "packed-00000-00000.tfrecord", 0)
+    assert inspect_record(case.records, 0) == inspect_record(case.records / "part-0", 0)
+    assert inspect_record(case.packed, 0) == inspect_record(case.packed / "packed-00000-00000.tfrecord", 0)
     (tmp_path / "empty").mkdir()
     with pytest.raises(
         InputError, match=r"the folder contains no record files \(names that begin with _ or \. are ignored\)"
     ):
-        inspect(tmp_path / "empty")
+        inspect_record(tmp_path / "empty")

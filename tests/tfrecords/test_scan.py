@@ -14,8 +14,14 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tfrecords.scan import RecordScan, UnpackedFormat, _encode_canonical_example, read_record_schema, scan_buffer
-from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.scan import (
+    RecordScan,
+    UnpackedFormat,
+    _encode_canonical_example,
+    allocate_scan_buffer,
+    read_record_schema,
+)
+from gaudi_bert.tfrecords.verify import verify_records
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
 from tests.builders.effort import tries
 from tests.builders.packing_case import make_case
@@ -45,9 +51,9 @@ def sequence(seed: int) -> dict:
 
 def scanned(path: Path) -> Iterator[bytes]:
     """The records of a file as the scan leaves them in its buffer: in canonical encoding, if it had to change them."""
-    buffer = scan_buffer()
+    buffer = allocate_scan_buffer()
     records = UnpackedFormat.for_pieces(read_record_schema(path)[0], buffer)
-    for _ in RecordScan(path, records, buffer).pieces():
+    for _ in RecordScan(path, records, buffer).read_pieces():
         for offset in records.index.offsets[: records.rows]:
             size = int(buffer[offset - 12 : offset - 4].view("<u8")[0])
             yield buffer[offset : offset + size].tobytes()
@@ -128,7 +134,7 @@ def test_packs_do_not_depend_on_how_the_records_were_written(tmp_path: Path, max
     assert shards == sorted(path.name for path in other.packed.glob("*.tfrecord"))
     for name in shards:
         assert (other.packed / name).read_bytes() == (usual.packed / name).read_bytes()
-    assert verify(other.records, other.packed, a_run()).content.sequences == len(usual.sequences)
+    assert verify_records(other.records, other.packed, a_run()).content.sequences == len(usual.sequences)
 
 
 # --- thousands of damaged files: each is refused by file and offset, or read for exactly what it still holds

@@ -25,8 +25,8 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.tfrecords.random_access import ShardCache
-from gaudi_bert.tfrecords.verify import verify
-from gaudi_bert.tfrecords.write import pack, write
+from gaudi_bert.tfrecords.verify import verify_records
+from gaudi_bert.tfrecords.write import pack_records, write_packed_records
 from gaudi_bert.training.batches import TrainingOrder, read_evaluation_batches, read_training_batches
 from gaudi_bert.training.sources import _make_packed_source, open_local_records
 from tests.builders.command_line import run_command
@@ -55,8 +55,8 @@ def proxy(s3: S3Server) -> Iterator[FaultyProxy]:
 
 
 def _packed_and_verified(records: str | Path, packed: Path, store: StoreSettings | None = None) -> StageOutput[Verification]:
-    pack(records, packed, PACKING, a_run(store=store))
-    return verify(records, packed, a_run(store=store))
+    pack_records(records, packed, PACKING, a_run(store=store))
+    return verify_records(records, packed, a_run(store=store))
 
 
 def test_packing_through_a_bad_server(case: PackingCase, s3: S3Server, proxy: FaultyProxy, tmp_path: Path) -> None:
@@ -74,17 +74,17 @@ def test_packing_through_a_bad_server(case: PackingCase, s3: S3Server, proxy: Fa
 def test_parts_by_many_machines_and_one_that_finishes(case: PackingCase, s3: S3Server, tmp_path: Path) -> None:
     store, plan, out = quick(s3.endpoint), Path("s3://bucket/plan.json"), Path("s3://bucket/parts")
     with pytest.raises(FailedError, match="s3://bucket/parts: 4 of 4 groups"):
-        write("s3://bucket/records", plan, out, a_run(store=store, finish=True))
+        write_packed_records("s3://bucket/records", plan, out, a_run(store=store, finish=True))
     for part in (2, 0, 1, 2):
-        write("s3://bucket/records", plan, out, a_run(store=store, part=(part, 3)))
-    write("s3://bucket/records", plan, out, a_run(store=store, finish=True))
+        write_packed_records("s3://bucket/records", plan, out, a_run(store=store, part=(part, 3)))
+    write_packed_records("s3://bucket/records", plan, out, a_run(store=store, finish=True))
     with pytest.raises(FailedError, match=r"s3://bucket/parts: .*not verified"):
-        verify("s3://bucket/records", out, a_run(store=store, finish=True))
+        verify_records("s3://bucket/records", out, a_run(store=store, finish=True))
     for part, records in ((2, "s3://bucket/records"), (0, case.records), (1, "s3://bucket/records")):
-        verify(records, out, a_run(store=store, part=(part, 3)))
-    verify("s3://bucket/records", out, a_run(store=store, finish=True))
+        verify_records(records, out, a_run(store=store, part=(part, 3)))
+    verify_records("s3://bucket/records", out, a_run(store=store, finish=True))
     here = Path(shutil.copytree(case.packed, tmp_path / "here"))
-    verify(case.records, here, a_run())
+    verify_records(case.records, here, a_run())
     assert contents("s3://bucket/parts", ObjectStore(store)) == local_contents(here)
 
 
@@ -94,9 +94,9 @@ def test_compressed_files_and_one_side_on_the_disk(s3: S3Server, tmp_path: Path)
         ObjectStore(quick(s3.endpoint)),
     )
     upload(case.records, "s3://bucket/gzip", objects)
-    write("s3://bucket/gzip/part-*", case.plan, tmp_path / "here", a_run(store=objects.settings))
+    write_packed_records("s3://bucket/gzip/part-*", case.plan, tmp_path / "here", a_run(store=objects.settings))
     assert local_contents(tmp_path / "here") == local_contents(case.packed)
-    write(case.records, case.plan, Path("s3://bucket/there.v2"), a_run(store=objects.settings))
+    write_packed_records(case.records, case.plan, Path("s3://bucket/there.v2"), a_run(store=objects.settings))
     assert contents("s3://bucket/there.v2", objects) == local_contents(case.packed)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.verify import verify_records
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from tests.builders.packing_case import PackingCase, make_case
@@ -83,7 +83,7 @@ def test_every_mutation_is_found_and_named(case: PackingCase, tmp_path: Path, na
     packed = mutate(case, tmp_path / "packed", change)
     (packed / "verification.json").write_text("{}")
     with pytest.raises(FailedError, match=reason) as caught:
-        verify(case.records, packed, a_run())
+        verify_records(case.records, packed, a_run())
     text = str(caught.value)
     assert "\n" not in text
     assert "part-" in text or "packed-" in text, "the file and the record are named"
@@ -140,4 +140,4 @@ def test_damage_is_named(case: PackingCase, tmp_path: Path, change: Callable[[Pa
         shutil.copytree(folder, tmp_path / folder.name)
     change(tmp_path)
     with pytest.raises(FailedError, match=reason):
-        verify(tmp_path / "records", tmp_path / "packed", a_run())
+        verify_records(tmp_path / "records", tmp_path / "packed", a_run())

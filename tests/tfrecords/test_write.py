@@ -27,8 +27,8 @@ from gaudi_bert.tfrecords.write import (
     _BYTES_OF_A_TOKEN,
     _available_bytes,
     _read_group,
-    pack,
-    write,
+    pack_records,
+    write_packed_records,
 )
 from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case, packed_keys
@@ -52,13 +52,13 @@ def sequences_in(packed: Path) -> Counter:
 
 def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Path) -> None:
     expected = contents(case.packed)
-    write(case.records, case.plan, tmp_path / "one", a_run(workers=1))
-    write(case.records, case.plan, tmp_path / "five", a_run(workers=5))
+    write_packed_records(case.records, case.plan, tmp_path / "one", a_run(workers=1))
+    write_packed_records(case.records, case.plan, tmp_path / "five", a_run(workers=5))
     for number in (2, 0, 1):
-        summary = write(case.records, case.plan, tmp_path / "parts", a_run(part=(number, 3)))
+        summary = write_packed_records(case.records, case.plan, tmp_path / "parts", a_run(part=(number, 3)))
         assert summary.facts["groups_written"] == summary.facts["groups"]
         assert not (tmp_path / "parts" / "metadata.json").exists()
-    write(case.records, case.plan, tmp_path / "parts", a_run(finish=True))
+    write_packed_records(case.records, case.plan, tmp_path / "parts", a_run(finish=True))
     for name in ("one", "five", "parts"):
         assert contents(tmp_path / name) == expected
 
@@ -66,7 +66,7 @@ def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Pat
 def test_a_seed_makes_another_folder_of_the_same_sequences(case: PackingCase, tmp_path: Path) -> None:
     settings = PackingSettings(group_sequences=80, shard_multiple=4, seed=99)
     plan_packs([case.plan.with_name("histogram.json")], tmp_path / "other.json", settings, a_run())
-    write(case.records, tmp_path / "other.json", tmp_path / "reseeded", a_run())
+    write_packed_records(case.records, tmp_path / "other.json", tmp_path / "reseeded", a_run())
     assert sequences_in(tmp_path / "reseeded") == sequences_in(case.packed)
     assert contents(tmp_path / "reseeded") != contents(case.packed)
 
@@ -74,12 +74,12 @@ def test_a_seed_makes_another_folder_of_the_same_sequences(case: PackingCase, tm
 def test_a_second_run_does_nothing_and_a_lost_shard_is_written_again(case: PackingCase, tmp_path: Path) -> None:
     out = tmp_path / "packed"
     shutil.copytree(case.packed, out)
-    assert write(case.records, case.plan, out, a_run()).skipped
+    assert write_packed_records(case.records, case.plan, out, a_run()).skipped
     (out / "metadata.json").unlink()
     shard = next(path for path in sorted(out.glob("packed-00001-*")) if path.stat().st_size)
     shard.unlink()
     kept = {path.name: path.stat().st_mtime_ns for path in out.glob("packed-00000-*")}
-    write(case.records, case.plan, out, a_run())
+    write_packed_records(case.records, case.plan, out, a_run())
     assert contents(out) == contents(case.packed)
     assert kept == {path.name: path.stat().st_mtime_ns for path in out.glob("packed-00000-*")}
 
@@ -105,7 +105,7 @@ def test_files_that_are_not_those_of_the_plan_are_named(case: PackingCase, tmp_p
     ):
         change()
         with pytest.raises(InputError, match=reason):
-            write(records, case.plan, tmp_path / "out", a_run(workers=1))
+            write_packed_records(records, case.plan, tmp_path / "out", a_run(workers=1))
         assert not (tmp_path / "out" / "metadata.json").exists()
 
 
@@ -114,26 +114,26 @@ def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) 
     counts = case.plan.with_name("histogram.json")
     plan_packs([counts], tmp_path / "deeper.json", PackingSettings(depth=5, shard_multiple=4), a_run())
     with pytest.raises(InputError, match=r"masked_slots: \d+ there, .*--overwrite"):
-        write(case.records, tmp_path / "deeper.json", out, a_run())
-    write(case.records, tmp_path / "deeper.json", out, a_run(overwrite=True))
+        write_packed_records(case.records, tmp_path / "deeper.json", out, a_run())
+    write_packed_records(case.records, tmp_path / "deeper.json", out, a_run(overwrite=True))
     assert RecordMetadata.read(out).depth == 5
     assert sequences_in(out) == sequences_in(case.packed)
     with pytest.raises(InputError, match="is the folder of the records"):
-        write(case.records, case.plan, case.records, a_run())
+        write_packed_records(case.records, case.plan, case.records, a_run())
 
 
 def test_two_writers_of_one_group_are_kept_apart(case: PackingCase, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with exclusive_lock(out / "group-00001.json", "test"), pytest.raises(FailedError, match=r"process \d+ .* writing"):
-        write(case.records, case.plan, out, a_run())
+        write_packed_records(case.records, case.plan, out, a_run())
     assert not (out / "metadata.json").exists()
-    write(case.records, case.plan, out, a_run())
+    write_packed_records(case.records, case.plan, out, a_run())
     assert contents(out) == contents(case.packed)
 
 
 def test_pack_is_not_shared_between_machines(case: PackingCase, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="records are packed at once"):
-        pack(case.records, tmp_path / "out", PackingSettings(), a_run(part=(0, 2)))
+        pack_records(case.records, tmp_path / "out", PackingSettings(), a_run(part=(0, 2)))
 
 
 def test_a_plan_whose_packs_hold_more_than_their_masked_slots_is_refused(case: PackingCase, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_plan_whose_packs_hold_more_than_their_masked_slots_is_refused(case: P
         plan["totals"] |= {"masked_slots": 1, "masked_slots_needed": 1}
 
     with pytest.raises(InputError, match="more masked positions than masked_slots"):
-        write(case.records, change_plan(case, tmp_path, change), tmp_path / "out", a_run())
+        write_packed_records(case.records, change_plan(case, tmp_path, change), tmp_path / "out", a_run())
     assert not list((tmp_path / "out").glob("[!.]*-*"))
 
 
@@ -163,7 +163,7 @@ def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingC
             plan["totals"] |= {"lower_bound": bound, "gap": plan["totals"]["packs"] - bound}
 
         with pytest.raises(InputError, match=rf"plan\.json: .*group 1: .*{reason}"):
-            write(case.records, change_plan(case, tmp_path, change), tmp_path / "out", a_run())
+            write_packed_records(case.records, change_plan(case, tmp_path, change), tmp_path / "out", a_run())
     assert not list((tmp_path / "out").glob("[!.]*-*"))
 
 
@@ -176,7 +176,7 @@ def test_a_group_that_memory_cannot_hold_is_to_be_split(
     plan_packs([case.plan.with_name("histogram.json")], tmp_path / "plan.json", PackingSettings(group_sequences=80), a_run())
     monkeypatch.setattr("gaudi_bert.tfrecords.write._available_bytes", lambda: 2000)
     with pytest.raises(InputError, match=f"{case.records}/part-.: group 0, of 2 files, is packed in memory"):
-        write(case.records, tmp_path / "plan.json", tmp_path / "packed", a_run())
+        write_packed_records(case.records, tmp_path / "plan.json", tmp_path / "packed", a_run())
     assert [name for name in contents(tmp_path / "packed") if name != "settings.json"] == []
 
 

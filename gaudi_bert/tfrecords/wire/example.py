@@ -292,7 +292,7 @@ SLACK_BYTES = 64
 _KEY_DTYPE = np.dtype([(name, np.int64) for name in ("key_bytes", "word_0", "word_8", "word_16", "list_tag")])
 
 
-def position_table() -> ByteArray:
+def encode_position_varints() -> ByteArray:
     """Return the bytes of the varints 0, 1, ..., 8191 one after the other, uint8.
 
     The feature `positions` of a packed record contains the beginning of this sequence for each of its sequences.
@@ -304,8 +304,8 @@ def position_table() -> ByteArray:
     return table
 
 
-def key_rows(features: Sequence[FeatureSpec]) -> RowArray:
-    """Return the names of features in the form that `store_entry_head` expects.
+def encode_feature_keys(features: Sequence[FeatureSpec]) -> RowArray:
+    """Return the names of features in the form that `store_map_entry_head` expects.
 
     Returns:
         A structured array [features] with the size of the name, its bytes as three words, and the tag of the list that
@@ -324,7 +324,7 @@ def key_rows(features: Sequence[FeatureSpec]) -> RowArray:
 
 
 @inlined_kernel
-def position_bytes(length: int) -> int:
+def position_varints_size(length: int) -> int:
     """Return the total size of the varints 0, 1, ..., `length` - 1, in bytes."""
     return length if length <= 128 else 2 * length - 128
 
@@ -359,11 +359,11 @@ def _map_entry_size(key_size: int, values_size: int) -> int:
 
 
 @borrowing_kernel
-def content_size(keys: RowArray, values_sizes: IntArray) -> int:
+def map_entries_size(keys: RowArray, values_sizes: IntArray) -> int:
     """Return the total size in bytes of all map entries of an example, including their tags and lengths.
 
     Args:
-        keys: The feature names from `key_rows`.
+        keys: The feature names from `encode_feature_keys`.
         values_sizes: int64 [features], the size of each feature's values in bytes.
     """
     total = 0
@@ -373,24 +373,24 @@ def content_size(keys: RowArray, values_sizes: IntArray) -> int:
 
 
 @borrowing_kernel
-def start_record(address: int, content_size: int) -> int:
+def store_record_head(address: int, entries_size: int) -> int:
     """Write the beginning of a record up to its first map entry, and return the address of this entry.
 
     These bytes are the payload's length, the CRC of the length, and the tag and length of the field `features`.
 
     Args:
         address: The address of the frame.
-        content_size: The total size of the map entries, from the function `content_size`.
+        entries_size: The total size of the map entries, from the function `map_entries_size`.
     """
-    size = message_size(content_size)
+    size = message_size(entries_size)
     store_word(address, size)
     store_u32(address + 8, mask_crc(crc_of_word(size)))
     store_u8(address + 12, 0x0A)
-    return store_varint(address + 13, content_size)
+    return store_varint(address + 13, entries_size)
 
 
 @borrowing_kernel
-def finish_record(record_address: int, payload_end: int) -> int:
+def store_payload_crc(record_address: int, payload_end: int) -> int:
     """Write the CRC of a record's payload after the payload, and return the address after the CRC.
 
     Args:
@@ -402,12 +402,12 @@ def finish_record(record_address: int, payload_end: int) -> int:
 
 
 @borrowing_kernel
-def store_entry_head(address: int, keys: RowArray, feature: int, values_size: int) -> int:
+def store_map_entry_head(address: int, keys: RowArray, feature: int, values_size: int) -> int:
     """Write a map entry of an example up to its first value, and return the address of this value.
 
     Args:
         address: The address of the map entry.
-        keys: The feature names from `key_rows`.
+        keys: The feature names from `encode_feature_keys`.
         feature: The index of the feature in `keys`.
         values_size: The size of the feature's values in bytes.
     """
@@ -471,7 +471,7 @@ def encode_unpacked_rows(rows: UnpackedRows) -> FramedRecords:
     output = np.empty(len(rows.lengths) * max_unpacked_record_size(schema), np.uint8)
     sizes = np.zeros(len(UnpackedFeature), np.int64)
     size = _store_unpacked_records(
-        UnpackedRows(*map(np.ascontiguousarray, rows)), key_rows(schema.features), sizes, record_bytes, output
+        UnpackedRows(*map(np.ascontiguousarray, rows)), encode_feature_keys(schema.features), sizes, record_bytes, output
     )
     return FramedRecords(output[:size].copy(), record_bytes)
 
@@ -508,33 +508,33 @@ def _store_unpacked_features(address: int, rows: UnpackedRows, row: int, keys: R
         address: The address of the first map entry.
         rows: The examples.
         row: The index of the example in `rows`.
-        keys: The feature names from `key_rows`.
+        keys: The feature names from `encode_feature_keys`.
         values_sizes: int64 [features], the size of each feature's values in bytes.
     """
     tokens, masked = rows.lengths[row], rows.masked[row]
     length, predictions = as_word(rows.input_ids.shape[1]), as_word(rows.masked_lm_ids.shape[1])
     padding, unused = length - tokens, predictions - masked
-    address = store_entry_head(address, keys, UnpackedFeature.INPUT_IDS, values_sizes[UnpackedFeature.INPUT_IDS])
+    address = store_map_entry_head(address, keys, UnpackedFeature.INPUT_IDS, values_sizes[UnpackedFeature.INPUT_IDS])
     address = _store_padded_varints(address, rows.input_ids[row, :tokens], padding)
-    address = store_entry_head(address, keys, UnpackedFeature.INPUT_MASK, length)
+    address = store_map_entry_head(address, keys, UnpackedFeature.INPUT_MASK, length)
     fill_bytes(address, 1, tokens)
     fill_bytes(address + tokens, 0, padding)
-    address = store_entry_head(
+    address = store_map_entry_head(
         address + length, keys, UnpackedFeature.MASKED_LM_IDS, values_sizes[UnpackedFeature.MASKED_LM_IDS]
     )
     address = _store_padded_varints(address, rows.masked_lm_ids[row, :masked], unused)
-    address = store_entry_head(
+    address = store_map_entry_head(
         address, keys, UnpackedFeature.MASKED_LM_POSITIONS, values_sizes[UnpackedFeature.MASKED_LM_POSITIONS]
     )
     address = _store_padded_varints(address, rows.masked_lm_positions[row, :masked], unused)
-    address = store_entry_head(address, keys, UnpackedFeature.MASKED_LM_WEIGHTS, 4 * predictions)
+    address = store_map_entry_head(address, keys, UnpackedFeature.MASKED_LM_WEIGHTS, 4 * predictions)
     for _ in range(masked):
         store_u32(address, _ONE_FLOAT)
         address += 4
     fill_bytes(address, 0, 4 * unused)
-    address = store_entry_head(address + 4 * unused, keys, UnpackedFeature.NEXT_SENTENCE_LABELS, 1)
+    address = store_map_entry_head(address + 4 * unused, keys, UnpackedFeature.NEXT_SENTENCE_LABELS, 1)
     store_u8(address, rows.next_sentence_labels[row])
-    address = store_entry_head(address + 1, keys, UnpackedFeature.SEGMENT_IDS, length)
+    address = store_map_entry_head(address + 1, keys, UnpackedFeature.SEGMENT_IDS, length)
     return _store_padded_varints(address, rows.segment_ids[row, :tokens], padding)
 
 
@@ -546,7 +546,7 @@ def _store_unpacked_records(
 
     Args:
         rows: The examples.
-        keys: The feature names from `key_rows`.
+        keys: The feature names from `encode_feature_keys`.
         values_sizes: int64 [features], scratch space.
         record_sizes: int64 [N], is set to the size of each record in bytes.
         output: uint8, receives the records one after the other.
@@ -566,9 +566,9 @@ def _store_unpacked_records(
             _total_varint_size(rows.masked_lm_positions[row, :masked]) + unused
         )
         after = _store_unpacked_features(
-            start_record(address, content_size(keys, values_sizes)), rows, row, keys, values_sizes
+            store_record_head(address, map_entries_size(keys, values_sizes)), rows, row, keys, values_sizes
         )
-        after = finish_record(address, after)
+        after = store_payload_crc(address, after)
         record_sizes[row] = after - address
         address = after
     return address - begin

@@ -66,7 +66,7 @@ class FeatureTable(NamedTuple):
     order: IntArray
 
 
-def feature_table(features: Sequence[FeatureSpec]) -> FeatureTable:
+def make_feature_table(features: Sequence[FeatureSpec]) -> FeatureTable:
     """Return a new table for finding the given features in records."""
     count = len(features)
     keys = np.array([_encode_feature_key(spec) for spec in features], _KEY_DTYPE)

@@ -121,7 +121,7 @@ class RecordStream:
             self._hdf5_rows.close()
 
     @property
-    def most_bytes(self) -> int | None:
+    def max_uncompressed_bytes(self) -> int | None:
         """An upper bound on the uncompressed size in bytes, or None if the file must be read to know it (GZIP and ZLIB)."""
         if self._hdf5_rows is not None:
             return self._hdf5_rows.max_encoded_bytes

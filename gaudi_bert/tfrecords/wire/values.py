@@ -35,7 +35,7 @@ from gaudi_bert.common.memory import (
     subtract_words,
     word_at,
 )
-from gaudi_bert.tfrecords.wire.features import FeatureTable, feature_table, locate_features, read_varint
+from gaudi_bert.tfrecords.wire.features import FeatureTable, locate_features, make_feature_table, read_varint
 from gaudi_bert.tfrecords.wire.schema import FeatureSpec
 
 _HIGH = as_word(-0x7F7F7F7F7F7F7F80)  # 0x8080808080808080
@@ -335,7 +335,7 @@ def decode_examples_to_arrays(
     """
     columns = tuple(np.empty((len(offsets), spec.length), np.int32) for spec in features)
     is_float = np.array([spec.kind == "float32" for spec in features], np.bool_)
-    table = feature_table(features)
+    table = make_feature_table(features)
     failed_example = _decode_examples(buffer, offsets.astype(np.int64), lengths.astype(np.int64), table, is_float, columns)
     if failed_example >= 0:
         expected = ", ".join(f"{spec.name}[{spec.length}]" for spec in features)

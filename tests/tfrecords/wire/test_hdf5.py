@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 h5py = pytest.importorskip("h5py", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError  # noqa: E402
-from gaudi_bert.tfrecords.histogram import histogram  # noqa: E402
+from gaudi_bert.tfrecords.histogram import count_records  # noqa: E402
 from gaudi_bert.tfrecords.wire import hdf5  # noqa: E402
 from gaudi_bert.tfrecords.wire.framing import RecordStream, read_records  # noqa: E402
 from gaudi_bert.training.sources import open_local_records  # noqa: E402
@@ -47,7 +47,7 @@ def as_stream(path: Path, piece: int = 1 << 20) -> bytes:
             content += bytes(view[:count])
         assert stream.file_bytes == path.stat().st_size
         assert stream.file_crc32c == crc32c(path.read_bytes())
-        assert stream.most_bytes >= len(content)
+        assert stream.max_uncompressed_bytes >= len(content)
     return content
 
 
@@ -164,7 +164,7 @@ def test_no_values_of_other_files_are_read(tmp_path: Path, how: str) -> None:
     with h5py.File(path, "a") as file:
         elsewhere(name, how, tmp_path)(file)
     with pytest.raises(InputError, match=f"a.hdf5: .*{name},? .*(found|not supported)"):
-        histogram(path.parent, tmp_path / "histogram.json", a_run())
+        count_records(path.parent, tmp_path / "histogram.json", a_run())
 
 
 def test_a_block_of_the_user_may_come_first(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_chunk_that_inflates_is_refused_before_it_takes_memory(tmp_path: Path,
         dataset.id.write_direct_chunk((0, 0), bomb + b"sums" if how == "fletcher32" else bomb)
     tracemalloc.start()
     with pytest.raises(InputError, match=r"a.hdf5: the file is not readable as HDF5 \(a (stored|decompressed) chunk "):
-        histogram(path.parent, tmp_path / "histogram.json", a_run())
+        count_records(path.parent, tmp_path / "histogram.json", a_run())
     assert tracemalloc.get_traced_memory()[1] < 32 << 20
     tracemalloc.stop()
 
@@ -209,7 +209,7 @@ def test_rows_that_are_only_claimed_are_refused(tmp_path: Path, chunks: bool | N
         for name, values in columns_of(sequences_for_hdf5(2, 11, 3, seed=5)).items():
             file.create_dataset(name, (10**6, *values.shape[1:]), "i4", fillvalue=1, chunks=chunks)
     with pytest.raises(InputError, match=r"a.hdf5: a file of .* bytes cannot contain the claimed 1,000,000 rows"):
-        histogram(path.parent, tmp_path / "histogram.json", a_run())
+        count_records(path.parent, tmp_path / "histogram.json", a_run())
 
 
 def test_training_reads_the_rows(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_wrong_files_are_refused(tmp_path: Path, name: str, change, message: str
     columns = {name: values for name, values in {**RIGHT, name: change(RIGHT[name])}.items() if values is not None}
     path = write_columns(tmp_path / "records" / "rows.hdf5", columns, types={})
     with pytest.raises(InputError, match=f"^{path}: .*{message}"):
-        histogram(path.parent, tmp_path / "histogram.json", a_run())
+        count_records(path.parent, tmp_path / "histogram.json", a_run())
     assert not (tmp_path / "histogram.json").exists()
 
 
@@ -280,13 +280,13 @@ def test_a_file_cut_short_is_refused_and_damage_is_or_changes_what_is_read(tmp_p
     for part in (0.05, 0.999):
         path.write_bytes(content[: int(part * len(content))])
         with pytest.raises(InputError, match=r"a\.hdf5: the file is not readable as HDF5"):
-            histogram(path.parent, tmp_path / "histogram.json", a_run())
+            count_records(path.parent, tmp_path / "histogram.json", a_run())
     for number in range(10):
         for position in rng.integers(len(content) // 2, len(content), 20):  # chunks of values; not the file's structure
             content[position] ^= int(rng.integers(1, 256))
         path.write_bytes(content)
         with contextlib.suppress(InputError):
-            histogram(path.parent, tmp_path / f"{number}.json", a_run())
+            count_records(path.parent, tmp_path / f"{number}.json", a_run())
 
 
 def test_names_and_contents_must_agree(tmp_path: Path) -> None:
@@ -300,10 +300,10 @@ def test_names_and_contents_must_agree(tmp_path: Path) -> None:
         "empty.h5": "the file is empty; remove it, or make it again",
     }.items():
         with pytest.raises(InputError, match=message):
-            histogram(tmp_path / name, tmp_path / "histogram.json", a_run())
+            count_records(tmp_path / name, tmp_path / "histogram.json", a_run())
     path = write_columns(tmp_path / "none.h5", {name: values[:0] for name, values in columns_of(sequences).items()})
     with pytest.raises(InputError, match=r"none.h5: the file contains no records; remove it, or make it again"):
-        histogram(path, tmp_path / "histogram.json", a_run())
+        count_records(path, tmp_path / "histogram.json", a_run())
 
 
 def test_a_folder_of_both_formats_is_refused(tmp_path: Path) -> None:
@@ -311,12 +311,12 @@ def test_a_folder_of_both_formats_is_refused(tmp_path: Path) -> None:
     write_hdf5(tmp_path / "records" / "a.hdf5", sequences)
     write_tfrecord(tmp_path / "records" / "b.tfrecord", sequences)
     with pytest.raises(InputError, match=r"contains both HDF5 files \(a.hdf5\) and other files \(b.tfrecord\).* pattern"):
-        histogram(tmp_path / "records", tmp_path / "histogram.json", a_run())
-    assert histogram(tmp_path / "records" / "*.hdf5", tmp_path / "h.json", a_run()).content.sequences == 5
+        count_records(tmp_path / "records", tmp_path / "histogram.json", a_run())
+    assert count_records(tmp_path / "records" / "*.hdf5", tmp_path / "h.json", a_run()).content.sequences == 5
 
 
 def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_hdf5(tmp_path / "rows.hdf5", sequences_for_hdf5(5, 11, 3, seed=5))
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(InputError, match=r"HDF5 files require h5py.*\[hdf5\]"):
-        histogram(path, tmp_path / "histogram.json", a_run())
+        count_records(path, tmp_path / "histogram.json", a_run())
