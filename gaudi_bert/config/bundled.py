@@ -1,4 +1,8 @@
-"""What has a name instead of a path: the pipeline files that the package carries, those that `init` writes, and models."""
+"""Pipeline files and model sizes that come with the package and that users choose by name.
+
+The folder `pipelines/` contains complete pipelines such as `demo`. The files `new-*.yaml` are templates, from which
+`gaudi-bert init` writes a pipeline file. `MODELS` contains the model sizes that `train --model` accepts by name.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +18,21 @@ if TYPE_CHECKING:  # settings take as long to load as everything else, and `--he
     from gaudi_bert.config.sections import ModelSettings
 
 _FOLDER = Path(__file__).resolve().parent
-SHIPPED = _FOLDER / "pipelines"
+PIPELINES_FOLDER = _FOLDER / "pipelines"
 
 
 def find_pipeline_file(path: Path) -> Path:
-    """`path`, or, where no such file exists and it is a bare name such as `demo`, that pipeline of the package."""
-    shipped = SHIPPED / f"{path}.yaml"
-    return shipped if path.name == str(path) and not path.exists() and shipped.is_file() else path
+    """Return `path`, or the file of the bundled pipeline if `path` is a name such as `demo` and no such file exists."""
+    bundled = PIPELINES_FOLDER / f"{path}.yaml"
+    return bundled if path.name == str(path) and not path.exists() and bundled.is_file() else path
 
 
 def new_pipeline_text(name: str) -> str:
-    """The text of a pipeline file with the keys that most pipelines set; of `retrieval`, with those of embedding models."""
+    """Return the text of a new pipeline file with the keys that most users change.
+
+    Args:
+        name: The name of the pipeline. For the name `retrieval`, the keys are those of an embedding model.
+    """
     template = "new-retrieval.yaml" if name == "retrieval" else "new-pipeline.yaml"
     return read_text(_FOLDER / template).replace("NAME", name)
 
@@ -37,45 +45,59 @@ MODELS = {
     "bert-base": dict(zip(_SIZES, (768, 12, 12, 3072), strict=True)),
     "bert-large": dict(zip(_SIZES, (1024, 24, 16, 4096), strict=True)),
 }
-"""The default; BERT's two, as published (Devlin et al., 2019, section 3)."""
+"""The sizes of the models that users choose by name.
+
+`tiny` is the default. `bert-base` and `bert-large` have the published sizes (Devlin et al., 2019, section 3).
+"""
 
 
-def model_size_overrides(name: str) -> list[str]:
-    """`--set` for the sizes of a model of `MODELS`, or of all settings that a config.json has."""
-    if name in MODELS:
-        return [f"model.{key}={value}" for key, value in MODELS[name].items()]
-    if Path(name).is_dir():
+def model_size_overrides(model: str) -> list[str]:
+    """Return the `--set` overrides that give the model the sizes of `train --model`.
+
+    Args:
+        model: A name in `MODELS`, or the path of a config.json, of which all keys that are settings are returned.
+
+    Raises:
+        InputError: The name is unknown, is the folder of a model, or the config.json is not of a BERT.
+    """
+    if model in MODELS:
+        return [f"model.{key}={value}" for key, value in MODELS[model].items()]
+    names = ", ".join(MODELS)
+    if Path(model).is_dir():
         raise InputError(
-            f"--model {shorten(name)}: a model's folder is trained on a packed table, and --data is not one; make it by "
-            f"`gaudi-bert tokenize` and `gaudi-bert pack`, or choose {', '.join(MODELS)} for records"
+            f"--model {shorten(model)}: a model folder can only be trained on a packed table, but --data is not a packed "
+            f"table; create one with `gaudi-bert tokenize` and `gaudi-bert pack`, or pass one of {names} for records"
         )
-    if not name.endswith(".json"):
-        near = difflib.get_close_matches(name, MODELS, n=1, cutoff=0.4)
-        hint = (
+    if not model.endswith(".json"):
+        near = difflib.get_close_matches(model, MODELS, n=1, cutoff=0.4)
+        remedy = (
             f"did you mean {near[0]}?"
             if near
-            else f"choose {', '.join(MODELS)}, or give a config.json; other models need --data with a packed table"
+            else f"pass one of {names} or a config.json; other models can only be trained on a packed table"
         )
-        raise InputError(f"--model {shorten(name)}: {hint}")
+        raise InputError(f"--model {shorten(model)}: {remedy}")
     from gaudi_bert.config.sections import ModelSettings
 
-    content = read_json(Path(name))
+    content = read_json(Path(model))
     kind = content.get("model_type", "bert") if isinstance(content, dict) else None
     if kind != "bert":
-        raise InputError(f"{name}: is not of a BERT; other types are trained on packed tables: give one with --data")
+        raise InputError(
+            f"{model}: describes a model of type {kind}, but only a BERT can be trained on records; pass a packed table to "
+            "--data"
+        )
     known = {key: content[key] for key in ModelSettings.model_fields if content.get(key) is not None}
     return [f"model.{key}={json.dumps(value)}" for key, value in known.items()]
 
 
-def is_bert_name(name: str) -> bool:
-    """Whether `--model` names a BERT, or a config.json of one."""
-    if not name.endswith(".json"):
-        return name in (*MODELS, "bert")
-    content = read_json(Path(name))
+def is_bert(model: str) -> bool:
+    """Return whether the value of `--model` is the name of a BERT, or a config.json that describes a BERT."""
+    if not model.endswith(".json"):
+        return model in (*MODELS, "bert")
+    content = read_json(Path(model))
     return isinstance(content, dict) and content.get("model_type", "bert") == "bert"
 
 
 def preset_name_for(settings: ModelSettings) -> str | None:
-    """The name of a model of these sizes."""
+    """Return the name in `MODELS` of the model with the sizes of these settings, or None if no model has these sizes."""
     sizes = {key: getattr(settings, key) for key in _SIZES}
     return next((name for name, known in MODELS.items() if known == sizes), None)

@@ -1,7 +1,7 @@
-"""Pipeline files: their type, how they are read, and the page of all keys.
+"""Pipeline files: the type `PipelineSettings`, how files and `--set` are read, and the page that lists all keys.
 
-An unknown key or a wrong value is rejected with the path of the key, what is allowed and, for a misspelt key, the nearest
-correct one. `--set packing.depth=4` changes one value after the file is read.
+If a key is unknown or a value is wrong, the message names the key and the allowed values, and suggests the most similar key.
+`--set packing.depth=4` changes one value after the file has been read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gaudi_bert.config.values import (
 
 
 class PipelineSettings(Settings):
-    """A complete pipeline file."""
+    """All settings of a pipeline, which a pipeline file contains."""
 
     name: Annotated[
         str,
@@ -67,52 +67,53 @@ class PipelineSettings(Settings):
 
     @property
     def has_finetuning(self) -> bool:
-        """Whether the pipeline has the stage `finetune`."""
+        """Whether the pipeline has the stage `finetune`, because `finetune.data` is set."""
         return self.finetune.data is not None
 
     @property
     def has_prediction(self) -> bool:
-        """Whether the pipeline has the stage `predict`."""
+        """Whether the pipeline has the stage `predict`, because `predict.data` is set."""
         return self.predict.data is not None
 
     @property
     def has_pretraining(self) -> bool:
-        """Whether the pipeline has the pretraining stages. It has none if it fine-tunes given weights."""
+        """Whether the pipeline has the stages of pretraining. It has none if it fine-tunes `finetune.init_checkpoint`."""
         return not self.has_finetuning or self.finetune.init_checkpoint is None
 
     @property
     def training_image_engine(self) -> EngineName:
-        """The engine of the training image. `auto` means PyTorch on Gaudi cards, and TensorFlow otherwise."""
+        """The engine in the image for training. If it is not chosen, it is PyTorch for Gaudi cards, otherwise TensorFlow."""
         if self.training.engine != "auto":
             return self.training.engine
         return "pytorch" if self.resources.cards else "tensorflow"
 
     @property
     def training_object_kind(self) -> Literal["job", "mpijob", "trainjob"]:
-        """The kind of object that trains on a cluster."""
+        """The kind of the Kubernetes object that trains."""
         if self.kubernetes.training != "auto":
             return self.kubernetes.training
         return "mpijob" if self.resources.workers > 1 and self.training_image_engine == "tensorflow" else "job"
 
     @property
     def trains_with_mpijob(self) -> bool:
-        """Whether an MPIJob trains on a cluster, whose workers are started over ssh."""
+        """Whether an MPIJob trains on a cluster. Its launcher starts the processes of the workers over ssh."""
         return self.training_object_kind == "mpijob"
 
     @property
     def training_pods_start_ranks(self) -> bool:
-        """Whether the training pods start their own ranks, which then connect to each other."""
+        """Whether each training pod starts its own processes, which then connect to those of the other pods."""
         return self.training_object_kind == "trainjob" or (self.training_object_kind == "job" and self.resources.workers > 1)
 
     @property
     def needs_headless_service(self) -> bool:
-        """Whether the training pods need a headless Service to find each other."""
+        """Whether the training pods find each other through a headless Service of this pipeline."""
         return self.has_pretraining and self.training_object_kind == "job" and self.training_pods_start_ranks
 
     @property
     def has_network_policy(self) -> bool:
-        """Whether a NetworkPolicy closes the training pods to all others. Policies do not apply to pods on the node's
-        network.
+        """Whether a NetworkPolicy allows connections to training pods only from each other.
+
+        A policy has no effect on pods that use the network of the node (`kubernetes.efa`), so these have none.
         """
         together = self.has_pretraining and (self.trains_with_mpijob or self.training_pods_start_ranks)
         return together and self.kubernetes.network_policy and not self.kubernetes.efa
@@ -129,13 +130,15 @@ class PipelineSettings(Settings):
     def _check_training_on_cluster(self) -> PipelineSettings:
         kind = self.training_object_kind
         if self.training_pods_start_ranks and self.training_image_engine == "tensorflow":
-            raise ValueError(f"kubernetes.training is `{kind}`, but TensorFlow's workers need an MPIJob; set it to auto")
+            raise ValueError(
+                f"kubernetes.training is `{kind}`, but several workers of TensorFlow require an MPIJob; set it to auto"
+            )
         if self.trains_with_mpijob and self.training_image_engine == "pytorch" and self.images.train is None:
             raise ValueError(
-                "kubernetes.training is `mpijob`, which needs an sshd that the PyTorch images do not have; set it to auto"
+                "kubernetes.training is `mpijob`, which requires an sshd, but the PyTorch images contain none; set it to auto"
             )
         if self.kubernetes.efa and not (self.resources.cards and self.trains_with_mpijob):
-            raise ValueError("kubernetes.efa needs an MPIJob of TensorFlow on Gaudi cards; set it to 0")
+            raise ValueError("kubernetes.efa requires an MPIJob of TensorFlow on Gaudi cards; set it to 0")
         return self
 
 
@@ -150,8 +153,8 @@ def load_pipeline(
     """Read a pipeline file, then apply the options of a command and the `--set` overrides.
 
     Args:
-        path: The file. If None, all settings have their defaults.
-        overrides: Texts of the form `key.path=value`, whose values are read as YAML.
+        path: The file. If it is None, all settings begin with their defaults.
+        overrides: The values of `--set`, such as "packing.depth=4".
         options: The options that the user typed, by the key that they set: `{"task.name": TypedValue(...)}`.
 
     Raises:
@@ -191,13 +194,14 @@ def parse_override(override: str) -> tuple[str, TypedValue]:
 def section_from_mapping(
     section: type[Section], values: Mapping[str, Any], source: str, typed: Mapping[str, str] | None = None
 ) -> Section:
-    """Validate one section by itself. Missing keys get their defaults.
+    """Validate values and return them as a section, in which missing keys have their defaults.
 
     Args:
         section: The class of the section.
         values: The values by key.
-        source: What the values come from, for messages.
-        typed: For keys that the user typed on the command line, the option with its value, for messages.
+        source: The file or other place that the values come from. Messages begin with it.
+        typed: For each key that the user typed on the command line, the option with its value. Messages about such a key
+            begin with this text instead.
 
     Raises:
         InputError: A key or value is wrong.
@@ -209,7 +213,7 @@ def section_from_mapping(
 
 
 def section_from_options(section: type[Section], options: Mapping[str, TypedValue], **values: Any) -> Section:
-    """Make one section from the options of a command. Validating all sections of a pipeline would take 0.1 s.
+    """Make a single section from the options of a command, because validating all sections would take 0.1 s.
 
     Args:
         section: The class of the section.
@@ -225,7 +229,13 @@ def section_from_options(section: type[Section], options: Mapping[str, TypedValu
 def _section_from_typed_values(
     section: type[Section], mapping: dict[str, Any], source: str, typed_values: Iterable[tuple[str, TypedValue]]
 ) -> Section:
-    """Set keys of a mapping, in place, to what the user typed, and validate the mapping as a section.
+    """Put the values that the user typed into `mapping`, and validate it as a section.
+
+    Args:
+        section: The class of the section.
+        mapping: The other values by key. It is changed in place.
+        source: The file or other place that these values come from. Messages begin with it.
+        typed_values: The full key and the value of each option or `--set`, in the order in which they apply.
 
     Raises:
         InputError: A key or value is wrong.
@@ -240,46 +250,43 @@ def _section_from_typed_values(
                 keys[parent] = {}
             keys = keys[parent]
             if not isinstance(keys, dict):
-                raise InputError(f"{shorten(text)}: `{shorten(parent)}` is a single value and has no keys below it")
+                raise InputError(f"{shorten(text)}: `{shorten(parent)}` is a single value, so it has no keys; check the key")
         keys[last] = value
     return section_from_mapping(section, mapping, source, typed)
 
 
-# --- the page of all keys: `gaudi-bert settings`, docs/settings.md
+# --- the page that lists all keys, which `gaudi-bert settings` prints and docs/settings.md contains
 
 
 def pipeline_json_schema() -> dict[str, Any]:
-    """Return the JSON schema of pipeline files, for editors."""
+    """Return the JSON schema of pipeline files. Editors use it to complete and check keys."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **PipelineSettings.model_json_schema()}
 
 
-def format_settings_page(only: str | None = None, *, markdown: bool = True) -> list[str]:
-    """Write the page of all keys.
+def format_settings_page(section_or_key: str | None = None, *, markdown: bool = True) -> list[str]:
+    """Return the lines of the page that lists the keys of pipeline files with their values, defaults and meaning.
 
     Args:
-        only: A section or key. By default, the page contains all of them.
-        markdown: Write Markdown tables; otherwise, write plain text for a terminal.
-
-    Returns:
-        The lines of the page.
+        section_or_key: The section or key to describe. By default, the page contains all of them.
+        markdown: Whether the page contains Markdown tables. Otherwise, it is plain text for a terminal.
 
     Raises:
-        InputError: There is no section or key `only`.
+        InputError: There is no such section or key.
     """
     defaults = PipelineSettings()
     sections = {"": defaults, **{name: section for name, section in defaults if isinstance(section, Settings)}}
     keys = {name: dict(_describe_keys(section, f"{name}." if name else "", markdown)) for name, section in sections.items()}
     lines = []
-    if only is None:
+    if section_or_key is None:
         lines += ["# Every key of a pipeline file", ""] * markdown + [*_INTRODUCTION, ""]
-    elif only in sections:
-        keys = {only: keys[only]}
+    elif section_or_key in sections:
+        keys = {section_or_key: keys[section_or_key]}
     else:
-        own = {key: line for section in keys.values() for key, line in section.items() if f"{key}.".startswith(f"{only}.")}
-        if not own:
-            problem = f"pipeline files have no such section or key; {suggest_keys(only, PipelineSettings)}"
-            raise InputError(f"{shorten(only)}: {problem}")
-        keys = {"": own}
+        start, lines_by_key = f"{section_or_key}.", {key: line for section in keys.values() for key, line in section.items()}
+        keys = {"": {key: line for key, line in lines_by_key.items() if f"{key}.".startswith(start)}}
+        if not keys[""]:
+            problem = f"pipeline files have no such section or key; {suggest_keys(section_or_key, PipelineSettings)}"
+            raise InputError(f"{shorten(section_or_key)}: {problem}")
     for name, section in keys.items():
         if name:
             title = (type(sections[name]).__doc__ or "").splitlines()[0]
@@ -290,13 +297,20 @@ def format_settings_page(only: str | None = None, *, markdown: bool = True) -> l
 
 _TABLE = ["| key | value | default | meaning |", "|---|---|---|---|"]
 _INTRODUCTION = (
-    "All keys are optional. To change a key on the command line, use for example `--set packing.depth=4`. A wrong key or",
-    "value is rejected, and the message suggests the nearest correct key. `gaudi-bert settings` prints this page.",
+    "All keys are optional. To change a key on the command line, use for example `--set packing.depth=4`. Unknown keys and",
+    "wrong values are rejected, and the message suggests the most similar key. `gaudi-bert settings` prints this page.",
 )
 
 
 def _describe_keys(defaults: Settings, prefix: str, markdown: bool) -> Iterator[tuple[str, str]]:
-    """Yield each key of a section with its line on the page, without top-level sections, which have tables of their own."""
+    """Yield the full name of each key in a section, and the line that describes the key on the page.
+
+    Args:
+        defaults: The section with its defaults. Its inner sections are included, but not those of the pipeline itself,
+            because they have tables of their own.
+        prefix: The text before each key, such as "packing.". It is empty for the pipeline itself.
+        markdown: Whether the line is a row of a Markdown table. Otherwise, it is plain text.
+    """
     for name, field in type(defaults).model_fields.items():
         default, key, meaning = getattr(defaults, name), f"{prefix}{name}", field.description or ""
         if isinstance(default, Settings):
@@ -312,16 +326,16 @@ def _describe_keys(defaults: Settings, prefix: str, markdown: bool) -> Iterator[
             yield key, f"{key}: {limits}" + (meaning and f"\n    {meaning}")
 
 
-# --- reading YAML: PyYAML silently accepts a key that appears twice, so it is rejected here
+# --- YAML. PyYAML silently accepts a key that appears twice, so such keys are rejected here.
 
 _MAX_CHARACTERS = 1 << 18
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """A `yaml.SafeLoader` that rejects repeated keys."""
+    """A `yaml.SafeLoader` that raises an error if a key appears twice in a mapping."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Build a mapping as PyYAML does, but raise an error if a key appears twice."""
+        """Build the node of a mapping as PyYAML does, after checking that no key appears twice."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
@@ -337,21 +351,27 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Parse a YAML text with the types of JSON and dates.
+    """Parse a YAML text, and return its content. Values have the types of JSON, or are dates.
+
+    Args:
+        text: The text.
+        source: The file or option that the text comes from. Messages begin with it.
 
     Raises:
-        InputError: The text is too long, is not valid YAML, or repeats a key. The message begins with `source`.
+        InputError: The text is too long, is not valid YAML, or repeats a key.
     """
     if len(text) > _MAX_CHARACTERS:
-        raise InputError(f"{source}: has {len(text):,} characters, but settings may have at most {_MAX_CHARACTERS:,}")
+        raise InputError(
+            f"{source}: contains {len(text):,} characters, but settings may have at most {_MAX_CHARACTERS:,}; shorten it"
+        )
     try:
         return _UniqueKeyLoader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
         reason = shorten(str(error.problem or error.context), 200)
-        raise InputError(f"{source}: {where}not valid YAML: {reason}") from error
+        raise InputError(f"{source}: {where}not valid YAML: {reason}; correct it") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         # PyYAML raises ValueError for impossible numbers and dates.
         reason = "nested too deeply" if isinstance(error, RecursionError) else shorten(str(error), 240)
-        raise InputError(f"{source}: not a YAML file: {reason}") from error
+        raise InputError(f"{source}: not a YAML file: {reason}; correct it") from error

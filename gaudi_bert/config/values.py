@@ -1,7 +1,7 @@
 """The base class of all settings, the types of their values, and messages about wrong values.
 
-The messages are written for people who edit YAML. They name the key, the value, what is allowed and, for a misspelt key, the
-nearest correct one, and never show pydantic's own wording.
+The messages are for people who edit YAML, so they do not contain the wording of pydantic. A message names the key, the value
+and the allowed values. For a misspelt key, it suggests the most similar key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "g
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 Precision = Literal["float32", "bfloat16"]
 InferencePrecision = Literal["float32", "bfloat16", "bfloat16-always"]
-"""`bfloat16-always` also holds on a processor that has no instructions for bfloat16, where it is slower than float32."""
+"""The precision of inference.
+
+With `bfloat16`, a processor without instructions for bfloat16 computes in float32, which is faster there. With
+`bfloat16-always`, every processor computes in bfloat16.
+"""
 EngineName = Literal["tensorflow", "pytorch"]
 Engine = Literal["auto", "tensorflow", "pytorch"]
 
@@ -42,25 +46,25 @@ _BYTE_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**1
 
 
 def _parse_bytes(value: object) -> object:
-    """Convert a size such as `1GiB` or `128MB` into a number of bytes. Other types are left to pydantic's validation."""
+    """Convert a size such as "1GiB" or "128MB" to a number of bytes. Values that are not text are returned unchanged."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
     if match is None or match[2] not in _BYTE_UNITS:
-        raise ValueError("must be a size in bytes: a number, optionally followed by B, kB, MB, GB, KiB, MiB or GiB")
+        raise ValueError("must be a size in bytes, which is a number, optionally followed by B, kB, MB, GB, KiB, MiB or GiB")
     return int(float(match[1]) * _BYTE_UNITS[match[2]])
 
 
 def _parse_kubernetes_quantity(value: object) -> object:
-    """Return a Kubernetes quantity (`500m`, `2`, `409Gi`) as a string for manifests. Numbers need no quotes."""
+    """Return a Kubernetes quantity such as "500m" or "409Gi" as text for manifests. A number such as 2 is also accepted."""
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?", text):
-        raise ValueError("must be a quantity as Kubernetes writes it, for example 500m, 2 or 16Gi")
+        raise ValueError("must be a quantity in the notation of Kubernetes, for example 500m, 2 or 16Gi")
     return text
 
 
 def parse_depth(value: object) -> object:
-    """Return a depth as an integer, also if it is given as text, or `max`.
+    """Return a depth as an integer, or "max" unchanged. Text such as "3" is converted to an integer.
 
     Raises:
         ValueError: The value is neither `max` nor an integer from 1 to 1,024.
@@ -72,7 +76,12 @@ def parse_depth(value: object) -> object:
 
 
 def require_pattern(pattern: str, description: str) -> AfterValidator:
-    """Make a validator that requires a string to match `pattern`. Its message describes what is allowed as `description`."""
+    """Make a pydantic validator that accepts a string only if all of it matches a regular expression.
+
+    Args:
+        pattern: The regular expression.
+        description: The allowed strings in words, for the message: "must be {description}".
+    """
 
     def check(value: str) -> str:
         if re.fullmatch(pattern, value) is None:
@@ -83,7 +92,7 @@ def require_pattern(pattern: str, description: str) -> AfterValidator:
 
 
 def _parse_delimiter(value: object) -> object:
-    """Return the delimiter as one character. A tab is hard to type, so it may be written as `tab` or `\\t`."""
+    """Return the delimiter as one character. Because a tab is hard to type, `tab` and `\\t` are accepted too."""
     character = "\t" if value in ("\\t", "tab", "TAB") else value
     if not isinstance(character, str) or len(character) != 1 or character in '"\r\n\0':
         raise ValueError("must be one character (or `tab`), but not a quote or a line break")
@@ -91,6 +100,11 @@ def _parse_delimiter(value: object) -> object:
 
 
 def _normalize_encoding_name(name: str) -> str:
+    """Return Python's name of a text encoding. For `utf-8-sig`, return `utf-8`.
+
+    Raises:
+        ValueError: Python does not know the encoding, or it is not an encoding of text.
+    """
     try:
         codec = codecs.lookup(name)
         "\n".encode(name)
@@ -124,10 +138,10 @@ _MAX_ROW_LENGTHS = 3
 
 
 def _parse_row_lengths(value: object) -> object:
-    """Return row lengths as a tuple, from a list or from text with commas, or return `auto`.
+    """Return row lengths as a tuple of integers. The value is a list or text with commas. Return `auto` and None unchanged.
 
     Raises:
-        ValueError: The value is not `auto`, or not one to three ascending lengths of at least 8.
+        ValueError: The value is neither `auto` nor a list of one to three ascending lengths of at least 8.
     """
     if value is None or value == "auto":
         return value
@@ -145,18 +159,18 @@ RowLengthChoice = Annotated[
 
 
 CHANGEABLE_ON_RESUME = "free"
-"""Marks a setting that may change when a run is resumed, because it does not change what the model learns."""
+"""Marks a key whose value may change when a run is resumed, because it does not change what the model learns."""
 
 
 def keys_changeable_on_resume(section: type[BaseModel]) -> set[str]:
-    """Return the keys of a section that are marked `CHANGEABLE_ON_RESUME`."""
+    """Return the keys of a section whose values may change when a run is resumed."""
     return {name for name, field in section.model_fields.items() if CHANGEABLE_ON_RESUME in field.metadata}
 
 
 class Settings(BaseModel):
-    """The base class of all settings: frozen, without unknown keys and non-finite numbers.
+    """The base class of all sections. Sections are immutable, and reject unknown keys and numbers that are not finite.
 
-    Pydantic builds the validators when they are first needed, so that commands that need no settings start at once.
+    Pydantic builds the validators when they are first needed, so that commands without settings start quickly.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
@@ -171,7 +185,7 @@ class Settings(BaseModel):
         return value
 
 
-# --- what a key may hold
+# --- descriptions of keys and their allowed values
 
 _TYPE_DESCRIPTIONS = {
     int: "integer",
@@ -186,7 +200,7 @@ _LOWER = ("gt", "ge")
 
 
 def describe_allowed_values(field: FieldInfo) -> str:
-    """Describe the type of a key and its limits, for example `integer, >= 1 and <= 1,024`."""
+    """Return the type and the limits of a key in words, for example "integer, >= 1 and <= 1,024"."""
     kind = _describe_type(field.annotation)
     stated = [
         (name, getattr(limit, name))
@@ -194,14 +208,14 @@ def describe_allowed_values(field: FieldInfo) -> str:
         for name in _COMPARISON_SIGNS
         if getattr(limit, name, None) is not None
     ]
-    # If the field has a higher lower limit than its type, the limit of the type need not be mentioned.
+    # If both the field and its type have a lower limit, only the higher one matters.
     lowest = max((value for name, value in stated if name in _LOWER), default=None)
     limits = [f"{_COMPARISON_SIGNS[name]} {value:,}" for name, value in stated if name not in _LOWER or value == lowest]
     return f"{kind}, {' and '.join(limits)}" if limits else kind
 
 
 def _describe_type(annotation: Any) -> str:
-    """Return the name of a type for people who write YAML, such as `integer`, `text` or `true or false`."""
+    """Return a type in words for people who write YAML, such as "integer", "text" or "true or false"."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _describe_type(get_args(annotation)[0])
@@ -214,7 +228,10 @@ def _describe_type(annotation: Any) -> str:
 
 
 def types_without_metadata(annotation: Any) -> set[Any]:
-    """Return the types that an annotation allows, without metadata: str and None for `Annotated[str, ...] | None`."""
+    """Return the types that an annotation allows, without their metadata.
+
+    For example, return {str, NoneType} for `Annotated[str, ...] | None`.
+    """
     if get_origin(annotation) is Annotated:
         return types_without_metadata(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -223,7 +240,12 @@ def types_without_metadata(annotation: Any) -> set[Any]:
 
 
 def find_field(settings: type[Settings], keys: Sequence[str]) -> FieldInfo | None:
-    """Return the field at a path of keys, or None if there is none."""
+    """Return the field of a key in nested sections, or None if there is no such key.
+
+    Args:
+        settings: The outermost section.
+        keys: The names of the inner sections, and the key, such as ["packing", "depth"].
+    """
     field, section = None, _find_section_class(settings)
     for key in keys:
         field = section.model_fields.get(key) if section is not None else None
@@ -232,14 +254,19 @@ def find_field(settings: type[Settings], keys: Sequence[str]) -> FieldInfo | Non
 
 
 def _find_section_class(annotation: Any) -> type[Settings] | None:
-    """Return the class of the section that a key contains, or None if the key contains a value."""
+    """Return the class of the section that a field contains, or None if the field contains a single value."""
     return next(
         (kind for kind in types_without_metadata(annotation) if isinstance(kind, type) and issubclass(kind, Settings)), None
     )
 
 
 def iterate_full_keys(settings: type[Settings], prefix: str = "") -> Iterator[str]:
-    """Yield the full name of every key, such as `packing.depth`, and of every section, such as `packing`."""
+    """Yield the full name of every section, such as `packing`, and of every key, such as `packing.depth`.
+
+    Args:
+        settings: The outermost section.
+        prefix: The text before each name.
+    """
     for name, field in settings.model_fields.items():
         yield f"{prefix}{name}"
         section = _find_section_class(field.annotation)
@@ -247,7 +274,7 @@ def iterate_full_keys(settings: type[Settings], prefix: str = "") -> Iterator[st
             yield from iterate_full_keys(section, f"{prefix}{name}.")
 
 
-# --- what is wrong with a value
+# --- messages about wrong values
 
 _WRONG_TYPES = {
     "int": "must be an integer",
@@ -266,9 +293,9 @@ _LIMITS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", 
 
 
 def format_problem(problem: ErrorDetails) -> str:
-    """Say what a value must be, for a problem that pydantic reports."""
+    """Return a message about a problem that pydantic reports, such as "must be an integer"."""
     kind, context = problem["type"], problem.get("ctx", {})
-    if kind == "value_error":  # a message of this package
+    if kind == "value_error":  # one of our validators raised it, so the message is already written for users
         return problem["msg"].removeprefix("Value error, ")
     if kind == "literal_error":
         choices = context["expected"].replace("'", "")
@@ -288,14 +315,15 @@ def format_problem(problem: ErrorDetails) -> str:
 def format_first_problem(
     error: ValidationError, settings: type[Settings], values: Any, source: str, typed: Mapping[str, str]
 ) -> str:
-    """Describe the first problem with `values` in one line.
+    """Return a message of one line about the first problem with the values of a section.
 
     Args:
         error: The problems that pydantic found.
-        settings: The class that was validated.
+        settings: The class of the section.
         values: The values that were validated.
-        source: The name of the file or of what else the values come from, for keys that are not in `typed`.
-        typed: For each key that the user typed on the command line, the option with its value.
+        source: The file or other place that the values come from. The message begins with it.
+        typed: For each key that the user typed on the command line, the option with its value. The message begins with this
+            text if the key is wrong.
     """
     problems = [(_find_problem_key(each, values), each) for each in error.errors()]
     key, problem = problems[0]
@@ -319,7 +347,11 @@ def format_first_problem(
 
 
 def _find_problem_key(problem: ErrorDetails, values: Any) -> str:
-    """Return the path of a problem's key, without the name of the type that pydantic appends if it tried several types."""
+    """Return the full name of the key to which a problem belongs, such as "packing.depth".
+
+    pydantic also appends the name of a type if it tried several types. Such names are left out, because `values` does not
+    contain them.
+    """
     path: list[str] = []
     for part in problem["loc"]:
         is_entry = isinstance(values, list | tuple) and isinstance(part, int)
@@ -331,9 +363,9 @@ def _find_problem_key(problem: ErrorDetails, values: Any) -> str:
     return ".".join(path)
 
 
-def _contains_key(key: str, of: str) -> bool:
-    """Return whether the key `of` is `key` itself or one of the keys below it."""
-    return of == key or of.startswith(f"{key}.")
+def _contains_key(section: str, key: str) -> bool:
+    """Return whether a full key, such as "packing.depth", is the key `section` itself or lies below it."""
+    return key == section or key.startswith(f"{section}.")
 
 
 _NAMES_IN_OTHER_PROGRAMS = {
@@ -348,14 +380,19 @@ _NAMES_IN_OTHER_PROGRAMS = {
     "evaluate_every_updates": "eval_steps",
     "max_sequence_length": "max_length max_seq_length max_seq_len seq_length model_max_length",
 }
-"""What other programs call keys of ours."""
+"""The names that other programs use for keys of ours. They are suggested if a user types such a name."""
 
 
 def suggest_keys(key: str, settings: type[Settings]) -> str:
-    """Return a sentence on where an unknown key may belong.
+    """Return a sentence that suggests keys in place of an unknown key, such as "did you mean `packing.depth`?".
 
-    It suggests the key of this section that other programs call so, or else the keys of this name in any section, or else
-    the key of this section with the most similar name. Without a known section, all keys are compared.
+    Keys with this name, or with this name in another program, come first, and those in the same section are preferred. If
+    there are none, the key of the section with the most similar name is suggested. If the section is unknown too, all keys
+    are compared.
+
+    Args:
+        key: The unknown key, such as "packing.dept".
+        settings: The outermost section.
     """
     known = list(iterate_full_keys(settings))
     section, _, name = key[:160].rpartition(".")

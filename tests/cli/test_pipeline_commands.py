@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.cli.arguments import load_pipeline_settings
-from gaudi_bert.config.bundled import SHIPPED, find_pipeline_file
+from gaudi_bert.config.bundled import PIPELINES_FOLDER, find_pipeline_file
 from tests.builders.command_line import refusal, run_command, succeed
 
-DEMO = str(SHIPPED / "demo.yaml")
+DEMO = str(PIPELINES_FOLDER / "demo.yaml")
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def test_init_writes_a_file_that_runs_and_replaces_none() -> None:
 
 
 def test_a_bare_name_is_a_pipeline_of_the_package_unless_there_is_a_file_of_that_name(tmp_path: Path) -> None:
-    assert find_pipeline_file(Path("demo")) == SHIPPED / "demo.yaml"
+    assert find_pipeline_file(Path("demo")) == PIPELINES_FOLDER / "demo.yaml"
     assert json.loads(succeed("run", "demo", "--dry-run", "--json").stdout)["settings"]["name"] == "demo"
     assert json.loads(succeed("doctor", "--pipeline", "demo", "--json").stdout)["findings"]
     assert find_pipeline_file(Path("nix")) == Path("nix")
