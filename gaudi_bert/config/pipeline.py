@@ -135,14 +135,14 @@ class PipelineSettings(Settings):
             )
         if self.trains_with_mpijob and self.training_image_engine == "pytorch" and self.images.train is None:
             raise ValueError(
-                "kubernetes.training is `mpijob`, which requires an sshd, but the PyTorch images contain none; set it to auto"
+                "kubernetes.training is `mpijob`, but the PyTorch images lack the sshd that it requires; set it to auto"
             )
         if self.kubernetes.efa and not (self.resources.cards and self.trains_with_mpijob):
             raise ValueError("kubernetes.efa requires an MPIJob of TensorFlow on Gaudi cards; set it to 0")
         return self
 
 
-# --- reading
+# --- settings from files, options and `--set`
 
 Section = TypeVar("Section", bound=Settings)
 
@@ -250,7 +250,7 @@ def _section_from_typed_values(
                 keys[parent] = {}
             keys = keys[parent]
             if not isinstance(keys, dict):
-                raise InputError(f"{shorten(text)}: `{shorten(parent)}` is a single value, so it has no keys; check the key")
+                raise InputError(f"{shorten(text)}: `{shorten(parent)}` is a single value, so it has no keys; check it")
         keys[last] = value
     return section_from_mapping(section, mapping, source, typed)
 
