@@ -33,7 +33,7 @@ def test_a_model_by_its_name(tmp_path: Path) -> None:
     assert (model.hidden_size, model.hidden_act, model.vocab_size, model.max_position_embeddings) == (48, "relu", 99, None)
     for name, message in (
         ("bert-bse", r"did you mean bert-base\?"),
-        ("x", "pass one of tiny, bert-base, bert-large or a config.json"),
+        ("x", "tiny, bert-base, bert-large or a config.json"),
     ):
         with pytest.raises(InputError, match=message):
             model_size_overrides(name)
