@@ -87,19 +87,19 @@ class Engine:
         from gaudi_bert.tfrecords.packed_shards import PackEncoder
         from gaudi_bert.tfrecords.scan import IndexedSequences
         from gaudi_bert.tfrecords.wire.schema import PackedSchema
-        from gaudi_bert.tfrecords.write import _match_files, _read_group
+        from gaudi_bert.tfrecords.write import _match_planned_files, _read_group_into_memory
 
         self.plan = WritablePlan.read(planned)
         self.schema, self.unpacked_schema = PackedSchema.of(self.plan), PackedSchema.of(self.plan).unpacked
-        matched = _match_files(records, list_record_files(records), self.plan)
+        matched = _match_planned_files(records, list_record_files(records), self.plan)
         files = self.plan.groups[0].files
         self.files = [matched[file.name] for file in files]
         room = lambda size: np.zeros(size, np.uint8)  # noqa: E731
-        self.group = _read_group(self.files, files, self.unpacked_schema, room, 1, lambda _bytes: None)
+        self.group = _read_group_into_memory(self.files, files, self.unpacked_schema, room, 1, lambda _bytes: None)
         dealt = sample_packs(self.group.lengths, self.plan.groups[0].strategies, SEED, 0)
         self.assignment, self.packs = dealt, dealt.starts.size - 1
         self.encoder = PackEncoder(self.schema, self.group, dealt)
-        self.out = self.encoder.output_buffer()
+        self.out = self.encoder.allocate_output_buffer()
         self.record_index = np.zeros((self.packs, 2), np.uint32)
         self.raw = [np.fromfile(path, np.uint8) for path in self.files]
         rows = IndexedSequences.empty(self.group.buffer, max(file.sequences for file in files)).rows
@@ -131,14 +131,14 @@ class Engine:
         """The pack pass: every pack of the group as a TFRecord, into a buffer."""
         pack = 0
         while pack < self.packs:
-            _, pack, _ = self.encoder.encode(pack, self.packs, self.out, self.record_index)
+            _, pack, _ = self.encoder.encode_packs(pack, self.packs, self.out, self.record_index)
 
     def encode_and_write(self, path: Path) -> None:
         """The same, written to a file."""
         pack = 0
         with path.open("wb", buffering=0) as handle:
             while pack < self.packs:
-                _, pack, size = self.encoder.encode(pack, self.packs, self.out, self.record_index)
+                _, pack, size = self.encoder.encode_packs(pack, self.packs, self.out, self.record_index)
                 handle.write(self.out[:size].data)
 
     def some_packs(self, count: int) -> list[list[bytes]]:

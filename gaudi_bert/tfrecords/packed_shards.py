@@ -7,7 +7,8 @@ masked positions are decoded and encoded again, because the start of the sequenc
 All sizes are computed before the first byte of a record is written, and keys are written in sorted order. A record is
 therefore byte-equal to `SerializeToString(deterministic=True)` of the same Example.
 
-In the kernels, parameters named `at` are addresses at which bytes are written.
+The parameter `address` of a kernel is the memory address at which it writes. Kernels that write return the address after the
+last byte that they have written.
 """
 
 from __future__ import annotations
@@ -69,13 +70,13 @@ class _EncodeStatus(IntEnum):
 
 
 class _Layout(NamedTuple):
-    """The sizes of a pack and the constant bytes that the kernels write.
+    """The sizes of a pack, and the constant bytes that every record contains.
 
     Attributes:
         length: L, the number of tokens in a row, including padding.
         slots: Q, the number of masked slots of a pack.
         depth: S, the maximum number of sequences in a pack.
-        keys: The keys of the features (`wire.example.encode_feature_keys`).
+        keys: The feature names (`wire.example.encode_feature_keys`).
         position_varints: The varints 0, 1, 2, ... (`wire.example.encode_position_varints`).
     """
 
@@ -86,8 +87,8 @@ class _Layout(NamedTuple):
     position_varints: ByteArray
 
 
-class _Measured(NamedTuple):
-    """Data about a pack that are computed before its first byte is written. Each thread needs its own instance.
+class _MeasuredPack(NamedTuple):
+    """What is computed about a pack before its first byte is written. Each thread needs its own instance.
 
     Attributes:
         sizes: int64 [features], the encoded size of each feature's values, in bytes.
@@ -99,52 +100,59 @@ class _Measured(NamedTuple):
 
 
 @borrowing_kernel
-def _move_positions(source: int, count: int, offset: int, target: int) -> int:
-    """Read `count` masked positions, add `offset` to each, and write them to `target`. Return the address after the last.
+def _copy_shifted_positions(source_address: int, count: int, offset: int, target_address: int) -> int:
+    """Copy the masked positions of a sequence to a pack, after adding `offset` to each.
 
-    `source` and `target` are addresses.
+    Args:
+        source_address: The address of the first position, a varint of one or two bytes.
+        count: The number of positions.
+        offset: The position of the sequence's first token in the row.
+        target_address: The address at which the positions are written.
+
+    Returns:
+        The address after the last written position.
     """
     for _ in range(count):
-        value = load_u8(source)
-        source += 1
+        value = load_u8(source_address)
+        source_address += 1
         if value >= 128:
-            value += (load_u8(source) - 1) << 7
-            source += 1
+            value += (load_u8(source_address) - 1) << 7
+            source_address += 1
         value += offset
         if value < 128:
-            store_u8(target, value)
-            target += 1
+            store_u8(target_address, value)
+            target_address += 1
         else:
-            store_u16(target, (value & 127) | 128 | ((value >> 7) << 8))
-            target += 2
-    return target
+            store_u16(target_address, (value & 127) | 128 | ((value >> 7) << 8))
+            target_address += 2
+    return target_address
 
 
 @borrowing_kernel
-def _fill_numbers(at: int, number: int, count: int) -> int:
-    """Write a sequence number `count` times as a varint, and return the address after the last.
+def _store_repeated_varint(address: int, value: int, count: int) -> int:
+    """Write a sequence number `count` times as a varint, and return the address after the last one.
 
     A sequence number is at most 8192, so its varint has one or two bytes.
     """
-    if number < 128:
-        fill_bytes(at, number, count)
-        return at + count
+    if value < 128:
+        fill_bytes(address, value, count)
+        return address + count
     for _ in range(count):
-        store_u16(at, (number & 127) | 128 | ((number >> 7) << 8))
-        at += 2
-    return at
+        store_u16(address, (value & 127) | 128 | ((value >> 7) << 8))
+        address += 2
+    return address
 
 
 @inlined_kernel
-def _zeros(at: int, count: int) -> int:
+def _store_zeros(address: int, count: int) -> int:
     """Write `count` zero bytes, and return the address after them."""
-    fill_bytes(at, 0, count)
-    return at + count
+    fill_bytes(address, 0, count)
+    return address + count
 
 
 @borrowing_kernel
-def _measure(group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured) -> bool:
-    """Compute the sizes of a pack, and encode its masked positions.
+def _compute_pack_sizes(group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _MeasuredPack) -> bool:
+    """Compute the size of each feature of a pack, and encode the masked positions of the pack.
 
     The plan ensures that the sequences fit into the row and that there are at most `depth` of them, so that only the number
     of masked positions is checked.
@@ -153,7 +161,7 @@ def _measure(group: IndexedSequences, members: Int32Array, layout: _Layout, meas
         group: The sequences of the group.
         members: int32, the numbers of the pack's sequences in the group.
         layout: The sizes of a pack.
-        measured: The output.
+        measured: Receives the sizes and the masked positions.
 
     Returns:
         False if the sequences have more masked positions than the pack has slots, otherwise True.
@@ -164,16 +172,16 @@ def _measure(group: IndexedSequences, members: Int32Array, layout: _Layout, meas
     target = moved
     for index in range(members.size):
         row = group.rows[members[index]]
-        real = as_word(row.length)
+        token_count = as_word(row.length)
         if masked + row.masked > layout.slots:
             return False
-        target = _move_positions(base + group.offsets[members[index]] + row.positions, row.masked, tokens, target)
+        target = _copy_shifted_positions(base + group.offsets[members[index]] + row.positions, row.masked, tokens, target)
         ids += row.ids_bytes
         masked_ids += row.masked_ids_bytes
-        positions += position_varints_size(real)
+        positions += position_varints_size(token_count)
         starts += varint_size(tokens)
-        numbers += real * varint_size(index + 1)
-        tokens += real
+        numbers += token_count * varint_size(index + 1)
+        tokens += token_count
         masked += row.masked
     padding, unused = layout.length - tokens, layout.slots - masked
     sizes = measured.sizes
@@ -191,124 +199,138 @@ def _measure(group: IndexedSequences, members: Int32Array, layout: _Layout, meas
 
 
 @borrowing_kernel
-def _store_ids_and_mask(
-    at: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured, padding: int
+def _store_id_and_mask_entries(
+    address: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _MeasuredPack, padding_count: int
 ) -> int:
-    """Write the entries `input_ids` and `input_mask`, and return the address after them.
+    """Write the map entries `input_ids` and `input_mask` of a pack, and return the address after them.
 
-    `input_mask` contains the sequence number of each token. `padding` is the number of padding tokens.
+    `input_mask` contains the sequence number of each token. `padding_count` is the number of padding tokens.
     """
-    at = store_map_entry_head(at, layout.keys, PackedFeature.INPUT_IDS, measured.sizes[PackedFeature.INPUT_IDS])
+    address = store_map_entry_head(address, layout.keys, PackedFeature.INPUT_IDS, measured.sizes[PackedFeature.INPUT_IDS])
     base = address_of(group.buffer)
     for member in members:
         row = group.rows[member]
-        copy_bytes(at, base + group.offsets[member] + row.ids, as_word(row.ids_bytes))
-        at += row.ids_bytes
-    at = _zeros(at, padding)
-    at = store_map_entry_head(at, layout.keys, PackedFeature.INPUT_MASK, measured.sizes[PackedFeature.INPUT_MASK])
+        copy_bytes(address, base + group.offsets[member] + row.ids, as_word(row.ids_bytes))
+        address += row.ids_bytes
+    address = _store_zeros(address, padding_count)
+    address = store_map_entry_head(address, layout.keys, PackedFeature.INPUT_MASK, measured.sizes[PackedFeature.INPUT_MASK])
     for index in range(members.size):
-        at = _fill_numbers(at, index + 1, as_word(group.rows[members[index]].length))
-    return _zeros(at, padding)
+        address = _store_repeated_varint(address, index + 1, as_word(group.rows[members[index]].length))
+    return _store_zeros(address, padding_count)
 
 
 @borrowing_kernel
-def _store_masked(
-    at: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured, unused: int
+def _store_masked_lm_entries(
+    address: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _MeasuredPack, unused_slots: int
 ) -> int:
-    """Write the entries `masked_lm_ids`, `masked_lm_positions` and `masked_lm_weights`, and return the address after them.
+    """Write the map entries `masked_lm_ids`, `masked_lm_positions` and `masked_lm_weights` of a pack.
 
-    The weight of a masked position is the number of its sequence, as float32. `unused` is the number of unused masked slots.
+    The weight of a masked position is the number of its sequence, as float32. `unused_slots` is the number of masked slots
+    that the pack does not use. Return the address after the entries.
     """
-    at = store_map_entry_head(at, layout.keys, PackedFeature.MASKED_LM_IDS, measured.sizes[PackedFeature.MASKED_LM_IDS])
+    address = store_map_entry_head(
+        address, layout.keys, PackedFeature.MASKED_LM_IDS, measured.sizes[PackedFeature.MASKED_LM_IDS]
+    )
     base = address_of(group.buffer)
     for member in members:
         row = group.rows[member]
-        copy_bytes(at, base + group.offsets[member] + row.masked_ids, as_word(row.masked_ids_bytes))
-        at += row.masked_ids_bytes
-    at = _zeros(at, unused)
+        copy_bytes(address, base + group.offsets[member] + row.masked_ids, as_word(row.masked_ids_bytes))
+        address += row.masked_ids_bytes
+    address = _store_zeros(address, unused_slots)
     size = measured.sizes[PackedFeature.MASKED_LM_POSITIONS]
-    at = store_map_entry_head(at, layout.keys, PackedFeature.MASKED_LM_POSITIONS, size)
-    copy_bytes(at, address_of(measured.positions), size - unused)
-    at = _zeros(at + size - unused, unused)
-    at = store_map_entry_head(
-        at, layout.keys, PackedFeature.MASKED_LM_WEIGHTS, measured.sizes[PackedFeature.MASKED_LM_WEIGHTS]
+    address = store_map_entry_head(address, layout.keys, PackedFeature.MASKED_LM_POSITIONS, size)
+    copy_bytes(address, address_of(measured.positions), size - unused_slots)
+    address = _store_zeros(address + size - unused_slots, unused_slots)
+    address = store_map_entry_head(
+        address, layout.keys, PackedFeature.MASKED_LM_WEIGHTS, measured.sizes[PackedFeature.MASKED_LM_WEIGHTS]
     )
     for index in range(members.size):
         bits = as_word(np.float32(index + 1).view(np.int32))
         for _ in range(group.rows[members[index]].masked):
-            store_u32(at, bits)
-            at += 4
-    return _zeros(at, 4 * unused)
+            store_u32(address, bits)
+            address += 4
+    return _store_zeros(address, 4 * unused_slots)
 
 
 @borrowing_kernel
-def _store_next_sentence(
-    at: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured, empty: int
+def _store_next_sentence_entries(
+    address: int,
+    group: IndexedSequences,
+    members: Int32Array,
+    layout: _Layout,
+    measured: _MeasuredPack,
+    missing_sequences: int,
 ) -> int:
-    """Write the next-sentence entries (labels, positions and weights), and return the address after them.
+    """Write the map entries `next_sentence_labels`, `next_sentence_positions` and `next_sentence_weights` of a pack.
 
-    The position of a sequence is the number of its first token in the row. `empty` is how many sequences fewer than `depth`
-    the pack contains.
+    The position of a sequence is the number of its first token in the row. `missing_sequences` is how many sequences fewer
+    than `depth` the pack contains. Return the address after the entries.
     """
     sizes = measured.sizes
-    at = store_map_entry_head(at, layout.keys, PackedFeature.NEXT_SENTENCE_LABELS, sizes[PackedFeature.NEXT_SENTENCE_LABELS])
+    address = store_map_entry_head(
+        address, layout.keys, PackedFeature.NEXT_SENTENCE_LABELS, sizes[PackedFeature.NEXT_SENTENCE_LABELS]
+    )
     for member in members:
-        store_u8(at, as_word(group.rows[member].label))
-        at += 1
-    at = _zeros(at, empty)
-    at = store_map_entry_head(
-        at, layout.keys, PackedFeature.NEXT_SENTENCE_POSITIONS, sizes[PackedFeature.NEXT_SENTENCE_POSITIONS]
+        store_u8(address, as_word(group.rows[member].label))
+        address += 1
+    address = _store_zeros(address, missing_sequences)
+    address = store_map_entry_head(
+        address, layout.keys, PackedFeature.NEXT_SENTENCE_POSITIONS, sizes[PackedFeature.NEXT_SENTENCE_POSITIONS]
     )
     start = as_word(0)
     for member in members:
-        at = store_varint(at, start)
+        address = store_varint(address, start)
         start += group.rows[member].length
-    at = _zeros(at, empty)
-    at = store_map_entry_head(
-        at, layout.keys, PackedFeature.NEXT_SENTENCE_WEIGHTS, sizes[PackedFeature.NEXT_SENTENCE_WEIGHTS]
+    address = _store_zeros(address, missing_sequences)
+    address = store_map_entry_head(
+        address, layout.keys, PackedFeature.NEXT_SENTENCE_WEIGHTS, sizes[PackedFeature.NEXT_SENTENCE_WEIGHTS]
     )
     for _ in range(members.size):
-        store_u32(at, _ONE_FLOAT)
-        at += 4
-    return _zeros(at, 4 * empty)
+        store_u32(address, _ONE_FLOAT)
+        address += 4
+    return _store_zeros(address, 4 * missing_sequences)
 
 
 @borrowing_kernel
-def _store_positions_and_segments(
-    at: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured, padding: int
+def _store_position_and_segment_entries(
+    address: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _MeasuredPack, padding_count: int
 ) -> int:
-    """Write the entries `positions` and `segment_ids`, and return the address after them.
+    """Write the map entries `positions` and `segment_ids` of a pack, and return the address after them.
 
-    Positions count from 0 in each sequence. `padding` is the number of padding tokens.
+    Positions count from 0 in each sequence. `padding_count` is the number of padding tokens.
     """
-    at = store_map_entry_head(at, layout.keys, PackedFeature.POSITIONS, measured.sizes[PackedFeature.POSITIONS])
+    address = store_map_entry_head(address, layout.keys, PackedFeature.POSITIONS, measured.sizes[PackedFeature.POSITIONS])
     table = address_of(layout.position_varints)
     for member in members:
         size = position_varints_size(as_word(group.rows[member].length))
-        copy_bytes(at, table, size)
-        at += size
-    at = _zeros(at, padding)
-    at = store_map_entry_head(at, layout.keys, PackedFeature.SEGMENT_IDS, measured.sizes[PackedFeature.SEGMENT_IDS])
+        copy_bytes(address, table, size)
+        address += size
+    address = _store_zeros(address, padding_count)
+    address = store_map_entry_head(
+        address, layout.keys, PackedFeature.SEGMENT_IDS, measured.sizes[PackedFeature.SEGMENT_IDS]
+    )
     base = address_of(group.buffer)
     for member in members:
         row = group.rows[member]
-        copy_bytes(at, base + group.offsets[member] + row.segments, as_word(row.length))
-        at += row.length
-    return _zeros(at, padding)
+        copy_bytes(address, base + group.offsets[member] + row.segments, as_word(row.length))
+        address += row.length
+    return _store_zeros(address, padding_count)
 
 
 @borrowing_kernel
-def _store_features(at: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured) -> int:
-    """Write the ten map entries of a pack in sorted order, and return the address after the last."""
+def _store_pack_entries(
+    address: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _MeasuredPack
+) -> int:
+    """Write the ten map entries of a pack, sorted by name, and return the address after the last entry."""
     tokens, masked = as_word(0), as_word(0)
     for member in members:
         tokens += group.rows[member].length
         masked += group.rows[member].masked
     padding, unused, empty = layout.length - tokens, layout.slots - masked, layout.depth - members.size
-    at = _store_ids_and_mask(at, group, members, layout, measured, padding)
-    at = _store_masked(at, group, members, layout, measured, unused)
-    at = _store_next_sentence(at, group, members, layout, measured, empty)
-    return _store_positions_and_segments(at, group, members, layout, measured, padding)
+    address = _store_id_and_mask_entries(address, group, members, layout, measured, padding)
+    address = _store_masked_lm_entries(address, group, members, layout, measured, unused)
+    address = _store_next_sentence_entries(address, group, members, layout, measured, empty)
+    return _store_position_and_segment_entries(address, group, members, layout, measured, padding)
 
 
 @borrowing_kernel
@@ -323,52 +345,54 @@ def _prefetch_pack(group: IndexedSequences, members: Int32Array) -> None:
 
 
 @borrowing_kernel
-def _encode(
+def _encode_packs(
     group: IndexedSequences,
     packs: SampledPacks,
-    first: int,
-    last: int,
+    first_pack: int,
+    end_pack: int,
     layout: _Layout,
-    measured: _Measured,
-    out: ByteArray,
+    measured: _MeasuredPack,
+    output: ByteArray,
     record_index: IndexArray,
 ) -> tuple[int, int, int]:
-    """Encode packs `first` to `last` - 1 as TFRecords, until all are encoded or the output is full.
+    """Encode the packs `first_pack` to `end_pack` - 1 as TFRecords, until all are encoded or the output is full.
 
     Args:
         group: The sequences of the group.
         packs: The sequences of each pack.
-        first: The number of the first pack.
-        last: The number after the last pack.
+        first_pack: The number of the first pack.
+        end_pack: The number after the last pack.
         layout: The sizes of a pack.
         measured: Scratch space.
-        out: uint8, the output.
-        record_index: uint32 [last - first, 2], set to the size and the checksum of each record.
+        output: uint8, receives the records.
+        record_index: uint32 [end_pack - first_pack, 2], is set to the size and the checksum of each record.
 
     Returns:
         (status, the next pack to encode, the number of bytes written).
     """
     members, starts = packs
-    begin = address_of(out)
-    at, end = begin, begin + out.size
-    for pack in range(first, last):
-        ahead = pack + _PREFETCHED_PACKS
-        if ahead < last:
-            _prefetch_pack(group, members[starts[ahead] : starts[ahead + 1]])
-        of_pack = members[starts[pack] : starts[pack + 1]]
-        if not _measure(group, of_pack, layout, measured):
-            return _EncodeStatus.TOO_MANY_MASKED, pack, at - begin
+    output_start = address_of(output)
+    address, end = output_start, output_start + output.size
+    for pack in range(first_pack, end_pack):
+        prefetched_pack = pack + _PREFETCHED_PACKS
+        if prefetched_pack < end_pack:
+            _prefetch_pack(group, members[starts[prefetched_pack] : starts[prefetched_pack + 1]])
+        pack_members = members[starts[pack] : starts[pack + 1]]
+        if not _compute_pack_sizes(group, pack_members, layout, measured):
+            return _EncodeStatus.TOO_MANY_MASKED, pack, address - output_start
         content = map_entries_size(layout.keys, measured.sizes)
-        if at + message_size(content) + FRAME_BYTES + SLACK_BYTES > end:
-            return _EncodeStatus.OUTPUT_FULL, pack, at - begin
-        after = store_payload_crc(at, _store_features(store_record_head(at, content), group, of_pack, layout, measured))
-        record_index[pack - first, 0] = after - at
-        record_index[pack - first, 1] = load_u32(after - 4)
-        at = after
-    return _EncodeStatus.DONE, last, at - begin
+        if address + message_size(content) + FRAME_BYTES + SLACK_BYTES > end:
+            return _EncodeStatus.OUTPUT_FULL, pack, address - output_start
+        after = store_payload_crc(
+            address, _store_pack_entries(store_record_head(address, content), group, pack_members, layout, measured)
+        )
+        record_index[pack - first_pack, 0] = after - address
+        record_index[pack - first_pack, 1] = load_u32(after - 4)
+        address = after
+    return _EncodeStatus.DONE, end_pack, address - output_start
 
 
-def largest_record(schema: PackedSchema) -> int:
+def max_packed_record_size(schema: PackedSchema) -> int:
     """Return an upper bound on the size of a packed record in bytes, with its frame and the slack after it."""
     per_slot = 3 + 2 + 2 + 1  # token id, sequence number, position, segment id
     per_masked = 3 + 2 + 4  # id, position, weight
@@ -388,7 +412,7 @@ _BUFFER_BYTES = 256 << 10  # larger writes make the kernel search for huge pages
 
 
 class PackEncoder:
-    """Encodes the packs of one group.
+    """Encodes the packs of one group as TFRecords, and writes them to shard files.
 
     Several threads may use the same encoder if each has its own output buffer.
 
@@ -406,7 +430,7 @@ class PackEncoder:
         )
 
     def count_shards(self, shard_multiple: int, shard_bytes: int) -> int:
-        """Return the number of shards of the group.
+        """Return the number of shards into which the packs of the group are divided.
 
         The number is computed from an upper bound on the size of the encoded packs, which allows two bytes for each masked
         position.
@@ -424,46 +448,51 @@ class PackEncoder:
         more_than_one_byte += lengths if schema.depth > 127 else 0
         return count_shards(packs, packs * plain + more_than_one_byte, shard_multiple, shard_bytes)
 
-    def output_buffer(self) -> ByteArray:
+    def allocate_output_buffer(self) -> ByteArray:
         """Return a new buffer for encoded packs. Each thread needs its own."""
-        return np.zeros(max(_BUFFER_BYTES, 2 * largest_record(self._schema)), np.uint8)
+        return np.zeros(max(_BUFFER_BYTES, 2 * max_packed_record_size(self._schema)), np.uint8)
 
-    def encode(self, first: int, last: int, out: ByteArray, record_index: IndexArray) -> tuple[_EncodeStatus, int, int]:
-        """Encode packs `first` to `last` - 1 into a buffer, until all are encoded or the buffer is full.
+    def encode_packs(
+        self, first_pack: int, end_pack: int, output: ByteArray, record_index: IndexArray
+    ) -> tuple[_EncodeStatus, int, int]:
+        """Encode the packs `first_pack` to `end_pack` - 1 into a buffer, until all are encoded or the buffer is full.
 
         Args:
-            first: The number of the first pack.
-            last: The number after the last pack.
-            out: A buffer from `output_buffer`.
-            record_index: uint32 [last - first, 2], set to the size and the checksum of each record that was written.
+            first_pack: The number of the first pack.
+            end_pack: The number after the last pack.
+            output: A buffer from `allocate_output_buffer`.
+            record_index: uint32 [end_pack - first_pack, 2], is set to the size and the checksum of each record that was
+                written.
 
         Returns:
             (status, the next pack to encode, the number of bytes written).
         """
-        measured = _Measured(np.zeros(len(PackedFeature), np.int64), np.empty(2 * self._layout.slots + 8, np.uint8))
-        status, pack, size = _encode(self._group, self._packs, first, last, self._layout, measured, out, record_index)
+        measured = _MeasuredPack(np.zeros(len(PackedFeature), np.int64), np.empty(2 * self._layout.slots + 8, np.uint8))
+        status, pack, size = _encode_packs(
+            self._group, self._packs, first_pack, end_pack, self._layout, measured, output, record_index
+        )
         return _EncodeStatus(status), pack, size
 
     def write_shard(
         self,
         path: Path,
-        first: int,
-        last: int,
-        out: ByteArray,
-        slots: threading.Semaphore,
+        first_pack: int,
+        end_pack: int,
+        output: ByteArray,
+        encoding_slots: threading.Semaphore,
         progress: Callable[[int], None],
     ) -> tuple[Shard, IndexArray]:
-        """Write packs `first` to `last` - 1 to a shard file, atomically.
+        """Write the packs `first_pack` to `end_pack` - 1 to a shard file. The file appears only when it is complete.
 
-        A slot is held while packs are encoded and written, but not while the file is flushed to the disk. With a few more
-        threads than slots, the processor and the disk are both busy.
+        The thread holds an encoding slot while it encodes and writes packs, but not while the file is flushed to the disk.
+        With a few more threads than slots, the processor and the disk are both busy.
 
         Args:
             path: The shard file.
-            first: The number of the first pack.
-            last: The number after the last pack.
-            out: A buffer from `output_buffer`.
-            slots: Limits the number of threads that encode at the same time.
+            first_pack: The number of the first pack.
+            end_pack: The number after the last pack.
+            output: A buffer from `allocate_output_buffer`.
+            encoding_slots: Limits the number of threads that encode at the same time.
             progress: Called with the number of packs that were written.
 
         Returns:
@@ -473,17 +502,17 @@ class PackEncoder:
         Raises:
             InputError: A pack has more masked positions than masked slots, or the file cannot be written.
         """
-        pack, size, crc = first, 0, 0
-        record_index = np.zeros((last - first, 2), np.uint32)
-        with atomic_file(path) as handle, slots:
-            while pack < last:
-                status, following, count = self.encode(pack, last, out, record_index[pack - first :])
+        pack, size, crc = first_pack, 0, 0
+        record_index = np.zeros((end_pack - first_pack, 2), np.uint32)
+        with atomic_file(path) as handle, encoding_slots:
+            while pack < end_pack:
+                status, next_pack, count = self.encode_packs(pack, end_pack, output, record_index[pack - first_pack :])
                 if status == _EncodeStatus.TOO_MANY_MASKED:
-                    problem = "its sequences have more masked positions than masked_slots"
-                    raise InputError(f"{path.name}: pack {following - first}: {problem}; plan again")
-                handle.write(out[:count].data)
-                crc, size = crc32c(out[:count], crc), size + count
-                progress(following - pack)
-                pack = following
+                    problem = "its sequences have more masked positions than the pack has masked slots"
+                    raise InputError(f"{path.name}: pack {next_pack - first_pack}: {problem}; make the plan again")
+                handle.write(output[:count].data)
+                crc, size = crc32c(output[:count], crc), size + count
+                progress(next_pack - pack)
+                pack = next_pack
             handle.flush()
-        return Shard(name=path.name, packs=last - first, bytes=size, crc32c=crc), record_index
+        return Shard(name=path.name, packs=end_pack - first_pack, bytes=size, crc32c=crc), record_index

@@ -60,7 +60,7 @@ from gaudi_bert.tfrecords.wire.features import make_feature_table
 from gaudi_bert.tfrecords.wire.framing import ScanStatus
 from gaudi_bert.tfrecords.wire.schema import MAX_RECORD_BYTES, MAX_SEQUENCE_LENGTH, PackedSchema, UnpackedSchema
 
-_NAMED = 3
+_MAX_NAMED_FILES = 3
 # Listing the files of all groups at once would use memory in proportion to the data, so they are listed in batches of
 # groups.
 _GROUPS_AT_ONCE = 256
@@ -86,8 +86,8 @@ def verify_records(records: str | Path, packed: Path, run: StageRun) -> StageOut
         return verify_packs(_RecordsReader(inputs, PackedFolder(here, RecordMetadata.read(here), RecordManifest), run), run)
 
 
-class _ReadFile(NamedTuple):
-    """The summary of an input file or a shard after it was read.
+class _FileSummary(NamedTuple):
+    """What is known of an input file or a shard after it was read.
 
     Attributes:
         path: The file.
@@ -121,14 +121,15 @@ class _RecordsReader:
     run: StageRun
 
     @cached_property
-    def _paths(self) -> Mapping[str, Path]:
+    def _path_by_name(self) -> Mapping[str, Path]:
         """The path of each input file by its name."""
         return {path.name: path for path in self.inputs.sizes}
 
     def verify_groups(self, manifests: Iterable[RecordManifest]) -> Iterator[VerifiedGroup[RecordManifest]]:
-        """Read groups in batches of 256 and yield each group after it was compared.
+        """Read the input files and shards of groups, compare them, and yield the result for each group.
 
-        The files of a batch are read by several threads, ahead of the group that is compared.
+        The groups are read in batches of 256. The files of a batch are read by several threads, ahead of the group that is
+        compared.
 
         Args:
             manifests: The manifests of the groups to read.
@@ -141,22 +142,22 @@ class _RecordsReader:
         # The stored settings must name the plan of the first group and have the same values as metadata.json.
         path = settings_path(self.folder.path, self.folder.path / METADATA_NAME)
         fetch_files(path)
-        right = Signature(
+        expected = Signature(
             "write", {key: getattr(metadata, key) for key in RecordMetadata.planned}, {"plan_sha256": plan_sha256}
         )
-        check_same_content(path, read_signature(path), right, metadata.remedy, "metadata.json and its manifests")
-        rest = iter(manifests)
+        check_same_content(path, read_signature(path), expected, metadata.remedy, "metadata.json and its manifests")
+        remaining = iter(manifests)
         total = int(metadata.shard_table.bytes.sum()) + sum(self.inputs.sizes.values())
         total //= 1 if self.run.part is None else self.run.part[1]
         with self.run.reporter.task("verify", total, "bytes") as task:
-            while some := list(itertools.islice(rest, _GROUPS_AT_ONCE)):
-                files = [self._files_of(manifest) for manifest in some]
-                results = self._read_files([file for of_group in files for file in of_group], task)
-                for manifest, of_group in zip(some, files, strict=True):
-                    yield self._compare(manifest, plan_sha256, list(itertools.islice(results, len(of_group))))
+            while batch := list(itertools.islice(remaining, _GROUPS_AT_ONCE)):
+                files = [self._list_group_files(manifest) for manifest in batch]
+                results = self._read_files([file for group_files in files for file in group_files], task)
+                for manifest, group_files in zip(batch, files, strict=True):
+                    yield self._compare_group(manifest, plan_sha256, list(itertools.islice(results, len(group_files))))
 
-    def _files_of(self, manifest: RecordManifest) -> list[tuple[Path, bool]]:
-        """List the files of a group: first the input files and then the shards.
+    def _list_group_files(self, manifest: RecordManifest) -> list[tuple[Path, bool]]:
+        """Return the files of a group: first the input files and then the shards.
 
         Returns:
             Pairs (path, whether the file is an input file).
@@ -165,16 +166,16 @@ class _RecordsReader:
             FailedError: An input file of the group is missing from the records.
         """
         names = [file.name for file in manifest.inputs]
-        missing = [name for name in names if name not in self._paths]
+        missing = [name for name in names if name not in self._path_by_name]
         if missing:
             raise FailedError(
                 f"{self.folder.path}: {len(missing):,} of {len(names):,} input files of group {manifest.group} are missing"
-                f" from the records: {', '.join(missing[:_NAMED])}; verify with the files that were packed"
+                f" from the records: {', '.join(missing[:_MAX_NAMED_FILES])}; pass the files that were packed"
             )
         shards = self.folder.list_shards(manifest.group)
-        return [*((self._paths[name], True) for name in names), *((path, False) for path in shards)]
+        return [*((self._path_by_name[name], True) for name in names), *((path, False) for path in shards)]
 
-    def _read_files(self, files: Sequence[tuple[Path, bool]], task: Task) -> Iterator[_ReadFile]:
+    def _read_files(self, files: Sequence[tuple[Path, bool]], task: Task) -> Iterator[_FileSummary]:
         """Read files in several threads and yield a summary of each, in the given order.
 
         Files of an object store are downloaded shortly before they are read.
@@ -186,12 +187,12 @@ class _RecordsReader:
         ahead, schema = choose_worker_count(self.run.workers, len(files)), PackedSchema.of(self.folder.metadata)
         with prefetch_batches([path for path, _ in files], ahead) as batches:
 
-            def read(number: int, buffer: ByteArray) -> _ReadFile:
+            def read(number: int, buffer: ByteArray) -> _FileSummary:
                 """Read one file. An error of a shard becomes a FailedError, because the packed folder is wrong."""
                 path, is_input = files[number]
                 with batches.provide_batch(number):
                     try:
-                        return _read_file(path, is_input, schema, buffer, task.advance)
+                        return _summarize_file(path, is_input, schema, buffer, task.advance)
                     except InputError as error:
                         if is_input:
                             raise
@@ -199,8 +200,8 @@ class _RecordsReader:
 
             yield from map_in_threads(read, range(len(files)), self.run.workers, allocate_scan_buffer)
 
-    def _compare(
-        self, stored: RecordManifest, plan_sha256: str, files: Sequence[_ReadFile]
+    def _compare_group(
+        self, stored: RecordManifest, plan_sha256: str, files: Sequence[_FileSummary]
     ) -> VerifiedGroup[RecordManifest]:
         """Compare the shards of a group with its input files, and recompute the group manifest.
 
@@ -218,8 +219,8 @@ class _RecordsReader:
         """
         packed, metadata = self.folder.path, self.folder.metadata
         inputs, shards = ([file for file in files if file.is_input == side] for side in (True, False))
-        fingerprint, lengths = _sums_of(shards)
-        input_fingerprint, input_lengths = _sums_of(inputs)
+        fingerprint, lengths = _add_up_summaries(shards)
+        input_fingerprint, input_lengths = _add_up_summaries(inputs)
         if fingerprint != input_fingerprint or not np.array_equal(lengths, input_lengths):
             records, packs_of_them = ([file.path for file in side] for side in (inputs, shards))
             difference = _describe_difference(records, packs_of_them, PackedSchema.of(metadata), self.run.workers)
@@ -228,9 +229,12 @@ class _RecordsReader:
         written = tuple(
             Shard(name=file.path.name, packs=len(file.record_index), **file.identity.identity) for file in shards
         )
-        for one, other in zip(stored.shards, written, strict=False):
-            if one.crc32c != other.crc32c:
-                raise FailedError(f"{packed / one.name}: its CRC-32C differs from its group's manifest; {metadata.remedy}")
+        for stored_shard, read_shard in zip(stored.shards, written, strict=False):
+            if stored_shard.crc32c != read_shard.crc32c:
+                raise FailedError(
+                    f"{packed / stored_shard.name}: the CRC-32C of the shard differs from the manifest of its group;"
+                    f" {metadata.remedy}"
+                )
         identities = tuple(file.identity for file in inputs)
         check_inputs_unchanged(packed, stored.inputs, identities, metadata.remedy)
         expected = RecordManifest(
@@ -240,7 +244,7 @@ class _RecordsReader:
             packs=sum(shard.packs for shard in written),
             **counts_to_json_fields(lengths[1 : metadata.max_sequence_length + 1].tolist()),
             inputs=identities,
-            index_crc32c=_check_index(index_path(packed, stored.group), entries, stored.remedy),
+            index_crc32c=_check_group_index(index_path(packed, stored.group), entries, stored.remedy),
             shards=written,
         )
         bound = prove_group_lower_bound(self.folder, expected.counts, expected.packs)
@@ -258,11 +262,11 @@ class _RecordsReader:
         """
         names, metadata, packed = totals.input_names, self.folder.metadata, self.folder.path
         if len(set(names)) != len(names):
-            raise FailedError(f"{packed}: two manifests name the same input file; {metadata.remedy}")
+            raise FailedError(f"{packed}: two group manifests list the same input file; {metadata.remedy}")
         known = {*names, *(file.name for file in metadata.bad_files)}
-        for name in self._paths:
+        for name in self._path_by_name:
             if name not in known:
-                raise FailedError(f"{packed}: input file {name} is not among those that were packed; {metadata.remedy}")
+                raise FailedError(f"{packed}: input file {name} was not packed; {metadata.remedy}")
         self._check_bad_files(names)
         vocabulary = self.inputs.vocabulary
         return RecordMetadata(
@@ -284,23 +288,25 @@ class _RecordsReader:
         """
         bad_files, remedy = self.folder.metadata.bad_files, self.folder.metadata.remedy
         for bad in bad_files:
-            path = self._paths.get(bad.name)
+            path = self._path_by_name.get(bad.name)
             if path is None or bad.name in names:
-                problem = "is missing now" if path is None else "is in a manifest"
-                raise FailedError(f"{self.folder.path}: input file {bad.name} was skipped as bad, and {problem}; {remedy}")
+                problem = "is now missing" if path is None else "is listed in a group manifest"
+                raise FailedError(f"{self.folder.path}: input file {bad.name} was skipped as bad, but {problem}; {remedy}")
             with prefetch_batches([path]) as files, files.provide_batch(0):
                 if identify_bad_file(path) != bad:
-                    raise FailedError(f"{path}: was skipped as bad, and has changed since; {remedy}")
+                    raise FailedError(f"{path}: the file was skipped as bad, but has changed since then; {remedy}")
                 if find_file_problem(path) is None:
-                    raise FailedError(f"{path}: was skipped as bad, but can be read; {remedy}")
+                    raise FailedError(f"{path}: the file was skipped as bad, but is readable; {remedy}")
         if bad_files:
-            named = ", ".join(file.name for file in bad_files[:_NAMED])
+            named = ", ".join(file.name for file in bad_files[:_MAX_NAMED_FILES])
             count = format_count(len(bad_files), "bad file")
-            self.run.reporter.say(f"{format_path(self.folder.path)}: {count} of the records skipped: {named}")
+            self.run.reporter.say(
+                f"{format_path(self.folder.path)}: the packs lack {count} of the records, which packing skipped: {named}"
+            )
 
 
-def _check_index(path: Path, record_index: Sequence[IndexArray], remedy: str) -> int:
-    """Check that a group's index states the size and checksum of every record, and return the CRC-32C of the index.
+def _check_group_index(path: Path, record_index: Sequence[IndexArray], remedy: str) -> int:
+    """Check that the index of a group states the size and checksum of every record, and return the CRC-32C of the index.
 
     Args:
         path: The index file.
@@ -308,24 +314,24 @@ def _check_index(path: Path, record_index: Sequence[IndexArray], remedy: str) ->
         remedy: What the user can do, for the error message.
 
     Raises:
-        FailedError: The index is missing or states something else.
+        FailedError: The index is missing, or states other sizes or checksums.
     """
     fetch_files(path)
-    right = np.concatenate(record_index).astype("<u4").tobytes()
+    expected = np.concatenate(record_index).astype("<u4").tobytes()
     stored = read_file(path) if path.exists() else None
     remove_local_copies(path)
     if stored is None:
         raise FailedError(f"{path}: the index is missing; {remedy}")
-    if stored != right:
-        raise FailedError(f"{path}: does not state the sizes and checksums of the records; {remedy}")
-    return crc32c(right)
+    if stored != expected:
+        raise FailedError(f"{path}: the sizes and checksums in the index differ from those of the records; {remedy}")
+    return crc32c(expected)
 
 
 # --- reading a file piece by piece: the hash and the length of each sequence
 
 
 class _PackedFormat:
-    """The record format of packed records, which a `RecordScan` uses to check and hash them.
+    """The record format for packed records, which a `RecordScan` uses to check and hash them.
 
     Attributes:
         schema: The sizes that every record must have.
@@ -353,14 +359,14 @@ class _PackedFormat:
         self._position_varints = encode_position_varints()
 
     def start_piece(self) -> None:
-        """Discard the packs of the previous piece."""
+        """Remove the results of the previous piece."""
         self.scanned.done[:] = 0
 
     def process_records(self, position: int, filled: int) -> tuple[ScanStatus, int]:
         """Check and hash the packs in `buffer[position:filled]`.
 
         Returns:
-            Why the scan stopped, and the position of the record at which it stopped.
+            (why the scan stopped, the position of the record at which it stopped).
         """
         before = int(self.scanned.done[0])
         status, position = check_and_hash_packs(
@@ -370,7 +376,7 @@ class _PackedFormat:
         return ScanStatus(status), position
 
 
-def _pieces_of(
+def _read_hashed_pieces(
     path: Path, schema: UnpackedSchema | PackedSchema, buffer: ByteArray, progress: Callable[[int], None] | None = None
 ) -> Iterator[tuple[RecordScan, ScannedPacks]]:
     """Read an input file or a shard, and yield the hashes and lengths of its sequences for each piece.
@@ -411,23 +417,26 @@ def _pieces_of(
             yield scan, ScannedPacks(*of_sequences, *of_packs, done=nothing, starts=nothing)
 
 
-def _read_file(
+def _summarize_file(
     path: Path, is_input: bool, schema: PackedSchema, buffer: ByteArray, progress: Callable[[int], None]
-) -> _ReadFile:
-    """Read a file in pieces and return its summary. The parameters are those of `_pieces_of`."""
+) -> _FileSummary:
+    """Read an input file or a shard, and return its size, checksum, fingerprint and sequence lengths.
+
+    The parameters are those of `_read_hashed_pieces`.
+    """
     fingerprint, lengths = 0, np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64)
     record_index, size, checksum = [np.zeros((0, 2), np.uint32)], 0, 0
-    for scan, piece in _pieces_of(path, schema.unpacked if is_input else schema, buffer, progress):
+    for scan, piece in _read_hashed_pieces(path, schema.unpacked if is_input else schema, buffer, progress):
         fingerprint += int(sum_hashes(piece.hashes))
         lengths += np.bincount(piece.lengths, minlength=lengths.size)
         size, checksum = scan.file_bytes, scan.file_crc32c
         record_index.append(piece.record_index.copy())
     identity = InputFile(name=path.name, bytes=size, crc32c=checksum)
-    return _ReadFile(path, is_input, identity, fingerprint % 2**64, lengths, np.concatenate(record_index))
+    return _FileSummary(path, is_input, identity, fingerprint % 2**64, lengths, np.concatenate(record_index))
 
 
-def _sums_of(files: Sequence[_ReadFile]) -> tuple[int, IntArray]:
-    """Return the fingerprint of all sequences in `files`, and the number of sequences of each length."""
+def _add_up_summaries(files: Sequence[_FileSummary]) -> tuple[int, IntArray]:
+    """Return the fingerprint of all sequences in several files, and the number of sequences of each length."""
     lengths = np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64)
     for file in files:
         lengths += file.lengths
@@ -438,7 +447,7 @@ def _sums_of(files: Sequence[_ReadFile]) -> tuple[int, IntArray]:
 
 
 def _describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: PackedSchema, workers: int | None) -> str:
-    """Return one line that states how many sequences are missing or surplus, and names the first three of each.
+    """Return one line that states how many sequences of a group are missing or surplus, and names the first three of each.
 
     All hashes of the group are in memory at once, 32 bytes for each sequence. That is about half of what packing the group
     uses.
@@ -450,23 +459,26 @@ def _describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: 
         workers: The number of threads, or None for the default.
     """
     with prefetch_batches([[*files, *shards]]) as batches, batches.provide_batch(0):
-        expected, stored = _collect(files, schema.unpacked, workers), _collect(shards, schema, workers)
-    parts = []
+        expected, stored = (
+            _collect_sequence_hashes(files, schema.unpacked, workers),
+            _collect_sequence_hashes(shards, schema, workers),
+        )
+    differences = []
     for what, surplus, paths in (
-        ("sequences of the records are missing", _surplus(expected, stored), files),
-        ("are doubled, changed or foreign", _surplus(stored, expected), shards),
+        ("sequences of the records are missing", _find_surplus_rows(expected, stored), files),
+        ("sequences are doubled, changed or not in the records", _find_surplus_rows(stored, expected), shards),
     ):
         if surplus.size:
-            named = [f"{paths[row[1]].name} record {row[2]}" for row in surplus[:_NAMED].tolist()]
+            locations = [f"{paths[row[1]].name} record {row[2]}" for row in surplus[:_MAX_NAMED_FILES].tolist()]
             if paths is shards:
-                named = [f"{name} sequence {row[3]}" for name, row in zip(named, surplus.tolist(), strict=False)]
-            more = ", ..." if len(surplus) > len(named) else ""
-            parts.append(f"{len(surplus)} {what}: {', '.join(named)}{more}")
-    return "; ".join([*parts, "write the folder again"])
+                locations = [f"{name} sequence {row[3]}" for name, row in zip(locations, surplus.tolist(), strict=False)]
+            more = ", ..." if len(surplus) > len(locations) else ""
+            differences.append(f"{len(surplus)} {what}: {', '.join(locations)}{more}")
+    return "; ".join([*differences, "write the packed data again"])
 
 
-def _collect(files: Sequence[Path], schema: UnpackedSchema | PackedSchema, workers: int | None) -> IntArray:
-    """Read files again and return the hash and the location of every sequence.
+def _collect_sequence_hashes(files: Sequence[Path], schema: UnpackedSchema | PackedSchema, workers: int | None) -> IntArray:
+    """Read files again, and return the hash and the location of every sequence.
 
     Returns:
         int64 [sequences, 4]. The columns are the hash, the index of the file in `files`, the number of the record from 0,
@@ -476,7 +488,7 @@ def _collect(files: Sequence[Path], schema: UnpackedSchema | PackedSchema, worke
     def read(number: int, buffer: ByteArray) -> IntArray:
         """Return the rows of one file."""
         rows, record = [np.zeros((0, 4), np.int64)], 0
-        for _, piece in _pieces_of(files[number], schema, buffer):
+        for _, piece in _read_hashed_pieces(files[number], schema, buffer):
             sizes = piece.sequences.astype(np.int64)
             owners = np.repeat(np.arange(sizes.size), sizes)
             numbers = np.arange(piece.hashes.size) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
@@ -487,12 +499,12 @@ def _collect(files: Sequence[Path], schema: UnpackedSchema | PackedSchema, worke
     return np.concatenate([np.zeros((0, 4), np.int64), *map_files_in_threads(read, range(len(files)), workers)])
 
 
-def _surplus(rows: IntArray, others: IntArray) -> IntArray:
-    """Return the rows that `others` does not match, as a multiset of hashes.
+def _find_surplus_rows(rows: IntArray, other_rows: IntArray) -> IntArray:
+    """Return those rows of `rows` whose hash occurs less often in `other_rows`. The hash is the first column.
 
-    If a hash occurs n times in `rows` and m < n times in `others`, the last n - m of its rows are returned.
+    If a hash occurs n times in `rows` and m < n times in `other_rows`, the last n - m of its rows are returned.
     """
-    allowed = Counter(others[:, 0].tolist())
+    allowed = Counter(other_rows[:, 0].tolist())
     surplus = []
     for number, value in enumerate(rows[:, 0].tolist()):
         if not allowed[value]:

@@ -75,8 +75,10 @@ def pack_records(
     """
     check_file_name(out)
     if not run.does_all_parts:
-        raise InputError(f"{out}: records are packed at once; use `histogram`, `plan` and `write` to share the work")
-    _check_apart(records, out)
+        raise InputError(
+            f"{out}: `pack` cannot pack a part of the records; use `histogram`, `plan` and `write` to share the work"
+        )
+    _check_separate_folders(records, out)
     with mirror_folder(out, run.store) as folder:  # otherwise the plan of other packs would be replaced before the error
         check_output_place(folder, folder / METADATA_NAME, "write", run.overwrite)
     histogram_path = out.with_name(f"{out.name}-plan") / "histogram.json"
@@ -112,7 +114,7 @@ def write_packed_records(
     Raises:
         InputError: The records are not those of the plan, the plan is invalid, or the memory is not sufficient for a group.
     """
-    _check_apart(records, out)
+    _check_separate_folders(records, out)
     with open_local_copy(plan, run.store) as plan_path, mirror_folder(out, run.store) as folder:
         content = WritablePlan.read(plan_path).model_copy(update=dict(shards or {}))
         settings = {key: getattr(content, key) for key in RecordMetadata.planned}
@@ -120,18 +122,20 @@ def write_packed_records(
         return write_packs(_RecordPacking(folder, run, signature, records, plan_path, content))
 
 
-def _check_apart(records: str | Path, out: Path) -> None:
+def _check_separate_folders(records: str | Path, out: Path) -> None:
     """Check that the output folder is not the folder of the records.
 
     Raises:
-        InputError: It is the same folder.
+        InputError: Both are the same folder.
     """
     if is_in_store(records) or is_in_store(out):
         same = is_in_store(records) and is_in_store(out) and store_url(records) == store_url(out)
     else:
         same = resolve_links(records_folder(records)) == resolve_links(out)
     if same:
-        raise InputError(f"{format_location(records)}: the output folder is the folder of the records; choose another one")
+        raise InputError(
+            f"{format_location(records)}: the output folder must not be the folder of the records; choose another one"
+        )
 
 
 @dataclass
@@ -151,7 +155,7 @@ class _PlannedRecords:
     @cached_property
     def _path_by_name(self) -> dict[str, Path]:
         """The path of each planned file by its name."""
-        return _match_files(self.inputs.shown, self.inputs.sizes, self.plan)
+        return _match_planned_files(self.inputs.shown, self.inputs.sizes, self.plan)
 
     def list_group_files(self, number: int) -> list[Path]:
         """Return the paths of the input files of a group."""
@@ -198,7 +202,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         return len(self.plan.groups)
 
     @cached_property
-    def _packs_before(self) -> IntArray:
+    def _packs_before_group(self) -> IntArray:
         """The number of packs in all groups before each group, int64 [groups]."""
         packs = np.array([group.packs for group in self.plan.groups], np.int64)
         return np.cumsum(packs) - packs
@@ -217,9 +221,11 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
             InputError: The vocabulary is not that of the plan, a bound cannot be proven, or a group needs more memory than
                 is available.
         """
-        vocabulary, available = inputs.inputs.vocabulary, _available_bytes()
+        vocabulary, available = inputs.inputs.vocabulary, _get_available_memory()
         if vocabulary is not None and VocabularyInfo.from_file(vocabulary) != self.plan.vocabulary:
-            raise InputError(f"{vocabulary}: is not the vocabulary of the plan; make the histogram and the plan again")
+            raise InputError(
+                f"{vocabulary}: the vocabulary has changed since the plan was made; make the histogram and the plan again"
+            )
         for number in group_numbers:
             self._prove_bound(number)
             _check_group_memory(number, self.plan.groups[number], inputs.list_group_files(number), available)
@@ -244,11 +250,11 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         """
         plan, planned, schema = self.plan, self.plan.groups[group_number], PackedSchema.of(self.plan)
         paths, advance = inputs.list_group_files(group_number), lambda count: task.advance(count / 2)
-        group = _read_group(paths, planned.files, schema.unpacked, inputs.get_buffer, self.run.workers, advance)
+        group = _read_group_into_memory(paths, planned.files, schema.unpacked, inputs.get_buffer, self.run.workers, advance)
         assignment = sample_packs(group.lengths, planned.strategies, plan.seed, group_number)
         encoder = PackEncoder(schema, group, assignment)
         shards = encoder.count_shards(plan.shard_multiple, plan.shard_bytes)
-        bounds = divide_packs(planned.packs, shards, int(self._packs_before[group_number]))
+        bounds = divide_packs(planned.packs, shards, int(self._packs_before_group[group_number]))
         share = planned.input_bytes / planned.packs / 2
         cores = choose_worker_count(self.run.workers, shards)
         slots = threading.Semaphore(cores)
@@ -261,7 +267,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
             remove_local_copies(path)
             return written
 
-        written = list(map_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, encoder.output_buffer))
+        written = list(map_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, encoder.allocate_output_buffer))
         index = index_path(self.folder, group_number)
         index_crc32c = write_index(index, [entries for _, entries in written])
         remove_local_copies(index)
@@ -280,13 +286,17 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         """Check that a stored manifest has the number of packs and the sequence lengths that the plan states.
 
         Raises:
-            FailedError: It has others.
+            FailedError: A number differs.
         """
         planned = self.plan.groups[manifest.group]
-        right = {"packs": planned.packs, **counts_to_json_fields(_counts(planned, self.plan.max_sequence_length).tolist())}
-        if any(getattr(manifest, key) != value for key, value in right.items()):
-            path, held = manifest_path(self.folder, manifest.group), format_count(manifest.packs, "pack")
-            raise FailedError(f"{path}: {held}, {manifest.sequences} sequences, not those of the plan; {manifest.remedy}")
+        expected = {
+            "packs": planned.packs,
+            **counts_to_json_fields(_count_planned_sequences(planned, self.plan.max_sequence_length).tolist()),
+        }
+        if any(getattr(manifest, key) != value for key, value in expected.items()):
+            path = manifest_path(self.folder, manifest.group)
+            stated = f"{format_count(manifest.packs, 'pack')} and {format_count(manifest.sequences, 'sequence')}"
+            raise FailedError(f"{path}: the manifest states {stated}, which differ from the plan; {manifest.remedy}")
 
     def build_metadata(self, inputs: _PlannedRecords, totals: PackedTotals) -> RecordMetadata:
         """Return the metadata of the folder, computed from the plan and the totals of all manifests."""
@@ -300,13 +310,15 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         )
 
     def _prove_bound(self, number: int) -> None:
-        """Check the lower bound of a group by recomputing it in integers from the prices and sequence lengths in the plan.
+        """Prove the lower bound on the number of packs of a group, by recomputing it in integers.
+
+        The bound follows from the prices and sequence lengths in the plan.
 
         Raises:
             InputError: The prices do not prove the bound that the plan states.
         """
         plan, group = self.plan, self.plan.groups[number]
-        counts = _counts(group, plan.max_sequence_length)
+        counts = _count_planned_sequences(group, plan.max_sequence_length)
         claimed = simple_certificate(counts, plan.depth)
         if group.bound_prices is not None and claimed.bound < group.lower_bound:
             claimed = Certificate(np.array(group.bound_prices, np.int64), plan.depth, group.lower_bound)
@@ -315,7 +327,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         except (FailedError, InputError) as error:
             raise InputError(f"{self.plan_path}: group {number}: {error}; make the plan again") from error
         if not group.lower_bound <= min(proven, group.packs):
-            problem = f"its prices prove {proven} packs, not {group.lower_bound}"
+            problem = f"the prices prove a minimum of {proven} packs, not the claimed {group.lower_bound}"
             raise InputError(f"{self.plan_path}: group {number}: {problem}; make the plan again")
 
 
@@ -332,8 +344,8 @@ def _allocate_buffer(size: int) -> ByteArray:
 # padding.
 
 
-def _match_files(records: str | Path, sizes: Mapping[Path, int], plan: WritablePlan) -> dict[str, Path]:
-    """Match the files of RECORDS with those of the plan.
+def _match_planned_files(records: str | Path, sizes: Mapping[Path, int], plan: WritablePlan) -> dict[str, Path]:
+    """Find the files of the plan among the files of RECORDS, and return their paths by name.
 
     Bad files that were skipped when the records were counted are ignored if their name and size are unchanged.
 
@@ -342,9 +354,6 @@ def _match_files(records: str | Path, sizes: Mapping[Path, int], plan: WritableP
         sizes: The files of RECORDS and their sizes in bytes.
         plan: The plan.
 
-    Returns:
-        The path of each planned file by its name.
-
     Raises:
         InputError: A file is not in the plan, a planned file is missing, or a file has another size.
     """
@@ -352,19 +361,22 @@ def _match_files(records: str | Path, sizes: Mapping[Path, int], plan: WritableP
     paths = {path.name: path for path, size in sizes.items() if (path.name, size) not in bad}
     planned = {file.name: file for group in plan.groups for file in group.files}
     for name in sorted(paths.keys() - planned.keys()):
-        raise InputError(f"{paths[name]}: is not in the plan; make the histogram and the plan again")
+        raise InputError(f"{paths[name]}: the plan does not contain this file; make the histogram and the plan again")
     for name, file in planned.items():
         if name not in paths:
-            raise InputError(f"{records}: file {name} of the plan is missing; bring it back, or plan again")
+            raise InputError(f"{records}: file {name}, which the plan contains, is missing; restore it, or plan again")
         size = sizes[paths[name]]
         if size != file.bytes:
-            raise InputError(f"{paths[name]}: {size} bytes, {file.bytes} in the plan; make the histogram and the plan again")
+            raise InputError(
+                f"{paths[name]}: the plan states {file.bytes} bytes, found {size}; make the histogram and the plan again"
+            )
     return paths
 
 
-def _uncompressed_bytes(path: Path) -> int:
-    """Return an upper bound on the uncompressed size of a file in bytes. A file compressed by GZIP or ZLIB is read to its
-    end.
+def _max_uncompressed_bytes(path: Path) -> int:
+    """Return an upper bound on the uncompressed size of a file in bytes.
+
+    A file that is compressed by GZIP or ZLIB is read to its end to compute its size.
     """
     with RecordStream(path) as stream:
         if stream.max_uncompressed_bytes is not None:
@@ -375,35 +387,35 @@ def _uncompressed_bytes(path: Path) -> int:
         return total
 
 
-def _read_group(
+def _read_group_into_memory(
     paths: Sequence[Path],
-    files: Sequence[InputFile],
+    planned_files: Sequence[InputFile],
     schema: UnpackedSchema,
-    room: Callable[[int], ByteArray],
+    get_buffer: Callable[[int], ByteArray],
     workers: int | None,
     progress: Callable[[int], None],
 ) -> IndexedSequences:
     """Read and check the files of a group, and return an index of their sequences.
 
-    The non-padding values are copied to the buffer that `room` returns. The buffer is as large as the uncompressed files,
-    but the pages that the values do not fill are never touched and so use no memory.
+    The values without padding are copied to the buffer that `get_buffer` returns. The buffer is as large as the uncompressed
+    files, but the pages that the values do not fill are never touched and so use no memory.
 
     Args:
         paths: The files of the group.
-        files: The same files as the plan describes them.
+        planned_files: The same files as the plan describes them.
         schema: The sizes of the records.
-        room: Returns a buffer of at least the given size in bytes.
+        get_buffer: Returns a buffer of at least the given size in bytes.
         workers: The number of threads, or None for the default.
         progress: Called with the number of bytes that were read.
 
     Raises:
         InputError: A file cannot be read, or its size, CRC-32C or number of sequences is not that of the plan.
     """
-    sizes = list(map(_uncompressed_bytes, paths))
-    buffer = room(sum(sizes))
-    group = IndexedSequences.empty(buffer, sum(file.sequences for file in files))
+    sizes = list(map(_max_uncompressed_bytes, paths))
+    buffer = get_buffer(sum(sizes))
+    group = IndexedSequences.empty(buffer, sum(file.sequences for file in planned_files))
     tasks, start, row = [], 0, 0
-    for path, file, size in zip(paths, files, sizes, strict=True):
+    for path, file, size in zip(paths, planned_files, sizes, strict=True):
         tasks.append((path, file, (start, start + size), slice(row, row + file.sequences)))
         start, row = start + size, row + file.sequences
 
@@ -420,7 +432,9 @@ def _read_group(
             ("sequences", scan.format.count, file.sequences),
         ):
             if actual != planned:
-                raise InputError(f"{path}: {what} {actual}, {planned} in the plan; make the histogram and the plan again")
+                raise InputError(
+                    f"{path}: the plan states {what} {planned}, found {actual}; make the histogram and the plan again"
+                )
 
     map_files_in_threads(read, tasks, workers)
     return group
@@ -440,8 +454,8 @@ _BYTES_OF_A_SEQUENCE = 68
 """The memory for a sequence: its row of the index, its offset, and what assigning it to a pack uses."""
 
 
-def _available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the memory that this process can use, in bytes: the available memory of the machine or the container's limit.
+def _get_available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return the memory in bytes that this process can use: what the machine has available, or the limit of the container.
 
     The smaller of the two is returned, or None if the operating system reports neither.
     """
@@ -472,14 +486,14 @@ def _check_group_memory(number: int, group: PlannedGroup, paths: Sequence[Path],
         return
     largest = max(paths, key=lambda path: path.stat().st_size if path.exists() else 0)
     raise InputError(
-        f"{largest}: group {number}, of {format_count(len(paths), 'file')}, is packed in memory, which takes "
-        f"{format_bytes(needed)} at least, {format_bytes(available)} are available; lower packing.group_sequences, or split "
-        "this file, the largest, then make the histogram and the plan again"
+        f"{largest}: packing group {number} ({format_count(len(paths), 'file')}) requires {format_bytes(needed)} of memory,"
+        f" but only {format_bytes(available)} are available; reduce packing.group_sequences, or split this file, which is"
+        " the largest of the group, and make the histogram and the plan again"
     )
 
 
-def _counts(group: PlannedGroup, max_sequence_length: int) -> IntArray:
-    """Return the number of sequences of each length 1 .. L that a group's strategies contain, int64 [L]."""
+def _count_planned_sequences(group: PlannedGroup, max_sequence_length: int) -> IntArray:
+    """Return the number of sequences of each length 1 .. L in a group, computed from its planned strategies, int64 [L]."""
     counts = np.zeros(max_sequence_length + 1, np.int64)
     lengths = np.array([length for strategy, _ in group.strategies for length in strategy], np.int64)
     np.add.at(counts, lengths, np.array([count for strategy, count in group.strategies for _ in strategy], np.int64))

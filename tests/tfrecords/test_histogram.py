@@ -295,15 +295,15 @@ def test_bad_files_are_left_out_on_request_and_kept_in_mind(tmp_path: Path) -> N
         assert known == [(name, len(data), crc32c(data)) for name in names for data in [(records / name).read_bytes()]]
     damaged = (records / "part-001").read_bytes()
     (records / "part-001").unlink()
-    refused_by_verify(records, packed, "part-001 was skipped as bad, and is missing now")
+    refused_by_verify(records, packed, "part-001 was skipped as bad, but is now missing")
     (records / "part-001").write_bytes(damaged[:-1])
-    refused_by_verify(records, packed, "part-001: was skipped as bad, and has changed since")
+    refused_by_verify(records, packed, "part-001: the file was skipped as bad, but has changed since")
     shutil.copy(records / "part-002", records / "part-001")
     stored = json.loads((packed / "metadata.json").read_text())
     data = (records / "part-001").read_bytes()
     stored["bad_files"][1] |= {"bytes": len(data), "crc32c": crc32c(data)}
     (packed / "metadata.json").write_text(json.dumps(stored))
-    refused_by_verify(records, packed, "part-001: was skipped as bad, but can be read")
+    refused_by_verify(records, packed, "part-001: the file was skipped as bad, but is readable")
     with pytest.raises(InputError, match="nothing remains to pack"):
         count_records(records / "part-00[05]", tmp_path / "histogram.json", a_run(), on_bad_file="skip")
 

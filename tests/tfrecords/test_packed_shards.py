@@ -10,10 +10,10 @@ import pytest
 
 from gaudi_bert.artefacts.base import InputFile
 from gaudi_bert.common.sampling import SampledPacks
-from gaudi_bert.tfrecords.packed_shards import PackEncoder, _EncodeStatus, largest_record
+from gaudi_bert.tfrecords.packed_shards import PackEncoder, _EncodeStatus, max_packed_record_size
 from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
-from gaudi_bert.tfrecords.write import _read_group
+from gaudi_bert.tfrecords.write import _read_group_into_memory
 from tests.builders.shards import index_entries
 from tests.oracles.packed_record import pack_sequences
 from tests.oracles.wire import FLOAT_KEYS, crc32c, example, frame, random_sequence, unframe
@@ -31,7 +31,7 @@ def index_of(path: Path, sequences: list[dict], schema: UnpackedSchema) -> Index
         data += frame(example(sequence, order))
     path.write_bytes(data)
     file = InputFile(name="part", bytes=len(data), crc32c=crc32c(data), sequences=len(sequences))
-    return _read_group([path], [file], schema, lambda size: np.zeros(size, np.uint8), 1, lambda _count: None)
+    return _read_group_into_memory([path], [file], schema, lambda size: np.zeros(size, np.uint8), 1, lambda _count: None)
 
 
 def singles(count: int) -> SampledPacks:
@@ -88,15 +88,15 @@ def test_packs_are_byte_equal_to_protobufs(
     starts = np.cumsum([0, *(len(pack) for pack in packs)])
     schema = PackedSchema(max_sequence_length, masked_slots, depth, max_predictions)
     encoder = PackEncoder(schema, group, SampledPacks(rows, starts))
-    out = np.full(len(packs) * largest_record(schema), 0xEE, np.uint8)
+    out = np.full(len(packs) * max_packed_record_size(schema), 0xEE, np.uint8)
     entries = np.zeros((len(packs), 2), np.uint32)
-    status, following, size = encoder.encode(0, len(packs), out, entries)
+    status, following, size = encoder.encode_packs(0, len(packs), out, entries)
     assert (status, following) == (_EncodeStatus.DONE, len(packs))
     payloads, damaged = unframe(out[:size].tobytes())
     assert damaged is None
     assert entries.tolist() == index_entries(payloads).tolist()
     for pack, payload in zip(packs, payloads, strict=True):
-        assert len(payload) + 16 <= largest_record(schema)
+        assert len(payload) + 16 <= max_packed_record_size(schema)
         assert payload == protobuf_example.serialize(pack_sequences(pack, max_sequence_length, masked_slots, depth))
 
 
@@ -106,13 +106,13 @@ def test_a_full_output_is_continued_where_it_stopped(tmp_path: Path) -> None:
     group = index_of(tmp_path / "part", sequences, UnpackedSchema(64, 9))
     schema = PackedSchema(64, 9, 1, 9)
     encoder = PackEncoder(schema, group, singles(41))
-    whole = np.zeros(41 * largest_record(schema), np.uint8)
+    whole = np.zeros(41 * max_packed_record_size(schema), np.uint8)
     right, entries = np.zeros((41, 2), np.uint32), np.zeros((41, 2), np.uint32)
-    whole_size = encoder.encode(0, 41, whole, right)[2]
-    for room in range(2 * largest_record(schema), 2 * largest_record(schema) + 1000, 97):
+    whole_size = encoder.encode_packs(0, 41, whole, right)[2]
+    for room in range(2 * max_packed_record_size(schema), 2 * max_packed_record_size(schema) + 1000, 97):
         memory, pieces, pack = np.full(room + 4096, 0xEE, np.uint8), [], 0
         while pack < 41:
-            status, following, size = encoder.encode(pack, 41, memory[:room], entries[pack:])
+            status, following, size = encoder.encode_packs(pack, 41, memory[:room], entries[pack:])
             assert status == (_EncodeStatus.OUTPUT_FULL if following < 41 else _EncodeStatus.DONE)
             assert following > pack
             assert (memory[room:] == 0xEE).all(), "nothing is written behind the output"
@@ -141,7 +141,7 @@ def test_shards_are_no_larger_than_asked_for_and_no_more_than_needed(
     encoder = PackEncoder(
         schema, group, SampledPacks(np.arange(packs * depth, dtype=np.int32), np.arange(packs + 1) * depth)
     )
-    out, entries = np.zeros(packs * largest_record(schema), np.uint8), np.zeros((packs, 2), np.uint32)
-    _, _, size = encoder.encode(0, packs, out, entries)
+    out, entries = np.zeros(packs * max_packed_record_size(schema), np.uint8), np.zeros((packs, 2), np.uint32)
+    _, _, size = encoder.encode_packs(0, packs, out, entries)
     assert encoder.count_shards(1, shard_bytes=size - 1) > 1
     assert encoder.count_shards(1, shard_bytes=size * 5 // 3) == 1

@@ -25,8 +25,8 @@ from gaudi_bert.tfrecords.wire.schema import PackedSchema
 from gaudi_bert.tfrecords.write import (
     _BYTES_OF_A_SEQUENCE,
     _BYTES_OF_A_TOKEN,
-    _available_bytes,
-    _read_group,
+    _get_available_memory,
+    _read_group_into_memory,
     pack_records,
     write_packed_records,
 )
@@ -97,11 +97,11 @@ def test_files_that_are_not_those_of_the_plan_are_named(case: PackingCase, tmp_p
     data = (records / "part-3").read_bytes()
     end = struct.unpack_from("<Q", data)[0] + 16
     for change, reason in (
-        (lambda: (records / "part-3").write_bytes(data[end:] + data[:end]), r"part-3: crc32c .* in the plan"),
+        (lambda: (records / "part-3").write_bytes(data[end:] + data[:end]), r"part-3: the plan states crc32c .*, found"),
         (lambda: (records / "part-3").write_bytes(data[:99] + bytes([data[99] ^ 1]) + data[100:]), r"part-3: .* damaged"),
-        (lambda: (records / "part-3").rename(records / "part-x"), r"part-x: is not in the plan"),
-        (lambda: (records / "part-x").unlink(), r"file part-3 of the plan is missing"),
-        (lambda: (records / "part-3").write_bytes(b"short"), r"part-3: 5 bytes, .* in the plan"),
+        (lambda: (records / "part-3").rename(records / "part-x"), r"part-x: the plan does not contain this file"),
+        (lambda: (records / "part-x").unlink(), r"file part-3, which the plan contains, is missing"),
+        (lambda: (records / "part-3").write_bytes(b"short"), r"part-3: the plan states .* bytes, found 5;"),
     ):
         change()
         with pytest.raises(InputError, match=reason):
@@ -118,7 +118,7 @@ def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) 
     write_packed_records(case.records, tmp_path / "deeper.json", out, a_run(overwrite=True))
     assert RecordMetadata.read(out).depth == 5
     assert sequences_in(out) == sequences_in(case.packed)
-    with pytest.raises(InputError, match="is the folder of the records"):
+    with pytest.raises(InputError, match="must not be the folder of the records"):
         write_packed_records(case.records, case.plan, case.records, a_run())
 
 
@@ -132,7 +132,7 @@ def test_two_writers_of_one_group_are_kept_apart(case: PackingCase, tmp_path: Pa
 
 
 def test_pack_is_not_shared_between_machines(case: PackingCase, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="records are packed at once"):
+    with pytest.raises(InputError, match="cannot pack a part of the records"):
         pack_records(case.records, tmp_path / "out", PackingSettings(), a_run(part=(0, 2)))
 
 
@@ -150,7 +150,7 @@ def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingC
     group = json.loads(case.plan.read_text())["groups"][1]
     assert group["lower_bound"] > -(-sum(sum(strategy) * count for strategy, count in group["strategies"]) // 29)
     changes: dict[str, dict[str, Any]] = {
-        "its prices prove": {"bound_prices": None, "lower_bound": group["packs"]},
+        "the prices prove": {"bound_prices": None, "lower_bound": group["packs"]},
         "the prices prove 0 packs": {"bound_prices": [0] * 29},
         "prices must be": {"bound_prices": [2**62] * 29},
         "has 28 prices for lengths 1 to 29": {"bound_prices": group["bound_prices"][1:]},
@@ -174,8 +174,8 @@ def test_a_group_that_memory_cannot_hold_is_to_be_split(
     case: PackingCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan_packs([case.plan.with_name("histogram.json")], tmp_path / "plan.json", PackingSettings(group_sequences=80), a_run())
-    monkeypatch.setattr("gaudi_bert.tfrecords.write._available_bytes", lambda: 2000)
-    with pytest.raises(InputError, match=f"{case.records}/part-.: group 0, of 2 files, is packed in memory"):
+    monkeypatch.setattr("gaudi_bert.tfrecords.write._get_available_memory", lambda: 2000)
+    with pytest.raises(InputError, match=f"{case.records}/part-.: packing group 0 \\(2 files\\) requires"):
         write_packed_records(case.records, tmp_path / "plan.json", tmp_path / "packed", a_run())
     assert [name for name in contents(tmp_path / "packed") if name != "settings.json"] == []
 
@@ -186,21 +186,21 @@ def test_the_estimate_is_a_little_below_what_a_group_takes(tmp_path: Path) -> No
     group = planned.groups[0]
     paths = [case.records / file.name for file in group.files]
     schema = PackedSchema.of(planned).unpacked
-    read = _read_group(paths, group.files, schema, lambda size: np.zeros(size, np.uint8), 1, lambda _: None)
+    read = _read_group_into_memory(paths, group.files, schema, lambda size: np.zeros(size, np.uint8), 1, lambda _: None)
     sizes = sum(int(read.rows[name].sum()) for name in ("ids_bytes", "length", "masked_ids_bytes", "positions_bytes"))
     taken = sizes + read.rows.nbytes + read.offsets.nbytes
     assert 0.6 * taken < _BYTES_OF_A_TOKEN * group.tokens + _BYTES_OF_A_SEQUENCE * group.sequences < 1.1 * taken
 
 
 def test_available_memory_is_that_of_the_machine_or_of_the_container(tmp_path: Path) -> None:
-    real = _available_bytes()
+    real = _get_available_memory()
     assert real is not None
     assert 2**20 < real < 2**50
     meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
-    assert _available_bytes(meminfo, cgroup) is None
+    assert _get_available_memory(meminfo, cgroup) is None
     meminfo.write_text("MemTotal:       99 kB\nMemAvailable:   50 kB\n")
     cgroup.mkdir()
     (cgroup / "memory.max").write_text("max\n")
-    assert _available_bytes(meminfo, cgroup) == 50 * 1024
+    assert _get_available_memory(meminfo, cgroup) == 50 * 1024
     (cgroup / "memory.max").write_text("2048\n")
-    assert _available_bytes(meminfo, cgroup) == 2048
+    assert _get_available_memory(meminfo, cgroup) == 2048
