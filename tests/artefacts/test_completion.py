@@ -122,6 +122,6 @@ def test_writers_that_begin_one_folder_together_wait_for_one_another(tmp_path: P
     output = GroupedOutput[int, Artefact](folder, final, OLD, Artefact, lambda number: folder / f"{number}.json", QUIET)
     with ThreadPoolExecutor(1) as pool:
         with exclusive_lock(settings_path(folder, final), "the other writer"):
-            second = pool.submit(output.begin, False)
+            second = pool.submit(output.begin_unless_finished, False)
             assert not wait([second], 0.5).done
         assert second.result(20) is False, "there is work to do"

@@ -83,10 +83,10 @@ def test_a_kill_between_two_files_leaves_the_first_and_the_next_run_goes_on(s3: 
     program = f"""
 import os, signal
 from pathlib import Path
-from gaudi_bert.artefacts.mirrored_folder import mirrored
+from gaudi_bert.artefacts.mirrored_folder import mirror_folder
 from gaudi_bert.common.files import atomic_file, write_text
 from gaudi_bert.config.places import StoreSettings
-with mirrored(Path({url!r}), StoreSettings(**{store.model_dump()!r})) as folder:
+with mirror_folder(Path({url!r}), StoreSettings(**{store.model_dump()!r})) as folder:
     write_text(folder / "shard", "whole")
     with atomic_file(folder / "manifest.json") as handle:
         handle.write(b"half")

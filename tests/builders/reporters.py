@@ -30,7 +30,7 @@ class Listener(Reporter):
         return self.stream.getvalue()
 
     @property
-    def format_lines(self) -> list[str]:
+    def lines(self) -> list[str]:
         return self.text.splitlines()
 
 
