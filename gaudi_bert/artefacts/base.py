@@ -49,7 +49,7 @@ class Artefact(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     file_name: ClassVar[str] = ""
-    remedy: ClassVar[str] = "make it again"
+    remedy: ClassVar[str] = "create the file again"
     line_per_entry: ClassVar[tuple[str, ...]] = ()
     omits_defaults: ClassVar[bool] = False
     rare: ClassVar[tuple[str, ...]] = ()
@@ -80,7 +80,7 @@ class Artefact(BaseModel):
             InputError: The file cannot be read, or a line is invalid.
         """
         return tuple(
-            cls.parse(line, f"{path}: line {number}", f"remove it, or {cls.remedy} with --overwrite")
+            cls.parse(line, f"{path}: line {number}", f"remove the line, or {cls.remedy} with --overwrite")
             for number, line in enumerate(read_complete_lines(path), start=1)
         )
 
@@ -150,17 +150,17 @@ def _describe_first_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
     key = shorten(".".join(str(part) for part in problem["loc"]))
     if problem["type"] == "json_invalid":
-        return f"not a JSON file ({shorten(problem['msg'].removeprefix('Invalid JSON: '))})"
+        return f"is not a valid JSON file ({shorten(problem['msg'].removeprefix('Invalid JSON: '))})"
     message = format_problem(problem)
     if key == "format_version" and problem["type"] != "missing":
-        return f"format_version {short_repr(problem['input'])}, this version reads {message.removeprefix('must be ')}"
+        return f"format_version is {short_repr(problem['input'])}, but this version reads {message.removeprefix('must be ')}"
     if problem["type"] == "value_error":
         return f"`{key}`: {message}" if key else message
     if problem["type"] == "missing":
-        return f"is not as this version writes it: `{key}` is missing"
+        return f"`{key}` is missing"
     if problem["type"] == "extra_forbidden":
-        return f"is not as this version writes it: unknown key `{key}`"
-    return f"is not as this version writes it: `{key or 'its content'}` = {short_repr(problem['input'])}: {message}"
+        return f"contains the unknown key `{key}`"
+    return f"`{key or 'the content'}` is {short_repr(problem['input'])}, but {message}"
 
 
 # --- names and types that several files share
@@ -270,13 +270,13 @@ class TooLongRows(Artefact):
     def format_line(self) -> str:
         """Return the summary as one line of text."""
         if not self.rows:
-            return "no row was too long: none is cut, split or dropped"
+            return "no row was too long"
         were = "row was" if self.rows == 1 else "rows were"
         tokens = format_count(self.dropped_tokens, "token")
         done = {
-            "truncate": f"cut by {tokens}",
-            "split": f"split, which added {format_count(self.added_sequences, 'sequence')}; no token is lost",
-            "drop": f"dropped with {tokens}",
+            "truncate": f"truncated, which removed {tokens}",
+            "split": f"split, which added {format_count(self.added_sequences, 'sequence')} and lost no token",
+            "drop": f"dropped, which removed {tokens}",
         }
         return f"{self.rows:,} {were} too long: {done[self.policy]} (--too-long {self.policy})"
 

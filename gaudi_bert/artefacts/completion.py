@@ -72,7 +72,9 @@ def read_signature(path: Path) -> Signature:
     try:
         return TypeAdapter(Signature).validate_python(read_json(path))
     except ValidationError as error:
-        raise InputError(f"{path}: is not an artefact's settings file; remove it and make the artefact again") from error
+        raise InputError(
+            f"{path}: is not a settings file of gaudi-bert; remove it, and create the artefact again"
+        ) from error
 
 
 def settings_path(artefact: Path, final_file: Path | None = None) -> Path:
@@ -136,10 +138,10 @@ def begin_artefact(artefact: Path, final_file: Path, signature: Signature, overw
     if difference is not None:
         own, foreign = _split_own_and_foreign_files(artefact, final_file, signature.stage)
         if not overwrite and not all(_is_hidden(path, artefact, final_file) for path in own):
-            others = f", and also holds {foreign[0].name}" if foreign else ""
+            others = f", and contains {foreign[0].name}" if foreign else ""
             remedy = "" if foreign else ", or pass --overwrite"
             raise InputError(
-                f"{artefact}: was written with other settings ({difference}){others}; choose another folder{remedy}"
+                f"{artefact}: was written with other settings ({difference}){others}; choose another output{remedy}"
             )
         remove_artefact(artefact, final_file, signature.stage)
     write_json(settings, signature.as_json())
@@ -173,13 +175,17 @@ def check_output_place(artefact: Path, final_file: Path, stage: str, overwrite: 
         there = [*own, *foreign, *([settings] if settings.exists() else [])]
         visible = [path for path in there if not _is_hidden(path, artefact, final_file)]
         if visible:
-            met = f"{artefact}: already exists" if visible[0] == artefact else f"{artefact}: already holds {visible[0].name}"
+            met = (
+                f"{artefact}: already exists"
+                if visible[0] == artefact
+                else f"{artefact}: already contains {visible[0].name}"
+            )
             raise InputError(
-                f"{met}, and no settings file says that `{owned.command}` wrote this {kind}; choose another {kind}"
+                f"{met}, but no settings file shows that `{owned.command}` wrote this {kind}; choose another {kind}"
             )
     elif foreign and (overwrite or artefact in foreign):
         raise InputError(
-            f"{foreign[0]}: `{owned.command}` does not write this file, so nothing is removed; move it away, or choose "
+            f"{foreign[0]}: `{owned.command}` does not write this file, so nothing is removed; move the file, or choose "
             f"another {kind}"
         )
 
@@ -273,8 +279,9 @@ def describe_first_difference(stored: Any, expected: Any, expected_origin: str, 
     elif stored == expected:
         return None
     else:
-        before, now = ("absent" if value is _ABSENT else json.dumps(value) for value in (stored, expected))
-        return f"{key_path.removeprefix('.') or 'value'}: {shorten(before, 60)} there, {shorten(now, 60)} {expected_origin}"
+        before, now = ("missing" if value is _ABSENT else json.dumps(value) for value in (stored, expected))
+        key = key_path.removeprefix(".") or "value"
+        return f"{key}: {shorten(before, 60)} in the file, {shorten(now, 60)} {expected_origin}"
     return next(
         filter(None, (describe_first_difference(one, other, expected_origin, key) for key, one, other in pairs)), None
     )
@@ -329,7 +336,7 @@ class GroupedOutput(Generic[Group, Summary]):
             with exclusive_lock(settings_path(self.folder, self.final), str(self.folder), wait=True):
                 finished = begin_artefact(self.folder, self.final, self.signature, overwrite)
         if finished:
-            self.reporter.say(f"{format_path(self.folder)}: already there, nothing to do")
+            self.reporter.say(f"{format_path(self.folder)}: the output exists already, so there is nothing to do")
         return finished
 
     @contextmanager
@@ -365,7 +372,7 @@ class GroupedOutput(Generic[Group, Summary]):
         """Return the groups that are not complete yet, and report the number of complete groups."""
         completed = {group for group, _ in self.read_complete_groups(groups)}
         if completed:
-            self.reporter.say(f"{format_path(self.folder)}: {len(completed)} of {len(groups)} groups are there already")
+            self.reporter.say(f"{format_path(self.folder)}: {len(completed)} of {len(groups)} groups exist already")
         return [group for group in groups if group not in completed]
 
     @contextmanager

@@ -14,7 +14,7 @@ from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME
 from gaudi_bert.common.progress import format_count
 
 _REMEDY = "prepare the examples again"
-_TOKENISE_REMEDY = "tokenise the texts again with --overwrite"
+_TOKENIZE_REMEDY = "tokenize the texts again with --overwrite"
 
 
 class PreparedFile(Artefact):
@@ -95,7 +95,7 @@ class PreparedExamples(ExtensibleArtefact):
             f"from {format_count(section.text_documents, 'document')}"
             for split, section in self.splits.items()
         ]
-        origin = "trained from the text" if self.vocabulary.trained else "given"
+        origin = "trained from the text" if self.vocabulary.trained else "from the settings"
         return [*lines, f"vocabulary of {format_count(self.vocabulary.size, 'token')}, {origin}"]
 
 
@@ -120,7 +120,7 @@ class TokenisedPart(Artefact):
         too_long: The texts that have more tokens than a row may have. Special tokens do not count as dropped tokens.
     """
 
-    remedy = _TOKENISE_REMEDY
+    remedy = _TOKENIZE_REMEDY
 
     name: str
     bytes: Count
@@ -159,7 +159,7 @@ class TokenisedTexts(ExtensibleArtefact):
     """
 
     file_name = f"{NOTES_NAME}/tokens.json"
-    remedy = _TOKENISE_REMEDY
+    remedy = _TOKENIZE_REMEDY
     line_per_entry: ClassVar[tuple[str, ...]] = ("inputs", "files")
 
     format_version: Literal[1] = 1
@@ -186,10 +186,10 @@ class TokenisedTexts(ExtensibleArtefact):
         counted = f"{format_count(self.texts, 'text')} became {format_count(self.rows, 'row')}"
         lines, too_long = [f"{counted} with {format_count(self.tokens, 'token')}"], self.too_long
         if self.empty_texts:
-            lines.append(f"{format_count(self.empty_texts, 'text')} held nothing but space and gave no row")
+            lines.append(f"{format_count(self.empty_texts, 'text')} contained only white space and produced no row")
         if not too_long.rows:
             return [*lines, "no text was too long"]
-        lost = f"{format_count(too_long.dropped_tokens, 'token')} lost"
-        became = {"split": f"{too_long.added_sequences:,} rows more, no token lost", "truncate": f"cut, {lost}"}
-        about = f"{format_count(too_long.rows, 'text')} too long for {format_count(self.max_sequence_length, 'token')}"
-        return [*lines, f"{about}: {became.get(too_long.policy, f'dropped, {lost}')}"]
+        lost = f"which removed {format_count(too_long.dropped_tokens, 'token')}"
+        done = {"split": f"split, which added {too_long.added_sequences:,} rows", "truncate": f"truncated, {lost}"}
+        about = f"{format_count(too_long.rows, 'text')} longer than {format_count(self.max_sequence_length, 'token')}"
+        return [*lines, f"{about}: {done.get(too_long.policy, f'dropped, {lost}')}"]

@@ -41,7 +41,7 @@ def _parse_counts(value: Any) -> IntArray:
     except (TypeError, ValueError, OverflowError):
         rows = np.zeros(0)
     if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind != "i":
-        raise ValueError("must be rows of integers: [length, masked positions, sequences]")
+        raise ValueError("must be a list of rows of three integers: [length, masked positions, sequences]")
     ordered: IntArray = rows[np.lexsort((rows[:, 1], rows[:, 0]))].astype(np.int64)
     return ordered
 
@@ -66,12 +66,12 @@ class CountedFile(InputFile):
     def _check_sums(self) -> CountedFile:
         """Check that no count is negative, and that the counts add up to the stated sequences and tokens."""
         if (self.counts < 0).any():
-            raise ValueError(f"{shorten(self.name)} has a negative count; lengths, masked and sequences are from 0")
+            raise ValueError(f"{shorten(self.name)} contains a negative count; all counts must be at least 0")
         rows = self.counts.tolist()  # the sums of large counts would overflow int64, but not Python integers
         sequences, tokens = sum(row[2] for row in rows), sum(row[0] * row[2] for row in rows)
         if (sequences, tokens) != (self.sequences, self.tokens):
-            stated = f"{self.sequences} sequences, {self.tokens} tokens"
-            raise ValueError(f"the counts of {shorten(self.name)} do not add up to its {stated}")
+            stated = f"{self.sequences} sequences and {self.tokens} tokens"
+            raise ValueError(f"the counts of {shorten(self.name)} do not add up to the stated {stated}")
         return self
 
 
@@ -119,19 +119,28 @@ class HistogramFile(Artefact):
                 there are no sequences.
         """
         if not paths:
-            raise InputError("no histogram.json is given; make one with `gaudi-bert histogram RECORDS --out histogram.json`")
+            raise InputError(
+                "expected a histogram.json; create one with `gaudi-bert histogram RECORDS --out histogram.json`"
+            )
         parts = [cls.read(path) for path in paths]
         first, known = parts[0], [part for part in parts if part.files is not None]
         for part, path in zip(parts, paths, strict=True):
             for key in ("max_sequence_length", "max_predictions", "vocabulary"):
                 one, other = getattr(first, key), getattr(part, key)
                 if one != other:
-                    raise InputError(f"{path}: {key} is {other}, but {one} in {paths[0]}; only like records can be merged")
+                    raise InputError(
+                        f"{path}: {key} is {other}, but {one} in {paths[0]}; merge only histograms of the same kind of "
+                        "records"
+                    )
             if known and part.files is None:
-                raise InputError(f"{path}: has no counts per file while others have; make it with `gaudi-bert histogram`")
+                raise InputError(
+                    f"{path}: contains no counts per file, although others do; create it with `gaudi-bert histogram`"
+                )
         counts = np.sum([part.counts for part in parts], axis=0, dtype=np.int64).tolist()
         if not any(counts):
-            raise InputError(f"{paths[0]}: holds no sequence, so there is nothing to pack; check which records were counted")
+            raise InputError(
+                f"{paths[0]}: contains no sequences, so there is nothing to pack; check which records were counted"
+            )
         merged = {
             **counts_to_json_fields(counts),
             "max_sequence_length": first.max_sequence_length,
@@ -142,7 +151,7 @@ class HistogramFile(Artefact):
             if known
             else None,
         }
-        return cls.parse(merged, str(paths[0]), "give each histogram once")
+        return cls.parse(merged, str(paths[0]), "pass each histogram once")
 
     @property
     def sha256(self) -> str:
@@ -154,21 +163,21 @@ class HistogramFile(Artefact):
         """Check that the counts, the totals and the counts of the files agree, and that no file is counted twice."""
         length = self.max_sequence_length
         if len(self.counts) != length:
-            raise ValueError(f"{len(self.counts)} counts for lengths 1 to {length}")
+            raise ValueError(f"expected {length} counts, for lengths 1 to {length}, found {len(self.counts)}")
         right = counts_to_json_fields(self.counts)
         if right["tokens"] > LARGEST_COUNT:
-            raise ValueError(f"more than {LARGEST_COUNT} tokens; split the data")
+            raise ValueError(f"the number of tokens must be at most {LARGEST_COUNT}; split the data")
         for key, value in (("sequences", self.sequences), ("tokens", self.tokens)):
             if value not in (None, right[key]):
-                raise ValueError(f"{key} is {value}, the counts add up to {right[key]}")
+                raise ValueError(f"{key} is {value}, but the counts add up to {right[key]}")
         for one, other in itertools.pairwise(sorted(file.name for file in self.files or ())):
             if one == other:
-                raise ValueError(f"{shorten(one)} is counted twice")
+                raise ValueError(f"the file {shorten(one)} was counted twice")
         if self.files is not None:
             in_files, _ = self._sum_files()
             for number, (count, counted) in enumerate(zip(self.counts, in_files.tolist(), strict=True), start=1):
                 if count != counted:
-                    raise ValueError(f"length {number} is counted {count} times in all, but {counted} times in the files")
+                    raise ValueError(f"length {number} occurs {count} times in total, but {counted} times in the files")
         return self
 
     def compute_max_masked(self) -> IntArray | None:
@@ -191,7 +200,8 @@ class HistogramFile(Artefact):
                 outside = (values < least) | (values > longest)
                 if outside.any():
                     raise ValueError(
-                        f"a {what} of {shorten(file.name)} is {values[outside][0]}; it must be from {least} to {longest}"
+                        f"a {what} of {shorten(file.name)} must be between {least} and {longest}, but is "
+                        f"{values[outside][0]}"
                     )
             np.add.at(counts, lengths - 1, sequences)
             np.maximum.at(max_masked, lengths - 1, masked)

@@ -398,7 +398,7 @@ def fetch_matching_files(path: Path) -> None:
     matched = pattern.replace("**/", "*")  # `*` also matches a slash here, and the reader ignores files that do not match
     names = [name for name in list_names(folder) if not pattern or fnmatch.fnmatchcase(name, matched)]
     if not names:
-        raise InputError(f"{format_path(path)}: no objects there, or no such bucket; check the URL")
+        raise InputError(f"{format_path(path)}: the bucket does not exist or contains no such objects; check the URL")
     fetch_files(*(folder / name for name in names))
 
 

@@ -42,13 +42,13 @@ def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
         return fsspec.filesystem(scheme, use_listings_cache=False, **_filesystem_options(scheme, settings))
     except ImportError as error:
         extra = EXTRAS.get(scheme)
-        remedy = f"run: {install_command(extra)}" if extra else "install fsspec and the library that it names for them"
-        raise InputError(f"{scheme}://: nothing here reads such URLs; {remedy}") from error
+        remedy = f"run {install_command(extra)}" if extra else "install fsspec and its library for these URLs"
+        raise InputError(f"{scheme}://: no library for such URLs is installed; {remedy}") from error
     except OSError as error:  # the library loads a shared library that is missing, as hdfs:// does with Java
         first = shorten(str(error).splitlines()[0], 160)
-        raise InputError(f"{scheme}://: {first}; install what reads such URLs, or copy the data elsewhere") from error
+        raise InputError(f"{scheme}://: {first}; install the missing library, or copy the data to another store") from error
     except ValueError as error:
-        raise InputError(f"{scheme}://: {error}; use s3://, gs:// or az://, or another that fsspec knows") from error
+        raise InputError(f"{scheme}://: {error}; use s3://, gs://, az://, or another scheme that fsspec supports") from error
 
 
 def _filesystem_options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class ObjectStore:
         """Return the state of the object at `url`, or None if there is no object."""
         url = store_url(url)
         try:
-            entry = self._retry_request("look at", url, lambda filesystem: filesystem.info(url))
+            entry = self._retry_request("read the state of", url, lambda filesystem: filesystem.info(url))
         except FileNotFoundError:
             return None
         return _parse_object_info(entry) if entry["type"] == "file" else None
@@ -191,16 +191,21 @@ class ObjectStore:
             filesystem.get_file(url, str(temporary))
             after, size = _parse_object_info(filesystem.info(url)), temporary.stat().st_size
             if after != before:
-                sizes = f"{before.bytes:,} bytes before, {after.bytes:,} now"
-                raise InputError(f"{url}: changed while it was read ({sizes}); leave it alone, and run the same again")
+                sizes = f"{before.bytes:,} bytes before, {after.bytes:,} bytes now"
+                raise InputError(
+                    f"{url}: the object changed while it was read ({sizes}); do not write to it, and run the same "
+                    "command again"
+                )
             if size != before.bytes:
-                raise OSError(errno.EIO, f"{size:,} of {before.bytes:,} bytes came")
+                raise OSError(errno.EIO, f"received {size:,} of {before.bytes:,} bytes")
 
         try:
-            self._retry_request("fetch", url, fetch_whole)
-            self._retry_request("fetch", url, lambda _: os.replace(temporary, path))
+            self._retry_request("download", url, fetch_whole)
+            self._retry_request("download", url, lambda _: os.replace(temporary, path))
         except FileNotFoundError as error:
-            raise InputError(f"{url}: was removed while it was read; leave the data alone, and run it again") from error
+            raise InputError(
+                f"{url}: the object was removed while it was read; do not change the data, and run the same command again"
+            ) from error
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -231,9 +236,9 @@ class ObjectStore:
             InputError: There is no such bucket.
         """
         try:
-            return self._retry_request("put", url, request)
+            return self._retry_request("upload", url, request)
         except FileNotFoundError as error:
-            raise InputError(f"{url}: cannot put: no such bucket; create it, or check the URL") from error
+            raise InputError(f"{url}: cannot upload: the bucket does not exist; create it, or check the URL") from error
 
     def list(self, url: str | Path, *, direct_only: bool = False) -> dict[str, ObjectInfo]:
         """Return all objects below a URL, sorted by name.
@@ -295,14 +300,14 @@ class ObjectStore:
                 raise
             except PermissionError as error:
                 raise FailedError(
-                    f"{url}: cannot {action}: {_describe_error(error)}; give this account the right to it"
+                    f"{url}: cannot {action}: {_describe_error(error)}; grant this account the permission"
                 ) from error
             except passing as error:
                 self._raise_if_permanent(action, url, error)
                 if attempt == settings.attempts:
-                    remedy = "check store.endpoint_url and store.ca_file, then run the same again"
+                    remedy = "check store.endpoint_url and store.ca_file, and run the same command again"
                     raise FailedError(
-                        f"{url}: cannot {action}: {_describe_error(error)} ({attempt} attempts); {remedy}"
+                        f"{url}: cannot {action}: {_describe_error(error)} after {attempt} attempts; {remedy}"
                     ) from error
                 waited += pause
                 now = time.monotonic()
@@ -311,7 +316,7 @@ class ObjectStore:
                         is_due = now - self._shown_at >= _PATIENCE_SECONDS
                         self._shown_at = now if is_due else self._shown_at
                     if is_due:
-                        coming = f"attempt {attempt + 1} of {settings.attempts} in {pause:g} s"
+                        coming = f"attempt {attempt + 1} of {settings.attempts} follows in {pause:g} s"
                         Reporter().say(f"{url}: cannot {action}: {_describe_error(error)}; {coming}")
             self._sleep(pause)
             pause = min(2 * pause, settings.longest_pause_seconds)
@@ -326,10 +331,12 @@ class ObjectStore:
         number = getattr(error, "errno", None)
         if number in _NO_SPACE:
             raise FailedError(
-                f"{url}: cannot {action}: {_describe_error(error)}; free space for scratch (store.scratch)"
+                f"{url}: cannot {action}: {_describe_error(error)}; free disk space, or set store.scratch to another folder"
             ) from error
         if not _NO_CREDENTIALS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
-            raise FailedError(f"{url}: cannot {action}: no credentials; give them as the store's tools take them") from error
+            raise FailedError(
+                f"{url}: cannot {action}: found no credentials; provide them in the way that the tools of the store expect"
+            ) from error
         if number in _FINAL or isinstance(error, ValueError):
             raise InputError(
                 f"{url}: cannot {action}: {_describe_error(error)}; check the URL and store.endpoint_url"
@@ -344,7 +351,7 @@ def _parse_object_info(entry: dict[str, Any]) -> ObjectInfo:
 
 def _missing_object_error(url: str) -> InputError:
     """Return the error for an object that does not exist."""
-    return InputError(f"{url}: no such object, or no such bucket; check the URL")
+    return InputError(f"{url}: the object or its bucket does not exist; check the URL")
 
 
 def _describe_error(error: BaseException) -> str:

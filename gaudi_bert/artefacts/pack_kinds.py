@@ -48,7 +48,9 @@ def check_no_row_tables(folder: Path) -> None:
     if tables is not None:
         lengths = join_with_and(f"{length:,}" for length in tables.row_lengths)
         table = row_table_path(folder, tables.row_lengths[0])
-        raise InputError(f"{folder}: holds rows of {lengths}; give the packed table of one length, such as {table}")
+        raise InputError(
+            f"{folder}: contains packed tables with rows of {lengths} tokens; pass one of these tables, such as {table}"
+        )
 
 
 PackKind = Literal["records", "table"]
@@ -70,7 +72,7 @@ def find_pack_kind(folder: Path) -> PackKind | None:
             except InputError:  # not a settings file of this package, but a file of the user with the same name
                 continue
             if command is not None:
-                raise InputError(f"{folder}: packing has not finished; run the `{command}` that began it again, to its end")
+                raise InputError(f"{folder}: packing has not finished; run the same `{command}` again until it ends")
     return kind
 
 

@@ -184,8 +184,13 @@ class PackedMetadata(Artefact):
             check_no_row_tables(folder)
             for other in (RecordMetadata, TableMetadata):
                 if other.path_in(folder).is_file():
-                    raise InputError(f"{folder}: holds {other.packs_name}, not {cls.packs_name}; give a folder of those")
-            raise InputError(f"{path}: missing, so the folder is not packed; run `gaudi-bert pack` to its end")
+                    raise InputError(
+                        f"{folder}: expected {cls.packs_name}, found {other.packs_name}; pass a folder that contains "
+                        f"{cls.packs_name}"
+                    )
+            raise InputError(
+                f"{path}: the file is missing, so packing has not finished; run `gaudi-bert pack` until it ends"
+            )
         return super().read(path)
 
     @cached_property
@@ -303,7 +308,7 @@ class TableMetadata(PackedMetadata):
         lines = super().format_lines(out, verbose)
         if self.gap and self.algorithm != "optimal":
             saved = f"{format_count(self.gap, 'pack')} might be saved"
-            lines.append(f"{saved}: --algorithm optimal looks for them, which takes a few seconds per group")
+            lines.append(f"{saved}: pass --algorithm optimal, which takes a few seconds per group")
         return [*lines, self.too_long.format_line()]
 
     @property

@@ -79,7 +79,7 @@ class PlanTotals(Artefact):
     def _check_masked_slots(self) -> PlanTotals:
         """Check that a pack has enough masked slots."""
         if (self.masked_slots_needed or 0) > (self.masked_slots or 0):
-            raise ValueError(f"masked_slots is {self.masked_slots}; {self.masked_slots_needed} are needed")
+            raise ValueError(f"masked_slots is {self.masked_slots}, but {self.masked_slots_needed} are needed")
         return self
 
     def format_lines(self, verbose: bool = False) -> list[str]:
@@ -88,7 +88,7 @@ class PlanTotals(Artefact):
 
     def format_choices(self) -> list[str]:
         """Return lines of text that describe how the packs were chosen."""
-        tokens = f"the tokens alone need {format_count(self.token_bound, 'pack')}"
+        tokens = f"the tokens alone fill {format_count(self.token_bound, 'pack')}"
         masked = f"{self.masked_slots} masked slots per pack (the data need {self.masked_slots_needed})"
         lines = [tokens, describe_algorithm(self.algorithm, self.algorithms_used, self.depth_used)]
         return [*lines, masked] if self.masked_slots_needed else lines
@@ -141,17 +141,19 @@ class PlannedGroup(Artefact):
         sequences = sum(len(strategy) * count for strategy, count in self.strategies)
         in_files = sum(file.sequences for file in self.files)
         if (sequences, sum(count for _, count in self.strategies)) != (self.sequences, self.packs):
-            raise ValueError("its strategies do not add up")
+            raise ValueError("the strategies do not add up to the sequences and packs of the group")
         if self.files and self.sequences != in_files:
-            raise ValueError(f"holds {self.sequences} sequences, its files hold {in_files}")
+            raise ValueError(f"contains {self.sequences} sequences, but its files contain {in_files}")
         for file in self.files:
             if file.sequences > _MOST_SEQUENCES_PER_BYTE * file.bytes:
-                raise ValueError(f"{file.sequences} sequences in a file of {file.bytes} bytes are more than fit")
+                raise ValueError(f"a file of {file.bytes} bytes cannot contain {file.sequences} sequences")
         for strategy, _ in self.strategies:
             if len(strategy) > depth or sum(strategy) > max_sequence_length:
-                raise ValueError(f"strategy {list(strategy)} does not fit {max_sequence_length} slots")
+                raise ValueError(
+                    f"strategy {list(strategy)} does not fit into {max_sequence_length} slots and depth {depth}"
+                )
         if self.bound_prices is not None and len(self.bound_prices) != max_sequence_length:
-            raise ValueError(f"has {len(self.bound_prices)} prices for lengths 1 to {max_sequence_length}")
+            raise ValueError(f"expected {max_sequence_length} prices, found {len(self.bound_prices)}")
 
 
 def compute_totals(groups: Sequence[PlannedGroup], max_sequence_length: int, algorithm: str) -> dict[str, Any]:
@@ -235,11 +237,11 @@ class Plan(Artefact):
                 raise ValueError(f"group {number}: {error}") from error
         names = [file.name for group in self.groups for file in group.files]
         if len(set(names)) != len(names):
-            raise ValueError("each file must be in exactly one group")
+            raise ValueError("a file is in more than one group")
         right = {**compute_totals(self.groups, self.max_sequence_length, self.algorithm), "masked_slots": self.masked_slots}
         for key, value in right.items():
             if getattr(self.totals, key) != value:
-                raise ValueError(f"totals.{key} is {getattr(self.totals, key)}, the groups add up to {value}")
+                raise ValueError(f"totals.{key} is {getattr(self.totals, key)}, but the groups add up to {value}")
         return self
 
 
@@ -259,5 +261,8 @@ class WritablePlan(Plan):
         """
         plan = Plan.read(path)
         if not plan.writable:
-            raise InputError(f"{path}: planned from counts without files; plan from `gaudi-bert histogram RECORDS`")
+            raise InputError(
+                f"{path}: the plan was made from counts without files, so no packs can be written from it; make it from a "
+                "histogram of `gaudi-bert histogram RECORDS`"
+            )
         return cls.parse({key: getattr(plan, key) for key in cls.model_fields}, str(path), cls.remedy)

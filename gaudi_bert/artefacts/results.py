@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # importing these modules is slow, and `run` and `--help` do 
 
 _Group = TypeVar("_Group")
 Content = TypeVar("Content", covariant=True)
-NOTHING_TO_DO = " (already there, nothing to do)"
+NOTHING_TO_DO = " (exists already, nothing to do)"
 
 
 @dataclass(frozen=True)
@@ -154,10 +154,10 @@ def build_part_result(groups: int, groups_written: int, totals: PackedTotals | V
     facts = {"groups": groups, "groups_written": groups_written}
     facts |= {key: getattr(totals, key) for key in ("sequences", "packs", "tokens")}
     if not groups:
-        return PlainResult(["nothing to do: there are fewer groups than parts"], facts)
+        return PlainResult(["there are fewer groups than parts, so this part has nothing to do"], facts)
     counted = f"{format_count(totals.sequences, 'sequence')} in {format_count(totals.packs, 'pack')}"
     there = "" if groups_written else NOTHING_TO_DO
-    line = f"{format_count(groups, 'group')}: {counted}{there}; --finish completes the work when all parts are done"
+    line = f"{format_count(groups, 'group')}: {counted}{there}; run --finish after all parts"
     return PlainResult([line], facts)
 
 
@@ -168,7 +168,7 @@ def require_complete(result: StageOutput[Content] | PlainResult) -> StageOutput[
         InputError: It is the result of one part.
     """
     if isinstance(result, PlainResult):
-        raise InputError("only a part of the work is done, and all of it is needed here; leave out --shard")
+        raise InputError("expected a complete result, found that of a part; omit --shard")
     return result
 
 
@@ -205,7 +205,7 @@ class PackResult:
         lines += planned.content.format_choices() if verbose and planned is not None else []
         if self.verified is not None:
             sequences = format_count(self.verified.content.sequences, "sequence")
-            lines.append(f"verified: every one of {sequences} is in the packs exactly once")
+            lines.append(f"verified: each of {sequences} is in the packs exactly once")
         return lines
 
 

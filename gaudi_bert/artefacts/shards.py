@@ -61,7 +61,7 @@ class GroupShards(Artefact):
     def _check_lengths(self) -> GroupShards:
         """Check that `packs` and `bytes` have the same length."""
         if len(self.packs) != len(self.bytes):
-            raise ValueError(f"packs of {len(self.packs)} shards, bytes of {len(self.bytes)}")
+            raise ValueError(f"packs has {len(self.packs)} values, but bytes has {len(self.bytes)}")
         return self
 
 
@@ -265,7 +265,7 @@ def read_index(path: Path, first: int, packs: int, shard_bytes: int) -> IndexedR
     return IndexedRecords(starts, entries[:, 1].copy()) if starts[-1] == shard_bytes else None
 
 
-def check_shard_sizes(folder: Path, table: ShardTable, remedy: str = "write the packed data again") -> None:
+def check_shard_sizes(folder: Path, table: ShardTable, remedy: str = "write the packs again") -> None:
     """Check that every shard of a folder exists and has the size that the metadata state.
 
     Args:
@@ -283,8 +283,8 @@ def check_shard_sizes(folder: Path, table: ShardTable, remedy: str = "write the 
             sizes[number] = size
     if (sizes != table.bytes).any():
         number = int(np.argmax(sizes != table.bytes))
-        differs = f"has {sizes[number]:,} bytes, but {table.bytes[number]:,} in the metadata"
-        problem = "the shard is missing, the metadata names it" if sizes[number] < 0 else differs
+        differs = f"expected {table.bytes[number]:,} bytes, as in the metadata, found {sizes[number]:,}"
+        problem = "the shard is missing, although the metadata lists it" if sizes[number] < 0 else differs
         raise InputError(f"{folder / table.file_name(number)}: {problem}; {remedy}")
 
 

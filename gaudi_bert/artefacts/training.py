@@ -28,8 +28,8 @@ class LossMetrics(ExtensibleArtefact):
     def format_line(self) -> str:
         """Return the metrics as one line of text."""
         return (
-            f"masked-LM loss {self.masked_lm_loss:.3f} accuracy {self.masked_lm_accuracy:.3f}, "
-            f"next-sentence loss {self.next_sentence_loss:.3f} accuracy {self.next_sentence_accuracy:.3f}"
+            f"masked-LM loss {self.masked_lm_loss:.3f}, accuracy {self.masked_lm_accuracy:.3f}; "
+            f"next-sentence loss {self.next_sentence_loss:.3f}, accuracy {self.next_sentence_accuracy:.3f}"
         )
 
 
@@ -57,9 +57,9 @@ class EvaluationMetrics(LossMetrics):
         """Return one line of text with the accuracies of both tasks in percent, their baselines, and the loss."""
         return (
             f"masked-LM accuracy {100 * self.masked_lm_accuracy:.1f} % "
-            f"(the most frequent token: {100 * self.unigram_baseline:.1f} %), "
+            f"(baseline, the most frequent token: {100 * self.unigram_baseline:.1f} %), "
             f"next-sentence accuracy {100 * self.next_sentence_accuracy:.1f} % "
-            f"(the more frequent answer: {100 * self.next_sentence_baseline:.1f} %), loss {self.loss:.3f}, "
+            f"(baseline, the more frequent label: {100 * self.next_sentence_baseline:.1f} %), loss {self.loss:.3f}, "
             f"over {format_count(self.sequences, 'sequence')}"
         )
 
@@ -102,7 +102,7 @@ class _RunResult(ExtensibleArtefact):
             f"{format_count(self.updates, 'update')} on {format_count(self.sequences, 'sequence')} "
             f"({format_count(self.tokens, 'token')}) by {format_count(self.processes, 'process')}{speed}"
         )
-        return [line, *(["target accuracy reached"] if self.reached_target else [])]
+        return [line, *(["the run reached the target accuracy"] if self.reached_target else [])]
 
 
 class TrainingResult(_RunResult):
@@ -124,7 +124,7 @@ class TrainingResult(_RunResult):
         lines = super().format_lines()
         if self.realized_speedup is not None:
             gain, limit = self.realized_speedup, self.packing_factor
-            lines.append(f"{gain:.2f} times as fast as unpacked, measured; {limit:.2f} would be the limit")
+            lines.append(f"{gain:.2f} times as fast as unpacked (measured); the limit is {limit:.2f}")
         return lines if self.evaluation is None else [*lines, f"held out: {self.evaluation.format_line()}"]
 
 
@@ -212,7 +212,9 @@ class EvaluationResult(EvaluationMetrics, _EvaluatedCheckpoint):
         """Return the metrics as lines of text."""
         lines = [f"after update {self.update:,}: {self.format_line()}"]
         if self.largest_difference is not None:
-            lines.append(f"the same sequences unpacked give the same figures, to {self.largest_difference:.1e}")
+            lines.append(
+                f"the metrics of the same sequences without packing differ by at most {self.largest_difference:.1e}"
+            )
         return lines
 
 

@@ -66,14 +66,18 @@ class Verification(ExtensibleArtefact):
         """
         stored = cls.read(path)
         if stored.packs_sha256 != metadata.compute_packs_sha256() or stored.sequences != metadata.sequences:
-            raise InputError(f"{cls.path_in(path)}: is of other packs than metadata.json; {cls.remedy}")
+            raise InputError(f"{cls.path_in(path)}: verifies other packs than those of metadata.json; {cls.remedy}")
         return stored
 
     def format_lines(self) -> list[str]:
         """Return the result as lines of text."""
         if self.too_long is None:
-            return [f"every one of {format_count(self.sequences, 'sequence')} is in the packs exactly once"]
+            return [f"each of {format_count(self.sequences, 'sequence')} is in the packs exactly once"]
         sequences, packs = format_count(self.sequences, "sequence"), format_count(self.packs, "pack")
         counted = f"{format_count(self.rows, 'row')}, {sequences} in {packs}"
         columns = ", ".join(self.columns)
-        return [counted, f"every sequence is there exactly once, value for value in {columns}", self.too_long.format_line()]
+        return [
+            counted,
+            f"each sequence is in the packs exactly once, with equal values in {columns}",
+            self.too_long.format_line(),
+        ]

@@ -89,7 +89,9 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
             name for name, _ in list_file_sizes(self.path) if name.startswith("packed-") and table.find_shard(name) is None
         ]
         if foreign:
-            raise FailedError(f"{self.path / min(foreign)}: is not listed in metadata.json; remove it, or {metadata.remedy}")
+            raise FailedError(
+                f"{self.path / min(foreign)}: the file is not listed in metadata.json; remove it, or {metadata.remedy}"
+            )
         for number, shards in enumerate(table.shards_per_group.tolist()):
             fewer = isinstance(metadata, TableMetadata) and shards and metadata.shard_multiple % shards == 0
             if shards % metadata.shard_multiple and not fewer:
@@ -101,7 +103,8 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
         for name in list_names(self.json_folder):
             if re.fullmatch(r"group-.*\.(json|index)", name) and name not in known:
                 raise FailedError(
-                    f"{self.json_folder / name}: belongs to a group that metadata.json does not list; {metadata.remedy}"
+                    f"{self.json_folder / name}: the file belongs to a group that metadata.json does not list; "
+                    f"{metadata.remedy}"
                 )
 
     def read_manifest(self, group: int) -> _Manifest:
@@ -119,7 +122,7 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
         finally:
             remove_local_copies(path)
         if crc != self.metadata.groups[group].manifest_crc32c or manifest.group != group:
-            raise FailedError(f"{path}: differs from the manifest that metadata.json lists; {self.metadata.remedy}")
+            raise FailedError(f"{path}: the manifest differs from the one that metadata.json lists; {self.metadata.remedy}")
         return manifest
 
     def read_manifests(self, groups: Iterable[int] | None = None) -> Iterator[_Manifest]:
@@ -236,7 +239,10 @@ def verify_packs(reader: GroupVerifier[Any], run: StageRun) -> StageOutput[Verif
     path = folder.json_folder / VERIFICATION_NAME
     writable = is_mirrored(folder.path) or os.access(folder.json_folder, os.W_OK)
     if not writable and not run.does_all_parts:
-        raise InputError(f"{folder.path}: is read-only, but parts store their sums there; verify the folder without --shard")
+        raise InputError(
+            f"{folder.path}: the folder is read-only, but the sums of a part are stored in it; verify the complete "
+            "folder, without --shard"
+        )
     folder.check_file_list()
     if run.finish:
         parts = find_complete_parts(path, list_names(path.parent))
@@ -271,7 +277,9 @@ def verify_packs(reader: GroupVerifier[Any], run: StageRun) -> StageOutput[Verif
         proof.write(path)
         remove_files(*parts)
     else:
-        run.reporter.say(f"note: {format_path(folder.path)} is read-only, so the verification is not stored there")
+        run.reporter.say(
+            f"{format_path(folder.path)}: the folder is read-only, so the result of the verification is not stored in it"
+        )
     return StageOutput(proof)
 
 
@@ -317,8 +325,12 @@ def _combine_part_verifications(
         if proof.packs_sha256 != folder.metadata.compute_packs_sha256()
     ]
     if of_others or sum(proof.groups for proof in proofs) != len(folder.group_numbers):
-        problem = f"{of_others[0].name} belongs to other packs" if of_others else "some parts are not verified"
-        raise FailedError(f"{folder.path}: {problem}; run `gaudi-bert verify --shard K/N` for every K, then --finish again")
+        problem = (
+            f"{of_others[0].name} is the verification of other packs" if of_others else "some parts are not verified yet"
+        )
+        raise FailedError(
+            f"{folder.path}: {problem}; run `gaudi-bert verify --shard K/N` for every K, and then --finish again"
+        )
     added = {
         key: sum(getattr(proof, key) for proof in proofs)
         for key in ("groups", "sequences", "tokens", "packs", "shards", "lower_bound", "input_files", "rows")
@@ -386,4 +398,6 @@ def check_lower_bound(
             pack_histogram(Histogram(len(counts), counts), "optimal", depth).lower_bound for counts in counts_by_group()
         )
     if not claimed_bound <= min(proven, packs):
-        raise FailedError(f"{path}: lower_bound is {claimed_bound}, but only {proven} packs can be proven; {remedy}")
+        raise FailedError(
+            f"{path}: lower_bound is {claimed_bound}, but only a bound of {proven} packs can be proven; {remedy}"
+        )

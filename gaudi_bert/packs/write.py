@@ -170,8 +170,8 @@ def _write_metadata(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutp
         sums.add_group(manifest, crc32c(read_file(output.summary_path(number))))
     if missing:
         raise FailedError(
-            f"{output.folder}: {len(missing)} of {len(numbers)} groups are missing, the first of them"
-            f" group {min(missing)}; run `{job.command}` for them (without --finish), then finish again"
+            f"{output.folder}: {len(missing)} of {len(numbers)} groups are missing, the first of which"
+            f" is group {min(missing)}; write them with `{job.command}` (without --finish), and then finish again"
         )
     if not sums.packs:  # the input is rejected below, and a corrected input cannot use these groups
         output.remove_files()

@@ -77,7 +77,7 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
         parts += [part._replace(table_row=before + part.first_row) for part in of_file]
         file_rows.append(sum(part.rows for part in of_file))
     if not parts:
-        raise InputError(f"{source}: the table holds no row; there is nothing to pack")
+        raise InputError(f"{source}: the table contains no rows, so there is nothing to pack; check the path")
     large = find_oversized_files(parts, *limits)
     if large:
         largest = max(large, key=lambda part: part.bytes)
@@ -223,26 +223,26 @@ def _read_checked_lists(part: TablePart, table: Any, columns: TableColumns, max_
     lists = {name: convert_list_column(part.path, part.first_row, name, table.column(name)) for name in columns.aligned}
     tokens = lists[TOKENS_COLUMN]
     lengths = np.diff(tokens.offsets)
-    _raise_for_first_row(part, lengths == 0, "has no token; leave empty rows out")
+    _raise_for_first_row(part, lengths == 0, "the row contains no token; omit empty rows")
     too_long = lengths > max_tokens
     remedy = "raise --max-sequence-length, or pass --too-long truncate, split or drop"
     _raise_for_first_row(
-        part, too_long, f"has {lengths[np.argmax(too_long)]} tokens, allowed are 1 to {max_tokens}; {remedy}"
+        part, too_long, f"expected 1 to {max_tokens} tokens, found {lengths[np.argmax(too_long)]}; {remedy}"
     )
     wrong = find_non_integer(tokens.row_values, 0, MOST_TOKEN_ID)
     if wrong >= 0:
         row = int(np.searchsorted(tokens.offsets[1:] - tokens.offsets[0], wrong, side="right"))
-        reason = f"input_ids holds {tokens.row_values[wrong]}; token ids are 0 to {MOST_TOKEN_ID}"
+        reason = f"input_ids contains {tokens.row_values[wrong]}, but token ids must be between 0 and {MOST_TOKEN_ID}"
         _raise_for_first_row(part, np.arange(lengths.size) == row, reason)
     for name, others in lists.items():
         row = int(np.argmax(np.diff(others.offsets) != lengths))
-        reason = f"{name} has {others.offsets[row + 1] - others.offsets[row]} values for {lengths[row]} input_ids"
-        remedy = "give as many, or leave the column out with --columns"
+        reason = f"{name} has {others.offsets[row + 1] - others.offsets[row]} values, but input_ids has {lengths[row]}"
+        remedy = "write one value for each token, or omit the column with --columns"
         _raise_for_first_row(part, np.diff(others.offsets) != lengths, f"{reason}; {remedy}")
     if MASK_COLUMN in lists:
         mask = lists[MASK_COLUMN]
         if mask.row_values.size and mask.row_values.min() == 0:  # otherwise the padding would be packed as if it were tokens
-            reason = "attention_mask holds a 0, so the row is padded; tokenise without padding, or cut the padding off"
+            reason = "attention_mask contains a 0, so the row is padded; tokenize without padding, or remove the padding"
             _raise_for_first_row(
                 part, np.logical_or.reduceat(mask.row_values == 0, mask.offsets[:-1] - mask.offsets[0]), reason
             )
@@ -271,10 +271,12 @@ def convert_list_column(path: Path, first_row: int, name: str, column: Any) -> L
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if isinstance(column, pyarrow.ChunkedArray):
-            raise InputError(f"{path}: from row {first_row}: more than 2**31 values at once; write smaller row groups")
+            raise InputError(
+                f"{path}: from row {first_row}: the row group contains more than 2**31 values; write smaller row groups"
+            )
     if column.null_count:
         row = first_row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-        raise InputError(f"{path}: row {row}: {name} is null; fill it, or leave the row out")
+        raise InputError(f"{path}: row {row}: {name} is null; replace the null with a list, or omit the row")
     if pyarrow.types.is_fixed_size_list(column.type):
         size = column.type.list_size
         offsets = np.arange(column.offset, column.offset + len(column) + 1) * size
@@ -285,7 +287,7 @@ def convert_list_column(path: Path, first_row: int, name: str, column: Any) -> L
         used = values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).is_null().to_numpy(zero_copy_only=False)
         if used.any():
             row = first_row + int(np.searchsorted(offsets - offsets[0], int(np.argmax(used)), side="right")) - 1
-            raise InputError(f"{path}: row {row}: {name} holds a null; fill it, or leave the row out")
+            raise InputError(f"{path}: row {row}: {name} contains a null; replace it with a value, or omit the row")
         values = values.fill_null(0)
     if pyarrow.types.is_boolean(values.type):
         values = values.cast(pyarrow.uint8())

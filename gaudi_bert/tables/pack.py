@@ -206,8 +206,8 @@ class _TablePacking(PackingJob[GroupedTable]):
             )
         if not totals.packs:
             raise InputError(
-                f"{inputs.files[0].parent}: every row is longer than {self.settings.max_sequence_length} tokens, so no row "
-                "remains; raise --max-sequence-length"
+                f"{inputs.files[0].parent}: every row is longer than {self.settings.max_sequence_length} tokens, so there "
+                "is nothing to pack; increase --max-sequence-length"
             )
         notes = inputs.files[0].parent / NOTES_NAME
         if (notes / TOKENIZER_NAME).is_file():
@@ -244,7 +244,7 @@ def _open_locally(source: str | Path, out: Path, store: StoreSettings | None) ->
 def _check_output_folder(folder: Path, files: Sequence[Path]) -> None:
     """Check that the packs are not written into the folder of the table."""
     if resolve_links(folder) in {resolve_links(file).parent for file in files}:
-        raise InputError(f"{folder}: the output folder is the folder of the table; choose another one")
+        raise InputError(f"{folder}: the output folder must not be the folder of the table; choose another one")
 
 
 def _build_signature(files: Sequence[Path], settings: TableSettings, stage: str) -> Signature:
@@ -305,7 +305,9 @@ def _choose_row_lengths(table: str | Path, settings: TableSettings, reporter: Re
         _, sequences, _ = read_sequences(opened, group, whole, lengths_only=True)
         counts += np.bincount(sequences.lengths, minlength=most + 1)[1:]
     if not counts.any():
-        raise InputError(f"{table}: every row is longer than {most} tokens, so no row remains; give longer --row-lengths")
+        raise InputError(
+            f"{table}: every row is longer than {most} tokens, so there is nothing to pack; pass longer --row-lengths"
+        )
     chosen = choose_row_lengths(
         counts,
         partial(row_cost, hidden_size=USUAL_HIDDEN_SIZE),

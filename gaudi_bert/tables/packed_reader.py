@@ -128,7 +128,7 @@ class TableFiles(ShardFiles["_Footer"]):
         footer = _read_footer(self.paths[file])
         if _rows(footer) != self.sizes[file]:
             raise InputError(
-                f"{self.paths[file]}: has {_rows(footer):,} rows, expected {self.sizes[file]:,}; pack the table again"
+                f"{self.paths[file]}: expected {self.sizes[file]:,} rows, found {_rows(footer):,}; pack the table again"
             )
         self._windows[file] = int(np.diff(footer.ends, prepend=0).max(initial=1))
         return footer
@@ -188,7 +188,7 @@ class TableFiles(ShardFiles["_Footer"]):
             kind = array.type
             if array.null_count or (name in _REQUIRED_COLUMNS and array.flatten().null_count):
                 raise InputError(
-                    f"{self.paths[file]}: column {name} holds nulls, packed tables do not; pack the table again"
+                    f"{self.paths[file]}: column {name} contains nulls, which a packed table must not; pack the table again"
                 )
             if pyarrow.types.is_fixed_size_list(kind):
                 offsets = np.arange(len(array) + 1, dtype=np.int64) * kind.list_size
@@ -198,7 +198,7 @@ class TableFiles(ShardFiles["_Footer"]):
                 columns[name] = ListValues(array.flatten().to_numpy(zero_copy_only=False), offsets - offsets[0])
         for name in _TOKEN_COLUMNS:
             if not np.array_equal(columns[name].offsets, columns["input_ids"].offsets):
-                raise InputError(f"{self.paths[file]}: {name} and input_ids differ in length; pack the table again")
+                raise InputError(f"{self.paths[file]}: {name} and input_ids have different lengths; pack the table again")
         return columns
 
     def _check_file_crc32c(self, file: int, number: int) -> None:
@@ -224,7 +224,9 @@ class TableFiles(ShardFiles["_Footer"]):
             for each in range(pieces):
                 combined = int(append_crc(combined, bounds[each + 1] - bounds[each], read[each]))
             if self._crc32c_of(file) not in (None, combined):
-                raise InputError(f"{path}: its CRC-32C differs from the manifest of its group; pack the table again")
+                raise InputError(
+                    f"{path}: the CRC-32C of the file differs from the manifest of its group; pack the table again"
+                )
 
 
 def _read_footer(path: Path) -> _Footer:
@@ -236,11 +238,13 @@ def _read_footer(path: Path) -> _Footer:
     for name in _REQUIRED_COLUMNS:
         if name not in names:
             raise InputError(
-                f"{path}: column {name} is missing, so this is not a packed table; pack it with `gaudi-bert pack`"
+                f"{path}: column {name} is missing, so this is not a packed table; pack the table with `gaudi-bert pack`"
             )
         kind = schema.field(name).type
         if not (is_list_type(kind) and types.is_integer(kind.value_type)):
-            raise InputError(f"{path}: column {name} holds {kind}, in packed tables lists of integers; pack again")
+            raise InputError(
+                f"{path}: column {name} has type {kind}, but must contain lists of integers; pack the table again"
+            )
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     begins = [0, *map(_find_row_group_start, groups[1:]), path.stat().st_size]
     return _Footer(metadata, np.cumsum([group.num_rows for group in groups], dtype=np.int64), np.array(begins, np.int64))

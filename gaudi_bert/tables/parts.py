@@ -82,7 +82,7 @@ def read_table_schema(path: Path) -> Any:
     if _is_json(path):
         rows = list(_parse_rows(path, next(_read_blocks(path, 0, None), b""), 0))
         if not rows:
-            raise InputError(f"{path}: the table holds no row; there is nothing to pack")
+            raise InputError(f"{path}: the table contains no rows, so there is nothing to pack; check the path")
         return _build_checked_table(path, rows, 0, None).schema
     with explain_arrow_errors(path):
         if _is_parquet(path):
@@ -166,8 +166,8 @@ def _check_row_count(part: TablePart, table: Any) -> Any:
     """Return the table of a part, after checking that it has as many rows as when the parts were listed."""
     if table.num_rows != part.rows:
         raise InputError(
-            f"{part.path}: {table.num_rows} rows from row {part.first_row}, {part.rows} were there before; "
-            "let nobody write the table meanwhile, and put one JSON object on each line"
+            f"{part.path}: the file changed while it was read: expected {part.rows} rows from row {part.first_row} on, "
+            f"found {table.num_rows}; do not write the table while it is read, and write one JSON object per line"
         )
     return table
 
@@ -297,7 +297,7 @@ def _read_blocks(path: Path, start: int, end: int | None) -> Iterator[bytes]:
                 rest += piece
             if len(rest) > LONGEST_ROW_BYTES:
                 raise InputError(
-                    f"{path}: a line is longer than {LONGEST_ROW_BYTES >> 20} MiB; write one JSON object on each"
+                    f"{path}: a line is longer than {LONGEST_ROW_BYTES >> 20} MiB; write one JSON object per line"
                 )
         if rest:
             yield rest
@@ -315,7 +315,7 @@ def _parse_rows(path: Path, block: bytes, first_row: int) -> Iterator[dict[str, 
         InputError: A line is not an object, or is nested too deeply.
     """
     for number, line in enumerate(_split_lines(block), start=first_row):
-        problem = "is not one JSON object"
+        problem = "is not a JSON object"
         try:
             row = JSON.decode(line.decode("utf-8"))
             # Arrow would end the process while it infers the type of a value that is nested very deeply.
@@ -324,11 +324,11 @@ def _parse_rows(path: Path, block: bytes, first_row: int) -> Iterator[dict[str, 
             ):
                 yield row
                 continue
-            problem = f"is nested deeper than {_DEEPEST} levels" if isinstance(row, dict) else problem
+            problem = f"is nested more than {_DEEPEST} levels deep" if isinstance(row, dict) else problem
         except (ValueError, RecursionError, InputError) as error:
-            problem = f"is not JSON in UTF-8 ({shorten(str(error))})"
+            problem = f"is not valid JSON in UTF-8 ({shorten(str(error))})"
         beginning = short_repr(line[:40].decode("utf-8", "replace"))
-        raise InputError(f"{path}: row {number}: {beginning} {problem}; write one JSON object on each line")
+        raise InputError(f"{path}: row {number}: {beginning} {problem}; write one JSON object per line")
 
 
 def _nesting_depth(value: Any) -> int:
@@ -360,7 +360,7 @@ def _build_checked_table(path: Path, rows: Sequence[Mapping[str, Any]], first_ro
         row = bisect.bisect_left(range(1, len(rows)), True, key=lambda count: problem(count) is not None)
         reason = shorten(str(problem(row + 1) or error), 160)
         remedy = (
-            "give every row the same columns, and a column one type that holds each value exactly; else write it as text"
+            "use the same columns in every row, and one type per column that represents each value exactly, such as text"
         )
         raise InputError(f"{path}: row {first_row + row}: {reason}; {remedy}") from error
 
@@ -375,7 +375,7 @@ def _build_table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
     names = dict.fromkeys(name for row in rows for name in row) if schema is None else schema.names
     unknown = next((name for row in rows for name in row if name not in names), None)
     if unknown is not None:
-        raise ValueError(f"has a column {short_repr(unknown)}, which the first rows lack")
+        raise ValueError(f"column {short_repr(unknown)} does not exist in the first rows")
     columns = {}
     for name in names:
         values = [row.get(name) for row in rows]
@@ -383,10 +383,10 @@ def _build_table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
         kind = columns[name].type if schema is None else schema.field(name).type
         if columns[name].type != kind:
             if not _can_store_type(columns[name].type, kind):
-                raise ValueError(f"column {short_repr(name)} holds {columns[name].type}, in the first rows {kind}")
+                raise ValueError(f"column {short_repr(name)} has type {columns[name].type}, but {kind} in the first rows")
             columns[name] = pyarrow.array(values, kind)
         if "double" in str(kind) and any(_contains_bool(value, kind) for value in values):
-            raise ValueError(f"column {short_repr(name)} holds true or false among numbers")
+            raise ValueError(f"column {short_repr(name)} contains both numbers and true or false")
     return pyarrow.table(columns, schema)
 
 

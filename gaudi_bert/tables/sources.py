@@ -64,14 +64,16 @@ def list_table_files(source: str | Path, reporter: Reporter | None = None) -> li
     if named is not None:
         others = [file.name for file in tables if file not in named]
         if others and reporter is not None:
-            reporter.say(f"{source}: state.json does not name {', '.join(others)}; ignored as files of an earlier save")
+            reporter.say(
+                f"{source}: ignores {', '.join(others)}, which state.json does not list and which an earlier save wrote"
+            )
         return named
     if tables:
         return tables
     splits = _list_split_folders(path)
     if splits:
-        raise InputError(f"{path}: holds the splits {', '.join(splits)}; pass one of them, for example {path / splits[0]}")
-    raise InputError(f"{path}: holds no {', '.join(_ENDINGS)} file; pass a folder of tables with a column input_ids")
+        raise InputError(f"{path}: contains the splits {', '.join(splits)}; pass one split, for example {path / splits[0]}")
+    raise InputError(f"{path}: contains no {', '.join(_ENDINGS)} file; pass a folder of tables that have a column input_ids")
 
 
 def _has_table_ending(path: Path) -> bool:
@@ -102,15 +104,19 @@ def _list_matching_tables(source: str | Path) -> list[Path]:
     paths = sorted(map(Path, glob.glob(os.fspath(source))), key=lambda path: path.name)
     if not paths:
         raise InputError(
-            f"{source}: does not exist, and no file matches it as a pattern; pass a {', '.join(_ENDINGS)} file, "
-            "a folder of them, or a pattern"
+            f"{source}: is neither a file nor a folder, and matches no file as a pattern; pass a {', '.join(_ENDINGS)} "
+            "file, "
+            "a folder of such files, or a pattern"
         )
     for path in paths:
         if not (path.is_file() and _has_table_ending(path)):
-            raise InputError(f"{path}: is not a {', '.join(_ENDINGS)} file; pass a pattern that matches tables only")
+            raise InputError(f"{path}: is not a {', '.join(_ENDINGS)} file; pass a pattern that matches only tables")
     for path, following in itertools.pairwise(paths):
         if path.name == following.name:
-            raise InputError(f"{following}: has the same name as {path}; rename one, files are known by name")
+            raise InputError(
+                f"{following}: the file has the same name as {path}; rename one of them, because files are identified by "
+                "name"
+            )
     return paths
 
 
@@ -125,15 +131,19 @@ def _list_saved_dataset_files(folder: Path) -> list[Path] | None:
     if not isinstance(state, dict) or "_data_files" not in state:
         return None
     if state.get("_indices_data_files") or state.get("_indices_files"):
-        raise InputError(f"{path}: the dataset is a selection of rows; save `dataset.flatten_indices()` instead")
+        raise InputError(
+            f"{path}: the dataset is a selection of rows, which is not supported; save `dataset.flatten_indices()` instead"
+        )
     entries = state["_data_files"] if isinstance(state["_data_files"], list) else []
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
     if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
-        raise InputError(f"{path}: `_data_files` names no files; save the dataset again")
+        raise InputError(f"{path}: `_data_files` lists no files; save the dataset again")
     files = sorted(folder / str(name) for name in names)
     for file in files:
         if not file.is_file():
-            raise InputError(f"{file}: missing, {_DATASET_STATE} names it; copy it, or save the dataset again")
+            raise InputError(
+                f"{file}: the file is missing, although {_DATASET_STATE} lists it; copy the file, or save the dataset again"
+            )
     return files
 
 
@@ -197,8 +207,8 @@ class TableColumns:
         labels = self.aligned.get(LABELS_COLUMN)
         if labels is not None and (pyarrow.types.is_unsigned_integer(labels) or pyarrow.types.is_boolean(labels)):
             raise InputError(
-                f"{path}: column {LABELS_COLUMN} holds lists of {labels}, which cannot be -100, and padding must be; cast "
-                "it to int32, or leave it out with --columns"
+                f"{path}: column {LABELS_COLUMN} contains lists of {labels}, which cannot represent -100, the label of "
+                "padding; cast the column to int32, or omit it with --columns"
             )
         for name, kind in self.scalars.items():
             try:
@@ -210,8 +220,8 @@ class TableColumns:
             except pyarrow.ArrowException as error:
                 reason = shorten(str(error), 120)
                 raise InputError(
-                    f"{path}: column {name} holds {kind}, which cannot be packed ({reason}); cast it, or leave it out with "
-                    "--columns"
+                    f"{path}: column {name} has type {kind}, which cannot be packed ({reason}); cast the column, or omit "
+                    "it with --columns"
                 ) from error
 
 
@@ -244,35 +254,41 @@ def select_columns(
     names = list(schema.names)
     if tokens_column not in names:
         raise InputError(
-            f"{path}: has no column {tokens_column} (it has {', '.join(names)}); name the token ids with --input-column, "
+            f"{path}: has no column {tokens_column} (it has {', '.join(names)}); specify the column of the token ids with "
+            "--input-column, "
             "or create them from text with `gaudi-bert tokenize`"
         )
     for name in chosen or ():
         if name not in names:
-            raise InputError(f"{path}: has no column {name}; it has {', '.join(names)}")
+            raise InputError(f"{path}: has no column {name}, only {', '.join(names)}; check --columns")
     packed = [name for name in names if chosen is None or name in chosen or name == tokens_column]
     if tokens_column != TOKENS_COLUMN and TOKENS_COLUMN in packed:
-        raise InputError(f"{path}: has both {TOKENS_COLUMN} and {tokens_column}; {_rename_or_omit_remedy(TOKENS_COLUMN)}")
+        raise InputError(
+            f"{path}: contains both {TOKENS_COLUMN} and {tokens_column}; {_rename_or_omit_remedy(TOKENS_COLUMN)}"
+        )
     if len(set(packed)) < len(packed):
-        raise InputError(f"{path}: has two columns of one name among {', '.join(packed)}; rename one")
+        raise InputError(f"{path}: two of the columns {', '.join(packed)} have the same name; rename one of them")
     aligned, scalars = {}, {}
     for stored in sorted(packed, key=lambda name: name != tokens_column):
         kind, name = schema.field(stored).type, TOKENS_COLUMN if stored == tokens_column else stored
         if name in _ADDED_COLUMNS:
-            raise InputError(f"{path}: column {name} has a name that packing writes itself; {_rename_or_omit_remedy(name)}")
+            raise InputError(
+                f"{path}: column {name} has the name of a column that packing adds; {_rename_or_omit_remedy(name)}"
+            )
         if is_list_type(kind):
             types, value = require_pyarrow().types, kind.value_type
             if name == TOKENS_COLUMN and not types.is_integer(value):
-                raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of integers")
+                raise InputError(f"{path}: column {name} must contain lists of integers, but has type {kind}; cast it")
             if not (types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)):
                 raise InputError(
-                    f"{path}: column {name} holds {kind}; only lists of numbers are packed, {_rename_or_omit_remedy(name)}"
+                    f"{path}: column {name} has type {kind}, but only lists of numbers can be packed; "
+                    f"{_rename_or_omit_remedy(name)}"
                 )
             aligned[name] = value
         elif name == TOKENS_COLUMN:
-            raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of integers")
+            raise InputError(f"{path}: column {name} must contain lists of integers, but has type {kind}; cast it")
         elif "list_view" in str(kind):
-            raise InputError(f"{path}: column {name} holds {kind}, whose lists are not packed; cast it to a list")
+            raise InputError(f"{path}: column {name} has type {kind}, which is not supported; cast it to a list")
         else:
             scalars[name] = kind
     columns = TableColumns(schema, aligned, scalars, tokens_column)
@@ -282,7 +298,7 @@ def select_columns(
 
 def _rename_or_omit_remedy(name: str) -> str:
     """Return the remedy for a column that cannot be packed."""
-    return f"rename it, or name the columns to pack without {name}: --columns input_ids,..."
+    return f"rename the column, or select the columns to pack without {name}: --columns input_ids,..."
 
 
 def _check_same_columns(files: Sequence[Path], columns: TableColumns) -> None:
@@ -291,9 +307,12 @@ def _check_same_columns(files: Sequence[Path], columns: TableColumns) -> None:
         schema = read_table_schema(path)
         for name in columns.stored_names:
             if name not in schema.names:
-                raise InputError(f"{path}: has no column {name}, which {files[0].name} has; give all files the same columns")
+                raise InputError(
+                    f"{path}: has no column {name}, although {files[0].name} has one; use the same columns in all files"
+                )
             kind, first = schema.field(name).type, columns.schema.field(name).type
             if not is_same_type(kind, first):
                 raise InputError(
-                    f"{path}: column {name} holds {kind}, in {files[0].name} it holds {first}; cast it to one type"
+                    f"{path}: column {name} has type {kind}, but {first} in {files[0].name}; cast it to the same type in "
+                    "all files"
                 )

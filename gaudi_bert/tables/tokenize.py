@@ -108,7 +108,7 @@ def _open_sources(texts: Sequence[str]) -> Iterator[list[Source]]:
         yield find_sources(texts, Path())
         return
     if len(texts) > 1:
-        raise InputError(f"{STANDARD_INPUT}: standard input is read alone; leave the other texts out")
+        raise InputError(f"{STANDARD_INPUT}: standard input cannot be combined with other texts; pass only {STANDARD_INPUT}")
     with TemporaryDirectory() as scratch:
         path = Path(scratch) / format_source_name(STANDARD_INPUT)
         with path.open("wb") as handle:
@@ -130,7 +130,7 @@ def _tokenize_sources(
     signature = Signature("tokenize", settings.to_json_fields(), inputs)
     parts = [part for source in sources for part in split_source(source, settings.row_reading_settings, settings.part_bytes)]
     if not parts:
-        raise InputError(f"{', '.join(source.shown for source in sources)}: holds no text; check the path")
+        raise InputError(f"{', '.join(source.shown for source in sources)}: contains no text; check the path")
     for part in parts:  # reject a file that does not match the options before the first file is tokenized
         if not part.start:
             say = run.reporter.say if part is parts[0] else None
@@ -174,12 +174,13 @@ def _write_summary(
     missing = parts - len(files)
     if missing:
         output.reporter.say(f"{format_path(output.folder)}: {missing} of {parts} parts remain for other shards")
-        left = f"{missing} of {format_count(parts, 'part')} to be done by other shards"
+        left = f"{missing} of {format_count(parts, 'part')} remain for other shards"
         return PlainResult([left], {"parts": parts, "missing_parts": missing})
     settings = encoder.settings
     if not any(file.rows for file in files):
         raise InputError(
-            f"{format_path(output.folder)}: no text gives a row; give some that are not empty, nor all too long"
+            f"{format_path(output.folder)}: every text is empty or too long, so there are no rows; pass other texts, or "
+            "change --too-long"
         )
     content = TokenisedTexts(
         tool_version=__version__,
@@ -283,7 +284,7 @@ class _Encoder:
         if settings.max_sequence_length < least:
             raise InputError(
                 f"--max-sequence-length {settings.max_sequence_length}: the tokenizer adds {least - 1} special tokens to "
-                f"each row; allowed is {least} and more"
+                f"each row, so the value must be at least {least}"
             )
         # The segment ids of the special tokens before a text, of its tokens, and of the special tokens after it. None if all
         # are 0, because models use 0 if the column is missing. They are needed because the library sets segment ids only in
@@ -356,8 +357,8 @@ class _Encoder:
         if policy == "error" or (is_pair and policy == "split"):
             choices = "truncate or drop (a pair is not split)" if is_pair else "split, truncate or drop"
             raise InputError(
-                f"{part.format_location(text.position)}: gives {tokens:,} tokens, allowed are 1 to "
-                f"{self.settings.max_sequence_length:,}; raise that, or pass --too-long {choices}"
+                f"{part.format_location(text.position)}: expected 1 to {self.settings.max_sequence_length:,} tokens, found "
+                f"{tokens:,}; increase --max-sequence-length, or pass --too-long {choices}"
             )
         counts["too_long"] += 1
         if policy == "split":

@@ -99,8 +99,9 @@ def verify_single_table(source: str | Path, packed: Path, run: StageRun) -> _Ver
         for side in (source, packed):
             if is_in_store(side):
                 raise InputError(
-                    f"{format_location(side)}: parts of a table are not verified in a store, where each part would copy the "
-                    "complete table; verify it at once, without --shard and --finish"
+                    f"{format_location(side)}: --shard is not supported for tables in an object store, because each part "
+                    "would "
+                    "copy the complete table; verify all parts at once, without --shard and --finish"
                 )
     with open_local_copy(source, run.store) as table, mirror_folder(packed, run.store) as here:
         fetch_files(*(here / name for name in list_names(here)))
@@ -123,7 +124,7 @@ def _read_row_lengths(folder: Path) -> tuple[int, ...]:
     check_same_content(packing, common, Signature("pack-rows", settings, common.inputs), RowLengthTables.remedy, str(path))
     foreign = {folder / name.split("/")[0] for name in list_names(folder) if name.startswith("rows-")} - known.keys()
     if foreign:
-        raise FailedError(f"{min(foreign)}: is not in {path}; remove it, or {RowLengthTables.remedy}")
+        raise FailedError(f"{min(foreign)}: the folder is not listed in {path}; remove it, or {RowLengthTables.remedy}")
     for table, length in known.items():
         right = Signature("pack-table", {**settings, "max_sequence_length": length}, common.inputs)
         own = settings_path(table, TableMetadata.path_in(table))
@@ -152,7 +153,7 @@ class _TableVerifier:
         present = [identify_file(file) for file in list_table_files(self.source)]
         check_inputs_unchanged(packed, metadata.inputs, present, metadata.remedy)
         if signature.inputs != {file.name: file.identity for file in present}:
-            raise FailedError(f"{self._settings_path}: its inputs are not those of metadata.json; {metadata.remedy}")
+            raise FailedError(f"{self._settings_path}: the inputs differ from those of metadata.json; {metadata.remedy}")
         return signature
 
     @property
@@ -171,7 +172,7 @@ class _TableVerifier:
         table, groups = open_table(self.source, self._settings, self.run.reporter), len(self.folder.group_numbers)
         if groups != len(table.groups):
             raise FailedError(
-                f"{self.folder.path}: {groups} groups, the table gives {len(table.groups)}; {self.folder.metadata.remedy}"
+                f"{self.folder.path}: expected {len(table.groups)} groups, found {groups}; {self.folder.metadata.remedy}"
             )
         return table
 
@@ -210,7 +211,9 @@ class _TableVerifier:
             packs, identity = 0, identify_file(path).identity
             claims = [shard for shard in claimed.shards if shard.name == path.name]
             if claims and claims[0].crc32c != identity["crc32c"]:
-                raise FailedError(f"{path}: its CRC-32C differs from the manifest of its group; {TableMetadata.remedy}")
+                raise FailedError(
+                    f"{path}: the CRC-32C of the file differs from the manifest of its group; {TableMetadata.remedy}"
+                )
             for stored in _read_row_groups(path, layout):
                 members = _find_sequences(stored, rows, sequences, is_there)
                 is_there[members] = True
@@ -218,14 +221,15 @@ class _TableVerifier:
                 deepest = max(deepest, int(np.diff(stored.offsets).max(initial=0)))
                 if settings.depth != "max" and deepest > settings.depth:
                     raise FailedError(
-                        f"{stored.location}: a pack holds {deepest} sequences, the depth is {settings.depth}; pack again"
+                        f"{stored.location}: a pack contains {deepest} sequences, but the depth is {settings.depth}; pack "
+                        "the table again"
                     )
                 _check_tokens(stored, layout, rows, sequences.rows[members])
                 _check_scalars(stored, layout, rows, sequences.rows[members])
             shards.append(Shard(name=path.name, packs=packs, **identity))
         if not is_there.all():
             row = int(rows.numbers[sequences.rows[np.argmin(is_there)]])
-            raise FailedError(f"{self.folder.path}: row {row} of the table is in no pack; pack the table again")
+            raise FailedError(f"{self.folder.path}: no pack contains row {row} of the table; pack the table again")
         length, packs = settings.max_sequence_length, sum(shard.packs for shard in shards)
         counts = np.bincount(sequences.lengths, minlength=length + 1)[1:]
         path, depth = manifest_path(self.folder.json_folder, claimed.group), resolve_depth(settings.depth, length)
@@ -262,9 +266,9 @@ def _find_sequences(stored: _PackedRowGroup, rows: GroupRows, sequences: RowSequ
     right[right] = (begins[inside] == stored_begins[right]) & (sequences.lengths[inside] == stored.lengths[right])
     if not right.all():
         wrong = int(np.argmin(right))
-        raise FailedError(f"{stored.location}: row {stored.indices[wrong]} is not what the table has; pack the table again")
+        raise FailedError(f"{stored.location}: row {stored.indices[wrong]} differs from the table; pack the table again")
     if is_there[members].any() or np.unique(members).size < members.size:
-        raise FailedError(f"{stored.location}: holds a row that is in another pack too; pack the table again")
+        raise FailedError(f"{stored.location}: a sequence occurs in two packs; pack the table again")
     return members
 
 
@@ -310,7 +314,10 @@ def _read_row_groups(path: Path, layout: PackLayout) -> Iterator[_PackedRowGroup
         parquet.ParquetWriter(empty, layout.build_schema()).close()
         stored, expected = check_column_names(path, shard.schema_arrow), parquet.read_schema(empty)
         if stored.names != expected.names or not all(map(is_same_type, stored.types, expected.types)):
-            raise FailedError(f"{path}: has the columns {', '.join(stored.names)}, or other types; pack the table again")
+            raise FailedError(
+                f"{path}: expected the columns {', '.join(expected.names)} with their types, found "
+                f"{', '.join(stored.names)}; pack the table again"
+            )
         first = 0
         with shard:
             for number in range(shard.num_row_groups):
@@ -330,14 +337,18 @@ def _check_packs(path: Path, layout: PackLayout, first: int, table: Any) -> _Pac
     if layout.with_starts:
         starts, more = convert_list_column(path, first, "starts", table.column("starts"))
         if not np.array_equal(more, others):
-            raise FailedError(f"{path}: from pack {first} on: starts and indices differ in number; pack the table again")
+            raise FailedError(
+                f"{path}: from pack {first} on: starts and indices have different lengths; pack the table again"
+            )
     packs = _PackedRowGroup(path, first, offsets.astype(np.int64), indices, starts, lengths, table)
     if not np.array_equal(offsets, others) or (np.diff(offsets) < 1).any() or (lengths < 1).any():
-        raise FailedError(f"{packs.location}: seq_lens and indices disagree; pack the table again")
+        raise FailedError(f"{packs.location}: seq_lens and indices contradict each other; pack the table again")
     used = np.add.reduceat(lengths.astype(np.int64), offsets[:-1]) if lengths.size else lengths
     if (used > layout.max_sequence_length).any():
         pack = first + int(np.argmax(used > layout.max_sequence_length))
-        raise FailedError(f"{path}: pack {pack}: holds more than {layout.max_sequence_length} tokens; pack the table again")
+        raise FailedError(
+            f"{path}: pack {pack}: the pack contains more than {layout.max_sequence_length} tokens; pack the table again"
+        )
     return packs
 
 
@@ -374,7 +385,8 @@ def _check_tokens(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, o
             sequence = int(np.searchsorted(ends, np.argmax(different), side="right"))
             pack = packs.first + int(np.searchsorted(packs.offsets, sequence, side="right")) - 1
             raise FailedError(
-                f"{packs.path}: pack {pack}: {name} is not that of row {packs.indices[sequence]}; pack the table again"
+                f"{packs.path}: pack {pack}: {name} differs from row {packs.indices[sequence]} of the table; pack the table "
+                "again"
             )
 
 
@@ -410,5 +422,5 @@ def _check_scalars(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, 
                 right = None
             # Comparing the text treats NaN as equal to NaN, at any depth.
             if right is None or not (held.equals(right) or repr(held.to_pylist()) == repr(right.to_pylist())):
-                raise FailedError(f"{packs.location}: {name} is not that of the rows; pack the table again")
+                raise FailedError(f"{packs.location}: {name} differs from the rows of the table; pack the table again")
             first += len(chunk)
