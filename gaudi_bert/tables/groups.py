@@ -225,7 +225,7 @@ def _read_checked_lists(part: TablePart, table: Any, columns: TableColumns, max_
     lengths = np.diff(tokens.offsets)
     _raise_for_first_row(part, lengths == 0, "the row contains no token; omit empty rows")
     too_long = lengths > max_tokens
-    remedy = "raise --max-sequence-length, or pass --too-long truncate, split or drop"
+    remedy = "increase --max-sequence-length, or pass --too-long truncate, split or drop"
     _raise_for_first_row(
         part, too_long, f"expected 1 to {max_tokens} tokens, found {lengths[np.argmax(too_long)]}; {remedy}"
     )

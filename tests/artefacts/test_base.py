@@ -78,13 +78,13 @@ def test_results_of_training_leave_out_what_was_not_measured(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "not a JSON file"),
+        (b"", "is not a valid JSON file"),
         (b"[" * 100_000, "recursion limit"),
-        (b'{"sequences": "' + b"9" * 3_000_000 + b'"}', "`sequences` = '99"),
-        (b'{"sequences": true}', "`sequences` = True"),
-        (b'{"sequences": NaN}', "`sequences` = nan"),
-        (b'{"fingerprint": "\\ud800"}', "not a JSON file"),
-        (b"[]", "`its content` = "),
+        (b'{"sequences": "' + b"9" * 3_000_000 + b'"}', "`sequences` is '99"),
+        (b'{"sequences": true}', "`sequences` is True"),
+        (b'{"sequences": NaN}', "`sequences` is nan"),
+        (b'{"fingerprint": "\\ud800"}', "is not a valid JSON file"),
+        (b"[]", "`the content` is "),
     ],
 )
 def test_whatever_a_file_holds_is_one_short_line(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -102,4 +102,4 @@ def test_another_version_of_a_format_is_refused_with_the_remedy(tmp_path: Path, 
     path.write_text(json.dumps({"groups": [], "shards": [], **of_table, "format_version": 1}))
     with pytest.raises(InputError) as refused:
         kind.read(path)
-    assert str(refused.value) == f"{path}: format_version 1, this version reads 2; {kind.remedy}"
+    assert str(refused.value) == f"{path}: format_version is 1, but this version reads 2; {kind.remedy}"

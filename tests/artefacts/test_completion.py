@@ -40,7 +40,7 @@ def test_other_settings_are_refused_by_name_until_told_to_overwrite(tmp_path: Pa
     plan = tmp_path / "plan.json"
     begin_artefact(plan, plan, OLD)
     plan.write_text("{}")
-    with pytest.raises(InputError, match=r"plan.json: was written with other settings \(settings.depth: 3 there, 4 now\)"):
+    with pytest.raises(InputError, match=r"plan.json: was written with other settings \(settings.depth: 3 in the file, 4 now\)"):
         begin_artefact(plan, plan, NEW)
     assert plan.exists()
     assert not begin_artefact(plan, plan, NEW, overwrite=True)
@@ -80,7 +80,7 @@ def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
     (folder / "thesis.tex").write_text("years of work")
     with pytest.raises(
         InputError,
-        match=r"mine: already holds thesis.tex, and no settings file says that .* wrote this folder",
+        match=r"mine: already contains thesis.tex, but no settings file shows that .* wrote this folder",
     ):
         begin_artefact(folder, folder / "metadata.json", OLD)
     assert (folder / "thesis.tex").read_text() == "years of work"
@@ -89,8 +89,8 @@ def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stored", "requested", "message"),
     [
-        ({"a": 1}, {"a": 1, "b": 2}, "b: absent there, 2 now"),
-        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, "a.b[1]: 2 there, 3 now"),
+        ({"a": 1}, {"a": 1, "b": 2}, "b: missing in the file, 2 now"),
+        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, "a.b[1]: 2 in the file, 3 now"),
         ({"a": [1]}, {"a": [1, 2]}, "a: [1] there, [1, 2] now"),
     ],
 )

@@ -230,4 +230,4 @@ def test_an_object_a_prefix_and_a_pattern(s3: S3Server, tmp_path: Path) -> None:
 def test_what_is_not_there_is_named(s3: S3Server, place: str) -> None:
     with pytest.raises(InputError) as caught, open_local_copy(place, quick(s3.endpoint)):
         pass
-    assert str(caught.value) == f"{place}: no objects there, or no such bucket; check the URL"
+    assert str(caught.value) == f"{place}: the bucket does not exist or contains no such objects; check the URL"

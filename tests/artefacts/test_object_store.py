@@ -100,7 +100,7 @@ def test_a_server_that_is_away_is_asked_again_with_growing_pauses(
     pauses: list[float] = []
     pausing = {"attempts": 5, "first_pause_seconds": 0.5, "longest_pause_seconds": 3, "timeout_seconds": 1}
     settings = StoreSettings(endpoint_url="http://127.0.0.1:9", **pausing)
-    with pytest.raises(FailedError, match=r"s3://bucket/x: cannot look at: .*127.0.0.1:9.* \(5 attempts\); .*endpoint_url"):
+    with pytest.raises(FailedError, match=r"s3://bucket/x: cannot read the state of: .*127.0.0.1:9.* after 5 attempts; .*endpoint_url"):
         ObjectStore(settings, sleep=pauses.append).info("s3://bucket/x")
     assert pauses == [0.5, 1, 2, 3]
     said = capsys.readouterr().err.splitlines()
@@ -111,7 +111,7 @@ def test_a_server_that_is_away_is_asked_again_with_growing_pauses(
 def test_a_library_that_cannot_be_loaded_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of hdfs:// where there is no Java: an error of many lines, which is none of the data."""
     monkeypatch.setenv("ARROW_LIBHDFS_DIR", "/nonexistent")
-    with pytest.raises(InputError, match=r"^hdfs://: .*; install what reads such URLs, or copy the data") as caught:
+    with pytest.raises(InputError, match=r"^hdfs://: .*; install the missing library, or copy the data") as caught:
         ObjectStore().info("hdfs://host/x")
     assert "\n" not in str(caught.value)
 
@@ -121,14 +121,14 @@ def test_missing_credentials_are_said_at_once(s3: S3Server, monkeypatch: pytest.
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
-    with pytest.raises(FailedError, match="no credentials"):
+    with pytest.raises(FailedError, match="found no credentials"):
         ObjectStore(quick(s3.endpoint, timeout_seconds=7), sleep=pytest.fail).write("s3://bucket/x", b"x")
 
 
 def test_a_scheme_that_nothing_reads_names_the_extra() -> None:
     with pytest.raises(InputError, match=r"gs://: nothing here reads such URLs; run: .*\[gcs\]"):
         ObjectStore().info("gs://bucket/x")
-    with pytest.raises(InputError, match=r"xyz://: .*; use s3://, gs:// or az://"):
+    with pytest.raises(InputError, match=r"xyz://: .*; use s3://, gs://, az://"):
         ObjectStore().info("xyz://bucket/x")
 
 

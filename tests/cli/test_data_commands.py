@@ -45,12 +45,12 @@ def test_pack_and_verify(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "options", "reason"),
     [
-        ("t.parquet", {"input_ids": [[1], []]}, "", "t.parquet: row 1: has no token"),
+        ("t.parquet", {"input_ids": [[1], []]}, "", "t.parquet: row 1: the row contains no token"),
         ("t.parquet", {"input_ids": [[1], None]}, "", "t.parquet: row 1: input_ids is null"),
         ("t.parquet", {"input_ids": [[1], [2, 3]], "labels": [[1], [2]]}, "", "row 1: labels has 1 values for 2 input_ids"),
-        ("t.parquet", {"input_ids": [[1], [2, 0]], "attention_mask": [[1], [1, 0]]}, "", "row 1: attention_mask holds a 0"),
+        ("t.parquet", {"input_ids": [[1], [2, 0]], "attention_mask": [[1], [1, 0]]}, "", "row 1: attention_mask contains a 0"),
         ("t.parquet", {"input_ids": [[1]], "row": [1]}, "", "column row has a name that packing writes itself"),
-        ("t.parquet", {"input_ids": [[1] * 17, [1] * 18]}, "", "row 0: has 17 tokens, allowed are 1 to 16; raise"),
+        ("t.parquet", {"input_ids": [[1] * 17, [1] * 18]}, "", "row 0: expected 1 to 16 tokens, found 17; increase"),
         ("t.parquet", {"input_ids": []}, "", "column input_ids holds null; it must hold lists"),
         ("t.parquet", {"input_ids": [[1]]}, "--too-long cut", "--too-long cut: must be error, truncate, "),
         ("t.parquet", {"input_ids": [[1]]}, "--columns label", "has no column label; it has input_ids"),
@@ -83,7 +83,7 @@ def test_whatever_is_wrong_is_one_line(tmp_path: Path, name: str, content: Any, 
         ("nothing", pyarrow.array([{}, {}], pyarrow.struct([])), "holds struct<>, which cannot be packed"),
         ("labels", pyarrow.array([[1, 2], [3]], pyarrow.list_(pyarrow.uint32())), "lists of uint32, which cannot be -100"),
         ("labels", pyarrow.array([[True, False], [True]]), "lists of bool, which cannot be -100, and padding must be; cast"),
-        ("labels", pyarrow.array([[1, 2], [3]], pyarrow.list_view(pyarrow.int32())), "whose lists are not packed; cast"),
+        ("labels", pyarrow.array([[1, 2], [3]], pyarrow.list_view(pyarrow.int32())), "which is not supported; cast"),
     ],
 )
 def test_columns_that_cannot_be_packed_are_refused_before_anything_is_written(
@@ -171,7 +171,7 @@ def test_write_takes_what_the_plan_leaves_open(case: PackingCase, tmp_path: Path
     succeed("verify", case.records, tmp_path / "packed")
     for part in (1, 0):
         succeed(*write, "--out", tmp_path / "parts", *changed, "--shard", f"{part}/2")
-    assert "shard_multiple: 3 there, 4 now" in refusal(*write, "--out", tmp_path / "parts")
+    assert "shard_multiple: 3 in the file, 4 now" in refusal(*write, "--out", tmp_path / "parts")
     succeed(*write, "--out", tmp_path / "parts", *changed, "--finish")
     packs = {name: data for name, data in contents(tmp_path / "packed").items() if "verif" not in name}
     assert contents(tmp_path / "parts") == packs

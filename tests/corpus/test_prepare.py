@@ -98,7 +98,7 @@ def test_nothing_is_done_twice_and_other_settings_are_refused(folder: Path) -> N
     run(folder)
     before = contents(folder / "out")
     assert run(folder)["skipped"] is True
-    with pytest.raises(InputError, match=r"seed: 12345 there, 3 now"):
+    with pytest.raises(InputError, match=r"seed: 12345 in the file, 3 now"):
         run(folder, seed=3)
     (folder / "text/0.txt").write_text("Another text.\n\nOf two documents.\n")
     with pytest.raises(InputError, match=r"inputs.text\[0\]\."):

@@ -67,7 +67,7 @@ def test_finished_is_skipped_and_other_settings_and_histograms_are_refused(tmp_p
     first = plan_packs([source], out, settings(), a_run())
     again = plan_packs([source], out, settings(), a_run())
     assert (again.skipped, again.content) == (True, first.content)
-    with pytest.raises(InputError, match=r"depth: 3 there, 4 now"):
+    with pytest.raises(InputError, match=r"depth: 3 in the file, 4 now"):
         plan_packs([source], out, settings(depth=4), a_run())
     write(source, histogram(3, 100))
     with pytest.raises(InputError, match="histogram_sha256"):

@@ -72,7 +72,7 @@ def test_rows_are_learnt_and_answered_and_nothing_is_done_twice(folder: Path, do
     again = run(folder, pipeline(folder), "finetune", "predict", work="whole")
     assert again["finetune"].skipped
     assert again["predict"].skipped
-    with pytest.raises(InputError, match=r"finetune.epochs: 2 there, 3 now"):
+    with pytest.raises(InputError, match=r"finetune.epochs: 2 in the file, 3 now"):
         run(folder, pipeline(folder, finetune={"epochs": 3}), "finetune", work="whole")
 
 

@@ -100,7 +100,7 @@ def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed
         run(15)
     run(15, resume=True)
     assert "training.updates is raised from 10 to 15; the optimizer keeps its moments" in listener.text
-    with pytest.raises(InputError, match=r"training.updates: 15 there, 10 now"):
+    with pytest.raises(InputError, match=r"training.updates: 15 in the file, 10 now"):
         run(10, resume=True)
     long_run = settings(warmup_updates=12, updates=15, measure_speedup=True)
     summary = train(long_run, packed, None, measured, reporter=listener)
@@ -118,7 +118,7 @@ def test_a_finished_run_is_left_alone(packed, held_out, whole_run) -> None:
     for resume in (False, True):
         assert train(settings(), packed, held_out, whole_run, reporter=listener, resume=resume).skipped
     assert listener.text.count("nothing to do") == 2
-    with pytest.raises(InputError, match=r"training.learning_rate: 0.001 there, 0.5 now"):
+    with pytest.raises(InputError, match=r"training.learning_rate: 0.001 in the file, 0.5 now"):
         train(settings(learning_rate=0.5), packed, held_out, whole_run, reporter=listener, resume=True)
     assert {path: path.stat().st_mtime_ns for path in before} == before
 

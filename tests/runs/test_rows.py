@@ -40,7 +40,7 @@ def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp
     still = {"learning_rate": 1e-30, "epochs": 1, "evaluate_every_updates": 1}  # nothing moves: equal in all
     result = run("classification", data, evaluation, model, tmp_path / "still", finetune=still).content
     assert result.best_update == result.updates > 1
-    with pytest.raises(InputError, match=r"finetune.epochs: 3 there, 4 now"):
+    with pytest.raises(InputError, match=r"finetune.epochs: 3 in the file, 4 now"):
         run("classification", data, evaluation, model, tmp_path / "out", finetune={**changes, "epochs": 4})
 
 

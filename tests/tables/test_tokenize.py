@@ -206,10 +206,10 @@ def test_row_groups_and_empty_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         (
             {"too_long": "error", "max_sequence_length": 9},
-            r"t\.jsonl: line 1 \(row 1\): gives \d+ tokens, allowed are 1 to 9; raise",
+            r"t\.jsonl: line 1 \(row 1\): expected 1 to 9 tokens, found \d+; increase",
         ),
         ({"max_sequence_length": 2}, "--max-sequence-length 2: .* adds 2 special tokens to each row; allowed is 3"),
-        ({"max_sequence_length": 3, "too_long": "drop"}, "no text gives a row"),
+        ({"max_sequence_length": 3, "too_long": "drop"}, "every text is empty or too long"),
     ],
 )
 def test_what_cannot_be_leaves_nothing_behind(tmp_path: Path, options: dict, message: str) -> None:

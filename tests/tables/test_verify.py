@@ -87,7 +87,7 @@ def swap_sequences(packs: list[Pack]) -> None:
         (set_value("seq_lens", 0, 99), r"is not what the table has|holds more than 120 tokens"),
         (set_value("indices", 0, 60), r"row 60 is not what the table has"),
         (set_value("starts", 0, 1), r"row \d+ is not what the table has"),
-        (lambda packs: packs[1].update(packs[0]), "holds a row that is in another pack too"),
+        (lambda packs: packs[1].update(packs[0]), "a sequence occurs in two packs"),
         (lambda packs: packs.pop(), r"row \d+ of the table is in no pack"),
         (swap_sequences, r"is not that of row|is not that of the rows"),
     ],
@@ -143,7 +143,7 @@ def test_damaged_and_missing_shards(folder: Path) -> None:
     path = folder / "packed" / SHARD
     data = path.read_bytes()
     path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
-    with pytest.raises(FailedError, match=rf"{SHARD}: its CRC-32C differs"):
+    with pytest.raises(FailedError, match=rf"{SHARD}: the CRC-32C of the file differs"):
         verify_table(folder / "rows.parquet", folder / "packed", a_run())
     path.unlink()
     with pytest.raises(FailedError, match=rf"{SHARD}: the shard is missing"):
@@ -175,7 +175,7 @@ def list_no_length(packed: Path) -> None:
             list_no_length,
             "row_lengths.json: .*`row_lengths` = .*: must have a length of at least 1; pack the table again",
         ),
-        (exchange, "rows-9/.*: settings.max_sequence_length: 30 there, 9 by .*; pack the table again"),
+        (exchange, "rows-9/.*: settings.max_sequence_length: 30 in the file, 9 by .*; pack the table again"),
     ],
 )
 def test_damage_of_rows_of_several_lengths_is_named(tmp_path: Path, change: Callable[[Path], object], reason: str) -> None:
@@ -192,7 +192,7 @@ def test_another_table_and_a_folder_that_is_not_finished_are_refused(folder: Pat
     with pytest.raises(FailedError, match=r"input file rows\.parquet has changed since it was packed"):
         verify_table(folder / "rows.parquet", folder / "packed", a_run())
     (folder / NOTES / "metadata.json").unlink()
-    with pytest.raises(InputError, match="not packed; run"):
+    with pytest.raises(InputError, match="packing has not finished; run"):
         verify_table(folder / "rows.parquet", folder / "packed", a_run())
 
 
@@ -254,5 +254,5 @@ def test_a_row_at_fault_leaves_nothing_and_names_the_object(s3: S3Server, tmp_pa
     with pytest.raises(InputError, match=r"^s3://bucket/tables/bad.jsonl: "):
         pack_table("s3://bucket/tables/bad.jsonl", out, SETTINGS, a_run(store=objects.settings))
     assert contents("s3://bucket/tables/never", objects) == {}
-    with pytest.raises(InputError, match=r"s3://bucket/tables/none.parquet: no objects there, or no such bucket"):
+    with pytest.raises(InputError, match=r"s3://bucket/tables/none.parquet: the bucket does not exist or contains no such objects"):
         pack_table("s3://bucket/tables/none.parquet", out, SETTINGS, a_run(store=objects.settings))

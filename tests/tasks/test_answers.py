@@ -133,7 +133,7 @@ def test_other_settings_start_anew_or_are_refused(tmp_path: Path) -> None:
     after = Answer()
     run(out, after, setting=2)
     assert after.windows == 5
-    with pytest.raises(InputError, match=r"setting: 2 there, 1 now"):
+    with pytest.raises(InputError, match=r"setting: 2 in the file, 1 now"):
         run(out, Answer())
     run(out, Answer(), overwrite=True)
     assert out.read_bytes() == EXPECTED

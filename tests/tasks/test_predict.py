@@ -260,7 +260,7 @@ def test_options_differ_from_the_folder_s_own(folder: Path, data: Path, expected
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     assert abs(lengths - 1).max() > 0.01
     agree(vectors / lengths, expected, 1e-5, scale=1.0)
-    with pytest.raises(InputError, match=r"pooling: .mean. there, .cls. now"):
+    with pytest.raises(InputError, match=r"pooling: .mean. in the file, .cls. now"):
         embedded(folder, data, tmp_path / "v.npy", EmbedOptions(pooling="cls", normalize=False, packed=False))
     cut = embedded(folder, data, tmp_path / "w.npy", EmbedOptions(max_sequence_length=5))
     assert cut.cut_rows == 15

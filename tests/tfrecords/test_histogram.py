@@ -141,13 +141,13 @@ TWO = file_entry("b.tfrecord", [[4, 1, 2]])
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"max_sequence_length": 2, "counts": [0, 0]}, "holds no sequence"),
+        ({"max_sequence_length": 2, "counts": [0, 0]}, "contains no sequences"),
         ({"max_sequence_length": 3, "counts": [1, 1]}, "2 counts for lengths 1 to 3"),
-        ({**content(ONE), "counts": [0, 3, 0, 2]}, "length 4 is counted 2 times in all, but 1 times in the files"),
-        (content({**ONE, "sequences": 5}), "the counts of a.tfrecord do not add up to its 5 sequences"),
-        ({**content(ONE), "tokens": 11}, "tokens is 11, the counts add up to 10"),
-        (content(ONE, ONE), "a.tfrecord is counted twice"),
-        ({**content(ONE), "files": [{**ONE, "counts": [[2, 1, 3], [4]]}]}, "must be rows of integers"),
+        ({**content(ONE), "counts": [0, 3, 0, 2]}, "length 4 occurs 2 times in total, but 1 times in the files"),
+        (content({**ONE, "sequences": 5}), "the counts of a.tfrecord do not add up to the stated 5 sequences"),
+        ({**content(ONE), "tokens": 11}, "tokens is 11, but the counts add up to 10"),
+        (content(ONE, ONE), "a.tfrecord was counted twice"),
+        ({**content(ONE), "files": [{**ONE, "counts": [[2, 1, 3], [4]]}]}, "must be a list of rows of three integers"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, -1, 3]]}]}, "a.tfrecord has a negative count"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, 9, 3], [4, 2, 1]]}]}, "a masked count of a.tfrecord is 9"),
         (content(ONE) | {"files": [{**ONE, "sequences": 1, "tokens": 9, "counts": [[9, 1, 1]]}]}, "a.tfrecord is 9"),
@@ -165,7 +165,7 @@ def test_only_like_histograms_are_merged(tmp_path: Path) -> None:
         ("length", content(file_entry("b", [[4, 1, 2]]), length=5), "max_sequence_length is 5, but 4 in"),
         ("predictions", {**content(TWO), "max_predictions": 3}, "max_predictions is 3, but 2 in"),
         ("vocabulary", {**content(TWO), "vocabulary": None}, "vocabulary is None"),
-        ("files", {**content(TWO), "files": None}, "has no counts per file while others have"),
+        ("files", {**content(TWO), "files": None}, "contains no counts per file, although others do"),
     ):
         other = written(tmp_path, f"{name}.json", value)
         with pytest.raises(InputError, match=message):

@@ -113,7 +113,7 @@ def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) 
     out = Path(shutil.copytree(case.packed, tmp_path / "packed"))
     counts = case.plan.with_name("histogram.json")
     plan_packs([counts], tmp_path / "deeper.json", PackingSettings(depth=5, shard_multiple=4), a_run())
-    with pytest.raises(InputError, match=r"masked_slots: \d+ there, .*--overwrite"):
+    with pytest.raises(InputError, match=r"masked_slots: \d+ in the file, .*--overwrite"):
         write_packed_records(case.records, tmp_path / "deeper.json", out, a_run())
     write_packed_records(case.records, tmp_path / "deeper.json", out, a_run(overwrite=True))
     assert RecordMetadata.read(out).depth == 5
