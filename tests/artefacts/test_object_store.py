@@ -85,7 +85,7 @@ def test_what_is_empty_or_not_there(s3: S3Server, tmp_path: Path) -> None:
     assert objects.list("s3://no-such-bucket/none") == {}
     with pytest.raises(InputError, match="s3://no-such-bucket/x: no such object, or no such bucket"):
         objects.download("s3://no-such-bucket/x", tmp_path / "copy")
-    with pytest.raises(InputError, match="s3://no-such-bucket/x: cannot put: no such bucket"):
+    with pytest.raises(InputError, match="s3://no-such-bucket/x: cannot upload: the bucket does not exist"):
         objects.write("s3://no-such-bucket/x", b"x")
     objects.write("s3://bucket/empty", b"")
     objects.download("s3://bucket/empty", tmp_path / "copy")
@@ -100,7 +100,7 @@ def test_a_server_that_is_away_is_asked_again_with_growing_pauses(
     pauses: list[float] = []
     pausing = {"attempts": 5, "first_pause_seconds": 0.5, "longest_pause_seconds": 3, "timeout_seconds": 1}
     settings = StoreSettings(endpoint_url="http://127.0.0.1:9", **pausing)
-    with pytest.raises(FailedError, match=r"s3://bucket/x: cannot read the state of: .*127.0.0.1:9.* after 5 attempts; .*endpoint_url"):
+    with pytest.raises(FailedError, match=r"s3://bucket/x: cannot .*127.0.0.1:9.* after 5 attempts; .*endpoint_url"):
         ObjectStore(settings, sleep=pauses.append).info("s3://bucket/x")
     assert pauses == [0.5, 1, 2, 3]
     said = capsys.readouterr().err.splitlines()
@@ -126,7 +126,7 @@ def test_missing_credentials_are_said_at_once(s3: S3Server, monkeypatch: pytest.
 
 
 def test_a_scheme_that_nothing_reads_names_the_extra() -> None:
-    with pytest.raises(InputError, match=r"gs://: nothing here reads such URLs; run: .*\[gcs\]"):
+    with pytest.raises(InputError, match=r"gs://: no library for such URLs is installed; run .*\[gcs\]"):
         ObjectStore().info("gs://bucket/x")
     with pytest.raises(InputError, match=r"xyz://: .*; use s3://, gs://, az://"):
         ObjectStore().info("xyz://bucket/x")
@@ -140,5 +140,5 @@ def test_a_full_disk_is_said_at_once(s3: S3Server, tmp_path: Path, monkeypatch: 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(FailedError, match="No space left on device; free space for scratch"):
+    with pytest.raises(FailedError, match=r"No space left on device; free disk space, .*scratch"):
         objects.download("s3://bucket/full", tmp_path / "copy")

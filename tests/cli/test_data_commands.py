@@ -48,15 +48,15 @@ def test_pack_and_verify(tmp_path: Path) -> None:
         ("t.parquet", {"input_ids": [[1], []]}, "", "t.parquet: row 1: the row contains no token"),
         ("t.parquet", {"input_ids": [[1], None]}, "", "t.parquet: row 1: input_ids is null"),
         ("t.parquet", {"input_ids": [[1], [2, 3]], "labels": [[1], [2]]}, "", "row 1: labels has 1 values for 2 input_ids"),
-        ("t.parquet", {"input_ids": [[1], [2, 0]], "attention_mask": [[1], [1, 0]]}, "", "row 1: attention_mask contains a 0"),
-        ("t.parquet", {"input_ids": [[1]], "row": [1]}, "", "column row has a name that packing writes itself"),
+        ("t.parquet", {"input_ids": [[1], [2, 0]], "attention_mask": [[1], [1, 0]]}, "", "1: attention_mask contains a 0"),
+        ("t.parquet", {"input_ids": [[1]], "row": [1]}, "", "column row has the name of a column that packing adds"),
         ("t.parquet", {"input_ids": [[1] * 17, [1] * 18]}, "", "row 0: expected 1 to 16 tokens, found 17; increase"),
-        ("t.parquet", {"input_ids": []}, "", "column input_ids holds null; it must hold lists"),
+        ("t.parquet", {"input_ids": []}, "", "column input_ids must contain lists of integers, but has type null"),
         ("t.parquet", {"input_ids": [[1]]}, "--too-long cut", "--too-long cut: must be error, truncate, "),
         ("t.parquet", {"input_ids": [[1]]}, "--columns label", "has no column label; it has input_ids"),
         ("t.parquet", {"input_ids": [[1]]}, "--shard 0/2 --verify", "--shard cannot be combined with --verify"),
         ("t.jsonl", b'{"input_ids": [1]}\n{"input_ids": ["a"]}\n', "", "t.jsonl: row 1: "),
-        ("t.jsonl", b"\n\n", "", "t.jsonl: the table holds no row"),
+        ("t.jsonl", b"\n\n", "", "t.jsonl: the table contains no rows"),
         (
             "t.jsonl.gz",
             gzip.compress(b'{"input_ids": [1]}\n' * 99, mtime=0)[:-9],
@@ -81,8 +81,16 @@ def test_whatever_is_wrong_is_one_line(tmp_path: Path, name: str, content: Any, 
     [
         ("when", pyarrow.nulls(2, pyarrow.month_day_nano_interval()), "month_day_nano_interval, which cannot be packed"),
         ("nothing", pyarrow.array([{}, {}], pyarrow.struct([])), "holds struct<>, which cannot be packed"),
-        ("labels", pyarrow.array([[1, 2], [3]], pyarrow.list_(pyarrow.uint32())), "lists of uint32, which cannot be -100"),
-        ("labels", pyarrow.array([[True, False], [True]]), "lists of bool, which cannot be -100, and padding must be; cast"),
+        (
+            "labels",
+            pyarrow.array([[1, 2], [3]], pyarrow.list_(pyarrow.uint32())),
+            "uint32, which cannot represent -100",
+        ),
+        (
+            "labels",
+            pyarrow.array([[True, False], [True]]),
+            "bool, which cannot represent -100",
+        ),
         ("labels", pyarrow.array([[1, 2], [3]], pyarrow.list_view(pyarrow.int32())), "which is not supported; cast"),
     ],
 )
@@ -105,7 +113,7 @@ def test_tables_that_do_not_go_together(tmp_path: Path) -> None:
     short = pyarrow.schema([("input_ids", pyarrow.list_(pyarrow.int16()))])
     parquet.write_table(pyarrow.table({"input_ids": [[1]]}, short), tmp_path / "b.parquet")
     pack = ("pack", tmp_path, "--out", tmp_path / "out", *PACK)
-    assert "b.parquet: column input_ids holds list<element: int16>, in a.parquet it holds list<ele" in refusal(*pack)
+    assert "b.parquet: column input_ids has type list<element: int16>, but list<ele" in refusal(*pack)
     (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-20])
     assert "b.parquet: cannot be read as a Parquet or Arrow table" in refusal(*pack)
     assert not (tmp_path / "out").exists()

@@ -44,6 +44,6 @@ def test_a_large_row_group_is_read_in_runs(tmp_path: Path) -> None:
 def test_numbers_that_would_wrap_are_named(tmp_path: Path, ending: str, token: int) -> None:
     write = {"parquet": tables.write_parquet, "arrow": tables.write_stream, "jsonl": tables.write_lines}[ending]
     write(tmp_path / f"rows.{ending}", [{"input_ids": [2, 3]}, {"input_ids": [2, token, 3]}])
-    with pytest.raises(InputError, match=rf"rows.{ending}: row 1: input_ids holds {token}; token ids are 0 to 2147483647"):
+    with pytest.raises(InputError, match=rf"rows.{ending}: row 1: input_ids contains {token}, .* between 0 and 2147483647"):
         pack_table(tmp_path / f"rows.{ending}", tmp_path / "out", settings(), a_run())
     assert not (tmp_path / "out").exists()

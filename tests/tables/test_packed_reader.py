@@ -43,5 +43,5 @@ def test_a_shard_that_is_a_copy_of_another_is_noticed_when_it_was_read_once(tmp_
     (one, other), *_ = [(a, b) for a, b in itertools.combinations(range(len(paths)), 2) if sizes[a] == sizes[b]]
     shutil.copyfile(paths[one], paths[other])
     for rank in range(processes):
-        with pytest.raises(InputError, match=f"{paths[other].name}: the CRC-32C of the file differs from the manifest of its group"):
+        with pytest.raises(InputError, match=f"{paths[other].name}: the CRC-32C of the file differs from the manifest"):
             read(rank)

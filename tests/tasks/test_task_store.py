@@ -52,7 +52,7 @@ def test_fine_tuning_from_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -
         InputError, match=r"task.labels s3://bucket/tasks/labels.txt: fine-tuning does not support an object store here"
     ):
         tune(folder / ROWS, folder / HELD_OUT, folder / "bert", tmp_path / "other", task_settings=labels)
-    with pytest.raises(InputError, match=r"s3://bucket/tasks/none.jsonl: the bucket does not exist or contains no such objects"):
+    with pytest.raises(InputError, match=r"s3://bucket/tasks/none.jsonl: the bucket does not exist or"):
         tune(f"{URL}/none.jsonl", folder / HELD_OUT, folder / "bert", tmp_path / "other", store=store)
 
 

@@ -104,7 +104,7 @@ def test_from_the_command_line(case: PackingCase, s3: S3Server, monkeypatch: pyt
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
     done = run_command("pack", "s3://bucket/records", "--out", "s3://bucket/command", "--verify")
     assert done.returncode == 0, done.stderr
-    assert "verified: every one of 280 sequences" in done.stdout
+    assert "verified: each of 280 sequences" in done.stdout
     refused = run_command("pack", "s3://no-such-bucket/records", "--out", "s3://bucket/command", "--verify")
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
