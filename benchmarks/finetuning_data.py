@@ -85,7 +85,7 @@ def planned(data: Path, model: Path, most: int | None, depth: int | str, length:
     from gaudi_bert.rows.reading import read_rows
     from gaudi_bert.rows.tokenizer import open_tokenizer
     from gaudi_bert.rows.tokenizing import tokenize_rows
-    from gaudi_bert.tasks.task_data import TaskData, counts_of
+    from gaudi_bert.tasks.task_data import TaskData, count_lengths
 
     file = data / "goemotions" / "train.tsv"
     settings = TaskSettings(
@@ -104,7 +104,7 @@ def planned(data: Path, model: Path, most: int | None, depth: int | str, length:
         labels=tuple(emotion_names(data)),
         file=file,
     )
-    packing = pack_histogram(Histogram(length, counts_of(sequences, length)), "optimal", depth)
+    packing = pack_histogram(Histogram(length, count_lengths(sequences, length)), "optimal", depth)
     return TaskData(file, "", (), sequences, (packing,))
 
 
@@ -136,14 +136,14 @@ class Tuner:
         from gaudi_bert.engines.tensorflow import engine
         from gaudi_bert.model.config import BertConfig
         from gaudi_bert.runs.rows import run_settings
-        from gaudi_bert.tasks.kinds.task import TaskObjective, task_named
+        from gaudi_bert.tasks.kinds.task import TaskObjective, task_class
         from gaudi_bert.tasks.task_data import task_batches
         from gaudi_bert.training.batches import TrainingOrder
         from gaudi_bert.training.objective import TrainingStep
         from gaudi_bert.training.run_plan import RunPlan
 
         names = tuple(f"label {number}" for number in range(self.labels))
-        task = task_named("multi-label")(TaskSettings(name="multi-label"), names)
+        task = task_class("multi-label")(TaskSettings(name="multi-label"), names)
         settings = TrainingSettings(seed=1)
         spec = ModelSpec(BertConfig(vocab_size=self.vocabulary, **SIZE), task.head)
         model, alone = engine.build_model(spec, seed=1, compiled=True), Communicator()

@@ -41,9 +41,9 @@ from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import RowPosition, Sequences, TupleRow
 from gaudi_bert.runs.pairs import PairObjective, PairUpdates
-from gaudi_bert.tasks.kinds.retrieval import Embedding, texts_of_rows
-from gaudi_bert.tasks.task_models import start_weights
-from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
+from gaudi_bert.tasks.kinds.retrieval import Embedding, collect_distinct_texts
+from gaudi_bert.tasks.task_models import load_start_weights
+from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_update_shape
 from gaudi_bert.training.objective import TrainingStep
 
 SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared"))
@@ -69,31 +69,31 @@ class Planned:
 
     def __init__(self, model: Path, data: str, size: int) -> None:
         self.task, self.tokenizer = Embedding(TaskSettings(name="embedding")), open_tokenizer(model)
-        self.start = start_weights(model, self.task)
+        self.start = load_start_weights(model, self.task)
         self.rows = tuple(TupleRow(RowPosition(number), pair) for number, pair in enumerate(read_pairs(data), start=1))
         self.sequences = self.tokenized(self.rows)
-        self.paired = self.task.paired(self.sequences, self.rows)
+        self.paired = self.task.group_rows(self.sequences, self.rows)
         self.stream = RowStream(self.sequences.lengths, self.paired.groups, size, 1, 5)
         self.shape = self.shape_of(999)
 
     def shape_of(self, most_packs: int) -> UpdateShape:
         """The shape of an update in micro-batches of at most so many packs."""
         hidden_size = self.start.sizes.hidden_size
-        return choose_shape(self.stream, most_packs=most_packs, processes=1, hidden_size=hidden_size, longest=512)
+        return choose_update_shape(self.stream, most_packs=most_packs, processes=1, hidden_size=hidden_size, longest=512)
 
     def tokenized(self, rows: tuple[TupleRow, ...]) -> Sequences:
         """The distinct texts of rows."""
-        texts, cut = texts_of_rows(self.task.settings, rows).texts, TaskSettings(too_long="truncate")
+        texts, cut = collect_distinct_texts(self.task.settings, rows).texts, TaskSettings(too_long="truncate")
         return tokenize_rows(texts, self.tokenizer, task=None, settings=cut, max_sequence_length=LONGEST)
 
-    def rows_of(self, update: int) -> tuple[TupleRow, ...]:
+    def rows_in_updates(self, update: int) -> tuple[TupleRow, ...]:
         """The rows of an update."""
-        return tuple(self.rows[row] for row in self.stream.rows_of(update, update + 1))
+        return tuple(self.rows[row] for row in self.stream.rows_in_updates(update, update + 1))
 
     def padding(self) -> float:
         """The share of the positions of complete updates that hold nothing."""
         updates, shape = len(self.rows) // self.stream.batch_rows, self.shape
-        return 1 - self.stream.distinct_tokens(updates) / (updates * shape.packs * shape.batch.length)
+        return 1 - self.stream.count_distinct_tokens(updates) / (updates * shape.pack_count * shape.batch.length)
 
 
 class Packed:
@@ -101,7 +101,7 @@ class Packed:
 
     def __init__(self, model: Path, data: str, size: int, micro_batches: int) -> None:
         self.planned, self.update = Planned(model, data, size), 0
-        start, shape = self.planned.start, self.planned.shape_of(-(-self.planned.shape.packs // micro_batches))
+        start, shape = self.planned.start, self.planned.shape_of(-(-self.planned.shape.pack_count // micro_batches))
         self.data = PairUpdates(self.planned.sequences, self.planned.paired, self.planned.stream, shape)
         engine, settings = load_engine("pytorch"), TrainingSettings(learning_rate=RATE, warmup_updates=0)
         network = engine.build_model(ModelSpec(start.config, self.planned.task.head), seed=None)
@@ -113,7 +113,7 @@ class Packed:
     def run(self, updates: int) -> None:
         """So many updates more; a run tokenizes before, the others as they go."""
         for update in range(self.update, self.update + updates):
-            self.planned.tokenized(self.planned.rows_of(update))
+            self.planned.tokenized(self.planned.rows_in_updates(update))
             batches = self.data.batches(update, 0)
             chosen = [next(batches) for _ in range(self.data.shape.micro_batches)]
             sums = self.step.run_update(chosen, update + 1, RATE)()
@@ -211,7 +211,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = small(options.model or minilm(), options.layers, Path(folder) / "model")
         planned = Planned(model, options.data, size)
-        rows = itertools.chain.from_iterable(map(planned.rows_of, range(options.rounds + 2)))
+        rows = itertools.chain.from_iterable(map(planned.rows_in_updates, range(options.rounds + 2)))
         pairs = [cast(Pair, row.texts) for row in rows]
         sides = {"packed": InOwnProcess(Packed, model, options.data, size, 1)}
         for name in options.sides.split(","):
@@ -220,7 +220,7 @@ def main() -> None:
         for side in sides.values():
             side.timed(1)  # not counted
         shape = planned.shape
-        print(f"  an update is {shape.packs} packs of {shape.batch.length} positions, {planned.padding():.1%} padding")
+        print(f"  an update is {shape.pack_count} packs of {shape.batch.length} positions, {planned.padding():.1%} padding")
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         for number in range(options.rounds):
             for name in list(sides)[:: 1 if number % 2 else -1]:

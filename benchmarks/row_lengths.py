@@ -116,14 +116,14 @@ class Packed:
         from gaudi_bert.engines import load_engine
         from gaudi_bert.engines.protocol import Communicator, ModelSpec
         from gaudi_bert.runs.rows import plan_epochs
-        from gaudi_bert.tasks.kinds.task import TaskObjective, task_named
+        from gaudi_bert.tasks.kinds.task import TaskObjective, task_class
         from gaudi_bert.tasks.task_data import TaskData, task_batches
-        from gaudi_bert.tasks.task_models import start_weights
+        from gaudi_bert.tasks.task_models import load_start_weights
         from gaudi_bert.training.batches import TrainingOrder
         from gaudi_bert.training.objective import TrainingStep
 
-        task = task_named("classification")(TaskSettings(name="classification"), ("yes", "no"))
-        start, alone = start_weights(model, task), Communicator()
+        task = task_class("classification")(TaskSettings(name="classification"), ("yes", "no"))
+        start, alone = load_start_weights(model, task), Communicator()
         data = TaskData(model, "", (), sequences_of(lengths), chosen_rows(lengths, given).packings)
         most = max(1, 4096 // data.lengths[-1])
         section = FineTuneSettings(batch_sequences=len(lengths), epochs=1, micro_batch_packs=most, seed=1)

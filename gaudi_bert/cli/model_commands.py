@@ -192,7 +192,7 @@ def predict(
 ) -> None:
     """Write the predictions of a fine-tuned model as JSON lines, in the order of the rows."""
     from gaudi_bert.tasks import predict
-    from gaudi_bert.tasks.answers import PredictOptions
+    from gaudi_bert.tasks.prediction_files import PredictOptions
 
     how = PredictOptions(max_sequence_length, precision, not unpacked, group_by)  # type: ignore[arg-type]
     changes = arguments.load_pipeline_settings(None, set_, options).task.model_dump(exclude_unset=True)

@@ -22,9 +22,9 @@ from gaudi_bert.encoders.feeding_trial import feeding_of
 from gaudi_bert.encoders.packed_model import PackedModel, head_of
 from gaudi_bert.encoders.trial import on_device
 from gaudi_bert.model.heads import Pooling, TaskKind, VectorHead
-from gaudi_bert.rows.answers import class_predictions, multi_label_predictions, tag_predictions, value_predictions
 from gaudi_bert.rows.fields import split_into_words
 from gaudi_bert.rows.packs import IncompleteBatch
+from gaudi_bert.rows.predictions import class_predictions, multi_label_predictions, tag_predictions, value_predictions
 from gaudi_bert.rows.tokenizer import wrap_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, RowPosition, Sequences, TaggedRow, TextRow

@@ -189,9 +189,9 @@ def _collect_host_facts() -> _HostFacts:
         hl_smi = ""
     processor, shares = read_processor(), dict[str, float]()
     if processor.multiplies_bfloat16 and find_spec("torch") is not None:
-        from gaudi_bert.tasks.precision import measure_bfloat16_shares
+        from gaudi_bert.tasks.precision import measure_bfloat16_time_ratios
 
-        shares = measure_bfloat16_shares()
+        shares = measure_bfloat16_time_ratios()
     return _HostFacts(
         hl_smi=hl_smi,
         device_nodes=tuple(nodes),

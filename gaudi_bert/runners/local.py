@@ -35,7 +35,7 @@ from gaudi_bert.runners.stage_table import STAGES, STEPS, select_stages
 from gaudi_bert.runners.training_processes import run_training_processes
 
 if TYPE_CHECKING:  # some of these modules import numpy, which this module does not need at run time
-    from gaudi_bert.tasks.answers import StreamResult
+    from gaudi_bert.tasks.prediction_files import StreamResult
     from gaudi_bert.training.plan_text import DryRun
 
     SplitResult = StageOutput[Any] | PlainResult
@@ -253,8 +253,8 @@ class RunRequest:
 
     def run_predict(self) -> StageResult:
         """Predict the rows of the task with the fine-tuned model."""
-        from gaudi_bert.tasks.answers import PredictOptions
         from gaudi_bert.tasks.predict import predict
+        from gaudi_bert.tasks.prediction_files import PredictOptions
 
         settings = self.settings.predict
         return predict(

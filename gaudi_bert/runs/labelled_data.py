@@ -21,14 +21,14 @@ from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import too_long_policy
 from gaudi_bert.rows.types import QuestionRow
-from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, check_settings_apply, task_named
+from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, check_settings_apply, task_class
 from gaudi_bert.tasks.task_data import (
     TaskData,
-    counts_of,
-    labels_of,
-    tokenized_file,
+    count_lengths,
+    read_task_labels,
+    tokenize_file,
 )
-from gaudi_bert.tasks.task_models import StartWeights, sees_only_before, start_weights, vocabulary_of
+from gaudi_bert.tasks.task_models import StartWeights, has_causal_attention, load_start_weights, make_mask_vocabulary
 from gaudi_bert.training.model_files import SentenceSettings, read_sentence_settings
 
 
@@ -99,9 +99,9 @@ def read_labelled_data(
     check_settings_apply(name, settings.task)
     tokenizer_settings = folder.tokenizer_settings if files.vocabulary is None else {}
     tokenizer = open_tokenizer(files.vocabulary or files.model, tokenizer_settings, lower_case=folder.lower_case)
-    labels, make_task = labels_of(files.data, name, task_settings), task_named(name)
+    labels, make_task = read_task_labels(files.data, name, task_settings), task_class(name)
     task = make_task(task_settings, labels)
-    start = start_weights(files.model, task)
+    start = load_start_weights(files.model, task)
     max_sequence_length = _choose_max_sequence_length(section, folder, start.sizes.positions)
     row_lengths = get_explicit_row_lengths(section)
     for key, length in (
@@ -120,7 +120,7 @@ def read_labelled_data(
     if has_unanswerable and task_settings.null_score_threshold is None:
         task_settings = task_settings.model_copy(update={"null_score_threshold": 0.0})
     masks_words = name == "masked-language-modelling"
-    task = make_task(task_settings, labels, vocabulary_of(tokenizer) if masks_words else NO_VOCABULARY)
+    task = make_task(task_settings, labels, make_mask_vocabulary(tokenizer) if masks_words else NO_VOCABULARY)
     held_out = None
     if files.evaluation_data is not None:
         held_out, _ = replace(reader, task=task).read(files.evaluation_data, section.evaluation_depth, packs=True)
@@ -156,7 +156,7 @@ def _complete_task_settings(settings: TaskSettings, model: Path) -> tuple[TaskSe
             f"{model}: the model excludes the tokens of prompts from pooling, which is not supported; set task.query_prompt "
             "and task.document_prompt to '' to train without prompts"
         )
-    if sees_only_before(model) and folder.pooling != "last":
+    if has_causal_attention(model) and folder.pooling != "last":
         raise InputError(
             f"{model}: each token sees only the tokens before it, so {folder.pooling} pooling would miss most of a text; "
             "set task.pooling to last"
@@ -224,7 +224,7 @@ class _RowReader:
             InputError: The file cannot be read, or its rows do not fit into rows of the given lengths.
         """
         task, length, skipped = self.task, self.max_sequence_length, SkippedRows()
-        sequences, rows = tokenized_file(
+        sequences, rows = tokenize_file(
             path,
             task.name,
             task.settings,
@@ -243,7 +243,7 @@ class _RowReader:
             self.reporter.say(f"{path}: {sequences.cut_rows:,} of {all_rows} are too long and were {action}")
         packings: tuple[Packing, ...] = ()
         notes: tuple[str, ...] = ()
-        counts = counts_of(sequences, length)
+        counts = count_lengths(sequences, length)
         if self.section.row_lengths is not None:
             try:
                 chosen = pack_into_row_lengths(counts, self.section, self.sizes, depth)

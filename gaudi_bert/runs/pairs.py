@@ -32,11 +32,11 @@ from gaudi_bert.rows.packs import PackedSequences
 from gaudi_bert.rows.types import Sequences, TupleRow
 from gaudi_bert.runs.labelled_data import LabelledData
 from gaudi_bert.runs.rows import FineTuneJob, run_settings
-from gaudi_bert.tasks.contrast import PairedRows
+from gaudi_bert.tasks.contrast import RowGroups
 from gaudi_bert.tasks.kinds.retrieval import CORRELATIONS
 from gaudi_bert.tasks.kinds.task import TaskObjective
 from gaudi_bert.tasks.task_data import TaskData
-from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_shape
+from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_update_shape
 from gaudi_bert.training.batches import Batch
 from gaudi_bert.training.job import PreparedUpdates
 from gaudi_bert.training.run_plan import RunPlan
@@ -57,13 +57,13 @@ class PairUpdates:
     """
 
     sequences: Sequences
-    rows: PairedRows
+    rows: RowGroups
     stream: RowStream
     shape: UpdateShape
 
     def count_micro_batches(self, update: int) -> int:
         """Return the number of micro-batches on one process in update `update`, counted from 0."""
-        if update >= self.stream.updates:
+        if update >= self.stream.update_count:
             return self.shape.micro_batches
         packs = len(_pack_update(self, update))
         return max(self.shape.micro_batches, -(-packs // (self.shape.batch.packs * self.shape.processes)))
@@ -109,8 +109,8 @@ class PairObjective(TaskObjective):
     def make_update_loss(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> UpdateLoss:
         """Return the loss of an update, which first collects the outputs of all sequences from all processes."""
         stream, numbers = self.data.stream, [batch["text_numbers"] for batch in micro_batches]
-        sequences = stream.distinct(update - 1, update)[0]
-        rows = stream.rows_of(update - 1, update)
+        sequences = stream.distinct_sequences(update - 1, update)[0]
+        rows = stream.rows_in_updates(update - 1, update)
 
         def loss_of_outputs(outputs: Sequence[NDArray[Any]]) -> tuple[FloatArray, list[FloatArray]]:
             """Collect the outputs of all processes, and return the sums and the gradients."""
@@ -154,7 +154,7 @@ class PairJob(FineTuneJob):
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
         """Choose the shape of the updates for a number of processes. See `Job.prepare_updates`."""
         section, stream, read = self.section, self._stream, self._read
-        shape = choose_shape(
+        shape = choose_update_shape(
             stream,
             most_packs=section.micro_batch_packs,
             processes=processes,
@@ -165,14 +165,14 @@ class PairJob(FineTuneJob):
         pairs = PairUpdates(read.data.sequences, self._rows, stream, shape)
         updates_per_epoch = -(-len(stream.rows) // stream.batch_rows)
         plan = RunPlan(
-            run_settings(section, shape.batch.packs, stream.updates, updates_per_epoch),
-            stream.batch_rows / shape.packs,
+            run_settings(section, shape.batch.packs, stream.update_count, updates_per_epoch),
+            stream.batch_rows / shape.pack_count,
             processes=processes,
             slots_per_pack=shape.batch.length,
             packs=None,
             count_micro_batches=lambda update: pairs.count_micro_batches(update - 1),
         )
-        texts, packs = len(stream.rows.members), updates_per_epoch * shape.packs
+        texts, packs = len(stream.rows.members), updates_per_epoch * shape.pack_count
         return PreparedUpdates(
             plan,
             PairObjective(task=read.task, has_answers=self._rows.has_answers, data=pairs),
@@ -183,7 +183,7 @@ class PairJob(FineTuneJob):
                 "sequences": texts,
                 "packs": packs,
                 # The tokens of the updates of an epoch cannot be packed into fewer packs than this.
-                "lower_bound": -(-stream.distinct_tokens(updates_per_epoch) // shape.batch.length),
+                "lower_bound": -(-stream.count_distinct_tokens(updates_per_epoch) // shape.batch.length),
                 "packing_factor": texts / packs,
                 "depth": shape.batch.depth,
                 "algorithm": "lpfhp",
@@ -194,9 +194,9 @@ class PairJob(FineTuneJob):
         """Return the lines for the user that describe the data, the model and the updates."""
         stream, read = self._stream, self._read
         batch, micro_batches, processes = shape
-        tokens = stream.tokens.sum() / len(stream.rows)
-        complete = max(1, min(stream.looked_at, stream.epochs * len(stream.rows) // stream.batch_rows))
-        padding = 1 - stream.distinct_tokens(complete) / (complete * shape.packs * batch.length)
+        tokens = stream.tokens_of_rows.sum() / len(stream.rows)
+        complete = max(1, min(stream.examined_updates, stream.epochs * len(stream.rows) // stream.batch_rows))
+        padding = 1 - stream.count_distinct_tokens(complete) / (complete * shape.pack_count * batch.length)
         return [
             f"{read.task.name}: {len(stream.rows):,} rows of {read.data.path}, {len(stream.lengths):,} distinct texts, "
             f"{tokens:.1f} tokens of a row on average",
@@ -204,9 +204,9 @@ class PairJob(FineTuneJob):
             f"an update is {stream.batch_rows:,} rows in {micro_batches} x {batch.packs} packs of {batch.length} positions"
             + (f" on each of {processes} processes" if processes > 1 else "")
             + f", at most {batch.depth} texts in a pack, {padding:.1%} padding",
-            f"{stream.updates:,} updates are {format_count(stream.epochs, 'epoch')}; {plan.settings.warmup_updates:,} of "
-            f"them are warm-up; {self.section.optimizer}, learning rate {self.section.learning_rate:g}",
-            *filter(None, [read.task.note(read.data.rows)]),
+            f"{stream.update_count:,} updates are {format_count(stream.epochs, 'epoch')}; {plan.settings.warmup_updates:,} "
+            f"of them are warm-up; {self.section.optimizer}, learning rate {self.section.learning_rate:g}",
+            *filter(None, [read.task.data_note(read.data.rows)]),
         ]
 
 
@@ -246,7 +246,7 @@ def _with_best_metric(section: FineTuneSettings, read: LabelledData) -> Labelled
     return replace(read, best_metric="spearman")
 
 
-def _group_rows(section: FineTuneSettings, read: LabelledData) -> PairedRows:
+def _group_rows(section: FineTuneSettings, read: LabelledData) -> RowGroups:
     """Return the training rows as groups of texts, after checking that updates of them can be compared.
 
     Raises:
@@ -256,10 +256,10 @@ def _group_rows(section: FineTuneSettings, read: LabelledData) -> PairedRows:
     largest, width = max(task.settings.dimensions, default=0), read.start.sizes.hidden_size
     if largest > width:
         raise InputError(f"task.dimensions: {largest} is larger than the size {width} of the vectors; list smaller numbers")
-    rows = cast(PairedRows, task.paired(data.sequences, data.rows))
+    rows = cast(RowGroups, task.group_rows(data.sequences, data.rows))
     if held_out is not None and task.name == "reranking":
         try:
-            task.paired(held_out.sequences, held_out.rows)
+            task.group_rows(held_out.sequences, held_out.rows)
         except InputError as error:
             raise InputError(f"{held_out.path}: {error}") from error
     compares_rows = task.name == "embedding" and task.settings.loss != "cosine"

@@ -31,7 +31,7 @@ from gaudi_bert.tasks.task_data import (
     TaskData,
     TaskEvaluation,
     TaskResult,
-    counts_of,
+    count_lengths,
     task_batches,
 )
 from gaudi_bert.tasks.task_models import write_task_folder
@@ -93,7 +93,7 @@ class FineTuneJob(Job[FineTuning]):
         if update == 0:
             BestCheckpoint(update=0, metric=best_metric, metrics=figures).write(self._out / BASELINE_NAME)
         before = BestCheckpoint.read_if_present(path)
-        rank = partial(self._read.task.rank, best_metric=best_metric)
+        rank = partial(self._read.task.evaluation_rank, best_metric=best_metric)
         is_best = before is None or rank(figures) >= rank(
             before.metrics
         )  # if they are equal, the later one counts as better
@@ -144,14 +144,14 @@ class FineTuneJob(Job[FineTuning]):
             write_sentence_settings(out, read.task.settings, read.folder, read.max_sequence_length, hidden_size)
         if result is not None and result.logits is not None and read.held_out is not None:
             with atomic_file(out / PREDICTIONS_NAME) as handle:
-                for answer in read.task.predictions(result.logits, read.held_out.sequences, read.held_out.rows):
+                for answer in read.task.labelled_predictions(result.logits, read.held_out.sequences, read.held_out.rows):
                     handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
 
     def _baseline_metrics(self) -> dict[str, float]:
         """Return the metrics of the model before training, or else of a constant prediction."""
         task, held_out = self._read.task, self._read.held_out
         if not self.evaluates_first:
-            return {} if held_out is None else task.baseline(self._read.data.sequences, held_out.sequences)
+            return {} if held_out is None else task.baseline_metrics(self._read.data.sequences, held_out.sequences)
         stored = BestCheckpoint.read_if_present(self._out / BASELINE_NAME)
         metrics = {} if stored is None else stored.metrics
         return {name: metrics[name] for name in task.metric_names if name in metrics}
@@ -201,7 +201,7 @@ class RowJob(FineTuneJob):
             f"finetune.batch_sequences asks for {section.batch_sequences:,} sequences per update, "
             f"{format_count(section.epochs, 'epoch')}; "
             f"{section.optimizer}, learning rate {section.learning_rate:g}",
-            *filter(None, [task.note(data.rows)]),
+            *filter(None, [task.data_note(data.rows)]),
             *format_plan(plan),
         ]
 
@@ -219,7 +219,7 @@ class RowJob(FineTuneJob):
                 )
         if section.row_lengths is not None:
             return lines
-        counts = counts_of(self._read.data.sequences, longest)
+        counts = count_lengths(self._read.data.sequences, longest)
         chosen = pack_into_row_lengths(counts, section, self._read.start.sizes, section.depth)
         return [*lines, f"finetune.row_lengths = auto would choose {chosen.format_cost()}"]
 

@@ -46,7 +46,7 @@ from gaudi_bert.tables.packed_reader import TableFiles, open_packed_tables
 from gaudi_bert.tables.sources import is_table
 from gaudi_bert.tasks.kinds.language_modelling import WordTargets
 from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, TaskObjective
-from gaudi_bert.tasks.task_models import start_of_words, write_task_folder
+from gaudi_bert.tasks.task_models import start_language_model, write_task_folder
 from gaudi_bert.training.batches import Batch, TrainingOrder, read_batches_in_order, read_each_pack_once
 from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet, compute_majority_baseline, count_values
 from gaudi_bert.training.job import Job, PreparedUpdates
@@ -157,7 +157,9 @@ class _TableJob(Job[TableTraining]):
         self._source = source
         if model_path is not None and model_path.is_dir() and has_tokenizer(model_path):
             _check_same_token_ids(source, open_tokenizer(model_path))
-        task, start = self._task, self._start = start_of_words(model_path, settings, source.tokenizer, source.max_row_length)
+        task, start = self._task, self._start = start_language_model(
+            model_path, settings, source.tokenizer, source.max_row_length
+        )
         _check_table_fits_model(source, start.sizes)
         if held_out is not None:
             _check_same_token_ids(source, held_out.tokenizer)
@@ -188,7 +190,9 @@ class _TableJob(Job[TableTraining]):
             vocabulary, packs = start.sizes.vocab_size, training.micro_batch_packs
             self.evaluation = TableEvaluation(held_out, targets, vocabulary, packs, training.evaluate_packs)
         tokens = source.count("tokens")
-        predicted_tokens = targets.share * tokens if targets.kind == _MASKED else tokens - source.count("sequences")
+        predicted_tokens = (
+            targets.masked_fraction * tokens if targets.kind == _MASKED else tokens - source.count("sequences")
+        )
         self.denominators = LossDenominators(training.loss_normalization, (predicted_tokens / source.count("packs"), 1.0))
         self.checkpoint_settings = {"task": task.name}
 
@@ -378,7 +382,7 @@ class PackedTable:
                     f"to {self.tokenizer.vocabulary_size - 1:,}; pack the table again, or store the tokenizer of its tokens "
                     "with it"
                 )
-        return targets.of_packs(packs, epoch, length, table.deepest_pack)
+        return targets.add_to_packs(packs, epoch, length, table.deepest_pack)
 
 
 def open_packed_table(path: Path) -> PackedTable:

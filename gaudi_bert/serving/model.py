@@ -22,11 +22,11 @@ from gaudi_bert.rows.cutting import TextCutter
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, Sequences, TextRow, sequences_from_ids
 from gaudi_bert.serving.settings import ServeSettings
-from gaudi_bert.tasks.answers import PredictOptions
-from gaudi_bert.tasks.kinds.retrieval import scores_of
+from gaudi_bert.tasks.kinds.retrieval import apply_activation
 from gaudi_bert.tasks.kinds.task import Task
 from gaudi_bert.tasks.predict import LoadedModel, load_encoder, load_task_model
-from gaudi_bert.tasks.task_models import check_finished, read_task_folder
+from gaudi_bert.tasks.prediction_files import PredictOptions
+from gaudi_bert.tasks.task_models import check_run_is_finished, read_task_description
 from gaudi_bert.training.model_files import SentenceSettings, TaskConfig, read_sentence_settings
 
 if TYPE_CHECKING:  # this module imports torch
@@ -219,7 +219,7 @@ class ServedModel:
 
     def scores(self, logits: Float32Array) -> Float32Array:
         """Convert the logits of N pairs to scores, float32 [N]."""
-        return scores_of(logits, "Sigmoid" if self.task is None else self.task.activation)
+        return apply_activation(logits, "Sigmoid" if self.task is None else self.task.activation)
 
     def answers(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Return the answers for N rows, in the same form as `predict` writes them.
@@ -229,7 +229,7 @@ class ServedModel:
             sequences: The sequences of the rows.
             rows: The rows.
         """
-        return [] if self.task is None else list(self.task.answers(outputs, sequences, rows))
+        return [] if self.task is None else list(self.task.predictions(outputs, sequences, rows))
 
 
 def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
@@ -243,7 +243,7 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
         InputError: The folder is damaged or incomplete, or its model cannot be served or does not support packed batches.
     """
     check_model_exists(path)
-    check_finished(path)
+    check_run_is_finished(path)
     if not any(path.glob("*.safetensors")):
         raise InputError(f"{path}: holds no *.safetensors, and no other weights are read; save it with save_pretrained")
     config = TaskConfig.read(path / "config.json")
@@ -261,7 +261,7 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
         folder = read_sentence_settings(path, settings.pooling) or SentenceSettings(settings.pooling or "mean")
         served = ServedModel("embedding", None, folder, load_encoder(path, folder, options, normalize=False))
     else:
-        described = read_task_folder(path)
+        described = read_task_description(path)
         described.texts.prompt(None)  # rejects a default prompt that the folder does not have
         task = described.make_task()
         loaded = load_task_model(described, task, options)

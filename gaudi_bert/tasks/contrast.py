@@ -4,13 +4,13 @@ An engine computes the embeddings, and receives their gradients (`engines.protoc
 with every engine, and an update does not depend on how it is divided into micro-batches and processes. Everything is
 computed with numpy. The formulas are those of sentence-transformers 5 and 6:
 
-- `in_batch_negatives` (MultipleNegativesRankingLoss, InfoNCE): for every anchor, the cross-entropy of its positive among the
-  positives and negatives of all rows, with scaled cosines as logits. The loss is the mean over anchors.
-- `cosent`: log(1 + sum of exp(s_i - s_j)), with the scaled cosines s, over all pairs of rows (i, j) in which row i has a
-  lower score than row j.
-- `cosine_error`: (cosine - score) squared, as the mean over rows.
-- `listwise`: for every query, the cross-entropy between the labels of its documents, divided by their sum, and the softmax
-  of their logits.
+- `in_batch_negatives_loss` (MultipleNegativesRankingLoss, InfoNCE): for every anchor, the cross-entropy of its positive
+  among the positives and negatives of all rows, with scaled cosines as logits. The loss is the mean over anchors.
+- `cosent_loss`: log(1 + sum of exp(s_i - s_j)), with the scaled cosines s, over all pairs of rows (i, j) in which row i has
+  a lower score than row j.
+- `cosine_error_loss`: (cosine - score) squared, as the mean over rows.
+- `listwise_loss`: for every query, the cross-entropy between the labels of its documents, divided by their sum, and the
+  softmax of their logits.
 
 Letters:
     M: rows.
@@ -50,7 +50,7 @@ class LossAndGradient(NamedTuple):
     right: float = 0.0
 
 
-class PairedRows(NamedTuple):
+class RowGroups(NamedTuple):
     """Rows that consist of several sequences, which must be in the same update.
 
     Attributes:
@@ -68,7 +68,7 @@ class PairedRows(NamedTuple):
 LossOfVectors: TypeAlias = Callable[[FloatArray], LossAndGradient]
 
 
-def forbidden_candidates(anchors_M: IntArray, candidates_C: IntArray) -> NDArray[np.bool_]:
+def find_forbidden_candidates(anchors_M: IntArray, candidates_C: IntArray) -> NDArray[np.bool_]:
     """Return which candidates must not serve as negatives of an anchor, bool [M, C].
 
     A candidate is forbidden if its content equals that of the anchor, or that of a positive of any anchor with the same
@@ -87,7 +87,7 @@ def forbidden_candidates(anchors_M: IntArray, candidates_C: IntArray) -> NDArray
     return forbidden_MC
 
 
-def in_batch_negatives(
+def in_batch_negatives_loss(
     vectors_NH: FloatArray,
     anchors_M: IntArray,
     candidates_C: IntArray,
@@ -106,27 +106,27 @@ def in_batch_negatives(
         symmetric: Whether the loss of finding the anchor of each positive among all anchors is included, as the mean of both
             losses.
     """
-    units_NH, norms_N = _units(vectors_NH)
+    units_NH, norms_N = _normalize(vectors_NH)
     anchors_MH, candidates_CH = units_NH[anchors_M], units_NH[candidates_C]
     scores_MC = np.where(forbidden_MC, -np.inf, scale * anchors_MH @ candidates_CH.T)
     rows = len(anchors_MH)
     own = np.arange(rows)
     is_best_MC = scores_MC == scores_MC.max(axis=1, keepdims=True)
     right = float((is_best_MC[own, own] / is_best_MC.sum(axis=1)).sum())
-    loss, by_scores_MC = _cross_entropy(scores_MC)
+    loss, by_scores_MC = _cross_entropy_of_diagonal(scores_MC)
     if symmetric:
         # If a positive must not be a negative of an anchor, the anchor must not be a negative of this positive either.
         backward_scores_MM = scores_MC[:, :rows].T
-        backward, by_backward_MM = _cross_entropy(backward_scores_MM)
+        backward, by_backward_MM = _cross_entropy_of_diagonal(backward_scores_MM)
         loss, by_scores_MC = 0.5 * (loss + backward), 0.5 * by_scores_MC
         by_scores_MC[:, :rows] += 0.5 * by_backward_MM.T
     by_units_NH = np.zeros_like(units_NH)
     np.add.at(by_units_NH, anchors_M, scale * by_scores_MC @ candidates_CH)
     np.add.at(by_units_NH, candidates_C, scale * by_scores_MC.T @ anchors_MH)
-    return LossAndGradient(loss, _by_vectors(by_units_NH, units_NH, norms_N), right)
+    return LossAndGradient(loss, _gradient_through_norm(by_units_NH, units_NH, norms_N), right)
 
 
-def cosent(
+def cosent_loss(
     vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray, scores_M: FloatArray, scale: float
 ) -> LossAndGradient:
     """Return the CoSENT loss, which is small if the cosines of all pairs are in the same order as their scores.
@@ -139,7 +139,7 @@ def cosent(
         scale: The factor of the cosines.
     """
 
-    def of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
+    def loss_of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
         """Return the loss, and its gradient with respect to the cosines."""
         scaled_M = scale * cosines_M
         differences_MM = np.where(scores_M[:, np.newaxis] < scores_M, scaled_M[:, np.newaxis] - scaled_M, -np.inf)
@@ -149,10 +149,12 @@ def cosent(
         shares_MM /= total
         return float(np.log(total) + highest), scale * (shares_MM.sum(axis=1) - shares_MM.sum(axis=0))
 
-    return _loss_of_cosines(vectors_NH, firsts_M, seconds_M, of_cosines)
+    return _loss_from_cosines(vectors_NH, firsts_M, seconds_M, loss_of_cosines)
 
 
-def cosine_error(vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray, scores_M: FloatArray) -> LossAndGradient:
+def cosine_error_loss(
+    vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray, scores_M: FloatArray
+) -> LossAndGradient:
     """Return the mean squared difference between the cosines of pairs and their scores.
 
     Args:
@@ -162,15 +164,15 @@ def cosine_error(vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray
         scores_M: The score of each pair.
     """
 
-    def of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
+    def loss_of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
         """Return the loss, and its gradient with respect to the cosines."""
         errors_M = cosines_M - scores_M
         return float(np.mean(errors_M**2)), 2.0 * errors_M / len(errors_M)
 
-    return _loss_of_cosines(vectors_NH, firsts_M, seconds_M, of_cosines)
+    return _loss_from_cosines(vectors_NH, firsts_M, seconds_M, loss_of_cosines)
 
 
-def listwise(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray) -> LossAndGradient:
+def listwise_loss(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray) -> LossAndGradient:
     """Return the mean ListNet loss over the queries that have a document with a label above 0.
 
     Args:
@@ -191,7 +193,7 @@ def listwise(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray) -> L
     return LossAndGradient(float(np.sum(losses)) / max(1, len(losses)), gradient_D1 / max(1, len(losses)), right)
 
 
-def by_dimensions(vectors_NH: FloatArray, loss: LossOfVectors, dimensions: Sequence[int]) -> LossAndGradient:
+def sum_over_dimensions(vectors_NH: FloatArray, loss: LossOfVectors, dimensions: Sequence[int]) -> LossAndGradient:
     """Return the sum of a loss over prefixes of the embeddings (Matryoshka).
 
     Args:
@@ -209,7 +211,7 @@ def by_dimensions(vectors_NH: FloatArray, loss: LossOfVectors, dimensions: Seque
     return LossAndGradient(total, gradient_NH, parts[int(np.argmax(dimensions))].right)
 
 
-def _cross_entropy(scores_MC: FloatArray) -> tuple[float, FloatArray]:
+def _cross_entropy_of_diagonal(scores_MC: FloatArray) -> tuple[float, FloatArray]:
     """Return the mean negative log likelihood of candidate i for row i, and its gradient with respect to the scores."""
     own = np.arange(len(scores_MC))
     highest_M1 = scores_MC.max(axis=1, keepdims=True)
@@ -221,32 +223,32 @@ def _cross_entropy(scores_MC: FloatArray) -> tuple[float, FloatArray]:
     return loss, shares_MC / len(scores_MC)
 
 
-def _loss_of_cosines(
+def _loss_from_cosines(
     vectors_NH: FloatArray,
     firsts_M: IntArray,
     seconds_M: IntArray,
-    of_cosines: Callable[[FloatArray], tuple[float, FloatArray]],
+    loss_of_cosines: Callable[[FloatArray], tuple[float, FloatArray]],
 ) -> LossAndGradient:
     """Return a loss of the cosines of pairs, with its gradient with respect to the embeddings.
 
-    `of_cosines` returns the loss of the cosines and its gradient with respect to them.
+    `loss_of_cosines` returns the loss of the cosines and its gradient with respect to them.
     """
-    units_NH, norms_N = _units(vectors_NH)
+    units_NH, norms_N = _normalize(vectors_NH)
     first_MH, second_MH = units_NH[firsts_M], units_NH[seconds_M]
-    loss, by_cosines_M = of_cosines((first_MH * second_MH).sum(axis=1))
+    loss, by_cosines_M = loss_of_cosines((first_MH * second_MH).sum(axis=1))
     by_units_NH = np.zeros_like(units_NH)
     np.add.at(by_units_NH, firsts_M, by_cosines_M[:, np.newaxis] * second_MH)
     np.add.at(by_units_NH, seconds_M, by_cosines_M[:, np.newaxis] * first_MH)
-    return LossAndGradient(loss, _by_vectors(by_units_NH, units_NH, norms_N))
+    return LossAndGradient(loss, _gradient_through_norm(by_units_NH, units_NH, norms_N))
 
 
-def _units(vectors_NH: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _normalize(vectors_NH: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the embeddings scaled to norm 1 [N, H], and their norms [N, 1]."""
     norms_N1 = np.maximum(np.sqrt(np.square(vectors_NH).sum(axis=1, keepdims=True)), _LEAST_NORM)
     return vectors_NH / norms_N1, norms_N1
 
 
-def _by_vectors(by_units_NH: FloatArray, units_NH: FloatArray, norms_N1: FloatArray) -> FloatArray:
+def _gradient_through_norm(by_units_NH: FloatArray, units_NH: FloatArray, norms_N1: FloatArray) -> FloatArray:
     """Return the gradient with respect to the embeddings, given the gradient with respect to the normalized embeddings."""
     along_N1 = (by_units_NH * units_NH).sum(axis=1, keepdims=True)
     gradient_NH: FloatArray = (by_units_NH - along_N1 * units_NH) / norms_N1

@@ -21,7 +21,7 @@ from gaudi_bert.common.files import atomic_file, exclusive_lock, explain_os_erro
 from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.model.config import BertConfig, count_parameters
-from gaudi_bert.tasks.task_models import check_finished
+from gaudi_bert.tasks.task_models import check_run_is_finished
 from gaudi_bert.training.weights import Weights, convert_to_hugging_face, open_local_weights, read_weights
 
 _CONFIG = "config.json"
@@ -51,11 +51,11 @@ def export(
         mirror_folder(out) as folder,
     ):
         check_output_place(folder, folder / _CONFIG, "export", overwrite)
-        check_finished(weights)
-        return _export(read_weights(weights), folder, words, reporter, overwrite)
+        check_run_is_finished(weights)
+        return _write_export(read_weights(weights), folder, words, reporter, overwrite)
 
 
-def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Reporter, overwrite: bool) -> PlainResult:
+def _write_export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Reporter, overwrite: bool) -> PlainResult:
     """Check the weights, and write them with their configuration and vocabulary into the local folder `out`."""
     config = weights.config
     if config is None:
@@ -64,8 +64,8 @@ def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Repo
         raise InputError(f"{weights.path}: {weights.missing[0]} is missing; export a model with its pretraining heads")
     if config.attention != "bidirectional":
         raise InputError(f"{weights.path}: its attention is {config.attention}; a BERT of transformers sees both sides")
-    words = _vocabulary(weights, config, vocabulary, reporter)
-    files = _files(weights, config, words)
+    words = _find_vocabulary(weights, config, vocabulary, reporter)
+    files = _build_files(weights, config, words)
     signature = Signature("export", {}, {name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
     with exclusive_lock(out, str(out)):
         is_done = begin_artefact(out, out / _CONFIG, signature, overwrite)
@@ -82,7 +82,7 @@ def _export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Repo
     )
 
 
-def _files(weights: Weights, config: BertConfig, vocabulary: Path | None) -> dict[str, bytes]:
+def _build_files(weights: Weights, config: BertConfig, vocabulary: Path | None) -> dict[str, bytes]:
     """Return the content of each file by name, in the order in which the files are written."""
     files = {"model.safetensors": save(convert_to_hugging_face(weights.variables), metadata={"format": "pt"})}
     if vocabulary is not None:
@@ -94,18 +94,18 @@ def _files(weights: Weights, config: BertConfig, vocabulary: Path | None) -> dic
                 "do_lower_case": load_pipeline(settings).prepare.lower_case,
                 "model_max_length": config.max_position_embeddings,
             }
-            files["tokenizer_config.json"] = _json_bytes(tokenizer)
+            files["tokenizer_config.json"] = _encode_json(tokenizer)
     values = {name: value for name, value in config.to_json().items() if name != "attention"}
     known = {"architectures": ["BertForPreTraining"], "model_type": "bert", "pad_token_id": 0}
-    return {**files, _CONFIG: _json_bytes({**known, **values})}
+    return {**files, _CONFIG: _encode_json({**known, **values})}
 
 
-def _json_bytes(value: dict[str, Any]) -> bytes:
+def _encode_json(value: dict[str, Any]) -> bytes:
     """Return a JSON object as indented UTF-8 text."""
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, reporter: Reporter) -> Path | None:
+def _find_vocabulary(weights: Weights, config: BertConfig, given: Path | None, reporter: Reporter) -> Path | None:
     """Return the given vocabulary, or a vocabulary in one of the usual folders, or None.
 
     Raises:

@@ -18,7 +18,7 @@ SHAPES = {"8 rows of 256 tokens": (8, 256), "1 row of 16 tokens": (1, 16)}
 _SECONDS = 0.5  # time that is spent on each shape
 
 
-def measure_bfloat16_shares() -> dict[str, float]:
+def measure_bfloat16_time_ratios() -> dict[str, float]:
     """Compute batches of two shapes in both precisions, alternately, for about a second in total.
 
     Returns:
@@ -26,7 +26,7 @@ def measure_bfloat16_shares() -> dict[str, float]:
         float32.
     """
     models: dict[ComputeDtype, Model] = {kind: build_frozen_model(kind) for kind in ("float32", "bfloat16")}
-    return {name: _measure_share(models, make_batch(*shape)) for name, shape in SHAPES.items()}
+    return {name: _measure_time_ratio(models, make_batch(*shape)) for name, shape in SHAPES.items()}
 
 
 def build_frozen_model(compute_dtype: ComputeDtype) -> Model:
@@ -48,7 +48,7 @@ def make_batch(rows: int, length: int) -> BatchArrays:
     return {**batch, "sequence_positions": np.zeros((rows, 1), np.int32)}
 
 
-def _measure_share(models: dict[ComputeDtype, Model], batch: BatchArrays) -> float:
+def _measure_time_ratio(models: dict[ComputeDtype, Model], batch: BatchArrays) -> float:
     """Return the shortest time of the batch in bfloat16, divided by the shortest time in float32."""
     shortest = dict.fromkeys(models, np.inf)
     for model in models.values():

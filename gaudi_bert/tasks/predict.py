@@ -39,18 +39,24 @@ from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import check_too_long_policy
 from gaudi_bert.rows.types import STANDARD_INPUT, Row, Sequences, TextRow
 from gaudi_bert.rows.window_plan import PackRunner, WindowPlan, plan_window
-from gaudi_bert.tasks.answers import (
+from gaudi_bert.tasks.kinds.task import Task, check_settings_apply
+from gaudi_bert.tasks.prediction_files import (
     STANDARD_OUTPUT,
-    AnswerStream,
+    PredictionStream,
     PredictOptions,
     RowSource,
     StreamResult,
     check_choice,
-    open_answers,
-    shown_progress,
+    open_prediction_output,
+    show_progress,
 )
-from gaudi_bert.tasks.kinds.task import Task, check_settings_apply
-from gaudi_bert.tasks.task_models import TaskDescription, check_finished, is_bert, read_task_folder, start_weights
+from gaudi_bert.tasks.task_models import (
+    TaskDescription,
+    check_run_is_finished,
+    is_bert,
+    load_start_weights,
+    read_task_description,
+)
 from gaudi_bert.training.model_files import SentenceSettings, read_sentence_settings, read_tokenizer_max_length
 
 if TYPE_CHECKING:  # importing it loads torch
@@ -91,10 +97,10 @@ def predict(
         InputError: The model, an option or a row is invalid, or `out` contains something else.
     """
     with (
-        _local_files(model, data, out, store) as (path, rows_file, answers_file),
-        shown_progress("predict", rows_file, answers_file, reporter) as progress,
+        _copy_files_locally(model, data, out, store) as (path, rows_file, answers_file),
+        show_progress("predict", rows_file, answers_file, reporter) as progress,
     ):
-        described = read_task_folder(path)
+        described = read_task_description(path)
         name = changes.get("name", described.task)
         if name != described.task:
             problem = f"{path} is a model of {described.task}; leave it out, or fine-tune another"
@@ -128,24 +134,26 @@ def predict(
 
         def lines(outputs: Float32Array, sequences: Sequences, answered: Sequence[Row]) -> list[bytes]:
             """Return the encoded predictions for some rows, with the texts and the logit if they are to be ranked."""
-            answers = task.answers(outputs, sequences, answered)
+            answers = task.predictions(outputs, sequences, answered)
             if options.group_by is None:
-                return list(map(_json_line, answers))
+                return list(map(_encode_json_line, answers))
             pairs = zip(cast(Sequence[TextRow], answered), outputs[:, 0].tolist(), answers, strict=True)
             return [
-                _json_line({"query": row.text, "document": row.text_pair, "logit": logit, **answer})
+                _encode_json_line({"query": row.text, "document": row.text_pair, "logit": logit, **answer})
                 for row, logit, answer in pairs
             ]
 
-        signature = rows.signature("predict", chosen, loaded.identity)
-        with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as answers:
-            _answer_windows(rows, loaded, answers, lines, lambda why: _json_line({"error": why}))
-            answers.finish(None if options.group_by is None else _write_ranked)
-        return answers.result()
+        signature = rows.make_signature("predict", chosen, loaded.identity)
+        with open_prediction_output(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as output:
+            _predict_windows(rows, loaded, output, lines, lambda why: _encode_json_line({"error": why}))
+            output.finish(None if options.group_by is None else _write_ranked_documents)
+        return output.make_result()
 
 
 @contextmanager
-def _local_files(model: Path, data: str, out: str, store: StoreSettings | None = None) -> Iterator[tuple[Path, str, str]]:
+def _copy_files_locally(
+    model: Path, data: str, out: str, store: StoreSettings | None = None
+) -> Iterator[tuple[Path, str, str]]:
     """Provide the model, the rows and the predictions as local files, which are copied from and to object stores.
 
     Raises:
@@ -195,7 +203,7 @@ class LoadedModel:
 
 
 def load_task_model(described: TaskDescription, task: Task, options: PredictOptions) -> LoadedModel:
-    """Load a fine-tuned model. `task.answers` turns its outputs into predictions.
+    """Load a fine-tuned model. `task.predictions` turns its outputs into predictions.
 
     Args:
         described: The description of the model.
@@ -208,7 +216,7 @@ def load_task_model(described: TaskDescription, task: Task, options: PredictOpti
     path = described.path
     if isinstance(task.head, VectorHead) or not task.head.needs_outputs:
         raise InputError(f"{path}: {task.name} has no answers to predict; embed its texts, or fine-tune another task")
-    return _load(path, task, task.head, options, described.texts, described.max_sequence_length)
+    return _load_model(path, task, task.head, options, described.texts, described.max_sequence_length)
 
 
 def load_encoder(path: Path, folder: SentenceSettings, options: PredictOptions, *, normalize: bool) -> LoadedModel:
@@ -224,10 +232,10 @@ def load_encoder(path: Path, folder: SentenceSettings, options: PredictOptions, 
         InputError: The model cannot be loaded.
     """
     usual = folder.max_sequence_length or read_tokenizer_max_length(path if path.is_dir() else path.parent)
-    return _load(path, None, VectorHead(folder.pooling, normalize), options, folder, usual)
+    return _load_model(path, None, VectorHead(folder.pooling, normalize), options, folder, usual)
 
 
-def _load(
+def _load_model(
     path: Path,
     task: Task | None,
     head: TaskHead | VectorHead,
@@ -239,8 +247,8 @@ def _load(
 
     On a Gaudi card, which compiles each shape, all batches have the same shape.
     """
-    with _with_a_way_on(path):
-        start = start_weights(path, task, lacks_head=False)
+    with _add_remedy(path):
+        start = load_start_weights(path, task, allow_missing_head=False)
     engine = load_engine(choose_engine(options.engine, is_bert=is_bert(path), key="--engine").name)
     tokenizer = open_tokenizer(path, texts.tokenizer_settings, lower_case=texts.lower_case)
     positions = start.sizes.positions
@@ -249,7 +257,7 @@ def _load(
     if requested is not None and not 3 <= requested <= positions:
         raise InputError(f"--max-sequence-length {requested}: the model has {positions} positions; give 3 to {positions}")
     longest = requested or min(usual_length or positions, positions)
-    with _with_a_way_on(path):
+    with _add_remedy(path):
         device, precision, notes = _open_device(engine, options)
         compiled = device.compiles if options.compile is None else options.compile
         model = engine.build_model(ModelSpec(start.config, head), device, seed=None, compiled=compiled)
@@ -257,7 +265,7 @@ def _load(
         if isinstance(start.config, EncoderConfig):
             cast("TorchEncoder", model).check_packs()
         model.freeze()
-    one_shape, width = device.kind == "hpu", start.sizes.hidden_size if task is None else task.width
+    one_shape, width = device.kind == "hpu", start.sizes.hidden_size if task is None else task.output_width
     plan = partial(
         plan_window,
         hidden_size=start.sizes.hidden_size,
@@ -290,7 +298,7 @@ def _open_device(engine: Engine, options: PredictOptions) -> tuple[Device, Infer
 
 
 @contextmanager
-def _with_a_way_on(path: Path) -> Iterator[None]:
+def _add_remedy(path: Path) -> Iterator[None]:
     """Extend the error for a model that cannot process packs, by stating which program can run the model."""
     try:
         yield
@@ -302,10 +310,10 @@ def _with_a_way_on(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: {reason}; {way_on}") from error
 
 
-def _answer_windows(
+def _predict_windows(
     rows: RowSource,
     loaded: LoadedModel,
-    answers: AnswerStream,
+    output: PredictionStream,
     encode: Callable[[Float32Array, Sequences, Sequence[Row]], list[bytes]],
     encode_problem: Callable[[str], bytes],
 ) -> None:
@@ -314,20 +322,20 @@ def _answer_windows(
     Args:
         rows: The rows.
         loaded: The model.
-        answers: The destination of the predictions.
+        output: The destination of the predictions.
         encode: Turns the outputs for the sequences of some rows into the bytes to write for each row.
         encode_problem: Returns the bytes to write for a row that cannot be read, given its problem.
 
     Raises:
         InputError: An output is not finite.
     """
-    for window in answers.windows():
-        good, sequences, problems = rows.tokenized(window)
+    for window in output.remaining_windows():
+        good, sequences, problems = rows.tokenize_window(window)
         plan, encoded = None, []
         if sequences is not None:
             plan = loaded.plan(sequences.lengths)
             rows_per_slot = len(window) / plan.slots
-            outputs = loaded.runner.run(sequences, plan, partial(answers.advance, rows_per_slot))
+            outputs = loaded.runner.run(sequences, plan, partial(output.advance_progress, rows_per_slot))
             bad = loaded.runner.find_non_finite_row(outputs, sequences)
             if bad is not None:
                 raise InputError(
@@ -336,18 +344,18 @@ def _answer_windows(
                 )
             encoded = encode(outputs, sequences, good)
         else:
-            answers.advance(len(window))
+            output.advance_progress(len(window))
         following = iter(encoded)
         all_rows = (encode_problem(problems[row]) if row in problems else next(following) for row in range(len(window)))
-        answers.append(window, b"".join(all_rows), sequences, plan, len(problems))
+        output.write_window(window, b"".join(all_rows), sequences, plan, len(problems))
 
 
-def _json_line(content: Mapping[str, Any]) -> bytes:
+def _encode_json_line(content: Mapping[str, Any]) -> bytes:
     """Return a JSON object as one line of UTF-8. Lone surrogates are escaped."""
     return f"{json.dumps(content, ensure_ascii=False, allow_nan=False)}\n".encode("utf-8", "backslashreplace")
 
 
-def _write_ranked(stored: Path, handle: BinaryIO) -> None:
+def _write_ranked_documents(stored: Path, handle: BinaryIO) -> None:
     """Write one line per query, in the order in which the queries first appear, with the documents ranked best first.
 
     Documents are ranked by their logits, because different logits may have scores that round to the same number. Documents
@@ -364,7 +372,7 @@ def _write_ranked(stored: Path, handle: BinaryIO) -> None:
                 scored.seek(offset)
                 pair = json.loads(scored.readline())
                 documents.append({"document": pair["document"], "score": pair["score"]})
-            handle.write(_json_line({"query": query, "documents": documents}))
+            handle.write(_encode_json_line({"query": query, "documents": documents}))
 
 
 # --- embeddings
@@ -426,10 +434,10 @@ def embed(
     if ending not in _ENDINGS:
         raise InputError(f"{out}: vectors are written as {', '.join(_ENDINGS)}; give it one of these endings")
     with (
-        _local_files(model, data, out) as (path, rows_file, answers_file),
-        shown_progress("embed", rows_file, answers_file, reporter) as progress,
+        _copy_files_locally(model, data, out) as (path, rows_file, answers_file),
+        show_progress("embed", rows_file, answers_file, reporter) as progress,
     ):
-        check_finished(path)
+        check_run_is_finished(path)
         check_settings_apply(None, settings)
         check_too_long_policy(None, settings)
         check_first_row(rows_file, None, settings)
@@ -466,20 +474,23 @@ def embed(
             shortened = own.cut(vectors, normalize_again=options.normalize is True)
             if not is_lines:
                 return [vector.tobytes() for vector in shortened]
-            return [_json_line({"embedding": [float(f"{value:.9g}") for value in vector]}) for vector in shortened.tolist()]
+            return [
+                _encode_json_line({"embedding": [float(f"{value:.9g}") for value in vector]})
+                for vector in shortened.tolist()
+            ]
 
         def problem(why: str) -> bytes:
             """Return what is written for a text that cannot be read: a JSON line with the problem, or a vector of NaN."""
-            return _json_line({"error": why}) if is_lines else no_vector
+            return _encode_json_line({"error": why}) if is_lines else no_vector
 
-        signature = rows.signature("embed", chosen, loaded.identity)
-        with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as answers:
-            _answer_windows(rows, loaded, answers, encoded, problem)
-            answers.finish(None if is_lines else partial(_write_array, ending, values))
-        return answers.result()
+        signature = rows.make_signature("embed", chosen, loaded.identity)
+        with open_prediction_output(answers_file, signature, rows, reporter, overwrite=overwrite, task=progress) as output:
+            _predict_windows(rows, loaded, output, encoded, problem)
+            output.finish(None if is_lines else partial(_convert_embeddings, ending, values))
+        return output.make_result()
 
 
-def _write_array(ending: str, values: int, stored: Path, handle: BinaryIO) -> None:
+def _convert_embeddings(ending: str, values: int, stored: Path, handle: BinaryIO) -> None:
     """Convert embeddings from plain bytes to a numpy array or a Parquet table.
 
     Args:

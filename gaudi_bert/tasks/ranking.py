@@ -23,17 +23,17 @@ import numpy as np
 from gaudi_bert.common.arrays import AnyArray, Float32Array, FloatArray, IntArray
 
 _TOP = 10
-_ANSWERS = 0.5
+_MIN_RELEVANT_GAIN = 0.5
 _DISCOUNTS = 1.0 / np.log2(np.arange(2, _TOP + 2))
 
 
-def _ranking_figures(
+def _ranking_metrics(
     query_R: IntArray,
     scores_R: AnyArray,
     gains_R: FloatArray,
     answers_Q: IntArray,
     ideal_Q: FloatArray,
-    deepest: int | None = None,
+    max_rank: int | None = None,
     beyond: tuple[IntArray, IntArray] | None = None,
 ) -> dict[str, float]:
     """Return the metrics as means over all queries. A query without a relevant document counts 0.
@@ -48,7 +48,7 @@ def _ranking_figures(
         beyond: For each query, the number of documents after the end of the ranking that have the same score as its last
             document, and how many of them are relevant.
     """
-    queries, hits_R = len(answers_Q), (gains_R >= _ANSWERS).astype(np.float64)
+    queries, hits_R = len(answers_Q), (gains_R >= _MIN_RELEVANT_GAIN).astype(np.float64)
     first_Q = np.searchsorted(query_R, np.arange(queries))
     rank_R = np.arange(len(query_R)) - first_Q[query_R]
     begins_R = (rank_R == 0) | (scores_R != np.roll(scores_R, 1))
@@ -67,7 +67,7 @@ def _ranking_figures(
     share_R, in_tie_R = (hits / size)[tie_R], rank_R - rank_R[first_of_tie][tie_R]
     others_R = in_tie_R * ((hits - 1) / np.maximum(size - 1, 1))[tie_R]
     precision_R = (hits_before[tie_R] + 1 + others_R) / (rank_R + 1)
-    averaged_R = share_R * precision_R * (rank_R < (deepest or len(rank_R)))
+    averaged_R = share_R * precision_R * (rank_R < (max_rank or len(rank_R)))
     is_top_R = rank_R < _TOP
     discounted_R = (gained / size)[tie_R] * np.where(is_top_R, _DISCOUNTS[np.minimum(rank_R, _TOP - 1)], 0.0)
     reciprocal_Q, none_Q = np.zeros(queries), np.ones(queries)
@@ -87,7 +87,7 @@ def _ranking_figures(
         "recall@10": sums(share_R * is_top_R) / answers_Q,
         "mrr@10": reciprocal_Q,
         "ndcg@10": sums(discounted_R) / np.where(ideal_Q > 0, ideal_Q, 1.0),
-        "map": sums(averaged_R) / (answers_Q if deepest is None else np.minimum(answers_Q, deepest)),
+        "map": sums(averaged_R) / (answers_Q if max_rank is None else np.minimum(answers_Q, max_rank)),
     }
     return {name: float(np.mean(values)) for name, values in figures.items()}
 
@@ -95,7 +95,7 @@ def _ranking_figures(
 # --- documents that were scored for their query
 
 
-def numbered(values: Iterable[Hashable]) -> IntArray:
+def number_values(values: Iterable[Hashable]) -> IntArray:
     """Return a number for each value, int64.
 
     Equal values get the same number, counted from 0 in order of first appearance.
@@ -104,7 +104,7 @@ def numbered(values: Iterable[Hashable]) -> IntArray:
     return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
 
 
-def figures_of_groups(scores: Float32Array, gains: FloatArray, queries: Sequence[str]) -> dict[str, float]:
+def grouped_ranking_metrics(scores: Float32Array, gains: FloatArray, queries: Sequence[str]) -> dict[str, float]:
     """Return MRR@10, nDCG@10 and MAP of documents that were scored for their queries.
 
     Args:
@@ -112,28 +112,28 @@ def figures_of_groups(scores: Float32Array, gains: FloatArray, queries: Sequence
         gains: The gain of each document.
         queries: The query of each document.
     """
-    query_of = numbered(queries)
+    query_of = number_values(queries)
     order, best = np.lexsort((-scores, query_of)), np.lexsort((-gains, query_of))
     query_R = query_of[order]
     rank_R = np.arange(len(order)) - np.searchsorted(query_R, query_R)
     discounts_R = np.where(rank_R < _TOP, _DISCOUNTS[np.minimum(rank_R, _TOP - 1)], 0.0)
     ideal_Q = np.bincount(query_R, gains[best] * discounts_R).astype(np.float64)
-    answers_Q = np.bincount(query_of, gains >= _ANSWERS)
-    figures = _ranking_figures(query_R, scores[order], gains[order], answers_Q, ideal_Q)
+    answers_Q = np.bincount(query_of, gains >= _MIN_RELEVANT_GAIN)
+    figures = _ranking_metrics(query_R, scores[order], gains[order], answers_Q, ideal_Q)
     return {name: figures[name] for name in ("ndcg@10", "mrr@10", "map")}
 
 
 # --- search among all documents by embeddings, with a block of queries and a block of documents at a time
 
-_DEEPEST = 100
+_MAX_RANK = 100
 _QUERIES_AT_ONCE, _DOCUMENTS_AT_ONCE = 1024, 8192
 _LOW_BITS = np.int64(2**32 - 1)
 # The number of steps per unit to which cosines are rounded, because a product of several hundred values has an error of
 # about one step in float32. Cosines in the same step count as equal.
-_STEPS = 2.0**20
+_STEPS_PER_UNIT = 2.0**20
 
 
-def search_figures(queries_QH: Float32Array, documents_NH: Float32Array, answers: Sequence[IntArray]) -> dict[str, float]:
+def search_metrics(queries_QH: Float32Array, documents_NH: Float32Array, answers: Sequence[IntArray]) -> dict[str, float]:
     """Return nDCG@10, MRR@10, accuracy@1, recall@10 and MAP@100 of a search by cosine.
 
     Args:
@@ -141,8 +141,8 @@ def search_figures(queries_QH: Float32Array, documents_NH: Float32Array, answers
         documents_NH: The embeddings of the documents.
         answers: For each query, the numbers of its relevant documents, without duplicates.
     """
-    queries, documents = _units(queries_QH), _units(documents_NH)
-    nearest_QK, steps_QK, as_last_Q = nearest(queries, documents, _DEEPEST)
+    queries, documents = _normalize(queries_QH), _normalize(documents_NH)
+    nearest_QK, steps_QK, as_last_Q = find_nearest(queries, documents, _MAX_RANK)
     answers_Q = np.array([len(numbers) for numbers in answers])
     of_query = np.repeat(np.arange(len(answers)), answers_Q) * len(documents)
     of_queries = np.arange(len(answers))[:, np.newaxis] * len(documents)
@@ -152,26 +152,26 @@ def search_figures(queries_QH: Float32Array, documents_NH: Float32Array, answers
     for query in np.flatnonzero(beyond_Q):
         others = np.setdiff1d(answers[query], nearest_QK[query])
         # The same product in a matrix of another shape may be rounded to a neighbouring step.
-        right = (np.abs(_steps(documents[others] @ queries[query]) - steps_QK[query, -1]) <= 1).sum()
+        right = (np.abs(_round_to_steps(documents[others] @ queries[query]) - steps_QK[query, -1]) <= 1).sum()
         beyond_answers_Q[query] = min(right, beyond_Q[query])
-    figures = _ranking_figures(
+    figures = _ranking_metrics(
         np.repeat(np.arange(len(answers)), nearest_QK.shape[1]),
         steps_QK.reshape(-1),
         is_right_QK.reshape(-1).astype(np.float64),
         answers_Q,
         np.cumsum(_DISCOUNTS)[np.minimum(answers_Q, _TOP) - 1],
-        _DEEPEST,
+        _MAX_RANK,
         (beyond_Q, beyond_answers_Q),
     )
     return {"map@100" if name == "map" else name: value for name, value in figures.items()}
 
 
-def search(queries_QH: Float32Array, documents_NH: Float32Array) -> IntArray:
+def search_documents(queries_QH: Float32Array, documents_NH: Float32Array) -> IntArray:
     """Return the numbers of the hundred documents with the largest cosine for each query, best first, int64 [Q, K]."""
-    return nearest(_units(queries_QH), _units(documents_NH), _DEEPEST)[0]
+    return find_nearest(_normalize(queries_QH), _normalize(documents_NH), _MAX_RANK)[0]
 
 
-def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> tuple[IntArray, IntArray, IntArray]:
+def find_nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> tuple[IntArray, IntArray, IntArray]:
     """Return the documents with the largest dot product for each query, best first.
 
     Of documents with equal products, those with lower numbers come first.
@@ -191,7 +191,7 @@ def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) ->
         best, last_Q = np.zeros((len(block_QH), 0), np.int64), np.zeros(len(block_QH), np.int64)
         as_last_Q = np.zeros(len(block_QH), np.int64)
         for document in range(0, len(documents_NH), _DOCUMENTS_AT_ONCE):
-            steps = _steps(block_QH @ documents_NH[document : document + _DOCUMENTS_AT_ONCE].T)
+            steps = _round_to_steps(block_QH @ documents_NH[document : document + _DOCUMENTS_AT_ONCE].T)
             # Combine product and number into one integer. It is larger for a larger product, and for a lower number if
             # products are equal.
             keys = (steps << 32) + (_LOW_BITS - (document + np.arange(steps.shape[1])))
@@ -209,25 +209,25 @@ def nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) ->
     return documents_QK, steps_QK, as_last
 
 
-def _steps(products: Float32Array) -> IntArray:
+def _round_to_steps(products: Float32Array) -> IntArray:
     """Return products rounded to steps of 2^-20, int64. NaN becomes the lowest value."""
-    steps: IntArray = np.rint(np.nan_to_num(products, nan=-2.0) * _STEPS).astype(np.int64)
+    steps: IntArray = np.rint(np.nan_to_num(products, nan=-2.0) * _STEPS_PER_UNIT).astype(np.int64)
     return steps
 
 
-def _units(vectors: Float32Array) -> Float32Array:
+def _normalize(vectors: Float32Array) -> Float32Array:
     """Return the embeddings scaled to norm 1."""
     units: Float32Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return units
 
 
-def cosines(firsts: Float32Array, seconds: Float32Array) -> FloatArray:
+def cosine_similarities(firsts: Float32Array, seconds: Float32Array) -> FloatArray:
     """Return the cosine of each embedding with the embedding in the same position, float64."""
-    products: FloatArray = (_units(firsts).astype(np.float64) * _units(seconds)).sum(axis=1)
+    products: FloatArray = (_normalize(firsts).astype(np.float64) * _normalize(seconds)).sum(axis=1)
     return products
 
 
-def correlations(guesses: FloatArray, right: FloatArray) -> dict[str, float]:
+def correlation_metrics(guesses: FloatArray, right: FloatArray) -> dict[str, float]:
     """Return Pearson's and Spearman's correlation. Both are 0 if all predictions or all targets are equal."""
     from scipy.stats import pearsonr, spearmanr
 

@@ -36,14 +36,14 @@ from gaudi_bert.corpus.python_texts import (
 from gaudi_bert.model.heads import TaskHead
 from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.reading.global_order import pack_numbers_of_rank
-from gaudi_bert.rows.answers import TagScheme
 from gaudi_bert.rows.fields import collect_label_names
 from gaudi_bert.rows.packs import BatchShape, PackedSequences, sample_packs_of
+from gaudi_bert.rows.predictions import TagScheme
 from gaudi_bert.rows.reading import SkippedRows, read_rows, split_into_windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.tokenizing import tokenize_readable_rows, tokenize_rows
 from gaudi_bert.rows.types import LANGUAGE_MODELLING, TASKS_WITH_LABELS, Row, Sequences, concatenate_sequences
-from gaudi_bert.tasks.kinds.retrieval import texts_of_rows
+from gaudi_bert.tasks.kinds.retrieval import collect_distinct_texts
 from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, MaskKey, Task
 from gaudi_bert.training.batches import Batch, TrainingOrder
 from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet
@@ -53,7 +53,7 @@ from gaudi_bert.training.run_plan import RowPacks, RunPlan
 _WINDOW_ROWS = 20_000
 
 
-def labels_of(path: Path, task: TaskName, settings: TaskSettings) -> tuple[str, ...]:
+def read_task_labels(path: Path, task: TaskName, settings: TaskSettings) -> tuple[str, ...]:
     """Return the label names of a file of rows, or those that `task.labels` lists. Empty for a task without labels.
 
     Args:
@@ -77,7 +77,7 @@ def labels_of(path: Path, task: TaskName, settings: TaskSettings) -> tuple[str, 
     return names
 
 
-def tokenized_file(
+def tokenize_file(
     path: Path,
     task: TaskName,
     settings: TaskSettings,
@@ -111,7 +111,7 @@ def tokenized_file(
     is_embedding, all_rows = task == "embedding", []
     if is_embedding:  # for embeddings, each distinct text is one sequence
         all_rows = list(read)
-        read = iter(texts_of_rows(settings, all_rows).texts if all_rows else ())
+        read = iter(collect_distinct_texts(settings, all_rows).texts if all_rows else ())
 
     def tokenize(rows: list[Row]) -> Sequences | None:
         """Return the sequences of some rows, or None if there are no rows."""
@@ -237,7 +237,7 @@ class TaskData:
         return PackedSequences(self.sequences, packs)
 
 
-def counts_of(sequences: Sequences, longest: int) -> IntArray:
+def count_lengths(sequences: Sequences, longest: int) -> IntArray:
     """Return the number of sequences of each length from 1 to `longest`, int64 [longest]."""
     counts: IntArray = np.bincount(sequences.lengths, minlength=longest + 1)[1:]
     return counts
@@ -369,7 +369,7 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
         """
         head, sequences = self.task.head, self.data.sequences
         count = len(sequences.input_ids) if head.predicts_per_token else len(sequences)
-        width = self.task.width if isinstance(head, TaskHead) else self.hidden_size
+        width = self.task.output_width if isinstance(head, TaskHead) else self.hidden_size
         return np.zeros((count, width), np.float32) if head.needs_outputs else None
 
     def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:

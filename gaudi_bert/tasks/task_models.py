@@ -42,7 +42,7 @@ from gaudi_bert.model.heads import (
 )
 from gaudi_bert.rows.tokenizer import RowTokenizer, save_tokenizer
 from gaudi_bert.rows.types import LANGUAGE_MODELLING, TASKS_WITH_LABELS
-from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, Vocabulary, task_named
+from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, Vocabulary, task_class
 from gaudi_bert.training.checkpoint import read_newest_settings
 from gaudi_bert.training.model_files import (
     SentenceSettings,
@@ -69,16 +69,16 @@ def is_bert(path: Path) -> bool:
     Raises:
         InputError: There is no model, or it is another model and `transformers` is not installed.
     """
-    check_finished(path)
+    check_run_is_finished(path)
     config = (path if path.is_dir() else path.parent) / "config.json"
     content = read_json(config) if config.is_file() else {}
     kind = content.get("model_type", "bert") if isinstance(content, dict) else "bert"
     if kind != "bert":
-        _check_transformers(f"{path}: is a model of type {kind}, which")
+        _check_transformers_installed(f"{path}: is a model of type {kind}, which")
     return bool(kind == "bert")
 
 
-def sees_only_before(model: Path) -> bool:
+def has_causal_attention(model: Path) -> bool:
     """Return whether the attention of a model is causal: whether each token sees only the tokens before it."""
     if is_bert(model):
         return False
@@ -89,7 +89,7 @@ def sees_only_before(model: Path) -> bool:
     return feeding_of(config_of(read_encoder_config(folder / "config.json"), VectorHead("cls", normalize=False))).causal
 
 
-def check_finished(path: Path) -> None:
+def check_run_is_finished(path: Path) -> None:
     """Check that a model exists and is finished.
 
     A stopped run of a model other than BERT contains no model yet, because the model is written when the run ends.
@@ -110,7 +110,7 @@ def check_finished(path: Path) -> None:
         )
 
 
-def _check_transformers(what: str) -> None:
+def _check_transformers_installed(what: str) -> None:
     """Check that `transformers` is installed. The error begins with `what`, which needs it."""
     if importlib.util.find_spec("transformers") is None:
         raise InputError(f"{what} needs transformers; run: {install_command('pytorch')}")
@@ -143,7 +143,7 @@ class StartWeights:
     kept: WeightArrays = field(default_factory=dict)
 
 
-def start_of_words(
+def start_language_model(
     path: Path | None, settings: PipelineSettings, tokenizer: RowTokenizer, length: int
 ) -> tuple[Task, StartWeights]:
     """Return the language modelling task of a model, and the weights with which it begins.
@@ -165,15 +165,15 @@ def start_of_words(
 
             kind = encoder_weights.word_task_of(encoder_weights.read_encoder_config(file))
         elif file.is_file():
-            kind = _kind_of_bert(read_bert_config(file))
-        task = _task_of_words(kind, settings, tokenizer)
-        return task, start_weights(path, task)
+            kind = _language_task_of_bert(read_bert_config(file))
+        task = _make_language_task(kind, settings, tokenizer)
+        return task, load_start_weights(path, task)
     if path is None:
         config = make_bert_config(settings.model, tokenizer.vocabulary_size, length)
-        task = _task_of_words(_kind_of_bert(config), settings, tokenizer)
+        task = _make_language_task(_language_task_of_bert(config), settings, tokenizer)
         name = preset_name_for(settings.model) or "sizes of the settings"
         return task, StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
-    _check_transformers(f"--model {path}")
+    _check_transformers_installed(f"--model {path}")
     from gaudi_bert.encoders import encoder_weights as encoders
 
     if path.suffix == ".json":
@@ -185,30 +185,30 @@ def start_of_words(
             hint = f"did you mean {near[0]}?" if near else "not a folder; give one, a config.json, or a type of transformers"
             raise InputError(f"--model {shorten(name)}: {hint}")
         given = EncoderConfig({"model_type": name})
-    task = _task_of_words(encoders.word_task_of(given), settings, tokenizer)
+    task = _make_language_task(encoders.word_task_of(given), settings, tokenizer)
     complete = encoders.fresh_config(given.values, tokenizer.vocabulary_size, tokenizer.special_token_ids(), length)
     architecture = encoders.class_of(encoders.config_of(complete, task.head), task.head).__name__
     return task, StartWeights(path, _FRESH, complete, encoders.sizes_of(complete, task.head), architecture, {}, (), "")
 
 
-def _task_of_words(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
+def _make_language_task(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
     """Return the language modelling task of this kind, with the vocabulary of its masks."""
-    vocabulary = vocabulary_of(tokenizer) if kind == _MASKED else NO_VOCABULARY
-    return task_named(kind)(settings.task.model_copy(update={"name": kind}), (), vocabulary)
+    vocabulary = make_mask_vocabulary(tokenizer) if kind == _MASKED else NO_VOCABULARY
+    return task_class(kind)(settings.task.model_copy(update={"name": kind}), (), vocabulary)
 
 
-def _kind_of_bert(config: BertConfig) -> TaskKind:
+def _language_task_of_bert(config: BertConfig) -> TaskKind:
     """Return which language modelling task a BERT can learn, given its attention."""
     return "causal-language-modelling" if config.attention == "causal" else _MASKED
 
 
-def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> StartWeights:
+def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: bool = True) -> StartWeights:
     """Read the weights of an encoder, and those variables of a task's head that fit.
 
     Args:
         path: Weights of any supported kind.
         task: The task. None reads only the encoder, whatever its head is.
-        lacks_head: Whether the head may be missing. Otherwise it must fit.
+        allow_missing_head: Whether the head may be missing. Otherwise it must fit.
 
     Raises:
         InputError: The weights are incomplete, or a head that must fit does not.
@@ -219,7 +219,7 @@ def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> 
 
         folder = path if path.is_dir() else path.parent
         sizes = sizes_of(read_encoder_config(folder / "config.json"), head)  # rejects models that cannot process packs
-        other, name, values, fresh = read_encoder_weights(folder, head, lacks_head=lacks_head)
+        other, name, values, fresh = read_encoder_weights(folder, head, lacks_head=allow_missing_head)
         files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
         identity = " ".join(map(file_identity, sorted(files)))
         kind = f"{other.model_type} of transformers"
@@ -232,7 +232,7 @@ def start_weights(path: Path, task: Task | None, *, lacks_head: bool = True) -> 
     specs = parameter_specs_with_head(config, head)
     known = {name: weights.variables[name] for name in specs if name in weights.variables}
     shapes = {name: spec.shape for name, spec in specs.items()}
-    problem = None if lacks_head or isinstance(head, VectorHead) else find_shape_mismatch(shapes, known)
+    problem = None if allow_missing_head or isinstance(head, VectorHead) else find_shape_mismatch(shapes, known)
     if problem is not None:
         raise InputError(f"{path}: {problem}; fine-tune the model again")
     variables = {name: value for name, value in known.items() if value.shape == specs[name].shape}
@@ -287,18 +287,18 @@ class TaskDescription:
 
     def make_task(self, settings: TaskSettings | None = None) -> Task:
         """Return the task. Its settings are those of the training unless `settings` is given."""
-        task = task_named(self.task)(settings or self.settings, self.labels)
+        task = task_class(self.task)(settings or self.settings, self.labels)
         task.activation = self.texts.activation or task.activation
         return task
 
 
-def read_task_folder(path: Path) -> TaskDescription:
+def read_task_description(path: Path) -> TaskDescription:
     """Return the description of a model that `finetune` or a class `...For<Task>` of transformers wrote.
 
     Raises:
         InputError: The folder contains no finished model, or a model without a supported task.
     """
-    check_finished(path)
+    check_run_is_finished(path)
     file = path / "config.json"
     if not file.is_file():
         raise InputError(
@@ -314,7 +314,7 @@ def read_task_folder(path: Path) -> TaskDescription:
         problem = f"num_labels is {values.num_labels}, and id2label has {format_count(len(values.id2label), 'label')}"
         raise InputError(f"{file}: {problem}; remove the one that is wrong")
     is_reranker = cross_encoder is not None and len(labels) == 1
-    task = own.task or ("reranking" if is_reranker else _task_of(name, values.problem_type, labels, path))
+    task = own.task or ("reranking" if is_reranker else _infer_task(name, values.problem_type, labels, path))
     if task in TASKS_WITH_LABELS:
         check_labels(labels, str(file), is_one_of_them=task == "classification")
     texts = cross_encoder or SentenceSettings(max_sequence_length=read_tokenizer_max_length(path))
@@ -323,7 +323,7 @@ def read_task_folder(path: Path) -> TaskDescription:
     return TaskDescription(path, task, labels if task in TASKS_WITH_LABELS else (), length, settings, texts)
 
 
-def _task_of(name: str, problem: str | None, labels: tuple[str, ...], path: Path) -> TaskName:
+def _infer_task(name: str, problem: str | None, labels: tuple[str, ...], path: Path) -> TaskName:
     """Return the task of a model, given the name of its class, its problem type and its labels."""
     if name.endswith("ForSequenceClassification"):
         if problem == "regression" and len(labels) > 1:
@@ -378,6 +378,6 @@ def write_task_folder(
     save_tokenizer(tokenizer, folder, start.sizes.positions if task.name in LANGUAGE_MODELLING else max_sequence_length)
 
 
-def vocabulary_of(tokenizer: RowTokenizer) -> Vocabulary:
+def make_mask_vocabulary(tokenizer: RowTokenizer) -> Vocabulary:
     """Return the vocabulary that masks are drawn from."""
     return Vocabulary(tokenizer.vocabulary_size, tokenizer.special_ids, tokenizer.mask_id)

@@ -33,11 +33,11 @@ from gaudi_bert.rows.packs import BatchShape
 _LENGTH_STEP = 8
 _USUAL_LONGEST = 512
 # Among the lengths whose cost is at most this many times that of the cheapest, the length with the fewest slots is used.
-_WORTH = 1.03
-# All lengths are tried on the updates of _SAMPLED_ROWS rows, and then the _TRIED cheapest lengths on all updates.
-_SAMPLED_ROWS, _TRIED = 2**17, 8
+_ACCEPTABLE_COST = 1.03
+# All lengths are tried on the updates of _SAMPLED_ROWS rows, and then the _TRIED_LENGTHS cheapest lengths on all updates.
+_SAMPLED_ROWS, _TRIED_LENGTHS = 2**17, 8
 _UPDATES_AT_ONCE = 4096
-_MOST_SWEEPS = 16
+_MAX_SWEEPS = 16
 
 
 class GroupedRows(NamedTuple):
@@ -54,7 +54,7 @@ class GroupedRows(NamedTuple):
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def of(self, rows: IntArray) -> IntArray:
+    def select_sequences(self, rows: IntArray) -> IntArray:
         """Return the sequences of the given rows, one row after the other."""
         sizes = self.starts[rows + 1] - self.starts[rows]
         within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -76,7 +76,7 @@ class UpdateShape(NamedTuple):
     processes: int
 
     @property
-    def packs(self) -> int:
+    def pack_count(self) -> int:
         """The number of packs in all micro-batches on all processes."""
         return self.batch.packs * self.micro_batches * self.processes
 
@@ -100,52 +100,54 @@ class RowStream:
     seed: int
 
     @property
-    def updates(self) -> int:
+    def update_count(self) -> int:
         """The number of updates in all epochs."""
         return -(-self.epochs * len(self.rows) // self.batch_rows)
 
     @property
-    def looked_at(self) -> int:
+    def examined_updates(self) -> int:
         """The number of updates that are examined before a run.
 
         These are the updates of one epoch, or of _SAMPLED_ROWS rows if that is more, but not more than there are.
         """
         an_epoch = -(-len(self.rows) // self.batch_rows)
-        return min(self.updates, max(an_epoch, _SAMPLED_ROWS // self.batch_rows + 1))
+        return min(self.update_count, max(an_epoch, _SAMPLED_ROWS // self.batch_rows + 1))
 
-    def rows_of(self, first: int, last: int) -> IntArray:
+    def rows_in_updates(self, first: int, last: int) -> IntArray:
         """Return the rows of the updates from `first` up to, but not including, `last`, one update after the other."""
         each, begin = len(self.rows), first * self.batch_rows
         end = min(last * self.batch_rows, self.epochs * each)
         parts = [
-            _order_of(self, epoch)[max(begin - epoch * each, 0) : end - epoch * each]
+            _balanced_epoch_order(self, epoch)[max(begin - epoch * each, 0) : end - epoch * each]
             for epoch in range(begin // each, -(-end // each))
         ]
         return np.concatenate(parts)
 
-    def distinct(self, first: int, last: int) -> tuple[IntArray, IntArray]:
+    def distinct_sequences(self, first: int, last: int) -> tuple[IntArray, IntArray]:
         """Return the distinct sequences of each update from `first` up to, but not including, `last`.
 
         Returns:
             The sequences, ascending within each update, and the position at which each update begins, followed by the end.
         """
-        rows = self.rows_of(first, last)
+        rows = self.rows_in_updates(first, last)
         sizes = self.rows.starts[rows + 1] - self.rows.starts[rows]
         update = np.repeat(np.arange(len(rows)) // self.batch_rows, sizes)
-        of_update, sequences = np.divmod(np.unique(update * len(self.lengths) + self.rows.of(rows)), len(self.lengths))
+        of_update, sequences = np.divmod(
+            np.unique(update * len(self.lengths) + self.rows.select_sequences(rows)), len(self.lengths)
+        )
         return sequences, np.searchsorted(of_update, np.arange(last - first + 1))
 
     def pack_update(self, update: int, shape: BatchShape) -> SampledPacks:
         """Pack the distinct sequences of an update, counted from 0, and return the packs. There are none after the last."""
-        if update >= self.updates:
+        if update >= self.update_count:
             return SampledPacks(np.zeros(0, np.int64), np.zeros(1, np.int64))
-        sequences, starts = self.distinct(update, update + 1)
+        sequences, starts = self.distinct_sequences(update, update + 1)
         pack_of = np.zeros(len(sequences), np.int64)
-        _fill_packs(self.lengths[sequences], starts, shape.length, shape.depth, pack_of, np.zeros(1, np.int64))
+        _pack_updates(self.lengths[sequences], starts, shape.length, shape.depth, pack_of, np.zeros(1, np.int64))
         sizes = np.bincount(pack_of)
         return SampledPacks(sequences[np.argsort(pack_of, kind="stable")], np.concatenate([[0], np.cumsum(sizes)]))
 
-    def needs(self, lengths: Sequence[int], depth: int, updates: int) -> list[tuple[int, int]]:
+    def measure_pack_needs(self, lengths: Sequence[int], depth: int, updates: int) -> list[tuple[int, int]]:
         """Return the largest number of packs and the depth that the first updates need, for each length.
 
         Args:
@@ -157,44 +159,44 @@ class RowStream:
             For each length, the largest number of packs of an update, and the largest number of sequences in a pack.
         """
         most, deepest = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
-        for sequences, starts in self._parts(updates):
+        for sequences, starts in self._distinct_sequences_in_chunks(updates):
             needed, pack_of = np.zeros(len(starts) - 1, np.int64), np.zeros(len(sequences), np.int64)
             for number, length in enumerate(lengths):
-                held = _fill_packs(self.lengths[sequences], starts, length, depth, pack_of, needed)
+                held = _pack_updates(self.lengths[sequences], starts, length, depth, pack_of, needed)
                 deepest[number] = max(deepest[number], held)
                 most[number] = max(most[number], needed.max())
         return [(int(packs), int(held)) for packs, held in zip(most, deepest, strict=True)]
 
-    def distinct_tokens(self, updates: int) -> int:
+    def count_distinct_tokens(self, updates: int) -> int:
         """Return the number of tokens in the first updates.
 
         A sequence that rows of an update share counts once per update.
         """
-        return sum(int(self.lengths[sequences].sum()) for sequences, _ in self._parts(updates))
+        return sum(int(self.lengths[sequences].sum()) for sequences, _ in self._distinct_sequences_in_chunks(updates))
 
-    def _parts(self, updates: int) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield the result of `distinct` for the first updates, for a limited number of updates at a time."""
+    def _distinct_sequences_in_chunks(self, updates: int) -> Iterator[tuple[IntArray, IntArray]]:
+        """Yield the result of `distinct_sequences` for the first updates, for a limited number of updates at a time."""
         for first in range(0, updates, _UPDATES_AT_ONCE):
-            yield self.distinct(first, min(first + _UPDATES_AT_ONCE, updates))
+            yield self.distinct_sequences(first, min(first + _UPDATES_AT_ONCE, updates))
 
     @cached_property
-    def tokens(self) -> IntArray:
+    def tokens_of_rows(self) -> IntArray:
         """The number of tokens in each row."""
         return np.add.reduceat(self.lengths[self.rows.members], self.rows.starts[:-1])
 
 
 @lru_cache(maxsize=4)
-def _order_of(stream: RowStream, epoch: int) -> IntArray:
+def _balanced_epoch_order(stream: RowStream, epoch: int) -> IntArray:
     """Return the order of the rows in an epoch: a random permutation whose updates are balanced."""
     count = len(stream.rows)
     update = np.arange(epoch * count, (epoch + 1) * count) // stream.batch_rows
-    return _balanced(stream, permutation(count, stream.seed, "rows", epoch), update - update[0])
+    return _balance_updates(stream, permutation(count, stream.seed, "rows", epoch), update - update[0])
 
 
 # --- the static shape
 
 
-def choose_shape(
+def choose_update_shape(
     stream: RowStream, *, most_packs: int, processes: int, hidden_size: int, longest: int, depth: int | None = None
 ) -> UpdateShape:
     """Return the static shape of the updates, chosen so that all examined updates fit at about the least cost.
@@ -213,7 +215,9 @@ def choose_shape(
     def shapes(updates: int) -> list[UpdateShape]:
         """Return the shape that each length needs, with the cheapest first."""
         shapes = []
-        for length, (packs, deepest) in zip(lengths, stream.needs(lengths, depth or lengths[-1], updates), strict=True):
+        for length, (packs, deepest) in zip(
+            lengths, stream.measure_pack_needs(lengths, depth or lengths[-1], updates), strict=True
+        ):
             micro_batches = -(-packs // (most_packs * processes))
             batch = BatchShape(-(-packs // (micro_batches * processes)), length, deepest)
             shapes.append(UpdateShape(batch, micro_batches, processes))
@@ -221,20 +225,20 @@ def choose_shape(
 
     def cost(shape: UpdateShape) -> float:
         """Return the estimated cost of an update of this shape."""
-        return shape.packs * row_cost(shape.batch.length, hidden_size)
+        return shape.pack_count * row_cost(shape.batch.length, hidden_size)
 
     sampled = _SAMPLED_ROWS // stream.batch_rows + 1
-    if sampled < stream.looked_at:
-        lengths = [shape.batch.length for shape in shapes(sampled)[:_TRIED]]
-    tried = shapes(stream.looked_at)
-    worth = [shape for shape in tried if cost(shape) <= _WORTH * cost(tried[0])]
-    return min(worth, key=lambda shape: (shape.packs * shape.batch.length, shape.batch.length))
+    if sampled < stream.examined_updates:
+        lengths = [shape.batch.length for shape in shapes(sampled)[:_TRIED_LENGTHS]]
+    tried = shapes(stream.examined_updates)
+    worth = [shape for shape in tried if cost(shape) <= _ACCEPTABLE_COST * cost(tried[0])]
+    return min(worth, key=lambda shape: (shape.pack_count * shape.batch.length, shape.batch.length))
 
 
 # --- the order of rows, and packs by best fit
 
 
-def _balanced(stream: RowStream, order: IntArray, update: IntArray) -> IntArray:
+def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> IntArray:
     """Return the rows of an epoch in an order in which all updates need about equally many tokens.
 
     The update that needs the most tokens swaps rows with the update that needs the fewest, the second with the last but one,
@@ -246,10 +250,10 @@ def _balanced(stream: RowStream, order: IntArray, update: IntArray) -> IntArray:
         order: The rows of the epoch in random order.
         update: The update of each row in `order`, from 0.
     """
-    lengths, rows, tokens = stream.lengths, stream.rows, stream.tokens
+    lengths, rows, tokens = stream.lengths, stream.rows, stream.tokens_of_rows
     sizes = np.bincount(update)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    sequences = np.unique(np.repeat(update, np.diff(rows.starts)[order]) * len(lengths) + rows.of(order))
+    sequences = np.unique(np.repeat(update, np.diff(rows.starts)[order]) * len(lengths) + rows.select_sequences(order))
     needed = np.bincount(sequences // len(lengths), lengths[sequences % len(lengths)], len(sizes))
     # The first and last update may have only some of their rows in this epoch, so compare each update with the tokens that
     # this many random rows are expected to need. The expectation is rounded, because processes on different CPUs must swap
@@ -258,17 +262,17 @@ def _balanced(stream: RowStream, order: IntArray, update: IntArray) -> IntArray:
     known_sizes, of_update = np.unique(sizes, return_inverse=True)
     expected = np.rint([lengths @ (1 - (1 - size / len(order)) ** uses) for size in known_sizes])
     excess = needed - expected[of_update]
-    for _ in range(_MOST_SWEEPS):
+    for _ in range(_MAX_SWEEPS):
         order = order[np.lexsort((tokens[order], update))]
-        by_excess = np.argsort(excess, kind="stable")
+        updates_by_excess = np.argsort(excess, kind="stable")
         pair = np.empty(len(sizes), np.int64)
-        pair[by_excess] = np.minimum(np.arange(len(sizes)), np.arange(len(sizes))[::-1])
+        pair[updates_by_excess] = np.minimum(np.arange(len(sizes)), np.arange(len(sizes))[::-1])
         # A row is free to be swapped if no other row of its pair of updates has one of its sequences.
         texts, free = np.diff(rows.starts)[order], np.ones(len(order), np.bool_)
-        sequences = np.repeat(pair[update], texts) * len(lengths) + rows.of(order)
+        sequences = np.repeat(pair[update], texts) * len(lengths) + rows.select_sequences(order)
         _, which, uses = np.unique(sequences, return_inverse=True, return_counts=True)
         free[np.repeat(np.arange(len(order)), texts)[uses[which] > 1]] = False
-        if not _swap_rows(order, tokens, free, starts, by_excess, excess):
+        if not _swap_rows(order, tokens, free, starts, updates_by_excess, excess):
             break
     return order
 
@@ -279,24 +283,24 @@ def _swap_rows(
     tokens: IntArray,
     free: NDArray[np.bool_],
     starts: IntArray,
-    by_excess: IntArray,
+    updates_by_excess: IntArray,
     excess: FloatArray,
 ) -> int:
     """Swap free rows of two updates as long as this brings their token counts closer, and return the number of swaps.
 
-    All arguments except `tokens`, `starts` and `by_excess` are changed in place.
+    All arguments except `tokens`, `starts` and `updates_by_excess` are changed in place.
 
     Args:
         order: The rows, update by update. The rows of an update are sorted by their number of tokens.
         tokens: The number of tokens in each row.
         free: Whether each position of `order` has a row that may be swapped.
         starts: Where each update begins in `order`.
-        by_excess: The updates, sorted by their excess.
+        updates_by_excess: The updates, sorted by their excess.
         excess: By how many tokens each update exceeds the expectation.
     """
     swaps, updates = 0, starts.size - 1
     for pair in range(updates // 2):
-        small, large = by_excess[pair], by_excess[updates - 1 - pair]
+        small, large = updates_by_excess[pair], updates_by_excess[updates - 1 - pair]
         while True:
             target = 0.5 * (excess[large] - excess[small])
             closest, first, second, other = target, -1, -1, starts[small]
@@ -321,7 +325,7 @@ def _swap_rows(
 
 
 @kernel
-def _fill_packs(lengths: IntArray, starts: IntArray, length: int, depth: int, pack_of: IntArray, needed: IntArray) -> int:
+def _pack_updates(lengths: IntArray, starts: IntArray, length: int, depth: int, pack_of: IntArray, needed: IntArray) -> int:
     """Pack the sequences of each update by best fit, the longest first, and return the depth of the deepest pack.
 
     Args:

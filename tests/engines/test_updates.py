@@ -20,7 +20,7 @@ from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateLoss, UpdateScalars
 from gaudi_bert.model.config import draw_initial_value, parameter_specs
 from gaudi_bert.model.heads import PretrainingHead, VectorHead
-from gaudi_bert.tasks.contrast import forbidden_candidates, in_batch_negatives
+from gaudi_bert.tasks.contrast import find_forbidden_candidates, in_batch_negatives_loss
 from gaudi_bert.training.objective import LossDenominators
 from gaudi_bert.training.verify_model import join_sequences
 from tests.builders import training_data as data
@@ -91,8 +91,8 @@ SEEDS = np.array([[1, 2], [3, 4], [5, 6]], np.int32)
 
 def contrast_of_all(outputs: Sequence[Any]) -> tuple[np.ndarray, list[np.ndarray]]:
     together = np.concatenate(outputs).astype(np.float64)
-    texts, forbidden = together.reshape(-1, together.shape[-1]), forbidden_candidates(ANCHORS, CANDIDATES)
-    found = in_batch_negatives(texts, ANCHORS, CANDIDATES, forbidden, 20.0, False)
+    texts, forbidden = together.reshape(-1, together.shape[-1]), find_forbidden_candidates(ANCHORS, CANDIDATES)
+    found = in_batch_negatives_loss(texts, ANCHORS, CANDIDATES, forbidden, 20.0, False)
     gradient = found.gradient_NH.reshape(together.shape)
     ends = np.cumsum([len(each) for each in outputs])[:-1]
     return np.array([found.loss, 2.0, found.right]), np.split(gradient, ends)

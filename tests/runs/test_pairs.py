@@ -22,13 +22,13 @@ def test_an_update_that_needs_more_packs_than_were_planned_has_more_micro_batche
     sequences = Sequences(np.arange(26), offsets, np.ones(tokens, np.int32), np.zeros(tokens, np.int8))
     stream = RowStream(lengths, groups, batch_rows=5, epochs=2, seed=5)
     data = PairUpdates(sequences, None, stream, UpdateShape(BatchShape(2, 24, 3), 1, processes))  # type: ignore[arg-type]
-    counts = [data.count_micro_batches(update) for update in range(stream.updates)]
+    counts = [data.count_micro_batches(update) for update in range(stream.update_count)]
     assert max(counts) > 1
     of_rank = [data.batches(0, rank) for rank in range(processes)]
     for update, count in enumerate(counts):
         batches = [next(batches) for batches in of_rank for _ in range(count)]
         assert {batch["input_ids"].shape for batch in batches} == {(2, 24)}
         numbers = np.concatenate([batch["text_numbers"].ravel() for batch in batches])
-        expected = len(stream.distinct(update, update + 1)[0])
+        expected = len(stream.distinct_sequences(update, update + 1)[0])
         assert sorted(numbers[numbers >= 0].tolist()) == list(range(expected))
         assert expected <= data.max_sequences_in(update)

@@ -15,8 +15,8 @@ from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.runs.finetune import finetune
 from gaudi_bert.runs.labelled_data import FineTuneFiles
-from gaudi_bert.tasks.kinds.task import task_named
-from gaudi_bert.tasks.task_models import start_weights
+from gaudi_bert.tasks.kinds.task import task_class
+from gaudi_bert.tasks.task_models import load_start_weights
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_bert
 from tests.builders.json_lines import lines_of, write_lines
@@ -52,7 +52,9 @@ def test_a_finished_model_is_fine_tuned_further(files, finished, tmp_path) -> No
     assert listener.text.count("0 variables start from random numbers") == 2
     decoder = finished("causal-language-modelling").out
     assert json.loads((decoder / "config.json").read_text())["is_decoder"]
-    start = start_weights(decoder, task_named("causal-language-modelling")(TaskSettings(name="causal-language-modelling")))
+    start = load_start_weights(
+        decoder, task_class("causal-language-modelling")(TaskSettings(name="causal-language-modelling"))
+    )
     assert start.config.attention == "causal"
 
 

@@ -83,12 +83,14 @@ def trained(files: Path, model: str, out: Path, reporter: Any = QUIET, packs: st
 
 def of_table(files: Path, name: str, data: str) -> tuple[Any, WordTargets]:
     """A table, and what is predicted of it."""
-    from gaudi_bert.tasks.task_models import vocabulary_of
+    from gaudi_bert.tasks.task_models import make_mask_vocabulary
 
     source = open_packed_table(files / data / "packed")
     if name == "gpt2":
         return source, WordTargets("causal-language-modelling", settings().training.seed, 0.2)
-    return source, WordTargets("masked-language-modelling", settings().training.seed, 0.2, vocabulary_of(source.tokenizer))
+    return source, WordTargets(
+        "masked-language-modelling", settings().training.seed, 0.2, make_mask_vocabulary(source.tokenizer)
+    )
 
 
 def losses_of_the_twin(files: Path, name: str, steps: int) -> list[float]:

@@ -11,12 +11,12 @@ import pytest
 
 from gaudi_bert.tasks.contrast import (
     LossAndGradient,
-    by_dimensions,
-    cosent,
-    cosine_error,
-    forbidden_candidates,
-    in_batch_negatives,
-    listwise,
+    cosent_loss,
+    cosine_error_loss,
+    find_forbidden_candidates,
+    in_batch_negatives_loss,
+    listwise_loss,
+    sum_over_dimensions,
 )
 from tests.builders.agree import agree
 
@@ -50,9 +50,9 @@ def library_losses() -> Any:
 
 
 def by_texts(vectors: Any, anchors: Any, candidates: Any, content: Any = CONTENT, symmetric: bool = False) -> Any:
-    forbidden = forbidden_candidates(content[anchors], content[candidates])
+    forbidden = find_forbidden_candidates(content[anchors], content[candidates])
     assert forbidden.any() == (content is not CONTENT)
-    return in_batch_negatives(vectors, anchors, candidates, forbidden, 20.0, symmetric)
+    return in_batch_negatives_loss(vectors, anchors, candidates, forbidden, 20.0, symmetric)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -70,7 +70,9 @@ def test_scored_pairs(name: str) -> None:
     library = getattr(library_losses(), name)(None)
     first, second = COLUMNS[:2]
     ours = (
-        cosent(VECTORS, *COLUMNS[:2], SCORES, 20.0) if name == "CoSENTLoss" else cosine_error(VECTORS, *COLUMNS[:2], SCORES)
+        cosent_loss(VECTORS, *COLUMNS[:2], SCORES, 20.0)
+        if name == "CoSENTLoss"
+        else cosine_error_loss(VECTORS, *COLUMNS[:2], SCORES)
     )
     labels = torch.tensor(SCORES)
     check(ours, lambda vectors: library.compute_loss_from_embeddings([vectors[first], vectors[second]], labels))
@@ -78,7 +80,7 @@ def test_scored_pairs(name: str) -> None:
 
 def test_dimensions() -> None:
     library = library_losses().MultipleNegativesRankingLoss(None)
-    ours = by_dimensions(VECTORS, lambda vectors: by_texts(vectors, COLUMNS[0], COLUMNS[1:3].ravel()), (13, 8, 3))
+    ours = sum_over_dimensions(VECTORS, lambda vectors: by_texts(vectors, COLUMNS[0], COLUMNS[1:3].ravel()), (13, 8, 3))
 
     def theirs(vectors: Any) -> Any:
         return sum(
@@ -88,7 +90,7 @@ def test_dimensions() -> None:
 
     check(ours, theirs)
     whole = by_texts(VECTORS, COLUMNS[0], COLUMNS[1:3].ravel())
-    assert by_dimensions(VECTORS, lambda _: whole, ()) is whole
+    assert sum_over_dimensions(VECTORS, lambda _: whole, ()) is whole
 
 
 def slow_in_batch_negatives(vectors: Any, rows: list[tuple[int, int, list[int]]], content: np.ndarray) -> Any:
@@ -118,7 +120,7 @@ def test_listwise() -> None:
     starts, labels = np.array([0, 3, 5, 12, 28]), RANDOM.choice([0.0, 0.0, 0.5, 1.0], 28)
     labels[[0, 3, 4]] = 1.0, 0.0, 0.0  # the second query has no answer
     logits = VECTORS[:, :1]
-    ours = listwise(logits, starts, labels)
+    ours = listwise_loss(logits, starts, labels)
 
     def theirs(vectors: Any) -> Any:
         parts = [(vectors[a:b, 0], torch.tensor(labels[a:b])) for a, b in itertools.pairwise(starts)]

@@ -24,7 +24,7 @@ from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.rows.packs import BatchShape, PackedSequences
 from gaudi_bert.rows.types import NO_WORD, Sequences
-from gaudi_bert.tasks.kinds.task import MaskKey, Task, Vocabulary, task_named
+from gaudi_bert.tasks.kinds.task import MaskKey, Task, Vocabulary, task_class
 from gaudi_bert.training.weights import convert_to_hugging_face
 from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG
@@ -62,7 +62,7 @@ class Alone:
 
 def make_task(name: str) -> Task:
     labels = LABELS if name in ("classification", "multi-label", "token-classification") else ()
-    return task_named(name)(TaskSettings(name=name), labels, Vocabulary(SMALL.vocab_size, (0, 1, 2, 3), 4))
+    return task_class(name)(TaskSettings(name=name), labels, Vocabulary(SMALL.vocab_size, (0, 1, 2, 3), 4))
 
 
 def make_sequences(task: Task) -> Sequences:
@@ -210,9 +210,9 @@ def test_packed_is_alone(name: str, engine: EngineName) -> None:
         assert (logits is None) == (not task.head.needs_outputs)
         if logits is not None:
             kept = len(sequences.input_ids) if task.head.predicts_per_token else len(sequences)
-            ours = np.full((kept, task.width), np.nan, np.float32)
+            ours = np.full((kept, task.output_width), np.nan, np.float32)
             batch.scatter_outputs(logits, ours, per_token=task.head.predicts_per_token)
-            right = np.concatenate([each.reshape(-1, task.width) for each in theirs.logits])
+            right = np.concatenate([each.reshape(-1, task.output_width) for each in theirs.logits])
             agree(ours, right, 1e-5, scale=1.0)
             identical(model.compute_outputs(features), logits)
         for key, ours in convert_to_hugging_face(gradients_of(model, features, float(weight))).items():

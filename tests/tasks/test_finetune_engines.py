@@ -22,8 +22,8 @@ from safetensors.numpy import load_file
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.files import read_json
 from gaudi_bert.config.sections import TASK_NAMES
-from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict
+from gaudi_bert.tasks.prediction_files import PredictOptions
 from tests.builders.agree import agree, identical
 from tests.builders.bert_folder import write_bert, write_rows
 from tests.builders.effort import LONG, sampled

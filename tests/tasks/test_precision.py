@@ -12,7 +12,7 @@ from gaudi_bert.tasks import precision
 
 
 def test_shares_are_measured_for_each_shape() -> None:
-    shares = precision.measure_bfloat16_shares()
+    shares = precision.measure_bfloat16_time_ratios()
     assert shares.keys() == precision.SHAPES.keys()
     assert all(np.isfinite(share) and share > 0 for share in shares.values())
 

@@ -14,8 +14,8 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.tasks.answers import PredictOptions, StreamResult
 from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
+from gaudi_bert.tasks.prediction_files import PredictOptions, StreamResult
 from tests.builders.agree import agree
 from tests.builders.bert_folder import CONFIG, write_bert, write_tokenizer, write_tokenizer_without_special_tokens
 from tests.builders.json_lines import lines_of, write_lines

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict
+from gaudi_bert.tasks.prediction_files import PredictOptions
 from tests.builders.agree import agree
 from tests.builders.bert_folder import shift_logits
 from tests.builders.bert_folder import without_dropout as still

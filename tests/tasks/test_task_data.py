@@ -13,7 +13,7 @@ from gaudi_bert.config.sections import FineTuneSettings, TaskSettings
 from gaudi_bert.packing.row_lengths import choose_row_lengths
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.runs.rows import run_settings
-from gaudi_bert.tasks.kinds.task import task_named
+from gaudi_bert.tasks.kinds.task import task_class
 from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, task_batches
 from gaudi_bert.training.batches import Batch, TrainingOrder
 from gaudi_bert.training.run_plan import RunPlan
@@ -50,7 +50,7 @@ def batches_of(data: TaskData, plan: RunPlan, epochs: int = 3, **order: int) -> 
 
 
 def task():
-    return task_named("classification")(TaskSettings(), [str(number) for number in range(53)])
+    return task_class("classification")(TaskSettings(), [str(number) for number in range(53)])
 
 
 def packs_in(batches) -> list[tuple[int, ...]]:

@@ -10,8 +10,8 @@ import pytest
 
 from gaudi_bert.artefacts.object_store import ObjectStore
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import predict
+from gaudi_bert.tasks.prediction_files import PredictOptions
 from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
 from tests.tasks.conftest import run

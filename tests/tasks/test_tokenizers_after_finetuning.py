@@ -18,8 +18,8 @@ import torch
 import transformers
 
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.tasks.answers import PredictOptions
 from gaudi_bert.tasks.predict import EmbedOptions, embed, predict
+from gaudi_bert.tasks.prediction_files import PredictOptions
 from tests.builders.agree import agree
 from tests.builders.json_lines import write_lines
 from tests.builders.reporters import QUIET

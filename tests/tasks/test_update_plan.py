@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.tasks import update_plan
-from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, choose_shape
+from gaudi_bert.tasks.update_plan import GroupedRows, RowStream, choose_update_shape
 
 
 def stream_of(rows: int, batch_rows: int, epochs: int, seed: int = 5, texts: int | None = None) -> RowStream:
@@ -30,28 +30,32 @@ SIZES = st.tuples(st.integers(1, 90), st.integers(1, 41), st.integers(1, 4))
 def test_every_row_once_an_epoch_in_updates_of_one_size(sizes: tuple[int, int, int]) -> None:
     rows, batch_rows, epochs = sizes
     stream = stream_of(*sizes)
-    updates = [stream.rows_of(update, update + 1) for update in range(stream.updates)]
+    updates = [stream.rows_in_updates(update, update + 1) for update in range(stream.update_count)]
     assert {len(update) for update in updates[:-1]} <= {batch_rows}
     assert 1 <= len(updates[-1]) <= batch_rows
     together = np.concatenate(updates)
     assert len(together) == epochs * rows
     for epoch in range(epochs):
         assert sorted(together[epoch * rows : (epoch + 1) * rows].tolist()) == list(range(rows))
-    assert together.tolist() == stream.rows_of(0, stream.updates).tolist()
+    assert together.tolist() == stream.rows_in_updates(0, stream.update_count).tolist()
 
 
 @given(SIZES)
 def test_packs_hold_every_sequence_of_an_update_once(sizes: tuple[int, int, int]) -> None:
     stream = stream_of(*sizes)
-    shape = choose_shape(stream, most_packs=5, processes=2, hidden_size=24, longest=128)
-    assert shape.packs == shape.batch.packs * shape.micro_batches * 2
+    shape = choose_update_shape(stream, most_packs=5, processes=2, hidden_size=24, longest=128)
+    assert shape.pack_count == shape.batch.packs * shape.micro_batches * 2
     assert shape.batch.packs <= 5
     assert -(-int(stream.lengths.max()) // 8) * 8 <= shape.batch.length <= 128
-    for update in range(stream.updates):
+    for update in range(stream.update_count):
         packs = stream.pack_update(update, shape.batch)
-        wanted = {text for row in stream.rows_of(update, update + 1) for text in stream.rows.of(np.array([row])).tolist()}
+        wanted = {
+            text
+            for row in stream.rows_in_updates(update, update + 1)
+            for text in stream.rows.select_sequences(np.array([row])).tolist()
+        }
         assert sorted(packs.members.tolist()) == sorted(wanted)
-        assert len(packs) <= shape.packs
+        assert len(packs) <= shape.pack_count
         for first, last in itertools.pairwise(packs.starts):
             assert 1 <= last - first <= shape.batch.depth
             assert stream.lengths[packs.members[first:last]].sum() <= shape.batch.length
@@ -63,8 +67,8 @@ def test_a_run_of_many_epochs_is_planned_by_what_it_looks_at_first(monkeypatch: 
     shapes = []
     for epochs in (2, 10**6):
         stream = stream_of(40, 8, epochs)
-        assert stream.looked_at == 9
-        shapes.append(choose_shape(stream, most_packs=5, processes=2, hidden_size=24, longest=128))
+        assert stream.examined_updates == 9
+        shapes.append(choose_update_shape(stream, most_packs=5, processes=2, hidden_size=24, longest=128))
     assert shapes[0] == shapes[1]
 
 
@@ -81,29 +85,29 @@ def stream_of_questions(rows: int, contexts: int, batch_rows: int, epochs: int) 
 def test_updates_need_as_many_tokens_and_little_padding(rows: int, contexts: int, batch_rows: int) -> None:
     stream = stream_of_questions(rows, contexts, batch_rows, 3)
     complete = 3 * rows // batch_rows
-    sequences, starts = stream.distinct(0, complete)
+    sequences, starts = stream.distinct_sequences(0, complete)
     tokens = np.add.reduceat(stream.lengths[sequences], starts[:-1])
     assert tokens.max() <= 1.03 * tokens.mean()
     within_one_epoch = tokens[: rows // batch_rows]
     assert np.ptp(within_one_epoch) <= 2
-    shape = choose_shape(stream, most_packs=999, processes=1, hidden_size=384, longest=512)
-    assert tokens.sum() >= (0.94 if batch_rows == 32 else 0.98) * complete * shape.packs * shape.batch.length
+    shape = choose_update_shape(stream, most_packs=999, processes=1, hidden_size=384, longest=512)
+    assert tokens.sum() >= (0.94 if batch_rows == 32 else 0.98) * complete * shape.pack_count * shape.batch.length
 
 
 def test_as_many_equal_texts_meet_as_in_random_updates() -> None:
     rows, contexts, batch_rows, epochs = 1280, 240, 128, 30
     stream = stream_of_questions(rows, contexts, batch_rows, epochs)
-    sequences, _ = stream.distinct(0, stream.updates)
+    sequences, _ = stream.distinct_sequences(0, stream.update_count)
     uses = np.bincount(stream.rows.members, minlength=len(stream.lengths))
-    expected = stream.updates * (1 - (1 - batch_rows / rows) ** uses).sum()
+    expected = stream.update_count * (1 - (1 - batch_rows / rows) ** uses).sum()
     assert abs(len(sequences) - expected) <= 0.003 * expected
 
 
 def test_rows_meet_others_in_each_epoch() -> None:
     stream = RowStream(np.arange(96) // 3 + 5, GroupedRows(np.arange(96), np.arange(97)), 8, 8, 7)
-    updates = stream.rows_of(0, stream.updates).reshape(-1, 8)
+    updates = stream.rows_in_updates(0, stream.update_count).reshape(-1, 8)
     met = {frozenset(pair) for update in updates for pair in itertools.combinations(update.tolist(), 2)}
     # A random order of 8 epochs lets 7/95 of all pairs meet in each.
     assert 0.8 <= len(met) / (96 * 95 / 2) / (1 - (1 - 7 / 95) ** 8) <= 1.2
     again = RowStream(stream.lengths, stream.rows, 8, 8, 7)
-    assert updates[60:].ravel().tolist() == again.rows_of(60, again.updates).tolist()
+    assert updates[60:].ravel().tolist() == again.rows_in_updates(60, again.update_count).tolist()

@@ -16,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.tokenizer import open_tokenizer
-from gaudi_bert.tasks.kinds.task import task_named
-from gaudi_bert.tasks.task_models import read_task_folder, start_weights
+from gaudi_bert.tasks.kinds.task import task_class
+from gaudi_bert.tasks.task_models import load_start_weights, read_task_description
 from gaudi_bert.training.model_files import SentenceSettings, read_sentence_settings
 from gaudi_bert.training.weights import read_weights
 from tests.builders.bert_folder import good_folder
@@ -42,9 +42,9 @@ def rewrite(file: Path, change: Callable[[Json], Json]) -> None:
 
 def read_all(folder: Path) -> None:
     """What `predict`, `embed` and `finetune` read of a folder before they build anything."""
-    read_task_folder(folder)
+    read_task_description(folder)
     read_sentence_settings(folder)
-    weights = start_weights(folder, task_named("classification")(TaskSettings(), ("a", "b")))
+    weights = load_start_weights(folder, task_class("classification")(TaskSettings(), ("a", "b")))
     open_tokenizer(folder).check_fits(weights.config.vocab_size, weights.config.type_vocab_size)
 
 
@@ -290,9 +290,9 @@ def classifier(folder: Path, **config: Any) -> Path:
 
 def test_labels_without_names(tmp_path: Path) -> None:
     for config, labels in (({"num_labels": 3}, 3), ({}, 2)):
-        found = read_task_folder(classifier(tmp_path / str(labels), **config))
+        found = read_task_description(classifier(tmp_path / str(labels), **config))
         assert (found.task, found.labels) == ("classification", tuple(f"LABEL_{number}" for number in range(labels)))
-    assert read_task_folder(classifier(tmp_path / "1", num_labels=1)).task == "regression"
+    assert read_task_description(classifier(tmp_path / "1", num_labels=1)).task == "regression"
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_labels_without_names(tmp_path: Path) -> None:
 )
 def test_labels_that_cannot_be_told_apart(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_task_folder(classifier(tmp_path / "m", **config))
+        read_task_description(classifier(tmp_path / "m", **config))
 
 
 def cross_encoder(
@@ -356,7 +356,7 @@ SIGMOID, TANH, IDENTITY = (
 def test_activations_of_a_cross_encoder(tmp_path: Path, config: Any, stored: Any, activation: str) -> None:
     config = {"id2label": {"0": "LABEL_0"}, **config}
     folder = classifier(tmp_path / "m", **config) if stored is None else cross_encoder(tmp_path / "m", config, stored)
-    found = read_task_folder(folder)
+    found = read_task_description(folder)
     assert (found.task, found.make_task().activation) == ("reranking", activation)
 
 
@@ -374,15 +374,15 @@ def test_activations_of_a_cross_encoder(tmp_path: Path, config: Any, stored: Any
 )
 def test_activations_that_are_rejected_by_name(tmp_path: Path, labels: int, stored: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=f"activation_fn .*{message}"):
-        read_task_folder(cross_encoder(tmp_path / "m", {"num_labels": labels}, stored))
+        read_task_description(cross_encoder(tmp_path / "m", {"num_labels": labels}, stored))
 
 
 def test_a_cross_encoder_with_classes_and_one_with_other_modules(tmp_path: Path) -> None:
     prompts = {"prompts": {"q": "ask: "}, "default_prompt_name": "q"}
-    found = read_task_folder(cross_encoder(tmp_path / "m", {"num_labels": 3}, prompts))
+    found = read_task_description(cross_encoder(tmp_path / "m", {"num_labels": 3}, prompts))
     assert (found.task, found.texts.prompt(None)) == ("classification", "ask: ")
     with pytest.raises(InputError, match=r"lists Transformer, LogitScore, but .* one Transformer"):
-        read_task_folder(cross_encoder(tmp_path / "n", {"num_labels": 1}, {}, ("Transformer", "LogitScore")))
+        read_task_description(cross_encoder(tmp_path / "n", {"num_labels": 1}, {}, ("Transformer", "LogitScore")))
     (tmp_path / "m" / "sentence_bert_config.json").write_text('{"max_seq_length": 9}', encoding="utf-8")
     with pytest.raises(InputError, match="transformer_task 'feature-extraction'"):
-        read_task_folder(tmp_path / "m")
+        read_task_description(tmp_path / "m")

@@ -23,7 +23,8 @@ import numpy as np
 
 from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, BatchArrays, Float32Array, IntArray
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.rows.answers import (
+from gaudi_bert.rows.packs import PackBatch
+from gaudi_bert.rows.predictions import (
     TagScheme,
     class_predictions,
     multi_label_predictions,
@@ -31,13 +32,12 @@ from gaudi_bert.rows.answers import (
     tag_predictions,
     value_predictions,
 )
-from gaudi_bert.rows.packs import PackBatch
 from gaudi_bert.rows.types import NO_WORD, Row, Sequences, TaggedRow
-from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, MaskKey, Task, TextTask, Vocabulary
-from gaudi_bert.tasks.ranking import correlations
+from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, MaskKey, SequenceTask, Task, Vocabulary
+from gaudi_bert.tasks.ranking import correlation_metrics
 
 
-class Classification(TextTask):
+class Classification(SequenceTask):
     """The task of predicting one of several classes."""
 
     name = "classification"
@@ -52,21 +52,21 @@ class Classification(TextTask):
         guesses, right = logits.argmax(axis=-1), np.asarray(sequences.target)
         return {
             "accuracy": float(accuracy_score(right, guesses)),
-            "f1_macro": _mean_f1(right, guesses),
+            "f1_macro": _macro_f1(right, guesses),
             "matthews_correlation": float(matthews_corrcoef(right, guesses)),
         }
 
-    def baseline(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
+    def baseline_metrics(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
         """Return the accuracy of always predicting the most frequent class."""
         most_frequent = np.bincount(np.asarray(learnt.target)).argmax()
         return {"accuracy": float(np.mean(np.asarray(measured.target) == most_frequent))}
 
-    def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield `{"label", "probabilities": {name: p}}` for each text."""
         return class_predictions(logits, self.labels)
 
 
-class MultiLabel(TextTask):
+class MultiLabel(SequenceTask):
     """The task of predicting any number of classes."""
 
     name = "multi-label"
@@ -85,12 +85,12 @@ class MultiLabel(TextTask):
             "accuracy": float(accuracy_score(right, guesses)),
         }
 
-    def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield `{"labels", "probabilities": {name: p}}` for each text."""
         return multi_label_predictions(logits, self.labels)
 
 
-class Regression(TextTask):
+class Regression(SequenceTask):
     """The task of predicting a number."""
 
     name = "regression"
@@ -104,9 +104,9 @@ class Regression(TextTask):
         A correlation is 0 if all predictions or all targets are equal.
         """
         guesses, right = logits[:, 0].astype(np.float64), np.asarray(sequences.target, np.float64)
-        return {**correlations(guesses, right), "mean_squared_error": float(np.mean(np.square(guesses - right)))}
+        return {**correlation_metrics(guesses, right), "mean_squared_error": float(np.mean(np.square(guesses - right)))}
 
-    def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield `{"value"}` for each text."""
         return value_predictions(logits)
 
@@ -132,7 +132,7 @@ class TokenClassification(Task):
         if not self._scheme.has_chunks:
             self.best_metric, self.metric_names = "accuracy", ("loss", "accuracy", "f1_macro")
 
-    def note(self, rows: Sequence[Row]) -> str | None:
+    def data_note(self, rows: Sequence[Row]) -> str | None:
         """Return a note if the tags follow no chunk scheme, because the metrics then differ."""
         if self._scheme.has_chunks:
             return None
@@ -159,7 +159,7 @@ class TokenClassification(Task):
         same = sum(one == other for a, b in zip(guesses, right, strict=True) for one, other in zip(a, b, strict=True))
         accuracy = same / max(1, sum(map(len, right)))
         if not self._scheme.has_chunks:
-            return {"accuracy": accuracy, "f1_macro": _mean_f1(list(chain(*right)), list(chain(*guesses)))}
+            return {"accuracy": accuracy, "f1_macro": _macro_f1(list(chain(*right)), list(chain(*guesses)))}
         from seqeval.metrics import f1_score, precision_score, recall_score
 
         def chunks(rows_of_tags: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -171,7 +171,7 @@ class TokenClassification(Task):
         of_entities = {name: float(score(*both, zero_division=0)) for name, score in scores.items()}
         return {**of_entities, "accuracy": accuracy}
 
-    def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield `{"tags": [{"start", "end", "tag", "score"}]}` for each row.
 
         `start` and `end` are characters in the text of the row.
@@ -179,7 +179,7 @@ class TokenClassification(Task):
         return tag_predictions(logits, sequences, rows, self.labels)
 
 
-def _mean_f1(right: AnyArray | list[str], guesses: AnyArray | list[str]) -> float:
+def _macro_f1(right: AnyArray | list[str], guesses: AnyArray | list[str]) -> float:
     """Return F1 as the mean over the classes that occur in the data."""
     from sklearn.metrics import f1_score
 

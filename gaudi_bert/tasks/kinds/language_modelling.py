@@ -67,8 +67,8 @@ class MaskedLanguageModelling(Task):
             )
             self._kept_masks = mask_key, sequences, masks  # the masks of all sequences are kept for the whole epoch
         is_masked, changed_ids = self._kept_masks[2]
-        slots = _masked_slots(batch.shape.length, batch.shape.depth, fraction)
-        features = _masked_features(batch.spread_tokens(is_masked), batch.spread_tokens(ids), slots)
+        slots = _max_masked_tokens(batch.shape.length, batch.shape.depth, fraction)
+        features = _gather_masked_tokens(batch.spread_tokens(is_masked), batch.spread_tokens(ids), slots)
         return {**features, "input_ids": batch.spread_tokens(changed_ids)}
 
 
@@ -116,10 +116,10 @@ class WordTargets:
 
     kind: TaskKind
     seed: int
-    share: float
+    masked_fraction: float
     vocabulary: Vocabulary = NO_VOCABULARY
 
-    def of_packs(self, packs: Sequence[Mapping[str, AnyArray]], epoch: int, length: int, depth: int) -> Batch:
+    def add_to_packs(self, packs: Sequence[Mapping[str, AnyArray]], epoch: int, length: int, depth: int) -> Batch:
         """Return the features of packs, with targets and weights in the form that `model.heads.TaskHead` takes.
 
         Args:
@@ -160,18 +160,20 @@ class WordTargets:
             )
             for purpose in ("masked words", "kinds of masks")
         )
-        masks = _draw_masks(ids_BL[real_BL], lengths_N, self.share, self.vocabulary, order_T, lambda masked: kinds_T[masked])
+        masks = _draw_masks(
+            ids_BL[real_BL], lengths_N, self.masked_fraction, self.vocabulary, order_T, lambda masked: kinds_T[masked]
+        )
         is_masked_BL, changed_BL = np.zeros_like(real_BL), ids_BL.copy()
         is_masked_BL[real_BL], changed_BL[real_BL] = masks
-        slots = _masked_slots(length, depth, self.share)
-        return {**batch, **_masked_features(is_masked_BL, ids_BL, slots), "input_ids": changed_BL}
+        slots = _max_masked_tokens(length, depth, self.masked_fraction)
+        return {**batch, **_gather_masked_tokens(is_masked_BL, ids_BL, slots), "input_ids": changed_BL}
 
 
 # --- masks: which tokens are predicted, and what the model sees instead of them
 #
-# Of the n tokens of a sequence that are not special, `share` * n are chosen, but at least one. Of the chosen tokens, 80 %
-# are replaced by [MASK], 10 % are replaced by another token, and 10 % stay unchanged (Devlin et al., 2019). The masks differ
-# between epochs (Liu et al., 2019).
+# Of the n tokens of a sequence that are not special, `masked_fraction` * n are chosen, but at least one. Of the chosen
+# tokens, 80 % are replaced by [MASK], 10 % are replaced by another token, and 10 % stay unchanged (Devlin et al., 2019). The
+# masks differ between epochs (Liu et al., 2019).
 #
 # Letters: T tokens of some sequences, M masked tokens.
 
@@ -179,7 +181,7 @@ class WordTargets:
 def _draw_masks(
     ids_T: Int32Array,
     lengths: IntArray,
-    share: float,
+    masked_fraction: float,
     vocabulary: Vocabulary,
     order_words_T: NDArray[np.uint64],
     kind_words_of: Callable[[IntArray], NDArray[np.uint64]],
@@ -202,7 +204,7 @@ def _draw_masks(
     sequence = np.repeat(np.arange(len(lengths)), lengths)[free]
     order = free[np.lexsort((order_words_T[free], sequence))]
     counts = np.bincount(sequence, minlength=len(lengths))
-    chosen = np.minimum(counts, np.maximum(1, np.round(counts * share))).astype(np.int64)
+    chosen = np.minimum(counts, np.maximum(1, np.round(counts * masked_fraction))).astype(np.int64)
     rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     masked_M = np.sort(order[rank < np.repeat(chosen, counts)])
     other, kind = np.divmod(kind_words_of(masked_M) >> np.uint64(8), np.uint64(10))
@@ -215,12 +217,12 @@ def _draw_masks(
     return is_masked_T, changed_T
 
 
-def _masked_slots(length: int, depth: int, share: float) -> int:
+def _max_masked_tokens(length: int, depth: int, masked_fraction: float) -> int:
     """Return the largest possible number of masked tokens in a pack of `length` tokens and `depth` sequences."""
-    return min(length, int(np.ceil(share * length)) + depth)
+    return min(length, int(np.ceil(masked_fraction * length)) + depth)
 
 
-def _masked_features(masked_BL: BoolArray, ids_BL: Int32Array, slots: int) -> dict[str, Int32Array | Float32Array]:
+def _gather_masked_tokens(masked_BL: BoolArray, ids_BL: Int32Array, slots: int) -> dict[str, Int32Array | Float32Array]:
     """Return `masked_positions`, `targets` and `target_weights`, each [B, Q], for the masked tokens of packs.
 
     Args:

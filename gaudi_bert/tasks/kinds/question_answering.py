@@ -42,7 +42,7 @@ class QuestionAnswering(Task):
     metric_names = ("loss", "exact_match", "f1")
 
     @property
-    def width(self) -> int:
+    def output_width(self) -> int:
         """The two values of the head: the logits of begin and end."""
         return 2
 
@@ -60,10 +60,10 @@ class QuestionAnswering(Task):
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Return exact_match and f1, each from 0 to 100."""
-        given = [answer["answers"][0]["text"] for answer in self.answers(logits, sequences, rows)]
-        return _squad_scores(given, [[text for text, _ in cast(QuestionRow, row).answers or ()] for row in rows])
+        given = [answer["answers"][0]["text"] for answer in self.predictions(logits, sequences, rows)]
+        return _squad_metrics(given, [[text for text, _ in cast(QuestionRow, row).answers or ()] for row in rows])
 
-    def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield `{"answers": [{"text", "start", "end", "score"}]}` for each question, with the best answer first.
 
         The text is empty for the answer that the context contains no answer.
@@ -84,9 +84,9 @@ class QuestionAnswering(Task):
                     score = float(logits_L2[begins[i], 0] + logits_L2[ends[j], 1])
                     spans.append((-score, int(characters_L2[begins[i], 0]), int(characters_L2[ends[j], 1])))
                 nothing = min(nothing, float(logits_L2[0].sum()))
-            yield {"answers": self._best(spans, nothing, cast(QuestionRow, row).context)}
+            yield {"answers": self._rank_answers(spans, nothing, cast(QuestionRow, row).context)}
 
-    def _best(self, spans: list[tuple[float, int, int]], nothing: float, context: str) -> list[dict[str, Any]]:
+    def _rank_answers(self, spans: list[tuple[float, int, int]], nothing: float, context: str) -> list[dict[str, Any]]:
         """Return the best answers of all windows. Each span of the text is listed once.
 
         The empty answer is listed too if `null_score_threshold` is set or if no span is possible. It comes first if its
@@ -115,7 +115,7 @@ class QuestionAnswering(Task):
         ]
 
 
-def _squad_scores(given: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:
+def _squad_metrics(given: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return SQuAD's metrics exact_match and f1: means over questions, from 0 to 100.
 
     Texts are compared in lower case, without punctuation, articles and extra spaces. An exact match equals one of the
@@ -127,21 +127,22 @@ def _squad_scores(given: Sequence[str], right: Sequence[Sequence[str]]) -> dict[
         right: The correct answers of each question. Empty if the question has no answer.
     """
     pairs = [
-        ([_normal(text) for text in texts] or [""], _normal(answer)) for answer, texts in zip(given, right, strict=True)
+        ([_normalize_answer(text) for text in texts] or [""], _normalize_answer(answer))
+        for answer, texts in zip(given, right, strict=True)
     ]
     count = max(1, len(pairs))
     return {
         "exact_match": 100.0 * sum(answer in texts for texts, answer in pairs) / count,
-        "f1": 100.0 * sum(max(_f1(answer, text) for text in texts) for texts, answer in pairs) / count,
+        "f1": 100.0 * sum(max(_word_f1(answer, text) for text in texts) for texts, answer in pairs) / count,
     }
 
 
-def _normal(text: str) -> str:
+def _normalize_answer(text: str) -> str:
     """Return a text in the form in which SQuAD compares texts."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def _f1(answer: str, text: str) -> float:
+def _word_f1(answer: str, text: str) -> float:
     """Return the word-level F1 of a predicted and a correct text, from 0 to 1. Both texts must be normalized."""
     given, right = answer.split(), text.split()
     if not given or not right:

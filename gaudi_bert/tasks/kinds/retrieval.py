@@ -29,16 +29,23 @@ from gaudi_bert.rows.types import Row, Sequences, TextRow, TupleRow
 from gaudi_bert.tasks.contrast import (
     LossAndGradient,
     LossOfVectors,
-    PairedRows,
-    by_dimensions,
-    cosent,
-    cosine_error,
-    forbidden_candidates,
-    in_batch_negatives,
-    listwise,
+    RowGroups,
+    cosent_loss,
+    cosine_error_loss,
+    find_forbidden_candidates,
+    in_batch_negatives_loss,
+    listwise_loss,
+    sum_over_dimensions,
 )
-from gaudi_bert.tasks.kinds.task import MaskKey, Task, TextTask
-from gaudi_bert.tasks.ranking import correlations, cosines, figures_of_groups, numbered, search, search_figures
+from gaudi_bert.tasks.kinds.task import MaskKey, SequenceTask, Task
+from gaudi_bert.tasks.ranking import (
+    correlation_metrics,
+    cosine_similarities,
+    grouped_ranking_metrics,
+    number_values,
+    search_documents,
+    search_metrics,
+)
 from gaudi_bert.tasks.update_plan import GroupedRows
 
 CORRELATIONS = ("spearman", "pearson")
@@ -74,43 +81,45 @@ class Embedding(Task):
         return VectorHead(self.settings.pooling or "mean", normalize=False)
 
     def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return no features, because the loss is computed from the rows of an update (`paired`)."""
+        """Return no features, because the loss is computed from the rows of an update (`group_rows`)."""
         return {}
 
-    def paired(self, sequences: Sequences, rows: Sequence[Row]) -> PairedRows:
+    def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups:
         """Return the rows with a loss that compares every text with the texts of all rows in an update."""
-        table, scores = texts_of_rows(self.settings, rows), _scores(rows)
-        return PairedRows(table.rows, partial(_loss, self.settings, table, scores), has_answers=scores is None)
+        table, scores = collect_distinct_texts(self.settings, rows), _scores_of_rows(rows)
+        return RowGroups(table.rows, partial(_loss_of_rows, self.settings, table, scores), has_answers=scores is None)
 
     def metrics(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Return the metrics of a search, or pearson and spearman for rows with a score.
 
         `vectors` are the embeddings of the distinct texts.
         """
-        table, scores = texts_of_rows(self.settings, rows), _scores(rows)
+        table, scores = collect_distinct_texts(self.settings, rows), _scores_of_rows(rows)
         if scores is not None:
-            return correlations(_cosines(vectors, table), scores)
-        queries, documents, query_of_row, answer_of_row = _search_of(table)
+            return correlation_metrics(_cosines_of_rows(vectors, table), scores)
+        queries, documents, query_of_row, answer_of_row = _make_search(table)
         pairs = np.unique(query_of_row * len(documents) + answer_of_row)
         bounds = np.arange(1, len(queries)) * len(documents)
         answers = np.split(pairs % len(documents), np.searchsorted(pairs, bounds))
-        return search_figures(vectors[queries], vectors[documents], answers)
+        return search_metrics(vectors[queries], vectors[documents], answers)
 
-    def predictions(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def labelled_predictions(
+        self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]
+    ) -> Iterator[dict[str, Any]]:
         """Yield the `cosine` of the two texts of each row.
 
         For an anchor and its positive, also yield the `rank` of the positive and the `nearest` texts. The rank is None if a
         hundred other texts are nearer.
         """
-        table = texts_of_rows(self.settings, rows)
-        alike = _cosines(vectors, table)
-        if _scores(rows) is not None:
+        table = collect_distinct_texts(self.settings, rows)
+        alike = _cosines_of_rows(vectors, table)
+        if _scores_of_rows(rows) is not None:
             yield from ({"cosine": float(cosine)} for cosine in alike)
             return
-        queries, documents, query_of_row, answer_of_row = _search_of(table)
+        queries, documents, query_of_row, answer_of_row = _make_search(table)
         texts = chain.from_iterable(cast(TupleRow, row).texts for row in rows)
         text_of = dict(zip(table.rows.members.tolist(), texts, strict=True))
-        nearest_QK = search(vectors[queries], vectors[documents])
+        nearest_QK = search_documents(vectors[queries], vectors[documents])
         for cosine, query, answer in zip(alike, query_of_row, answer_of_row, strict=True):
             above = np.flatnonzero(nearest_QK[query] == answer)
             best = documents[nearest_QK[query][:_SHOWN]]
@@ -121,7 +130,7 @@ class Embedding(Task):
             }
 
 
-def _search_of(table: TextTable) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+def _make_search(table: TextTable) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Return the queries and documents of the search that the metrics evaluate.
 
     Returns:
@@ -135,7 +144,7 @@ def _search_of(table: TextTable) -> tuple[IntArray, IntArray, IntArray, IntArray
     return queries, documents, query_of_row, np.searchsorted(documents, positives)
 
 
-def _loss(
+def _loss_of_rows(
     settings: TaskSettings,
     table: TextTable,
     scores: FloatArray | None,
@@ -153,7 +162,7 @@ def _loss(
         sequences_N: The distinct texts of the rows, ascending.
         rows: The rows of the update.
     """
-    texts = np.searchsorted(sequences_N, table.rows.of(rows))
+    texts = np.searchsorted(sequences_N, table.rows.select_sequences(rows))
     sizes = table.rows.starts[rows + 1] - table.rows.starts[rows]
     first = np.cumsum(sizes) - sizes
     anchors, positives = texts[first], texts[first + 1]
@@ -162,21 +171,21 @@ def _loss(
         candidates = np.concatenate([positives, np.delete(texts, np.concatenate([first, first + 1]))])
         content = table.content[sequences_N]
         of_vectors = partial(
-            in_batch_negatives,
+            in_batch_negatives_loss,
             anchors_M=anchors,
             candidates_C=candidates,
-            forbidden_MC=forbidden_candidates(content[anchors], content[candidates]),
+            forbidden_MC=find_forbidden_candidates(content[anchors], content[candidates]),
             scale=settings.scale,
             symmetric=settings.symmetric,
         )
     elif settings.loss == "cosine":
-        of_vectors = partial(cosine_error, firsts_M=anchors, seconds_M=positives, scores_M=scores[rows])
+        of_vectors = partial(cosine_error_loss, firsts_M=anchors, seconds_M=positives, scores_M=scores[rows])
     else:
-        of_vectors = partial(cosent, firsts_M=anchors, seconds_M=positives, scores_M=scores[rows], scale=settings.scale)
-    return by_dimensions(outputs_NC, of_vectors, settings.dimensions)
+        of_vectors = partial(cosent_loss, firsts_M=anchors, seconds_M=positives, scores_M=scores[rows], scale=settings.scale)
+    return sum_over_dimensions(outputs_NC, of_vectors, settings.dimensions)
 
 
-def texts_of_rows(settings: TaskSettings, rows: Sequence[Row]) -> TextTable:
+def collect_distinct_texts(settings: TaskSettings, rows: Sequence[Row]) -> TextTable:
     """Return the distinct texts of rows.
 
     The first text of a row gets the prompt for queries, and the others that for documents.
@@ -199,13 +208,13 @@ def texts_of_rows(settings: TaskSettings, rows: Sequence[Row]) -> TextTable:
     return TextTable(texts, GroupedRows(np.array(members, np.int64), starts), np.array(content, np.int64))
 
 
-def _cosines(vectors: Float32Array, table: TextTable) -> FloatArray:
+def _cosines_of_rows(vectors: Float32Array, table: TextTable) -> FloatArray:
     """Return the cosine of the first two texts of each row."""
     members, firsts = table.rows.members, table.rows.starts[:-1]
-    return cosines(vectors[members[firsts]], vectors[members[firsts + 1]])
+    return cosine_similarities(vectors[members[firsts]], vectors[members[firsts + 1]])
 
 
-def _scores(rows: Sequence[Row]) -> FloatArray | None:
+def _scores_of_rows(rows: Sequence[Row]) -> FloatArray | None:
     """Return the scores of rows, or None if the rows have no scores."""
     scores = [cast(TupleRow, row).score for row in rows]
     return None if scores[0] is None else np.array(scores, np.float64)
@@ -214,14 +223,14 @@ def _scores(rows: Sequence[Row]) -> FloatArray | None:
 # --- pairs of a query and a document
 
 
-class Reranking(TextTask):
+class Reranking(SequenceTask):
     """The task of scoring documents for a query."""
 
     name = "reranking"
     best_metric = "ndcg@10"
     metric_names = ("loss", "ndcg@10", "mrr@10", "map")
 
-    def note(self, rows: Sequence[Row]) -> str | None:
+    def data_note(self, rows: Sequence[Row]) -> str | None:
         """Return a note if a pair of a query and a document occurs with different labels."""
         labels: dict[tuple[str, str | None], Any] = {}
         pairs = [(row, (row.text, row.text_pair)) for row in cast(Sequence[TextRow], rows)]
@@ -233,25 +242,25 @@ class Reranking(TextTask):
             f"{other[0]}: all are learnt"
         )
 
-    def paired(self, sequences: Sequences, rows: Sequence[Row]) -> PairedRows | None:
+    def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups | None:
         """Return the documents of each query as groups if the loss is `listwise`, and None otherwise."""
-        return _lists(sequences, rows) if self.settings.loss == "listwise" else None
+        return _group_documents_by_query(sequences, rows) if self.settings.loss == "listwise" else None
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Return ndcg@10, mrr@10 and map. With `listwise`, also return its loss, which replaces the cross-entropy."""
         queries = [cast(TextRow, row).text for row in rows]
-        figures = figures_of_groups(logits[:, 0], np.asarray(sequences.target, np.float64), queries)
+        figures = grouped_ranking_metrics(logits[:, 0], np.asarray(sequences.target, np.float64), queries)
         if self.settings.loss == "listwise":
-            lists, documents = _lists(sequences, rows), np.arange(len(logits))
+            lists, documents = _group_documents_by_query(sequences, rows), np.arange(len(logits))
             figures["loss"] = lists.loss(logits.astype(np.float64), documents, np.arange(len(lists.groups))).loss
         return figures
 
-    def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield `{"score"}` for each pair: the probability that the document answers the query.
 
         A model with another activation than the sigmoid yields the result of its activation.
         """
-        return ({"score": score} for score in scores_of(logits[:, 0], self.activation).tolist())
+        return ({"score": score} for score in apply_activation(logits[:, 0], self.activation).tolist())
 
     def config_json(self) -> dict[str, Any]:
         """Return the head's part of config.json, with the activation that `CrossEncoder` applies to the logit."""
@@ -259,7 +268,7 @@ class Reranking(TextTask):
         return {**super().config_json(), "sentence_transformers": activation}
 
 
-def scores_of(logits_N: Float32Array, activation: Activation) -> Float32Array:
+def apply_activation(logits_N: Float32Array, activation: Activation) -> Float32Array:
     """Return the scores of pairs, float32 [N].
 
     Different logits may have equal scores, so documents must be ranked by their logits.
@@ -271,7 +280,7 @@ def scores_of(logits_N: Float32Array, activation: Activation) -> Float32Array:
     return scores
 
 
-def _lists(sequences: Sequences, rows: Sequence[Row]) -> PairedRows:
+def _group_documents_by_query(sequences: Sequences, rows: Sequence[Row]) -> RowGroups:
     """Return the documents of each query, with the listwise loss.
 
     A query counts as right if one of its best documents is ranked first.
@@ -279,7 +288,7 @@ def _lists(sequences: Sequences, rows: Sequence[Row]) -> PairedRows:
     Raises:
         InputError: No query has several documents, one of them with a label above 0.
     """
-    of_row = numbered(cast(TextRow, row).text for row in rows)
+    of_row = number_values(cast(TextRow, row).text for row in rows)
     labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)
     if not ((documents > 1) & (np.bincount(of_row, labels) > 0)).any():
         raise InputError(
@@ -289,12 +298,12 @@ def _lists(sequences: Sequences, rows: Sequence[Row]) -> PairedRows:
 
     def loss(outputs_NC: FloatArray, sequences_N: IntArray, queries: IntArray) -> LossAndGradient:
         """Return the listwise loss of some queries."""
-        chosen = groups.of(queries)
+        chosen = groups.select_sequences(queries)
         indices = np.searchsorted(sequences_N, chosen)
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents[queries])])
-        result = listwise(outputs_NC[indices], starts, labels[chosen])
+        result = listwise_loss(outputs_NC[indices], starts, labels[chosen])
         gradient = np.zeros_like(outputs_NC)
         gradient[indices] = result.gradient_NH
         return result._replace(gradient_NH=gradient)
 
-    return PairedRows(groups, loss)
+    return RowGroups(groups, loss)

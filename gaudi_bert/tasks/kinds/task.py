@@ -33,7 +33,7 @@ from gaudi_bert.config.sections import TASK_NAMES, TaskName, TaskSettings
 from gaudi_bert.model.heads import Activation, TaskHead, TaskKind, VectorHead
 from gaudi_bert.rows.packs import PackBatch
 from gaudi_bert.rows.types import Row, Sequences
-from gaudi_bert.tasks.contrast import PairedRows
+from gaudi_bert.tasks.contrast import RowGroups
 from gaudi_bert.training.objective import Objective
 
 TASKS = {
@@ -50,7 +50,7 @@ TASKS = {
 """The module and the class of each task."""
 
 
-def task_named(name: str) -> type[Task]:
+def task_class(name: str) -> type[Task]:
     """Return the class of a task.
 
     Raises:
@@ -96,7 +96,7 @@ EVALUATION_EPOCH = -1
 """The epoch from which the masks of an evaluation are drawn."""
 
 
-def learns_pairs(settings: TaskSettings) -> bool:
+def has_update_loss(settings: TaskSettings) -> bool:
     """Return whether the loss of a task is computed over all rows of an update together."""
     return settings.name == "embedding" or (settings.name == "reranking" and settings.loss == "listwise")
 
@@ -172,14 +172,14 @@ class Task(ABC):
     @property
     def head(self) -> TaskHead | VectorHead:
         """The head that an engine computes."""
-        return TaskHead(cast(TaskKind, self.name), self.width)
+        return TaskHead(cast(TaskKind, self.name), self.output_width)
 
     @property
-    def width(self) -> int:
+    def output_width(self) -> int:
         """The number of values C of the head for each sequence or token."""
         return len(self.labels)
 
-    def note(self, rows: Sequence[Row]) -> str | None:
+    def data_note(self, rows: Sequence[Row]) -> str | None:
         """Return a note for the user about these rows or their metrics, or None."""
         return None
 
@@ -195,7 +195,7 @@ class Task(ABC):
             mask_key: The key from which masks are drawn.
         """
 
-    def paired(self, sequences: Sequences, rows: Sequence[Row]) -> PairedRows | None:
+    def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups | None:
         """Return the groups of sequences over which the loss is computed, or None if the loss is a sum over sequences.
 
         Args:
@@ -214,16 +214,16 @@ class Task(ABC):
         """
         return {}
 
-    def rank(self, metrics: Mapping[str, float], best_metric: str) -> tuple[float, float]:
+    def evaluation_rank(self, metrics: Mapping[str, float], best_metric: str) -> tuple[float, float]:
         """Return a key that sorts evaluations, the best last: the metric, and the loss if the metric is equal."""
         sign = -1.0 if best_metric in self.lower_is_better else 1.0
         return sign * metrics[best_metric], -metrics.get("loss", 0.0)
 
-    def baseline(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
+    def baseline_metrics(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
         """Return the metrics of a constant prediction on `measured`. The prediction is the one that suits `learnt` best."""
         return {}
 
-    def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield the prediction for each row as a JSON object, in the order of the rows.
 
         Args:
@@ -236,7 +236,9 @@ class Task(ABC):
         """
         raise InputError(f"task {self.name}: it has no answers to predict; embed its texts, or fine-tune another task")
 
-    def predictions(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def labelled_predictions(
+        self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]
+    ) -> Iterator[dict[str, Any]]:
         """Yield the content of `predictions.jsonl` for each labelled row: the prediction, and more for some tasks.
 
         Args:
@@ -244,7 +246,7 @@ class Task(ABC):
             sequences: The sequences of the rows.
             rows: The labelled rows.
         """
-        return self.answers(outputs, sequences, rows)
+        return self.predictions(outputs, sequences, rows)
 
     def config_json(self) -> dict[str, Any]:
         """Return the head's part of `config.json`, as transformers reads it."""
@@ -257,13 +259,13 @@ class Task(ABC):
         return content
 
 
-class TextTask(Task):
+class SequenceTask(Task):
     """The base class of tasks with one prediction for a text or pair, from BERT's pooled vector of the sequence."""
 
     architecture = "BertForSequenceClassification"
 
     @property
-    def width(self) -> int:
+    def output_width(self) -> int:
         """The number of classes, or 1 if the prediction is a number."""
         return len(self.labels) or 1
 

@@ -14,7 +14,7 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.packs import BatchShape, PackedSequences
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.kinds.language_modelling import WordTargets
-from gaudi_bert.tasks.kinds.task import MaskKey, Vocabulary, task_named
+from gaudi_bert.tasks.kinds.task import MaskKey, Vocabulary, task_class
 
 MASKED = "masked-language-modelling"
 VOCABULARY = Vocabulary(200, (0, 1, 2, 3), 3)
@@ -64,16 +64,18 @@ tokens = st.lists(st.integers(0, 199), min_size=1, max_size=12)
 
 
 @given(
-    texts=st.lists(tokens, min_size=1, max_size=7), share=st.sampled_from([0.01, 0.15, 0.5, 1.0]), epoch=st.integers(-1, 3)
+    texts=st.lists(tokens, min_size=1, max_size=7),
+    masked_fraction=st.sampled_from([0.01, 0.15, 0.5, 1.0]),
+    epoch=st.integers(-1, 3),
 )
-def test_masks_know_nothing_of_packs(texts: list[list[int]], share: float, epoch: int) -> None:
+def test_masks_know_nothing_of_packs(texts: list[list[int]], masked_fraction: float, epoch: int) -> None:
     """All in one pack, in reverse, and each alone."""
     sequences = [(row // 2, 20 * (row % 2), ids) for row, ids in enumerate(texts)]  # pieces of the same row too
     length, depth = 12 * len(texts), len(texts)
-    targets = WordTargets(MASKED, SEED, share, VOCABULARY)
+    targets = WordTargets(MASKED, SEED, masked_fraction, VOCABULARY)
 
     def drawn(packs: list[list[Sequence_]]) -> dict[tuple[int, int], dict[int, tuple[int, int]]]:
-        batch = targets.of_packs([pack_of(pack, length) for pack in packs], epoch, length, depth)
+        batch = targets.add_to_packs([pack_of(pack, length) for pack in packs], epoch, length, depth)
         assert batch["sequence_weights"].sum() == len(texts)
         return masks_of(batch, packs)
 
@@ -84,7 +86,7 @@ def test_masks_know_nothing_of_packs(texts: list[list[int]], share: float, epoch
         ordinary = [at for at, token in enumerate(ids) if token not in VOCABULARY.special_ids]
         predicted = one[row, first]
         assert set(predicted) <= set(ordinary)
-        assert len(predicted) == min(len(ordinary), max(1, round(len(ordinary) * share)))
+        assert len(predicted) == min(len(ordinary), max(1, round(len(ordinary) * masked_fraction)))
         assert all(target == ids[at] for at, (_, target) in predicted.items())
         assert all(seen == 3 or seen not in VOCABULARY.special_ids for seen, _ in predicted.values())
 
@@ -94,7 +96,7 @@ def test_eighty_ten_ten_and_other_masks_in_each_epoch_row_and_seed() -> None:
     length, of_row = 4000, {}
     for seed, epoch in ((SEED, 0), (SEED, 1), (SEED, -1), (SEED + 1, 0)):
         packs = [[(5, 0, ids), (6, 0, ids)]]
-        batch = WordTargets(MASKED, seed, 0.15, VOCABULARY).of_packs([pack_of(packs[0], length)], epoch, length, 2)
+        batch = WordTargets(MASKED, seed, 0.15, VOCABULARY).add_to_packs([pack_of(packs[0], length)], epoch, length, 2)
         for (row, _), predicted in masks_of(batch, packs).items():
             of_row[seed, epoch, row] = predicted
             assert len(predicted) == 300
@@ -111,7 +113,7 @@ def test_eighty_ten_ten_and_other_masks_in_each_epoch_row_and_seed() -> None:
 
 
 def test_next_tokens_end_with_each_sequence() -> None:
-    batch = WordTargets("causal-language-modelling", SEED, 0.15).of_packs(
+    batch = WordTargets("causal-language-modelling", SEED, 0.15).add_to_packs(
         [pack_of([(0, 0, [5, 6, 7]), (1, 0, [8]), (2, 0, [9, 10])], 8)], 0, 8, 3
     )
     assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9, 10, 0, 0]]
@@ -121,7 +123,7 @@ def test_next_tokens_end_with_each_sequence() -> None:
 
 
 def test_masks_of_rows_are_drawn_anew_each_epoch_and_do_not_know_their_pack() -> None:
-    task = task_named(MASKED)(TaskSettings(), (), Vocabulary(50, (0, 2, 3), 4))
+    task = task_class(MASKED)(TaskSettings(), (), Vocabulary(50, (0, 2, 3), 4))
     random = np.random.default_rng(1)
     texts = [[2, *random.integers(5, 50, length - 2).tolist(), 3] for length in (9, 30, 3, 2, 17)]
     ids = np.concatenate(texts).astype(np.int32)

@@ -112,11 +112,11 @@ class RowSource:
     prompt: str = ""
 
     @property
-    def from_pipe(self) -> bool:
+    def is_pipe(self) -> bool:
         """Whether the rows can be read only once."""
         return self.file == STANDARD_INPUT
 
-    def signature(self, stage: str, options: dict[str, Any], model_identity: str) -> Signature:
+    def make_signature(self, stage: str, options: dict[str, Any], model_identity: str) -> Signature:
         """Return everything that determines the predictions: options, task settings, model, tokenizer and data.
 
         Args:
@@ -124,12 +124,12 @@ class RowSource:
             options: The options that affect the predictions.
             model_identity: The identity of the weights.
         """
-        data = "standard input" if self.from_pipe else file_identity(Path(self.file))
+        data = "standard input" if self.is_pipe else file_identity(Path(self.file))
         inputs = {"model": model_identity, "tokenizer": self.tokenizer.sha256, "data": data}
         task = self.settings.model_dump(mode="json", exclude_defaults=True)
         return Signature(stage, {**options, "task": task}, inputs)
 
-    def read(self, say: Callable[[str], None] | None = None) -> Iterator[Row | BadRow]:
+    def read_rows(self, say: Callable[[str], None] | None = None) -> Iterator[Row | BadRow]:
         """Yield the rows from the beginning. `say` is called once with a line about what is read.
 
         Depending on `task.on_bad_row`, a row that cannot be read is yielded as a `BadRow` or raises an InputError.
@@ -137,7 +137,7 @@ class RowSource:
         rows = read_part(complete_file_part(self.file, self.settings), self.task, self.settings, say=say)
         return rows if self.settings.on_bad_row == "skip" else raise_or_skip_bad_rows(rows)
 
-    def check(self, window: Sequence[Row | BadRow]) -> None:
+    def check_window(self, window: Sequence[Row | BadRow]) -> None:
         """Check that the rows of a window can be tokenized.
 
         Nothing is tokenized if this cannot fail: texts of any length are truncated, and an empty text still has special
@@ -151,7 +151,7 @@ class RowSource:
         if not takes_any and self.settings.on_bad_row == "stop":
             self._tokenize([row for row in window if not isinstance(row, BadRow)])
 
-    def tokenized(self, window: Sequence[Row | BadRow]) -> tuple[list[Row], Sequences | None, dict[int, str]]:
+    def tokenize_window(self, window: Sequence[Row | BadRow]) -> tuple[list[Row], Sequences | None, dict[int, str]]:
         """Return the rows that can be tokenized, their sequences, and the problems of the other rows by index in the window.
 
         The sequences are None if there is no such row.
@@ -219,9 +219,9 @@ class StreamResult:
 
 
 @contextmanager
-def open_answers(
+def open_prediction_output(
     out: str, signature: Signature, rows: RowSource, reporter: Reporter, *, overwrite: bool, task: Task | None = None
-) -> Iterator[AnswerStream]:
+) -> Iterator[PredictionStream]:
     """Open the destination of the predictions for `rows`.
 
     Args:
@@ -237,16 +237,16 @@ def open_answers(
         FailedError: Another process is writing the file.
     """
     if out == STANDARD_OUTPUT:
-        yield AnswerStream(rows, reporter, task)
+        yield PredictionStream(rows, reporter, task)
         return
     if not is_artefact_finished(Path(out), Path(out), signature):
         check_output_place(Path(out), Path(out), signature.stage, overwrite)
     with exclusive_lock(Path(out), str(Path(out))):
-        yield _AnswerFile(Path(out), signature, rows, reporter, overwrite, task)
+        yield _PredictionFile(Path(out), signature, rows, reporter, overwrite, task)
 
 
 @contextmanager
-def shown_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> Iterator[Task | None]:
+def show_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> Iterator[Task | None]:
     """Show the progress of a command, starting before the model is opened.
 
     Args:
@@ -268,19 +268,19 @@ def shown_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> I
             with reporter.task(name, 1, "rows") as task:  # the number of rows is known after they were checked
                 yield task
     except KeyboardInterrupt as error:
-        if out == STANDARD_OUTPUT or not _count_path(Path(out)).exists():
+        if out == STANDARD_OUTPUT or not _progress_path(Path(out)).exists():
             raise StoppedError(
                 "stopped before the first rows were answered; the same command starts from the beginning"
             ) from error
         raise
 
 
-def _count_path(out: Path) -> Path:
+def _progress_path(out: Path) -> Path:
     """Return the path of the file that states how much of the partial file is valid."""
     return hidden_path_beside(out, "progress.json")
 
 
-class AnswerStream:
+class PredictionStream:
     """Writes predictions to standard output.
 
     Attributes:
@@ -297,7 +297,7 @@ class AnswerStream:
         self._rows, self._reporter, self._task = rows, reporter, task
         self._reported_gain, self._packed, self._last_line = False, False, 0.0
 
-    def windows(self) -> Iterator[list[Row | BadRow]]:
+    def remaining_windows(self) -> Iterator[list[Row | BadRow]]:
         """Yield windows of the rows that have no prediction yet.
 
         All rows of a file are checked before the first window is yielded. A pipe is not checked in advance, because it can
@@ -309,21 +309,21 @@ class AnswerStream:
         if self.finished:
             return
         total = 0
-        if not self._rows.from_pipe:
-            for window in split_into_windows(self._rows.read(self._reporter.say), WINDOW_ROWS):
-                self._rows.check(window)
+        if not self._rows.is_pipe:
+            for window in split_into_windows(self._rows.read_rows(self._reporter.say), WINDOW_ROWS):
+                self._rows.check_window(window)
                 total += len(window)
-        remaining = split_into_windows(self._rows.read(self._reporter.say if self._rows.from_pipe else None), WINDOW_ROWS)
+        remaining = split_into_windows(self._rows.read_rows(self._reporter.say if self._rows.is_pipe else None), WINDOW_ROWS)
         skipped, checksum = 0, 0
         while skipped < self.progress.rows and (answered := next(remaining, None)):
-            checksum, skipped = _checksum(answered, checksum), skipped + len(answered)
+            checksum, skipped = _extend_checksum(answered, checksum), skipped + len(answered)
         if (skipped, checksum) != (self.progress.rows, self.progress.input_checksum):
-            if self._rows.from_pipe:
+            if self._rows.is_pipe:
                 raise InputError(
                     f"{self.name}: standard input brings other rows than those answered already; pass --overwrite"
                 )
             self.progress = _StreamProgress(signature=self.progress.signature)
-            remaining = split_into_windows(self._rows.read(), WINDOW_ROWS)
+            remaining = split_into_windows(self._rows.read_rows(), WINDOW_ROWS)
         if self.progress.rows:
             self._reporter.say(f"{self.name}: resuming after row {self.progress.rows:,}")
         if self._task is not None:
@@ -333,15 +333,15 @@ class AnswerStream:
         if not self.progress.rows:
             raise InputError("the input holds no rows; give it at least one")
 
-    def advance(self, rows: float, times: int = 1) -> None:
+    def advance_progress(self, rows: float, times: int = 1) -> None:
         """Advance the progress display by `rows` * `times` rows."""
         if self._task is not None:
             self._task.advance(rows * times)
 
-    def append(
+    def write_window(
         self,
         window: Sequence[Row | BadRow],
-        answers: bytes,
+        encoded: bytes,
         sequences: Sequences | None,
         plan: WindowPlan | None,
         bad_rows: int,
@@ -352,7 +352,7 @@ class AnswerStream:
 
         Args:
             window: All rows of the window.
-            answers: The predictions, encoded as they are written.
+            encoded: The predictions, encoded as they are written.
             sequences: The sequences of the rows, or None if no row could be read.
             plan: The packs of the sequences, or None.
             bad_rows: The number of rows that cannot be read.
@@ -362,14 +362,14 @@ class AnswerStream:
         self.progress = done.model_copy(
             update={
                 "rows": done.rows + len(window),
-                "input_checksum": _checksum(window, done.input_checksum),
+                "input_checksum": _extend_checksum(window, done.input_checksum),
                 "cut_rows": done.cut_rows + (0 if sequences is None else sequences.cut_rows),
                 "tokens": done.tokens + tokens,
                 "slots": done.slots + slots,
                 "bad_rows": done.bad_rows + bad_rows,
             }
         )
-        self.write(answers)
+        self.write_bytes(encoded)
         if not self._reported_gain:
             padding = f"{100 * (1 - tokens / max(slots, 1)):.1f} % padding"
             packed = f"on, {gain:.2f} times less computation than with one sequence per row, {padding}"
@@ -383,9 +383,9 @@ class AnswerStream:
             self._last_line = time.monotonic()
             self._reporter.show(f"{self.progress.rows:,} rows")
 
-    def write(self, answers: bytes) -> None:
+    def write_bytes(self, encoded: bytes) -> None:
         """Write the predictions for a window. `progress` already includes the window."""
-        sys.stdout.buffer.write(answers)
+        sys.stdout.buffer.write(encoded)
         sys.stdout.buffer.flush()
 
     def finish(self, convert: Callable[[Path, BinaryIO], None] | None = None) -> None:
@@ -396,7 +396,7 @@ class AnswerStream:
                 final file.
         """
 
-    def result(self) -> StreamResult:
+    def make_result(self) -> StreamResult:
         """Return the result, and report rows that were truncated or cannot be read."""
         self._reporter.clear()
         length = self._rows.max_sequence_length
@@ -415,7 +415,7 @@ class AnswerStream:
         )
 
 
-class _AnswerFile(AnswerStream):
+class _PredictionFile(PredictionStream):
     """Writes predictions to a file that grows window by window.
 
     If the file already exists and was computed from the same settings and inputs, it is finished from the start. If a
@@ -427,26 +427,26 @@ class _AnswerFile(AnswerStream):
     ) -> None:
         super().__init__(rows, reporter, task)
         self.out, self.name = out, str(format_path(out))
-        self._partial, self._count = hidden_path_beside(out, "partial"), _count_path(out)
+        self._partial, self._count = hidden_path_beside(out, "partial"), _progress_path(out)
         self.finished = begin_artefact(out, out, signature, overwrite)
         if self.finished:
-            if rows.from_pipe:
+            if rows.is_pipe:
                 raise InputError(f"{out}: already exists; choose another file, or pass --overwrite")
             reporter.say(f"{self.name}: already there, nothing to do")
         inputs = {name: value for name, value in signature.inputs.items() if name != "data"}
         self.progress = _StreamProgress(signature=replace(signature, inputs=inputs).sha256)
-        starts_again = overwrite and rows.from_pipe
+        starts_again = overwrite and rows.is_pipe
         if not self.finished and not starts_again and self._count.exists() and self._partial.exists():
             stored = _StreamProgress.read(self._count)
             if stored.signature == self.progress.signature and self._partial.stat().st_size >= stored.bytes:
                 self.progress = stored
         self._handle: BinaryIO | None = None
 
-    def write(self, answers: bytes) -> None:
+    def write_bytes(self, encoded: bytes) -> None:
         """Write the predictions for a window to disk, and then record them in the progress file."""
         with explain_os_errors(self.out, "write"):
-            handle = self._open()
-            handle.write(answers)
+            handle = self._open_partial_file()
+            handle.write(encoded)
             handle.flush()
             os.fsync(handle.fileno())
             size = handle.tell()
@@ -457,7 +457,7 @@ class _AnswerFile(AnswerStream):
         """Rename the partial file to its final name, or convert it into the final file. Then remove the progress file."""
         if self.finished:
             return
-        self._open().close()
+        self._open_partial_file().close()
         self._handle = None
         if convert is None:
             move_finished_file(self._partial, self.out)
@@ -467,7 +467,7 @@ class _AnswerFile(AnswerStream):
             self._partial.unlink(missing_ok=True)
         self._count.unlink(missing_ok=True)
 
-    def _open(self) -> BinaryIO:
+    def _open_partial_file(self) -> BinaryIO:
         """Return the partial file, opened at the end of its valid part. Everything after it is truncated."""
         if self._handle is None:
             with explain_os_errors(self.out, "write"):
@@ -505,7 +505,7 @@ class _StreamProgress(Artefact):
     bad_rows: Count = 0
 
 
-def _checksum(window: Sequence[Row | BadRow], before: int) -> int:
+def _extend_checksum(window: Sequence[Row | BadRow], before: int) -> int:
     """Return the CRC-32 of the rows of a window, continued from the checksum `before`."""
     for row in window:
         before = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), before)

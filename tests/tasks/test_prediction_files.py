@@ -18,8 +18,8 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import BadRow, Row, RowPosition, Sequences, TextRow
 from gaudi_bert.rows.window_plan import WindowPlan
-from gaudi_bert.tasks import answers as module
-from gaudi_bert.tasks.answers import RowSource, StreamResult, open_answers, shown_progress
+from gaudi_bert.tasks import prediction_files as module
+from gaudi_bert.tasks.prediction_files import RowSource, StreamResult, open_prediction_output, show_progress
 from tests.builders.reporters import QUIET
 
 ROWS: list[Row] = [TextRow(RowPosition(number), f"text {number}") for number in range(1, 24)]
@@ -82,11 +82,11 @@ def run(
     signature = Signature("predict", {"setting": setting}, {"data": data})
     given = rows if callable(rows) else lambda: iter(rows)
     source = Rows("x.jsonl" if replayable else "-", TaskSettings(), cast(RowTokenizer, None), 64, "stop", given=given)
-    with open_answers(str(out), signature, source, QUIET, overwrite=overwrite) as answers:
-        for window in answers.windows():
-            answers.append(window, answer(window), SEQUENCES, PLAN, 0)
+    with open_prediction_output(str(out), signature, source, QUIET, overwrite=overwrite) as answers:
+        for window in answers.remaining_windows():
+            answers.write_window(window, answer(window), SEQUENCES, PLAN, 0)
         answers.finish()
-    return answers.result()
+    return answers.make_result()
 
 
 @pytest.fixture(autouse=True)
@@ -203,15 +203,15 @@ def test_a_terminal_shows_how_far_it_is(tmp_path: Path, data: str) -> None:
     source = Rows(data, TaskSettings(), cast(RowTokenizer, None), 64)
     states = []
     with (
-        shown_progress("predict", data, str(tmp_path / "a"), reporter) as task,
-        open_answers(str(tmp_path / "a"), signature, source, reporter, overwrite=False, task=task) as answers,
+        show_progress("predict", data, str(tmp_path / "a"), reporter) as task,
+        open_prediction_output(str(tmp_path / "a"), signature, source, reporter, overwrite=False, task=task) as answers,
     ):
-        for window in answers.windows():
-            answers.advance(len(window))
+        for window in answers.remaining_windows():
+            answers.advance_progress(len(window))
             states += [] if task is None else [(task.done, task.total)]
-            answers.append(window, Answer()(window), SEQUENCES, PLAN, 0)
+            answers.write_window(window, Answer()(window), SEQUENCES, PLAN, 0)
         answers.finish()
-    answers.result()
+    answers.make_result()
     assert states == ([] if data == "-" else [(5, 23), (10, 23), (15, 23), (20, 23), (23, 23)])
     assert ("5 rows" in terminal.getvalue()) == (data == "-")
 
@@ -223,6 +223,6 @@ def test_a_stop_says_whether_anything_is_kept(tmp_path: Path, windows: int) -> N
     if windows:
         (tmp_path / ".answers.progress.json").write_text("{}")
     error = KeyboardInterrupt if windows else StoppedError
-    with pytest.raises(error) as caught, shown_progress("embed", "-", str(out), Reporter(quiet=True)):
+    with pytest.raises(error) as caught, show_progress("embed", "-", str(out), Reporter(quiet=True)):
         raise KeyboardInterrupt
     assert windows or "starts from the beginning" in str(caught.value)
