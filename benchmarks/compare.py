@@ -25,7 +25,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packing.algorithms import pack_histogram, resolve_depth
 from gaudi_bert.packing.heuristics import _shuffled_lengths
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.reporting.estimate import _read_histogram, bundled_histograms, parse_depth
+from gaudi_bert.reporting.estimate import _read_histogram, list_bundled_histograms, parse_depth
 
 OURS = ("optimal", "nnls", "lpfhp")
 SEED = 12345
@@ -99,7 +99,7 @@ def print_table(results: list[Comparison]) -> None:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--histograms", nargs="+", default=list(bundled_histograms()))
+    parser.add_argument("--histograms", nargs="+", default=list(list_bundled_histograms()))
     parser.add_argument("--depth", default="max")
     arguments = parser.parse_args()
     show_processor()

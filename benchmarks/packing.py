@@ -26,10 +26,10 @@ from gaudi_bert.packing.algorithms import pack_histogram, resolve_depth, run_alg
 from gaudi_bert.packing.estimate import Estimate, estimate_packing
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.strategies import count_packs
-from gaudi_bert.reporting.estimate import bundled_histograms
+from gaudi_bert.reporting.estimate import list_bundled_histograms
 
 EXPECTED = Path(__file__).resolve().parent.parent / "tests" / "data" / "expected_packing.json"
-NAMES = tuple(bundled_histograms())
+NAMES = tuple(list_bundled_histograms())
 DEPTHS = ("2", "3", "4", "5", "8", "16", "max")
 ALGORITHMS = ("spfhp", "lpfhp", "ffd", "nnlshp", "ennlshp", "nnls", "optimal")
 LONGEST_FOR_ENNLSHP = 512

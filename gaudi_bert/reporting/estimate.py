@@ -101,8 +101,8 @@ def estimate(
     """Pack a histogram with every algorithm at every depth, and compare the packings.
 
     Args:
-        source: A histogram.json, the name of a histogram that ships with the package (such as `wikipedia-512`), a file of
-            lengths, a table with tokens, or unpacked records (a folder, a file or a glob), which are counted first.
+        source: A histogram.json, the name of a histogram that is bundled with the package (such as `wikipedia-512`), a file
+            of lengths, a table with tokens, or unpacked records (a folder, a file or a glob), which are counted first.
         depths: The depths, each a number or "max".
         algorithms: The names of the algorithms.
         picture: Where to draw the efficiency at each depth, as .png or .svg. Three more pictures are written next to it. In
@@ -121,7 +121,7 @@ def estimate(
     for name in names:
         check_algorithm_name(name, ESTIMATE_ALGORITHMS)
     if picture is not None:
-        packing_pictures.picture_format(picture)
+        packing_pictures.get_picture_format(picture)
         require_libraries(["matplotlib"], "a picture")
     histogram = _read_histogram(source, reporter, max_sequence_length, input_column)
     rows = _estimate_packings(histogram, requested, names, reporter)
@@ -147,13 +147,13 @@ def parse_depth(depth: str | int) -> str | int:
     """Convert a depth to an int, or return "max" unchanged.
 
     Raises:
-        InputError: It is neither an integer from 1 nor "max".
+        InputError: The depth is neither an integer from 1 nor "max".
     """
     text = str(depth).strip()
     if text == "max":
         return text
     if not text.isdigit() or int(text) < 1:
-        raise InputError(f"depth {text!r}: write integers from 1, or `max`, separated by commas")
+        raise InputError(f"depth {text!r}: each depth must be an integer from 1, or `max`; separate several by commas")
     return int(text)
 
 
@@ -213,10 +213,10 @@ def _draw_pictures(
     return [str(path) for path in paths]
 
 
-# --- the source of a histogram: a file, records that are counted, or a histogram that ships with the package
+# --- the source of a histogram: a file, records that are counted, or a histogram that is bundled with the package
 #
-# The histograms that ship with the package are those of the packing paper (Krell et al., 2021): Wikipedia with 128 to 2048
-# tokens, and SQuAD with 384 tokens.
+# The histograms that are bundled with the package are those of the packing paper (Krell et al., 2021): Wikipedia with 128 to
+# 2048 tokens, and SQuAD with 384 tokens.
 
 _HISTOGRAMS_FOLDER = Path(__file__).resolve().parents[1] / "histograms"
 
@@ -238,13 +238,13 @@ def _read_histogram(
             return _count_checked_lengths(
                 count_row_tokens(list_table_files(table), input_column).astype(np.int64), max_sequence_length
             )
-    shipped, ending = _find_bundled_histogram(source), Path(source).suffix.lower()
-    if shipped is None and ending in _READERS:
+    bundled, ending = _find_bundled_histogram(source), Path(source).suffix.lower()
+    if bundled is None and ending in _READERS:
         with open_local_copy(source) as path:
             if path.is_file() and (ending != ".json" or read_file(path)[:_LIST_START_BYTES].lstrip().startswith(b"[")):
                 return _count_checked_lengths(_read_lengths(path), max_sequence_length)
-    if shipped is not None or ending == ".json":
-        with open_local_copy(shipped or Path(source)) as path:
+    if bundled is not None or ending == ".json":
+        with open_local_copy(bundled or Path(source)) as path:
             histogram = build_histogram(HistogramFile.read_and_merge([path]))
     else:
         with tempfile.TemporaryDirectory() as folder:
@@ -255,7 +255,8 @@ def _read_histogram(
 
 
 def _count_checked_lengths(lengths: IntArray, max_sequence_length: int | None) -> Histogram:
-    """Return the histogram of sequence lengths. The pack length defaults to the longest sequence.
+    """Count how many sequences have each length, and return the histogram. A pack is as long as the longest sequence by
+    default.
 
     Raises:
         InputError: A sequence is longer than `max_sequence_length`.
@@ -264,32 +265,33 @@ def _count_checked_lengths(lengths: IntArray, max_sequence_length: int | None) -
     if max_sequence_length is not None and longest > max_sequence_length:
         position = int(np.argmax(lengths)) + 1
         raise InputError(
-            f"length {position:,} is {longest:,}, more than --max-sequence-length {max_sequence_length:,}; raise it"
+            f"--max-sequence-length {max_sequence_length:,}: the value must be at least {longest:,}, the length of sequence"
+            f" {position:,}; increase it"
         )
     return count_lengths(lengths, max_sequence_length or longest)
 
 
-def bundled_histograms() -> dict[str, Path]:
-    """Return the histograms that ship with the package: the path of each by its name, sorted by data set and length."""
+def list_bundled_histograms() -> dict[str, Path]:
+    """Return the paths of the histograms that are bundled with the package, by name, sorted by data set and length."""
     named = [(path.stem.rpartition("-"), path) for path in _HISTOGRAMS_FOLDER.glob("*.json")]
     return {path.stem: path for _, path in sorted(named, key=lambda item: (item[0][0], int(item[0][2])))}
 
 
 def _find_bundled_histogram(source: str | Path) -> Path | None:
-    """Return the path of the shipped histogram that `source` names, or None if it names none.
+    """Return the path of the bundled histogram with the name `source`, or None if there is no bundled one with this name.
 
-    An existing path or a glob takes precedence over a shipped histogram.
+    An existing path or a glob takes precedence over a bundled histogram.
 
     Raises:
-        InputError: The source does not exist, but its name resembles that of a shipped histogram.
+        InputError: The source does not exist, but its name resembles that of a bundled histogram.
     """
-    name, shipped = str(source), bundled_histograms()
+    name, bundled = str(source), list_bundled_histograms()
     if Path(name).exists() or glob.has_magic(name):
         return None
-    near = difflib.get_close_matches(name, shipped, n=1, cutoff=0.7)
-    if name not in shipped and near:
-        raise InputError(f"{name}: no such file or folder; did you mean `{near[0]}`, one of {', '.join(shipped)}?")
-    return shipped.get(name)
+    near = difflib.get_close_matches(name, bundled, n=1, cutoff=0.7)
+    if name not in bundled and near:
+        raise InputError(f"{name}: the path does not exist; did you mean `{near[0]}`, one of {', '.join(bundled)}?")
+    return bundled.get(name)
 
 
 # --- lengths in a file of the user: a text file, a JSON list, a numpy array, or a column of a CSV file
@@ -303,23 +305,27 @@ _LIST_START_BYTES = 4096
 
 
 def _read_lengths(path: Path) -> IntArray:
-    """Return the lengths in a file, as int64 [sequences].
+    """Read the sequence lengths in a file, and return them as int64 [sequences].
 
     Raises:
-        InputError: The file contains something else, or a length is out of range.
+        InputError: The file does not contain one number per sequence, or a length is out of range.
     """
     try:
         values = _READERS[path.suffix.lower()](path)
     except (ValueError, OverflowError, EOFError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path}: no list of lengths ({shorten(str(error))}); give one integer a sequence") from error
+        raise InputError(
+            f"{path}: expected a list of sequence lengths ({shorten(str(error))}); write one integer per sequence"
+        ) from error
     if values.ndim != 1 or not values.size:
-        raise InputError(f"{path}: holds an array of shape {list(values.shape)}; give one integer for each sequence")
+        raise InputError(
+            f"{path}: expected one integer per sequence, found an array of shape {list(values.shape)}; correct the file"
+        )
     wrong = find_non_integer(values, 1, MAX_ROW_LENGTH)
     if wrong >= 0:
         raise InputError(
-            f"{path}: length {wrong + 1:,} is {values[wrong]!s}; integers from 1 to {MAX_ROW_LENGTH:,} are allowed"
+            f"{path}: length {wrong + 1:,} must be an integer from 1 to {MAX_ROW_LENGTH:,}, but is {values[wrong]!s}"
         )
     result: IntArray = values.astype(np.int64)
     return result
@@ -337,10 +343,14 @@ def _read_csv_lengths(path: Path) -> AnyArray:
         names = [name.strip().lower() for name in header]
         known = [name for name in _LENGTH_COLUMNS if name in names]
         if not known:
-            raise InputError(f"{path}: has the columns {', '.join(header)}; name that of the lengths `length`")
+            raise InputError(
+                f"{path}: none of the columns {', '.join(header)} has a known name; rename the column of lengths to `length`"
+            )
         column = names.index(known[0])
     elif rows and len(rows[0]) > 1:
-        raise InputError(f"{path}: has {len(rows[0])} columns without names; give that of the lengths alone")
+        raise InputError(
+            f"{path}: expected one column or a header, found {len(rows[0])} columns without names; add a header"
+        )
     return _parse_integers([row[column].strip() if column < len(row) else "" for row in rows[bool(header) :]])
 
 

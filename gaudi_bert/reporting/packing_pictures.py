@@ -61,17 +61,18 @@ def draw_histogram(counts: Sequence[int], packs: int, lower_bound: int, prices: 
 
 
 def draw_strategy_counts(
-    strategy_counts: Mapping[tuple[int, ...], int], max_sequence_length: int, most: int = _MOST_STRATEGIES
+    strategy_counts: Mapping[tuple[int, ...], int], max_sequence_length: int, max_strategies: int = _MOST_STRATEGIES
 ) -> Figure:
     """Draw the most frequent strategies, each as one row with its sequences and padding to scale.
 
     Args:
         strategy_counts: The number of packs of each strategy. A strategy is a tuple of sequence lengths.
         max_sequence_length: The number of slots of a pack.
-        most: The number of strategies to draw. If it is not the default, the text in the picture is larger, for the report.
+        max_strategies: The number of strategies to draw. If it is not the default, the text in the picture is larger, for
+            the report.
     """
-    shown = sorted(strategy_counts, key=lambda strategy: (-strategy_counts[strategy], strategy))[:most]
-    size = 7 if most == _MOST_STRATEGIES else _PAGE_FONT - 2
+    shown = sorted(strategy_counts, key=lambda strategy: (-strategy_counts[strategy], strategy))[:max_strategies]
+    size = 7 if max_strategies == _MOST_STRATEGIES else _PAGE_FONT - 2
     figure, axes = _create_figure(height=1.2 + 0.023 * size * len(shown))
     packs = sum(strategy_counts.values())
     for row, strategy in enumerate(shown):
@@ -145,7 +146,7 @@ def draw_slot_usage(rows_before: int, rows_after: int, tokens: int, slots: int, 
         axes.text(0.005 * rows_before * slots, bar - 0.25, f"{when}: {rows:,} rows, {share} real tokens", va="bottom")
     axes.plot([lower_bound * slots] * 2, [0.78, 1.4], color=RED, label=f"proven bound: {lower_bound:,} rows")
     axes.set(xlim=(0, rows_before * slots), ylim=(1.6, -0.6), yticks=[], xlabel="slots")
-    axes.xaxis.set_major_formatter(_short_number_formatter())
+    axes.xaxis.set_major_formatter(_make_short_number_formatter())
     _add_legend_above(axes)
     return figure
 
@@ -240,7 +241,7 @@ def draw_learning_curve(
         axes.set_ylim(highest - 1.06 * height, highest + 0.06 * height)
     last = max([seen for seen, _ in [*training, *held_out]], default=1) or 1
     axes.set(xlim=(0, 1.02 * last), xlabel="sequences seen")  # otherwise half of the last dot would be cut off
-    axes.xaxis.set_major_formatter(_short_number_formatter())
+    axes.xaxis.set_major_formatter(_make_short_number_formatter())
     axes.grid(axis="y", alpha=0.3)
     if values:
         _add_legend_above(axes)
@@ -297,7 +298,7 @@ def add_dark_mode_style(svg: bytes) -> bytes:
     return svg[:start] + f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>".encode() + svg[start:]
 
 
-def picture_format(path: Path) -> str:
+def get_picture_format(path: Path) -> str:
     """Return "png" or "svg", depending on the ending of a file name.
 
     Raises:
@@ -305,25 +306,25 @@ def picture_format(path: Path) -> str:
     """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg"):
-        raise InputError(f"{path}: a picture is written as .png or .svg; give it one of these endings")
+        raise InputError(f"{path}: the name of a picture must end in .png or .svg; rename it")
     return kind
 
 
 def save_picture(figure: Figure, path: Path) -> None:
     """Write a figure to a file atomically. The ending of the name, .png or .svg, determines the format."""
-    kind = picture_format(path)
+    kind = get_picture_format(path)
     with atomic_file(path) as handle:
         handle.write(encode_picture(figure, kind))
 
 
-def format_percent(share: float, decimals: int = 1) -> str:
+def format_percent(fraction: float, decimals: int = 1) -> str:
     """Format a share from 0 to 1 as a percentage, such as "99.5 %" for 0.9949. The space is a no-break space.
 
     If the result would be rounded to 0 or 100 although the share is neither 0 nor 1, more decimals are shown.
     """
-    while 0 < share < 1 and decimals < _MOST_DECIMALS and round(100 * share, decimals) in (0, 100):
+    while 0 < fraction < 1 and decimals < _MOST_DECIMALS and round(100 * fraction, decimals) in (0, 100):
         decimals += 1
-    return f"{100 * share:.{decimals}f}\u00a0%"
+    return f"{100 * fraction:.{decimals}f}\u00a0%"
 
 
 def _create_figure(height: float = 4.5, rows: int | None = None) -> tuple[Figure, Any]:
@@ -346,7 +347,7 @@ def _add_legend_above(axes: Any) -> None:
     axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), handlelength=1.2, columnspacing=1.2)
 
 
-def _short_number_formatter() -> Any:
+def _make_short_number_formatter() -> Any:
     """Return a tick formatter that writes 2 M instead of 2000000."""
     from matplotlib.ticker import EngFormatter
 

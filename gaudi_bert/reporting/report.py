@@ -68,7 +68,7 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
         path = WorkFolder.from_existing(folder).report_path
         write_text(path, page)
         name = format_path(path)
-    figures = {card.name: f"{card.figure} ({card.note})" for card in _summary_cards(inputs)}
+    figures = {card.name: f"{card.figure} ({card.note})" for card in _make_summary_cards(inputs)}
     size = len(page.encode("utf-8"))
     text = [f"{figure}: {value}" for figure, value in figures.items()]
     text.append(f"the page: {name} ({format_bytes(size)}); open it in a browser")
@@ -80,7 +80,7 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
 StrategyCounts = dict[tuple[int, ...], int]
 
 
-def _input_files(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
+def _list_input_files(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
     """Return for each field of `_ReportInputs` the path of its file, and the function that reads the file."""
     folder = WorkFolder.from_existing(workdir)
     train = folder.split_paths("train")
@@ -95,10 +95,10 @@ def _input_files(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]
         "metrics": (folder.train_folder / "metrics.jsonl", MetricsLine.read_lines),
         "training": (folder.training_result_path, TrainingResult.read),
         "evaluation": (folder.evaluation_result_path, EvaluationResult.read),
-        "pipeline": (folder.train_folder / "settings.yaml", _read_pipeline),
+        "pipeline": (folder.train_folder / "settings.yaml", _read_yaml_mapping),
         "finetuning": (folder.finetuning_result_path, FineTuning.read),
         "finetuning_lines": (folder.finetune_folder / "metrics.jsonl", FineTuningLine.read_lines),
-        "finetuning_pipeline": (folder.finetune_folder / "settings.yaml", _read_pipeline),
+        "finetuning_pipeline": (folder.finetune_folder / "settings.yaml", _read_yaml_mapping),
         "predictions": (folder.predictions_path, _count_lines),
     }
 
@@ -109,13 +109,13 @@ def _count_lines(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: handle.read(2**20), b""))
 
 
-def _read_pipeline(path: Path) -> dict[str, Any] | None:
+def _read_yaml_mapping(path: Path) -> dict[str, Any] | None:
     """Return the content of a YAML file, or None if it is not a mapping."""
     pipeline = parse_yaml(read_text(path), str(path))
     return pipeline if isinstance(pipeline, dict) else None
 
 
-INPUT_NAMES = {key: path.as_posix() for key, (path, _) in _input_files(Path()).items()}
+INPUT_NAMES = {key: path.as_posix() for key, (path, _) in _list_input_files(Path()).items()}
 """The path of each input relative to the work folder, as it is shown on the page."""
 
 _SUFFICIENT_INPUTS = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluation", "finetuning", "predictions")
@@ -175,11 +175,13 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
         InputError: The folder does not exist, contains nothing to report on, or contains files that do not match.
     """
     if not workdir.is_dir():
-        raise InputError(f"{workdir}: no such folder; give a work folder, for example work/demo")
-    sources = {key: (path, reader) for key, (path, reader) in _input_files(workdir).items() if path.exists()}
+        raise InputError(f"{workdir}: the folder does not exist; pass a work folder, for example work/demo")
+    sources = {key: (path, reader) for key, (path, reader) in _list_input_files(workdir).items() if path.exists()}
     if not sources.keys() & set(_SUFFICIENT_INPUTS):
         names = ", ".join(INPUT_NAMES[key] for key in _SUFFICIENT_INPUTS)
-        raise InputError(f"{workdir}: nothing to report on (looked for {names}); run the pipeline first")
+        raise InputError(
+            f"{workdir}: the folder contains nothing to report on, that is none of {names}; run the pipeline first"
+        )
     read = dict.fromkeys(INPUT_NAMES) | {key: reader(path) for key, (path, reader) in sources.items()}
     inputs = _ReportInputs(name=workdir.resolve().name, **read)
     if inputs.metadata is not None and inputs.verification is not None:
@@ -188,11 +190,13 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
         )  # raises an error if it belongs to other packs
     histogram, plan = inputs.histogram, workdir / INPUT_NAMES["plan"]
     if histogram is not None and histogram.sequences == 0:
-        raise InputError(f"{plan.parent}: its histogram holds no sequence; make it again from records that hold some")
+        raise InputError(f"{plan.parent}: the histogram contains no sequences; make it again from records that contain some")
     largest = max((sum(strategy) for strategy in inputs.strategy_counts or {}), default=0)
     if histogram is not None and largest > histogram.max_sequence_length:
         slots = histogram.max_sequence_length
-        raise InputError(f"{plan}: a pack of {largest} tokens, rows of {slots} in the histogram; plan again from it")
+        raise InputError(
+            f"{plan}: a pack has {largest} tokens, but the rows of the histogram have only {slots}; make the plan again"
+        )
     return inputs
 
 
@@ -236,12 +240,12 @@ def _render_page(inputs: _ReportInputs) -> str:
     return environment.get_template("report.html").render(
         inputs=inputs,
         names=INPUT_NAMES,
-        cards=_summary_cards(inputs),
+        cards=_make_summary_cards(inputs),
         pictures=pictures,
         missing=_describe_missing_files(inputs),
-        last=_last_training_line(inputs.metrics),
-        last_of_task=_last_training_line(inputs.finetuning_lines),
-        settings=_split_settings(inputs),
+        last=_find_last_training_line(inputs.metrics),
+        last_of_task=_find_last_training_line(inputs.finetuning_lines),
+        settings=_divide_settings_into_tables(inputs),
     )
 
 
@@ -251,12 +255,12 @@ _PLAIN_IN_URLS = ' !"$()*+,-./:;<=>?@_~'
 _Line = TypeVar("_Line", bound=FineTuningLine)
 
 
-def _last_training_line(lines: Sequence[_Line] | None) -> _Line | None:
+def _find_last_training_line(lines: Sequence[_Line] | None) -> _Line | None:
     """Return the last line with training metrics, or None if there is none."""
     return next((line for line in reversed(lines or ()) if line.kind == "train"), None)
 
 
-def _summary_cards(inputs: _ReportInputs) -> list[_Card]:
+def _make_summary_cards(inputs: _ReportInputs) -> list[_Card]:
     """Return the metrics for the summary at the top of the page, as far as they are known."""
     cards: list[_Card] = []
     histogram, totals = inputs.histogram, inputs.totals
@@ -270,7 +274,7 @@ def _summary_cards(inputs: _ReportInputs) -> list[_Card]:
             packs, bound = totals.packs, totals.lower_bound
             factor = f"{totals.packing_factor:.3f}"
             cards.append(_Card("Packing factor", factor, f"{histogram.sequences:,} sequences in {packs:,} packs"))
-            cards += _speedup_card(inputs, totals.packing_factor)
+            cards += _make_speedup_card(inputs, totals.packing_factor)
             after = format_percent(totals.efficiency, 2)
             cards.append(_Card("Efficiency", after, f"real tokens / slots; {format_percent(before)} unpacked"))
             gap, note = packs - bound, f"{bound:,} packs: proven optimal"
@@ -278,12 +282,12 @@ def _summary_cards(inputs: _ReportInputs) -> list[_Card]:
                 note = f"{format_percent(gap / bound, 2)} above {bound:,}, which is proven" if bound else ""
             cards.append(_Card("Above the bound", f"{gap:,} {'pack' if gap == 1 else 'packs'}", note))
     if inputs.verification is not None:
-        note = f"each of {inputs.verification.sequences:,} sequences is there exactly once"
+        note = f"the packs contain each of {inputs.verification.sequences:,} sequences exactly once"
         cards.append(_Card("Verified", "yes", note))
-    return cards + _learning_cards(inputs) + _task_cards(inputs)
+    return cards + _make_learning_cards(inputs) + _make_task_cards(inputs)
 
 
-def _speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Card]:
+def _make_speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Card]:
     """Return the card of the measured speed-up, or an empty list if it was not measured.
 
     It is measured on the training device if `training.measure_speedup` is set.
@@ -298,7 +302,7 @@ def _speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Card]:
     return [_Card("Realized speed-up", f"{speedup:.3f}", note)]
 
 
-def _learning_cards(inputs: _ReportInputs) -> list[_Card]:
+def _make_learning_cards(inputs: _ReportInputs) -> list[_Card]:
     """Return the accuracies of the pretrained model with their baselines, or an empty list if it was not evaluated."""
     evaluation = inputs.evaluation
     if evaluation is None:
@@ -314,7 +318,7 @@ def _learning_cards(inputs: _ReportInputs) -> list[_Card]:
     ]
 
 
-def _task_cards(inputs: _ReportInputs) -> list[_Card]:
+def _make_task_cards(inputs: _ReportInputs) -> list[_Card]:
     """Return the main metric of the fine-tuned model with its baseline, or an empty list if there is none."""
     learnt = inputs.finetuning
     if learnt is None or learnt.best_metric is None:
@@ -363,10 +367,10 @@ def _draw_figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
             strategy = max(strategy_counts, key=lambda lengths: (strategy_counts[lengths], lengths))
             words = "Rows to scale, one for each of the strategies used most. The most frequent one: "
             words += f"{' + '.join(map(str, sorted(strategy, reverse=True)))} tokens."
-            figures["strategies"] = draw_strategy_counts(strategy_counts, slots, most=12), words
+            figures["strategies"] = draw_strategy_counts(strategy_counts, slots, max_strategies=12), words
     if inputs.metrics:
         for name in _CURVE_TITLES:
-            figures[name] = _draw_curve(inputs, name)
+            figures[name] = _draw_metric_curve(inputs, name)
     return figures
 
 
@@ -377,7 +381,7 @@ _CURVE_BASELINES = {
 }
 
 
-def _draw_curve(inputs: _ReportInputs, name: str) -> tuple[Figure, str]:
+def _draw_metric_curve(inputs: _ReportInputs, name: str) -> tuple[Figure, str]:
     """Return the picture of one metric over the course of training, and a description with its first and last values."""
     is_accuracy = name.endswith("accuracy")
     key, words = _CURVE_BASELINES.get(name, ("", ""))
@@ -416,7 +420,7 @@ def _format_cell(value: float | None) -> str:
 _Tables = list[tuple[str, list[tuple[str, str]]]]
 
 
-def _split_settings(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
+def _divide_settings_into_tables(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
     """Return tables of the settings of the run.
 
     They are the settings that training has stored. If there are none, they are those of the data stages.

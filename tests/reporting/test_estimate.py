@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.reporting.estimate import EstimateResult, bundled_histograms, estimate
+from gaudi_bert.reporting.estimate import EstimateResult, estimate, list_bundled_histograms
 from tests.builders.agree import agree
 from tests.builders.histograms import HISTOGRAMS
 from tests.builders.reporters import QUIET
@@ -48,7 +48,10 @@ def test_shipped_histograms_are_known_by_name(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "squad-384").mkdir()  # a folder of that name is the user's
     with pytest.raises(InputError, match="squad-384"):
         quick("squad-384")
-    assert list(bundled_histograms()) == ["squad-384", *(f"wikipedia-{length}" for length in (128, 384, 512, 1024, 2048))]
+    assert list(list_bundled_histograms()) == [
+        "squad-384",
+        *(f"wikipedia-{length}" for length in (128, 384, 512, 1024, 2048)),
+    ]
 
 
 def test_records_are_counted_first(shared_data: Path) -> None:
@@ -91,15 +94,15 @@ def test_lengths_of_the_users_own(tmp_path: Path, name: str, content: bytes | np
     result = quick(path, depths=["max"])
     assert (result.sequences, result.tokens, result.max_sequence_length, result.rows[0].packs) == (4, 560, 511, 2)
     assert quick(path, depths=["max"], max_sequence_length=560).rows[0].packs == 1
-    with pytest.raises(InputError, match="length 4 is 511"):
+    with pytest.raises(InputError, match="at least 511, the length of sequence 4"):
         quick(path, max_sequence_length=510)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
-        ("x.txt", b"12 0", "length 2 is 0"),
-        ("x.json", b"[12, 1.5]", "length 2 is 1.5"),
+        ("x.txt", b"12 0", "length 2 must be an integer from 1 to"),
+        ("x.json", b"[12, 1.5]", "but is 1.5"),
         ("x.json", b"[[1], [2]]", "2, 1"),
         ("x.csv", b"a,b\n1,2\n", "a, b"),
         ("x.csv", b"3,4\n1,2\n", "2 columns"),

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.reporting.report import _format_setting, _read_inputs, _summary_cards, report
+from gaudi_bert.reporting.report import _format_setting, _make_summary_cards, _read_inputs, report
 from tests.builders.effort import sampled
 from tests.builders.plans import contents, write_workdir
 
@@ -55,13 +55,13 @@ def words_of(page: str) -> str:
 
 
 def test_the_summary(tmp_path: Path) -> None:
-    cards = _summary_cards(_read_inputs(write_workdir(tmp_path)))
+    cards = _make_summary_cards(_read_inputs(write_workdir(tmp_path)))
     assert {card.name: (card.figure.replace("\u00a0", " "), card.note.replace("\u00a0", " ")) for card in cards} == {
         "Packing factor": ("1.452", "45 sequences in 31 packs"),
         "Realized speed-up": ("1.400", "sequences per second, packed compared with padded: 96 % of the factor"),
         "Efficiency": ("98.51 %", "real tokens / slots; 67.9 % unpacked"),
         "Above the bound": ("1 pack", "3.33 % above 30, which is proven"),
-        "Verified": ("yes", "each of 45 sequences is there exactly once"),
+        "Verified": ("yes", "the packs contain each of 45 sequences exactly once"),
         "Masked-LM accuracy": ("25.0 %", "5.0 times the unigram baseline, 5.0 %"),
         "Next-sentence accuracy": ("70.0 %", "the more frequent answer alone: 52.0 %"),
         "Accuracy": ("75.0 %", "classification, 12 held-out rows; always the same answer: 25.0 %"),
@@ -127,7 +127,7 @@ def test_no_sequence_above_the_bound_is_proven_optimal(tmp_path: Path) -> None:
     folder = write_workdir(tmp_path, without=("packed/train/metadata.json",))
     plan = folder / "plan.json"
     plan.write_text(plan.read_text().replace('"lower_bound": 30', '"lower_bound": 31').replace('"gap": 1', '"gap": 0'))
-    cards = [(card.figure, card.note) for card in _summary_cards(_read_inputs(folder))]
+    cards = [(card.figure, card.note) for card in _make_summary_cards(_read_inputs(folder))]
     assert ("0 packs", "31 packs: proven optimal") in cards
 
 
