@@ -225,7 +225,7 @@ def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dic
         sequences += int(np.count_nonzero(batch["next_sentence_weights"]))
         sums += step.run_update([arm.change(batch)], update, compute_learning_rate(update, settings))()[:8]
         if update % (settings.updates // study.evaluations) == 0:
-            measured = held_out.evaluate(model, alone).model_dump(include=set(LossMetrics.model_fields))
+            measured = held_out.evaluate_model(model, alone).model_dump(include=set(LossMetrics.model_fields))
             yield {"sequences": sequences, "training_loss": float(sums[0] / sums[1]), **measured}
             sums[:] = 0
 

@@ -114,7 +114,7 @@ class Packed:
         """So many updates more; a run tokenizes before, the others as they go."""
         for update in range(self.update, self.update + updates):
             self.planned.tokenized(self.planned.rows_in_updates(update))
-            batches = self.data.batches(update, 0)
+            batches = self.data.iterate_micro_batches(update, 0)
             chosen = [next(batches) for _ in range(self.data.shape.micro_batches)]
             sums = self.step.run_update(chosen, update + 1, RATE)()
             print(f"  packed, {format_count(len(chosen), 'micro-batch')}: loss {sums[0] / sums[1]:.4f}", flush=True)

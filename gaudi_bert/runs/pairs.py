@@ -72,7 +72,7 @@ class PairUpdates:
         """Return an upper bound of the number of sequences in update `update`, counted from 0."""
         return self.count_micro_batches(update) * self.shape.batch.packs * self.shape.processes * self.shape.batch.depth
 
-    def batches(self, first_update: int, rank: int) -> Iterator[Batch]:
+    def iterate_micro_batches(self, first_update: int, rank: int) -> Iterator[Batch]:
         """Yield the micro-batches of one process, without end. After the last update, they are empty.
 
         Args:
@@ -176,7 +176,7 @@ class PairJob(FineTuneJob):
         return PreparedUpdates(
             plan,
             PairObjective(task=read.task, has_answers=self._rows.has_answers, data=pairs),
-            lambda order: pairs.batches(order.updates_done, order.rank),
+            lambda order: pairs.iterate_micro_batches(order.updates_done, order.rank),
             self._format_lines(plan, shape),
             {
                 "max_sequence_length": read.max_sequence_length,

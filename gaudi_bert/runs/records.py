@@ -132,7 +132,7 @@ class _RecordsJob(Job[TrainingResult]):
             source.packing_factor,
             processes=processes,
             slots_per_pack=source.schema.max_sequence_length,
-            packs=source.packs,
+            packs=source.pack_count,
             mean_tokens=source.mean_tokens,
         )
         if plan.packs is None:  # unpacked records: count them only as far as one update needs, because counting reads them
@@ -207,9 +207,10 @@ class _RecordsJob(Job[TrainingResult]):
             return
         with open_local_weights(initial, self._settings.store) as path:
             weights = load_weights(path, model, self._config)
-        missing = f"; {len(weights.missing)} variables are not in the file and start from random numbers"
+        missing = f"; {len(weights.missing_variables)} variables are not in the file and start from random numbers"
         reporter.say(
-            f"train: starting from the weights in {weights.path} ({weights.kind}){missing if weights.missing else ''}"
+            f"train: starting from the weights in {weights.path} "
+            f"({weights.kind}){missing if weights.missing_variables else ''}"
         )
 
     def finish_run(self, loop: TrainingLoop, updates: PreparedUpdates) -> TrainingResult:

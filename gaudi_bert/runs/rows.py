@@ -113,7 +113,7 @@ class FineTuneJob(Job[FineTuning]):
             model.load_values(read_checkpoint(find_checkpoint(out / "best")).variables)
         if communicator.size > 1:
             model.load_values(communicator.broadcast(model.values()))
-        result = None if self.evaluation is None else self.evaluation.evaluate(model, communicator)
+        result = None if self.evaluation is None else self.evaluation.evaluate_model(model, communicator)
         if communicator.is_first:
             self._write_model(model, result)
         return FineTuning(

@@ -279,7 +279,7 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
         """3 sums of the head, the number of sequences, and a count per vocabulary token."""
         return 3 + 1 + self.vocabulary
 
-    def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
+    def read_batches(self, rank: int, world_size: int) -> Iterator[EvaluationBatch]:
         """Yield the batches of one process, one row length after the other."""
         source = self.source
         for index, (table, stored) in enumerate(zip(source.tables, source.stored, strict=True)):
@@ -288,7 +288,7 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
             if max_packs is not None:  # take packs of every row length in proportion to their numbers
                 max_packs = math.ceil(max_packs * table.packs / source.count("packs"))
             batch_packs = self.batch_packs * source.max_row_length // table.max_sequence_length
-            for batch in read_each_pack_once(stored, read_packs, batch_packs, rank, size, max_packs):
+            for batch in read_each_pack_once(stored, read_packs, batch_packs, rank, world_size, max_packs):
                 yield batch, None
 
     def count_labels(self, batch: Batch) -> FloatArray:

@@ -121,7 +121,7 @@ class ServedModel:
         Raises:
             InputError: A text contains a token that would change the outputs of other texts in its row.
         """
-        prompt = prompt if self.task is None else self.folder.prompt(None)
+        prompt = prompt if self.task is None else self.folder.find_prompt(None)
         rows = [self._cut(row, prompt, cuts_left) if isinstance(row, TextRow) else row for row in rows]
         name = None if self.task is None else self.task.settings.name
         too_long: Literal["window", "truncate"] = "window" if self.kind == "tagger" else "truncate"
@@ -198,7 +198,7 @@ class ServedModel:
         if name is not None and name not in self.folder.prompts:
             known = ", ".join(self.folder.prompts) or "none"
             raise InputError(f"`prompt_name` {short_repr(name)} is none of the model's prompts: {known}")
-        prompt = self.folder.prompt(name)
+        prompt = self.folder.find_prompt(name)
         if prompt and not self.folder.pools_prompt:
             raise InputError("the model leaves its prompt out of the mean, which cannot be done here; send none")
         return prompt
@@ -215,7 +215,7 @@ class ServedModel:
         is_normal = self.folder.normalize if normalize is None else normalize
         if dimensions is not None:
             return _normal(outputs[:, :dimensions]) if is_normal else outputs[:, :dimensions]
-        return self.folder.cut(_normal(outputs) if is_normal else outputs, normalize_again=normalize is True)
+        return self.folder.truncate_vectors(_normal(outputs) if is_normal else outputs, renormalize=normalize is True)
 
     def scores(self, logits: Float32Array) -> Float32Array:
         """Convert the logits of N pairs to scores, float32 [N]."""
@@ -262,7 +262,7 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
         served = ServedModel("embedding", None, folder, load_encoder(path, folder, options, normalize=False))
     else:
         described = read_task_description(path)
-        described.texts.prompt(None)  # rejects a default prompt that the folder does not have
+        described.texts.find_prompt(None)  # rejects a default prompt that the folder does not have
         task = described.make_task()
         loaded = load_task_model(described, task, options)
         served = ServedModel(_KINDS.get(task.name, "classifier"), task, described.texts, loaded)

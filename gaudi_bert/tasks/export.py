@@ -60,8 +60,10 @@ def _write_export(weights: Weights, out: Path, vocabulary: Path | None, reporter
     config = weights.config
     if config is None:
         raise InputError(f"{weights.path}: its config is not known; put bert_config.json next to it")
-    if weights.missing:
-        raise InputError(f"{weights.path}: {weights.missing[0]} is missing; export a model with its pretraining heads")
+    if weights.missing_variables:
+        raise InputError(
+            f"{weights.path}: {weights.missing_variables[0]} is missing; export a model with its pretraining heads"
+        )
     if config.attention != "bidirectional":
         raise InputError(f"{weights.path}: its attention is {config.attention}; a BERT of transformers sees both sides")
     words = _find_vocabulary(weights, config, vocabulary, reporter)

@@ -121,7 +121,7 @@ def predict(
         for note in loaded.notes:
             reporter.say(note)
         length = loaded.max_sequence_length
-        prompt = described.texts.prompt(None)
+        prompt = described.texts.find_prompt(None)
         rows = RowSource(rows_file, settings, loaded.tokenizer, length, described.task, described.labels, prompt=prompt)
         chosen: dict[str, Any] = {
             "max_sequence_length": length,
@@ -442,7 +442,7 @@ def embed(
         check_too_long_policy(None, settings)
         check_first_row(rows_file, None, settings)
         own = read_sentence_settings(path, options.pooling) or SentenceSettings(options.pooling or "mean")
-        prompt = own.prompt(options.prompt_name) if options.prompt is None else options.prompt
+        prompt = own.find_prompt(options.prompt_name) if options.prompt is None else options.prompt
         if prompt and not own.pools_prompt:
             raise InputError(
                 f"{path}: leaves the prompt out of the mean, which cannot be done here; give --prompt '' for none"
@@ -471,7 +471,7 @@ def embed(
 
             Nine significant digits distinguish every float32 from its neighbours.
             """
-            shortened = own.cut(vectors, normalize_again=options.normalize is True)
+            shortened = own.truncate_vectors(vectors, renormalize=options.normalize is True)
             if not is_lines:
                 return [vector.tobytes() for vector in shortened]
             return [

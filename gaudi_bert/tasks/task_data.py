@@ -340,14 +340,14 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
         """Return the sums that are counted from the batch itself: none, or zeros if the head computes no sums."""
         return np.zeros(0 if isinstance(self.task.head, TaskHead) else 3)
 
-    def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
+    def read_batches(self, rank: int, world_size: int) -> Iterator[EvaluationBatch]:
         """Yield the batches of one process, one row length after the other. Together, all processes yield every pack once.
 
         The last batch of each length is filled up with empty packs.
 
         Args:
             rank: The number of the process.
-            size: The number of processes.
+            world_size: The number of processes.
 
         Yields:
             The features with targets, and the function that copies the outputs to their places among all outputs.
@@ -357,7 +357,7 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
             max_packs = self.batch_packs * data.lengths[-1] // data.lengths[length_index]
             shape = data.batch_shape(length_index, min(max_packs, packing.packs))
             packed = data.pack_epoch(self.seed, EVALUATION_EPOCH, length_index)
-            for batch in packed.batches(shape, rank=rank, processes=size):
+            for batch in packed.batches(shape, rank=rank, processes=world_size):
                 targets = cast(Batch, self.task.target_features(batch, mask_key))
                 scatter = partial(batch.scatter_outputs, per_token=self.task.head.predicts_per_token)
                 yield {**batch.features(), **targets}, scatter
@@ -378,7 +378,7 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
         sequences, rows = self.data.sequences, self.data.rows
         figures = {"loss": loss / max(weight, 1.0)} if isinstance(self.task.head, TaskHead) else {}
         if outputs is not None:
-            outputs = self.folder.cut(outputs)
+            outputs = self.folder.truncate_vectors(outputs)
             figures.update(self.task.metrics(outputs, sequences, rows))
         else:
             figures.update(accuracy=right / max(weight, 1.0), perplexity=math.exp(min(figures["loss"], 700.0)))

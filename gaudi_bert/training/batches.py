@@ -62,7 +62,7 @@ class TrainingOrder:
     updates_done: int = 0
 
 
-_Features = Callable[[int, IntArray, IntArray, int], Batch]
+_ReadFeatures = Callable[[int, IntArray, IntArray, int], Batch]
 """A function that reads packs: (index of the row length, shards, numbers within the shards, epoch) -> batch."""
 
 
@@ -85,17 +85,19 @@ def read_training_batches(
     """
     packs, max_values = source.open_packs(), _max_feature_values(source, config)
 
-    def features(which: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:
+    def read_features(row_length_index: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:
         return _read_checked_packs(source, packs.files, max_values, shards, records)
 
-    together = batch_packs * order.size
-    even = (MicroBatch(0, first, first + together, batch_packs) for first in itertools.count(order.packs_done, together))
-    return read_batches_in_order([packs], features, even, order, source.path)
+    packs_of_all = batch_packs * order.size
+    micro_batches = (
+        MicroBatch(0, first, first + packs_of_all, batch_packs) for first in itertools.count(order.packs_done, packs_of_all)
+    )
+    return read_batches_in_order([packs], read_features, micro_batches, order, source.path)
 
 
 def read_batches_in_order(
-    lengths: Sequence[StoredPacks],
-    features: _Features,
+    packs_by_row_length: Sequence[StoredPacks],
+    read_features: _ReadFeatures,
     micro_batches: Iterable[MicroBatch],
     order: TrainingOrder,
     path: Path,
@@ -103,8 +105,8 @@ def read_batches_in_order(
     """Yield the batches that this process reads for a sequence of micro-batches.
 
     Args:
-        lengths: The packs of each row length.
-        features: Reads packs as a batch.
+        packs_by_row_length: The packs of each row length.
+        read_features: Reads packs as a batch.
         micro_batches: The micro-batches, each with rows of one length.
         order: The seed, and which process this is. Each row length has its own global order of packs.
         path: The data, for error messages.
@@ -115,8 +117,10 @@ def read_batches_in_order(
     Raises:
         InputError: A row length has no packs.
     """
-    orders = [packs.make_order(order.seed, order.shuffle_packs) for packs in lengths]
-    readers = [packs.open_reader(each, order.rank, order.size) for packs, each in zip(lengths, orders, strict=True)]
+    orders = [packs.make_order(order.seed, order.shuffle_packs) for packs in packs_by_row_length]
+    readers = [
+        packs.open_reader(each, order.rank, order.size) for packs, each in zip(packs_by_row_length, orders, strict=True)
+    ]
     if not all(each.packs for each in orders):
         raise InputError(f"{path}: the data contains no records; pass data with at least one record")
 
@@ -125,13 +129,13 @@ def read_batches_in_order(
             reader.close()
 
     def batches() -> Iterator[Batch]:
-        for which, begin, end, batch_packs in micro_batches:
+        for index, begin, end, batch_packs in micro_batches:
             # Without a pack, the batch would have no shapes, so read at least one, even if it belongs to the next
             # micro-batch. `_pad_with_empty_packs` then replaces it with an empty pack.
             of_rank = pack_numbers_of_rank(begin, max(end, begin + order.size), order.rank, order.size)
-            epochs, numbers = np.divmod(of_rank, orders[which].packs)
+            epochs, numbers = np.divmod(of_rank, orders[index].packs)
             parts = [
-                features(which, *readers[which].locate_and_open(epoch, numbers[epochs == epoch]), epoch)
+                read_features(index, *readers[index].locate_and_open(epoch, numbers[epochs == epoch]), epoch)
                 for epoch in np.unique(epochs).tolist()
             ]
             batch = (
@@ -142,54 +146,61 @@ def read_batches_in_order(
     return _decode_ahead(batches(), close)
 
 
-def _pad_with_empty_packs(batch: Batch, packs: int, batch_packs: int) -> Batch:
-    """Return the first `packs` packs of a batch, followed by empty packs up to `batch_packs`."""
-    missing = batch_packs - packs
+def _pad_with_empty_packs(batch: Batch, kept_packs: int, batch_packs: int) -> Batch:
+    """Return the first `kept_packs` packs of a batch, followed by empty packs up to `batch_packs`."""
+    missing = batch_packs - kept_packs
     if not missing:
         return batch
-    return cast(Batch, {name: np.pad(values[:packs], [(0, missing), (0, 0)]) for name, values in batch.items()})
+    return cast(Batch, {name: np.pad(values[:kept_packs], [(0, missing), (0, 0)]) for name, values in batch.items()})
 
 
 def read_evaluation_batches(
-    source: RecordSource, config: BertConfig, batch_packs: int, rank: int = 0, size: int = 1, max_packs: int | None = None
+    source: RecordSource,
+    config: BertConfig,
+    batch_packs: int,
+    rank: int = 0,
+    world_size: int = 1,
+    max_packs: int | None = None,
 ) -> Iterator[Batch]:
-    """Yield the batches of process `rank` of `size` that contain every record once, checked for a model.
+    """Yield the batches of process `rank` of `world_size` that contain every record once, checked for a model.
 
     With `max_packs`, only the first `max_packs` records are read. The batches are those of `read_each_pack_once`.
     """
     packs = source.open_packs()
-    read = partial(_read_checked_packs, source, packs.files, _max_feature_values(source, config))
-    return read_each_pack_once(packs, read, batch_packs, rank, size, max_packs)
+    read_packs = partial(_read_checked_packs, source, packs.files, _max_feature_values(source, config))
+    return read_each_pack_once(packs, read_packs, batch_packs, rank, world_size, max_packs)
 
 
 def read_each_pack_once(
-    stored: StoredPacks,
-    read: Callable[[IntArray, IntArray], Batch],
+    stored_packs: StoredPacks,
+    read_packs: Callable[[IntArray, IntArray], Batch],
     batch_packs: int,
     rank: int,
-    size: int,
+    world_size: int,
     max_packs: int | None,
 ) -> Iterator[Batch]:
     """Yield this process's part of the batches that contain every pack once, in the order of the files.
 
     Args:
-        stored: The packs.
-        read: Reads packs as a batch, from their file numbers and their numbers within the files.
+        stored_packs: The packs.
+        read_packs: Reads packs as a batch, from their file numbers and their numbers within the files.
         batch_packs: The number of packs in a batch. The last batch is padded with empty packs.
-        rank: The number of this process, which reads the batches whose number mod `size` is `rank`.
-        size: The number of processes.
+        rank: The number of this process, which reads the batches whose number mod `world_size` is `rank`.
+        world_size: The number of processes.
         max_packs: Read only this many packs from the beginning, or all packs if None.
     """
-    files = stored.files
+    files = stored_packs.files
     ends = np.cumsum(files.sizes)
     packs = int(ends[-1]) if max_packs is None else min(int(ends[-1]), max_packs)
 
     def batches() -> Iterator[Batch]:
-        for first in range(rank * batch_packs, packs, size * batch_packs):
+        for first in range(rank * batch_packs, packs, world_size * batch_packs):
             numbers = np.arange(first, min(first + batch_packs, packs))
             shards = np.searchsorted(ends, numbers, side="right")
             files.close_shards_except(shards.tolist())
-            yield _pad_with_empty_packs(read(shards, numbers - (ends - files.sizes)[shards]), len(numbers), batch_packs)
+            yield _pad_with_empty_packs(
+                read_packs(shards, numbers - (ends - files.sizes)[shards]), len(numbers), batch_packs
+            )
 
     return _decode_ahead(batches(), lambda: files.close_shards_except(()))
 

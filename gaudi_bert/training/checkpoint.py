@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,8 @@ _FIRST_BYTES = 4096
 _TENSOR_GROUPS = {"model": "variables", "first_moment": "first_moments", "second_moment": "second_moments"}
 
 Tensors = Mapping[str, NDArray[Any]]
+_TensorDescription = tuple[str, tuple[int, ...], int]
+"""The dtype name, the shape and the CRC-32 of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
-def _describe_tensor(tensor: NDArray[Any]) -> tuple[str, tuple[int, ...], int]:
+def _describe_tensor(tensor: NDArray[Any]) -> _TensorDescription:
     """Return the dtype name, the shape and the CRC-32 of a tensor, which are compared when the tensor is read."""
     content = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
     return tensor.dtype.name, tensor.shape, zlib.crc32(content.data)
@@ -177,17 +179,23 @@ def read_checkpoint_identity(path: Path) -> str:
     return _read_header_text(path)[:_CHECKSUM_DIGITS]
 
 
-def read_run_beginning(folder: Path) -> tuple[int, bool] | None:
+class RunBeginning(NamedTuple):
+    """How a run began: the number of its processes, and whether its kernels were compiled."""
+
+    processes: int
+    is_compiled: bool
+
+
+def read_run_beginning(folder: Path) -> RunBeginning | None:
     """Return how a run began, according to the newest checkpoint in `folder` whose header is intact.
 
     Returns:
-        The number of processes that began the run, and whether its kernels were compiled. None if there is no such
-        checkpoint, or if it contains only weights.
+        The beginning of the run. None if there is no such checkpoint, or if it contains only weights.
     """
     state = _read_newest_header(folder)
     if state is None or not isinstance(state.progress, _StoredProgress):
         return None
-    return state.progress.processes, state.settings.compiled_kernels
+    return RunBeginning(state.progress.processes, state.settings.compiled_kernels)
 
 
 def read_newest_settings(folder: Path) -> Mapping[str, Any] | None:
@@ -296,11 +304,11 @@ def _read_newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkp
     return None
 
 
-def remove_old_checkpoints(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints."""
+def remove_old_checkpoints(folder: Path, keep_newest: int) -> None:
+    """Remove all but the newest `keep_newest` checkpoints."""
     names = fnmatch.filter(list_names(folder), CHECKPOINT_NAMES)
     with explain_os_errors(folder, "remove"):
-        remove_files(*(folder / name for name in names[: max(0, len(names) - keep)]))
+        remove_files(*(folder / name for name in names[: max(0, len(names) - keep_newest)]))
 
 
 # --- Resuming a run from its newest intact checkpoint
@@ -320,17 +328,17 @@ class Progress:
 
 
 def restore_newest_checkpoint(
-    checkpoints: Path, model: Model, updates: Updates, run: Mapping[str, Any], say: Callable[[str], None]
+    checkpoint_folder: Path, model: Model, updates: Updates, run_signature: Mapping[str, Any], say: Callable[[str], None]
 ) -> Progress:
     """Restore the model, the moments and the position from the newest intact checkpoint.
 
     Without a checkpoint, nothing is restored, and the run starts from the beginning.
 
     Args:
-        checkpoints: The folder with the checkpoints of the run.
+        checkpoint_folder: The folder with the checkpoints of the run.
         model: The model whose variables are set.
         updates: The updates whose moments are set.
-        run: The signature of the run. It must equal the stored one, except for the number of updates.
+        run_signature: The signature of the run. It must equal the stored one, except for the number of updates.
         say: A function that shows a line to the user.
 
     Returns:
@@ -340,14 +348,14 @@ def restore_newest_checkpoint(
         InputError: All checkpoints are damaged, or the newest intact one belongs to another run, another model or another
             reading order.
     """
-    checkpoint = _read_newest_checkpoint(checkpoints, say)
+    checkpoint = _read_newest_checkpoint(checkpoint_folder, say)
     if checkpoint is None:
         return Progress()
     progress = checkpoint.progress
     if progress.get("order") != ORDER_VERSION:
         raise InputError(
-            f"{checkpoints}: the checkpoint was written for reading order {short_repr(progress.get('order'))}, but this "
-            f"version of gaudi-bert reads in order {ORDER_VERSION}; train again with --overwrite"
+            f"{checkpoint_folder}: the checkpoint was written for reading order {short_repr(progress.get('order'))}, but "
+            f"this version of gaudi-bert reads in order {ORDER_VERSION}; train again with --overwrite"
         )
     shapes, buffers = model.variable_shapes(), model.buffers()
     trained = {name: shape for name, shape in shapes.items() if name not in buffers}
@@ -356,13 +364,13 @@ def restore_newest_checkpoint(
         problem = find_shape_mismatch(needed, values)
         if problem is not None:
             raise InputError(
-                f"{checkpoints}: the checkpoint belongs to another model: {problem}; use the model settings with which it "
-                "was trained"
+                f"{checkpoint_folder}: the checkpoint belongs to another model: {problem}; use the model settings with "
+                "which it was trained"
             )
-    other = _describe_first_difference(checkpoint.settings.get("run", {}), run)
+    other = _describe_first_difference(checkpoint.settings.get("run", {}), run_signature)
     if other is not None:
         raise InputError(
-            f"{checkpoints}: the checkpoint belongs to another run: {other}; remove it, or train with --overwrite"
+            f"{checkpoint_folder}: the checkpoint belongs to another run: {other}; remove it, or train with --overwrite"
         )
     model.load_values(checkpoint.variables)
     updates.load_moments(checkpoint.first_moments, checkpoint.second_moments)

@@ -84,20 +84,21 @@ def evaluate(
 
 
 def _evaluate_checkpoint(
-    file: Path, sources: list[RecordSource], out: Path | None, requested: EngineChoice, reporter: Reporter
+    checkpoint_file: Path, sources: list[RecordSource], out: Path | None, requested_engine: EngineChoice, reporter: Reporter
 ) -> StageOutput[EvaluationResult]:
     """Evaluate a checkpoint on one source, or on two that must agree, unless `out` already contains the metrics."""
-    chosen = choose_engine(requested, key="--engine")
+    chosen = choose_engine(requested_engine, key="--engine")
     engine = load_engine(chosen.name)
-    inputs = {"checkpoint": read_checkpoint_identity(file), "data": [source.identity for source in sources]}
+    inputs = {"checkpoint": read_checkpoint_identity(checkpoint_file), "data": [source.identity for source in sources]}
     communicator = engine.connect_processes(TrainingSettings(), inputs)
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
-    stored = read_checkpoint(file)
+    stored = read_checkpoint(checkpoint_file)
     if not {"model", "training"} <= stored.settings.keys():
         raise InputError(
-            f"{file}: the checkpoint contains no model and training settings; pass a checkpoint that `train` wrote"
+            f"{checkpoint_file}: the checkpoint contains no model and training settings; pass a checkpoint that `train` "
+            "wrote"
         )
-    settings = section_from_mapping(TrainingSettings, stored.settings["training"], str(file))
+    settings = section_from_mapping(TrainingSettings, stored.settings["training"], str(checkpoint_file))
     reporter.say(f"evaluate: {chosen.format_choice()}")
     # Always compute in float32, also if the model was trained in another precision or on another device.
     device = engine.open_device(settings.model_copy(update={"device": "auto", "precision": "float32"}), settings.threads)
@@ -114,7 +115,7 @@ def _evaluate_checkpoint(
         evaluations = []
         for source in sources:
             check_records_fit_model(source, config)
-            evaluations.append(RecordsEvaluation(source, config, settings.micro_batch_packs).evaluate(model, watched))
+            evaluations.append(RecordsEvaluation(source, config, settings.micro_batch_packs).evaluate_model(model, watched))
             reporter.say(f"evaluate: {format_path(source.path)}: {evaluations[-1].format_line()}")
         packed, *unpacked = evaluations
         difference = _check_agreement(packed, unpacked[0], sources) if unpacked else None
@@ -132,7 +133,7 @@ def _evaluate_checkpoint(
     return StageOutput(result)
 
 
-def _check_agreement(one: EvaluationMetrics, other: EvaluationMetrics, sources: list[RecordSource]) -> float:
+def _check_agreement(packed: EvaluationMetrics, unpacked: EvaluationMetrics, sources: list[RecordSource]) -> float:
     """Return the largest absolute difference between the metrics of two sources.
 
     Counts are compared like all other metrics, so that counts that differ by one already fail.
@@ -140,8 +141,8 @@ def _check_agreement(one: EvaluationMetrics, other: EvaluationMetrics, sources: 
     Raises:
         FailedError: The difference is larger than rounding explains.
     """
-    values = other.as_json()
-    difference: float = max(abs(value - values[name]) for name, value in one.as_json().items())
+    values = unpacked.as_json()
+    difference: float = max(abs(value - values[name]) for name, value in packed.as_json().items())
     if difference > _LARGEST_DIFFERENCE:
         raise FailedError(
             f"{sources[0].path} and {sources[1].path}: the metrics differ by {difference:g}, but rounding explains at most "
@@ -174,8 +175,8 @@ class EvaluationSet(ABC, Generic[E]):
         """The number of sums that are added over the batches: first the sums of the head, then those of `count_labels`."""
 
     @abstractmethod
-    def batches(self, rank: int, size: int) -> Iterable[EvaluationBatch]:
-        """Return the batches of process `rank` of `size` processes."""
+    def read_batches(self, rank: int, world_size: int) -> Iterable[EvaluationBatch]:
+        """Return the batches of process `rank` of `world_size` processes."""
 
     def count_labels(self, batch: Batch) -> FloatArray:
         """Return further numbers of a batch that are added over all batches, float64. By default there are none."""
@@ -189,13 +190,13 @@ class EvaluationSet(ABC, Generic[E]):
     def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> E:
         """Return the metrics, computed from the sums and the outputs of all processes."""
 
-    def evaluate(self, model: Model, communicator: Communicator) -> E:
+    def evaluate_model(self, model: Model, communicator: Communicator) -> E:
         """Evaluate a model, and return its metrics, which are the same in every process.
 
         Every process calls this at the same time.
         """
         totals, outputs = np.zeros(self.sum_count, np.float64), self.allocate_outputs()
-        for number, (batch, scatter) in enumerate(self.batches(communicator.rank, communicator.size)):
+        for number, (batch, scatter) in enumerate(self.read_batches(communicator.rank, communicator.size)):
             communicator.note_activity("an evaluation", slow=number == 0)
             values, sums = model.evaluate_batch(batch)
             totals += np.concatenate([sums.astype(np.float64), self.count_labels(batch)])
@@ -222,18 +223,18 @@ def compute_majority_baseline(label_counts: FloatArray) -> float:
     return float(label_counts.max() / total) if total else 0.0
 
 
-def count_values(values: AnyArray, weights: AnyArray, size: int) -> FloatArray:
+def count_values(values: AnyArray, weights: AnyArray, value_count: int) -> FloatArray:
     """Count how often each integer occurs among the values whose weight is positive.
 
     Args:
-        values: Integers from 0 to `size` - 1.
+        values: Integers from 0 to `value_count` - 1.
         weights: An array of the same shape.
-        size: The number of possible values.
+        value_count: The number of possible values.
 
     Returns:
-        float64 [size].
+        float64 [value_count].
     """
-    return np.bincount(values[weights > 0], minlength=size).astype(np.float64)
+    return np.bincount(values[weights > 0], minlength=value_count).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -257,9 +258,9 @@ class RecordsEvaluation(EvaluationSet[EvaluationMetrics]):
         """8 sums of `PretrainingObjective`, the counts of the 2 next-sentence labels, and a count per vocabulary token."""
         return 8 + 2 + self.config.vocab_size
 
-    def batches(self, rank: int, size: int) -> Iterator[EvaluationBatch]:
+    def read_batches(self, rank: int, world_size: int) -> Iterator[EvaluationBatch]:
         """Return the batches of one process, which read every record once. The last batch is padded with empty packs."""
-        batches = read_evaluation_batches(self.source, self.config, self.batch_packs, rank, size, self.max_packs)
+        batches = read_evaluation_batches(self.source, self.config, self.batch_packs, rank, world_size, self.max_packs)
         return ((batch, None) for batch in batches)
 
     def count_labels(self, batch: Batch) -> FloatArray:

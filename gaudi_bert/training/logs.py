@@ -62,7 +62,7 @@ class MetricsWriter:
             self._lines, self._events = open(self.path, "ab"), open(board / name, "ab")  # noqa: SIM115 - see __exit__
         self._append_and_flush(self._events, frame(_encode_time(now) + _encode_field(3, _VERSION)))
 
-    def write(self, kind: str, update: int, values: Mapping[str, float]) -> None:
+    def write_report(self, kind: str, update: int, values: Mapping[str, float]) -> None:
         """Write one report to both files.
 
         Args:
@@ -203,8 +203,8 @@ class MlperfLog:
         }
         for key, value in values.items():
             self._log.event(key, value)
-        if source.packs is not None:
-            self._log.event(keys.TRAIN_SAMPLES, round(source.packs * source.packing_factor))
+        if source.pack_count is not None:
+            self._log.event(keys.TRAIN_SAMPLES, round(source.pack_count * source.packing_factor))
         for name in parameter_specs(config):
             self._log.event(keys.WEIGHTS_INITIALIZATION, metadata={"tensor": name})
 
@@ -220,7 +220,7 @@ class MlperfLog:
     def log_evaluation_start(self, sequences: int) -> None:
         """Log that a training block ends and an evaluation begins, after `sequences` sequences."""
         self._log_block_end()
-        self._log.start(self._keys.EVAL_START, metadata=_position_metadata(sequences))
+        self._log.start(self._keys.EVAL_START, metadata=_make_position_metadata(sequences))
 
     def log_evaluation_end(
         self, sequences: int, masked_lm_accuracy: float, evaluated_sequences: int, is_finished: bool
@@ -236,8 +236,8 @@ class MlperfLog:
         if not self._eval_samples_logged:
             self._log.event(self._keys.EVAL_SAMPLES, evaluated_sequences)
             self._eval_samples_logged = True
-        self._log.event(self._keys.EVAL_ACCURACY, masked_lm_accuracy, metadata=_position_metadata(sequences))
-        self._log.end(self._keys.EVAL_STOP, metadata=_position_metadata(sequences))
+        self._log.event(self._keys.EVAL_ACCURACY, masked_lm_accuracy, metadata=_make_position_metadata(sequences))
+        self._log.end(self._keys.EVAL_STOP, metadata=_make_position_metadata(sequences))
         self._reached = is_finished
         if not is_finished:
             self._log_block_start(sequences)
@@ -252,20 +252,20 @@ class MlperfLog:
     def _log_block_start(self, sequences: int) -> None:
         """Log that a training block begins."""
         self._block_start = sequences
-        self._log.start(self._keys.BLOCK_START, metadata=_block_metadata(sequences))
+        self._log.start(self._keys.BLOCK_START, metadata=_make_block_metadata(sequences))
 
     def _log_block_end(self) -> None:
         """Log that the current training block ends, if there is one."""
         if self._block_start is not None:
-            self._log.end(self._keys.BLOCK_STOP, metadata=_block_metadata(self._block_start))
+            self._log.end(self._keys.BLOCK_STOP, metadata=_make_block_metadata(self._block_start))
             self._block_start = None
 
 
-def _position_metadata(sequences: int) -> dict[str, int]:
+def _make_position_metadata(sequences: int) -> dict[str, int]:
     """Return the log metadata of a position in the run."""
     return {"epoch_num": sequences, "samples_count": sequences}
 
 
-def _block_metadata(sequences: int) -> dict[str, int]:
+def _make_block_metadata(sequences: int) -> dict[str, int]:
     """Return the log metadata of a training block that begins after `sequences` sequences."""
     return {"first_epoch_num": sequences, "epoch_count": 1, "samples_count": sequences}

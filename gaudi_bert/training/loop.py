@@ -154,10 +154,10 @@ class TrainingLoop:
     @property
     def _is_finished(self) -> bool:
         """Whether the target accuracy is reached or all updates are done."""
-        return self.reached_target or self.progress.update >= self._settings.updates
+        return self.has_reached_target or self.progress.update >= self._settings.updates
 
     @property
-    def reached_target(self) -> bool:
+    def has_reached_target(self) -> bool:
         """Whether the last evaluation reached the target accuracy."""
         target, evaluation = self._settings.target_masked_lm_accuracy, self.evaluation
         return target is not None and evaluation is not None and bool(evaluation.accuracy >= target)
@@ -175,7 +175,7 @@ class TrainingLoop:
             "slots_per_second": report.slots_per_second if report is not None else None,
             "packing_factor": plan.packing_factor,
             "sequences_per_update": plan.sequences_per_update,
-            "reached_target": self.reached_target,
+            "reached_target": self.has_reached_target,
         }
 
     def _run_update(self, task: Task) -> None:
@@ -236,11 +236,11 @@ class TrainingLoop:
             **report.metrics.as_json(),
             "learning_rate": compute_learning_rate(update, self._settings),
             "gradient_norm": report.gradient_norm,
-            **self._count_work(),
+            **self._work_done_by_name(),
             **report.collect_throughput(),
         }
         if self._metrics is not None:
-            self._metrics.write("train", update, values)
+            self._metrics.write_report("train", update, values)
             self.context.reporter.say(f"{self._stage}: {report.format_line(update, self._settings.updates)}")
 
     def _evaluate(self, held_out: EvaluationSet[Any]) -> None:
@@ -248,20 +248,20 @@ class TrainingLoop:
         log, sequences = self.mlperf_log, self.progress.sequences
         if log is not None:
             log.log_evaluation_start(sequences)
-        self.evaluation = held_out.evaluate(self.model, self.context.communicator)
+        self.evaluation = held_out.evaluate_model(self.model, self.context.communicator)
         update, target = self.progress.update, self._settings.target_masked_lm_accuracy
-        succeeded = self._is_finished if target is None else self.reached_target
+        succeeded = self._is_finished if target is None else self.has_reached_target
         if log is not None:
             log.log_evaluation_end(sequences, self.evaluation.accuracy, self.evaluation.sequences, succeeded)
         if self.handle_evaluation is not None:
             self.handle_evaluation(update, self.evaluation)
         if self._metrics is not None and update not in self._metrics.evaluated_updates:
-            self._metrics.write("evaluation", update, {**self.evaluation.as_json(), **self._count_work()})
+            self._metrics.write_report("evaluation", update, {**self.evaluation.as_json(), **self._work_done_by_name()})
             self.context.reporter.say(f"evaluation after update {update}: {self.evaluation.format_line()}")
-        if self.reached_target:
+        if self.has_reached_target:
             self.context.reporter.say(f"train: training.target_masked_lm_accuracy = {target:g} is reached, so the run ends")
 
-    def _count_work(self) -> dict[str, float]:
+    def _work_done_by_name(self) -> dict[str, float]:
         """Return the numbers of sequences and tokens read so far, by name, as in `metrics.jsonl`."""
         return {"sequences": self.progress.sequences, "tokens": self.progress.tokens}
 

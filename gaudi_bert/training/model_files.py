@@ -68,7 +68,7 @@ class TaskConfig(ExtensibleArtefact):
         return tuple(str(names[str(number)]) for number in range(len(names)))
 
     @property
-    def activation(self) -> object:
+    def activation_class(self) -> object:
         """The class name of the activation that sentence-transformers 5 and older store for a `CrossEncoder`, or None."""
         own = self.sentence_transformers or {}
         return own.get("activation_fn", self.sbert_ce_default_activation_function)
@@ -170,7 +170,7 @@ class _TransformerSettings(ExtensibleArtefact):
         stored = getattr(self, old_field) if old_field in self.model_fields_set else getattr(self, field)
         return {key: value for key, value in (stored or {}).items() if key not in _OF_THE_LOADER}
 
-    def find_unsupported(self, task: str, config: Mapping[str, Any]) -> Iterator[str]:
+    def find_unsupported_settings(self, task: str, config: Mapping[str, Any]) -> Iterator[str]:
         """Yield the settings that sentence-transformers would apply and we do not support.
 
         Args:
@@ -241,12 +241,12 @@ class SentenceSettings:
     tokenizer_settings: Mapping[str, Any] = field(default_factory=dict)
     activation: Activation | None = None
 
-    def cut(self, vectors: Float32Array, *, normalize_again: bool = False) -> Float32Array:
+    def truncate_vectors(self, vectors: Float32Array, *, renormalize: bool = False) -> Float32Array:
         """Truncate vectors to their first `truncate_dim` values.
 
         Args:
             vectors: float32 [texts, values].
-            normalize_again: Whether truncated vectors are scaled to length 1.
+            renormalize: Whether truncated vectors are scaled to length 1.
 
         Returns:
             The vectors, unchanged if they are not longer than `truncate_dim`.
@@ -254,11 +254,11 @@ class SentenceSettings:
         if self.truncate_dim is None or self.truncate_dim >= vectors.shape[1]:
             return vectors
         shorten = vectors[:, : self.truncate_dim]
-        if normalize_again:
+        if renormalize:
             shorten = shorten / np.maximum(np.linalg.norm(shorten, axis=1, keepdims=True), 1e-12)
         return np.ascontiguousarray(shorten, np.float32)
 
-    def prompt(self, name: str | None) -> str:
+    def find_prompt(self, name: str | None) -> str:
         """Return the prompt with a name, or the default prompt if the name is None. Empty if there is no default prompt.
 
         Raises:
@@ -343,9 +343,9 @@ def read_cross_encoder_settings(folder: Path, config: TaskConfig) -> SentenceSet
     modules = _read_modules(folder)
     stored = None if modules is None else _Prompts.read_if_present(folder / _PROMPTS)
     if modules is None or stored is None or stored.model_type != "CrossEncoder":
-        if config.activation is None:
+        if config.activation_class is None:
             return None
-        activation = _parse_activation(folder / "config.json", config.activation, len(config.labels))
+        activation = _parse_activation(folder / "config.json", config.activation_class, len(config.labels))
         return SentenceSettings(max_sequence_length=read_tokenizer_max_length(folder), activation=activation)
     kinds = [module.class_name for module in modules]
     if kinds != ["Transformer"] or modules[0].path:
@@ -353,32 +353,32 @@ def read_cross_encoder_settings(folder: Path, config: TaskConfig) -> SentenceSet
             f"{folder}: modules.json lists {shorten(', '.join(kinds)) or 'no module'}, but a CrossEncoder is only supported "
             "if it lists one Transformer in the folder itself; run the model with sentence-transformers"
         )
-    file, name = (_PROMPTS, stored.activation_fn) if stored.activation_fn else ("config.json", config.activation)
+    file, name = (_PROMPTS, stored.activation_fn) if stored.activation_fn else ("config.json", config.activation_class)
     activation = _parse_activation(folder / file, name, len(config.labels))
     return replace(_read_transformer_settings(folder, "sequence-classification", stored), activation=activation)
 
 
-def _parse_activation(file: Path, name: object, labels: int) -> Activation:
+def _parse_activation(file: Path, class_name: object, label_count: int) -> Activation:
     """Return the activation of a `CrossEncoder` from the stored name of its class.
 
     Args:
         file: The file that contains the name, for the error message.
-        name: The class name with its module. None stands for the default of sentence-transformers: Sigmoid for one label,
-            otherwise Identity.
-        labels: The number of labels.
+        class_name: The class name with its module. None stands for the default of sentence-transformers: Sigmoid for one
+            label, otherwise Identity.
+        label_count: The number of labels.
 
     Raises:
         InputError: The activation is not supported for this number of labels.
     """
-    module, _, kind = str(name).rpartition(".")
-    if name is None:
-        module, kind = "torch", "Sigmoid" if labels == 1 else "Identity"
-    known: tuple[Activation, ...] = get_args(Activation) if labels == 1 else ("Identity",)
+    module, _, kind = str(class_name).rpartition(".")
+    if class_name is None:
+        module, kind = "torch", "Sigmoid" if label_count == 1 else "Identity"
+    known: tuple[Activation, ...] = get_args(Activation) if label_count == 1 else ("Identity",)
     chosen = next((activation for activation in known if activation == kind), None)
     if chosen is None or module.partition(".")[0] != "torch":
         raise InputError(
-            f"{file}: activation_fn {short_repr(name)} is not supported for {format_count(labels, 'label')}; PyTorch's "
-            f"{join_with_and(known)} can be used, so run this model with sentence-transformers"
+            f"{file}: activation_fn {short_repr(class_name)} is not supported for {format_count(label_count, 'label')}, "
+            f"only {join_with_and(known)} of PyTorch; run the model with sentence-transformers"
         )
     return chosen
 
@@ -419,7 +419,7 @@ def _read_transformer_settings(folder: Path, task: str, prompts: _Prompts) -> Se
     """
     file = next((path for name in _SETTINGS if os.path.lexists(path := folder / name)), folder / _SETTINGS[0])
     settings = _TransformerSettings.read_if_present(file) or _TransformerSettings()
-    unsupported = list(settings.find_unsupported(task, _read_json_object(folder / "config.json")))
+    unsupported = list(settings.find_unsupported_settings(task, _read_json_object(folder / "config.json")))
     if unsupported:
         raise InputError(
             f"{file}: {join_with_and(unsupported)} may change the results and is not supported; remove the setting, or run "

@@ -105,7 +105,7 @@ class PretrainingObjective(Objective):
         The masked-LM weight is the number of masked tokens (`loss: token`) or of sequences that contain at least one
         (`loss: sequence`).
         """
-        masked = _count_masked(batch["masked_lm_weights"], self.masked_lm_loss)
+        masked = _compute_masked_weight(batch["masked_lm_weights"], self.masked_lm_loss)
         return np.array([masked, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
 
     def compute_metrics(self, sums: FloatArray) -> LossMetrics:
@@ -123,17 +123,17 @@ class PretrainingObjective(Objective):
         )
 
 
-def _count_masked(numbers_BQ: AnyArray, loss: Loss) -> int:
+def _compute_masked_weight(sequence_numbers_BQ: AnyArray, loss: Loss) -> int:
     """Count the masked tokens of some packs, or the sequences that contain at least one.
 
     Args:
-        numbers_BQ: For each masked slot, the number of its sequence from 1, or 0 for an unused slot.
+        sequence_numbers_BQ: For each masked slot, the number of its sequence from 1, or 0 for an unused slot.
         loss: "token" to count tokens, "sequence" to count sequences.
     """
     if loss == "token":
-        return int(np.count_nonzero(numbers_BQ))
-    depth = int(numbers_BQ.max(initial=0))
-    return sum(int(np.any(numbers_BQ == number, axis=1).sum()) for number in range(1, depth + 1))
+        return int(np.count_nonzero(sequence_numbers_BQ))
+    depth = int(sequence_numbers_BQ.max(initial=0))
+    return sum(int(np.any(sequence_numbers_BQ == number, axis=1).sum()) for number in range(1, depth + 1))
 
 
 # --- The denominators, by which the two losses of a micro-batch are divided before their gradients are added
@@ -195,7 +195,7 @@ def make_loss_denominators(settings: TrainingSettings, source: RecordSource) -> 
         return LossDenominators(settings.loss_normalization)
     each = -(-_SAMPLE // len(source.files))  # records to read at the beginning of each file, about `_SAMPLE` in total
     weights = [
-        _count_masked(decode_example(record)["masked_lm_weights"][np.newaxis], settings.loss)
+        _compute_masked_weight(decode_example(record)["masked_lm_weights"][np.newaxis], settings.loss)
         for number in range(len(source.files))
         for record in itertools.islice(source.read_file_records(number), each)
     ]

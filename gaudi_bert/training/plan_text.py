@@ -44,7 +44,7 @@ class DryRun:
             "packs_per_update": plan.packs_per_update,
             "sequences_per_update": plan.sequences_per_update,
             "sequences_asked_per_update": settings.global_batch_sequences,
-            "change": plan.change,
+            "change": plan.batch_size_change,
             "sequences": plan.sequences_per_update * settings.updates,
         }
 
@@ -100,14 +100,14 @@ def _format_update(plan: RunPlan) -> list[str]:
         sequences_per_process = plan.sequences_per_update / plan.processes
         text += f" x {plan.processes} processes ({sequences_per_process:,.1f} sequences per process)"
     lines = [text]
-    if abs(plan.change) > _NOTABLE_CHANGE:
-        more, present = "more" if plan.change > 0 else "fewer", settings.micro_batch_packs
+    if abs(plan.batch_size_change) > _NOTABLE_CHANGE:
+        more, present = "more" if plan.batch_size_change > 0 else "fewer", settings.micro_batch_packs
         sequences = settings.global_batch_sequences
         nearest = find_micro_batch_size(sequences, plan.packing_factor * plan.processes, 2 * present)
         remedy = "" if in_training else "; every process takes the same number of packs"
         if in_training and nearest != present:
             remedy = f"; training.micro_batch_packs = {nearest} would come nearest to it"
-        lines.append(f"note: that is {abs(plan.change):.1%} {more} than {key} = {sequences:,}{remedy}")
+        lines.append(f"note: that is {abs(plan.batch_size_change):.1%} {more} than {key} = {sequences:,}{remedy}")
     if plan.packs is not None and plan.packs_per_update > plan.packs:
         micro_batch = min(settings.micro_batch_packs, max(1, plan.packs // plan.processes))
         full_steps = max(1, plan.packs // (micro_batch * plan.processes))

@@ -267,7 +267,7 @@ class RunPlan:
         return self.packs_per_update_and_process * self.processes * self.packing_factor
 
     @property
-    def change(self) -> float:
+    def batch_size_change(self) -> float:
         """The relative difference between the planned and the requested batch size. 0.05 means 5 % more sequences."""
         return self.sequences_per_update / self.settings.global_batch_sequences - 1.0
 

@@ -74,7 +74,7 @@ class RecordSource:
         return self.schema.depth if isinstance(self.schema, PackedSchema) else 1
 
     @property
-    def packs(self) -> int | None:
+    def pack_count(self) -> int | None:
         """The number of records in all files, or None if it is unknown."""
         return self.metadata.packs if self.metadata is not None else None
 
@@ -84,7 +84,7 @@ class RecordSource:
         return self.metadata.tokens / self.metadata.sequences if self.metadata is not None else None
 
     @property
-    def streams(self) -> int:
+    def stream_count(self) -> int:
         """The number of shards that are read at the same time."""
         return choose_stream_count(self.metadata.shard_multiple if self.metadata is not None else 1)
 
@@ -94,10 +94,10 @@ class RecordSource:
         Returns:
             The note, or None if every process has streams of its own.
         """
-        readers = processes // math.gcd(self.streams, processes)
+        readers = processes // math.gcd(self.stream_count, processes)
         if readers == 1 or self.metadata is None:
             return None
-        multiple = -(-self.streams // processes) * processes
+        multiple = -(-self.stream_count // processes) * processes
         multiple, frequency = (multiple, "only once") if multiple <= MAX_STREAMS else (MAX_STREAMS, "less often")
         return (
             f"note: each shard is read by {readers} of the {processes} processes, so that about {readers} times the size "
@@ -108,7 +108,7 @@ class RecordSource:
     def open_packs(self) -> StoredPacks:
         """Open the records for random access."""
         if self.metadata is None:
-            return StoredPacks(RecordFiles(self.files, self.schema), self.streams)
+            return StoredPacks(RecordFiles(self.files, self.schema), self.stream_count)
         return open_packs(self.path, self.metadata, self.cache)
 
     def read_file_records(self, file_number: int) -> Iterator[bytes]:

@@ -267,13 +267,13 @@ def _measure_differences(model: Model, packed: BatchArrays, loss: Loss = "token"
             before = outputs.get(name, _Difference(0.0, 0.0))
             outputs[name] = _Difference(max(before.difference, distance), max(before.size, size))
     gradients = {
-        name: _Difference(_norm(of_packs.gradients[name] - gradient), _norm(gradient))
+        name: _Difference(_compute_norm(of_packs.gradients[name] - gradient), _compute_norm(gradient))
         for name, gradient in of_rows.gradients.items()
     }
     return _Differences(outputs, gradients)
 
 
-def _norm(values: AnyArray) -> float:
+def _compute_norm(values: AnyArray) -> float:
     """Return the Euclidean norm of an array, computed in float64."""
     return float(np.linalg.norm(values.astype(np.float64).ravel()))
 

@@ -66,7 +66,7 @@ class Weights:
     variables: WeightArrays
 
     @property
-    def missing(self) -> list[str]:
+    def missing_variables(self) -> list[str]:
         """The names of the model's variables for which there are no weights. Empty if the config is unknown."""
         return [] if self.config is None else [name for name in parameter_specs(self.config) if name not in self.variables]
 
@@ -87,7 +87,7 @@ def read_weights(path: Path | str) -> Weights:
     path = Path(path)
     check_model_exists(path)
     if shards := _find_hugging_face_files(path):
-        weights = _read_hugging_face(path, shards)
+        weights = _read_hugging_face_weights(path, shards)
     elif prefix := _find_google_checkpoint(path):
         if not is_installed("tensorflow"):  # needed to read it, even if another engine runs the model
             raise InputError(
@@ -111,7 +111,7 @@ def read_weights(path: Path | str) -> Weights:
 def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
     """Read weights in any of the three formats, and set the variables of a model from them.
 
-    Variables that are `missing` in the weights keep their values.
+    Variables that are `missing_variables` in the weights keep their values.
 
     Args:
         path: The weights, as for `read_weights`.
@@ -205,7 +205,7 @@ def _find_hugging_face_files(path: Path) -> list[Path]:
     return []
 
 
-def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
+def _read_hugging_face_weights(path: Path, files: list[Path]) -> Weights:
     """Read the tensors of a Hugging Face model from its safetensors files.
 
     Raises:
@@ -306,15 +306,15 @@ _WHOLE_NAMES = {
 _LAST_PARTS = {"kernel": "weight", "gamma": "weight", "beta": "bias"}
 
 
-def _convert_to_hugging_face_name(name: str) -> str:
+def _convert_to_hugging_face_name(variable: str) -> str:
     """Return the name that one of our variables has in `BertForPreTraining`.
 
     For example, `bert/encoder/layer_0/attention/self/query/kernel` becomes
     `bert.encoder.layer.0.attention.self.query.weight`.
     """
-    if name in _WHOLE_NAMES:
-        return _WHOLE_NAMES[name]
-    *scope, last = name.replace("/layer_", "/layer/").split("/")
+    if variable in _WHOLE_NAMES:
+        return _WHOLE_NAMES[variable]
+    *scope, last = variable.replace("/layer_", "/layer/").split("/")
     if last.endswith("_embeddings"):
         return ".".join([*scope, last, "weight"])
     return ".".join([*scope, _LAST_PARTS.get(last, last)])

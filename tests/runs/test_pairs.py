@@ -24,7 +24,7 @@ def test_an_update_that_needs_more_packs_than_were_planned_has_more_micro_batche
     data = PairUpdates(sequences, None, stream, UpdateShape(BatchShape(2, 24, 3), 1, processes))  # type: ignore[arg-type]
     counts = [data.count_micro_batches(update) for update in range(stream.update_count)]
     assert max(counts) > 1
-    of_rank = [data.batches(0, rank) for rank in range(processes)]
+    of_rank = [data.iterate_micro_batches(0, rank) for rank in range(processes)]
     for update, count in enumerate(counts):
         batches = [next(batches) for batches in of_rank for _ in range(count)]
         assert {batch["input_ids"].shape for batch in batches} == {(2, 24)}

@@ -148,7 +148,7 @@ def test_losses_are_those_of_transformers_on_single_rows(files: Path, name: str,
     assert type(model).__name__ == result.model
     source, targets = of_table(files, name, "evaluation")
     held_out = TableEvaluation(source, targets, 300, 3, None)
-    rows = [row for batch, _ in held_out.batches(0, 1) for row in single_rows(batch)]
+    rows = [row for batch, _ in held_out.read_batches(0, 1) for row in single_rows(batch)]
     with torch.no_grad():
         agree(result.evaluation.loss, loss_of_rows(model.eval(), rows).item(), 1e-5)
     assert result.evaluation.sequences == len(rows) == source.count("sequences")
@@ -167,7 +167,7 @@ def test_an_evaluation_has_every_pack_once_and_the_same_masks_by_any_number_of_p
     def evaluated(batch_packs: int, size: int, take: int | None = None) -> list[tuple[bytes, ...]]:
         found = []
         for rank in range(size):
-            for batch, _ in TableEvaluation(table, targets, 300, batch_packs, take).batches(rank, size):
+            for batch, _ in TableEvaluation(table, targets, 300, batch_packs, take).read_batches(rank, size):
                 assert len(batch["targets"]) == batch_packs
                 real = batch["sequence_weights"].any(axis=1)
                 assert not batch["target_weights"][~real].any()
@@ -182,7 +182,7 @@ def test_an_evaluation_has_every_pack_once_and_the_same_masks_by_any_number_of_p
     with pytest.raises(
         InputError, match=r"packed-00000-.*: row \d+ contains 48 tokens, but must contain 47 tokens with ids from 0 to 290; "
     ):
-        next(TableEvaluation(short, targets, 300, 1, None).batches(0, 1))
+        next(TableEvaluation(short, targets, 300, 1, None).read_batches(0, 1))
 
 
 @pytest.mark.slow
@@ -318,7 +318,7 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--data packed --set training.init_checkpoint=x",
             "training.init_checkpoint: .* only supported for packed records; .* --model",
         ),
-        ("--data packed --resume --overwrite", "--resume cannot be combined with --overwrite"),
+        ("--data packed --resume --overwrite", "--resume cannot be combined with --overwrite; pass only one of them"),
     ],
 )
 def test_what_is_refused(refused: Path, words: str, message: str) -> None:

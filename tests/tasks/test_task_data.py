@@ -83,7 +83,7 @@ def test_an_evaluation_has_every_sequence_once_whoever_shares_it(size: int, leng
     """What a model makes of a sequence comes to its place, here its own number."""
     held_out, found = TaskEvaluation(task(), make_data(lengths), 2, seed=3, best_metric="accuracy"), np.zeros((53, 1))
     for rank in range(size):
-        for batch, scatter in held_out.batches(rank, size):
+        for batch, scatter in held_out.read_batches(rank, size):
             assert scatter is not None
             of_process = np.zeros((53, 1), np.float32)
             scatter((batch["targets"] + 1.0)[..., np.newaxis].astype(np.float32), of_process)

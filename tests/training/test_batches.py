@@ -147,7 +147,7 @@ def test_not_an_example_and_not_records(packed, tmp_path) -> None:
 
 def test_a_number_of_processes_without_streams_of_their_own_is_said_with_its_cost(tmp_path: Path) -> None:
     source = open_local_records(make_case(tmp_path / "case").packed)
-    assert source.streams == 32
+    assert source.stream_count == 32
     assert [source.describe_shared_reading(processes) for processes in (1, 2, 8, 32)] == [None] * 4
     for processes, (readers, remedy) in {
         3: (3, "=33`, each shard is read only once"),

@@ -29,7 +29,7 @@ CONFIG = BertConfig(**data.MODEL, vocab_size=data.VOCABULARY, max_position_embed
 
 def run(folder: Path, batch_packs: int = 8, loss: Loss = "token") -> EvaluationMetrics:
     model, source = pretraining_model(CONFIG, 5, loss), open_local_records(folder)
-    return RecordsEvaluation(source, CONFIG, batch_packs).evaluate(model, Communicator())
+    return RecordsEvaluation(source, CONFIG, batch_packs).evaluate_model(model, Communicator())
 
 
 @pytest.mark.parametrize("loss", sampled(["token", "sequence"], 2))

@@ -28,11 +28,11 @@ from tests.training.conftest import settings
 def test_later_lines_and_a_half_line_go_when_a_run_is_resumed(tmp_path) -> None:
     with MetricsWriter(tmp_path, 0) as metrics:
         for update in (10, 20, 30):
-            metrics.write("train", update, {"loss": 1.0 / update, "tokens": update})
+            metrics.write_report("train", update, {"loss": 1.0 / update, "tokens": update})
     with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as handle:
         handle.write('{"update": 40, "ki')
     with MetricsWriter(tmp_path, 20) as metrics:
-        metrics.write("evaluation", 25, {"loss": 2.0})
+        metrics.write_report("evaluation", 25, {"loss": 2.0})
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [(line["kind"], line["update"]) for line in lines] == [("train", 10), ("train", 20), ("evaluation", 25)]
     events = [
@@ -90,7 +90,7 @@ def write_log(path: Path, accuracies: list[float | Exception]) -> None:
     pytest.importorskip("mlperf_logging")
     training = TrainingSettings(optimizer="lamb", global_batch_sequences=448, micro_batch_packs=28)
     plan = RunPlan(RunSettings.from_training_section(training), 2.0, processes=8, slots_per_pack=512, packs=1000)
-    with MlperfLog(path, WHO, plan, SimpleNamespace(packs=1000, packing_factor=2.0), LARGE) as log:
+    with MlperfLog(path, WHO, plan, SimpleNamespace(pack_count=1000, packing_factor=2.0), LARGE) as log:
         log.log_run_start(0)
         for number, accuracy in enumerate(accuracies, start=1):
             if isinstance(accuracy, Exception):
@@ -121,4 +121,4 @@ def test_values_of_the_log_and_a_run_that_is_aborted(tmp_path: Path) -> None:
 def test_a_missing_package_is_said(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "mlperf_logging.mllog", None)
     with pytest.raises(InputError, match=r"4\.1\.68"):
-        MlperfLog(tmp_path / "mlperf.log", WHO, None, SimpleNamespace(packs=None), LARGE)
+        MlperfLog(tmp_path / "mlperf.log", WHO, None, SimpleNamespace(pack_count=None), LARGE)

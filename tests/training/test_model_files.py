@@ -195,9 +195,9 @@ def test_version_6_stores_the_cut_with_the_tokenizer_and_prompts_by_name(tmp_pat
     found = read_sentence_settings(folder)
     assert found is not None
     assert (found.max_sequence_length, found.pools_prompt) == (128, False)
-    assert [found.prompt(name) for name in (None, "passage", "document")] == ["query: ", "passage: ", ""]
+    assert [found.find_prompt(name) for name in (None, "passage", "document")] == ["query: ", "passage: ", ""]
     with pytest.raises(InputError, match=r"prompt 'other': .* defines query, passage"):
-        found.prompt("other")
+        found.find_prompt("other")
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 64}', encoding="utf-8")
     chosen = read_sentence_settings(folder, "cls")
     assert chosen is not None
@@ -380,7 +380,7 @@ def test_activations_that_are_rejected_by_name(tmp_path: Path, labels: int, stor
 def test_a_cross_encoder_with_classes_and_one_with_other_modules(tmp_path: Path) -> None:
     prompts = {"prompts": {"q": "ask: "}, "default_prompt_name": "q"}
     found = read_task_description(cross_encoder(tmp_path / "m", {"num_labels": 3}, prompts))
-    assert (found.task, found.texts.prompt(None)) == ("classification", "ask: ")
+    assert (found.task, found.texts.find_prompt(None)) == ("classification", "ask: ")
     with pytest.raises(InputError, match=r"lists Transformer, LogitScore, but .* one Transformer"):
         read_task_description(cross_encoder(tmp_path / "n", {"num_labels": 1}, {}, ("Transformer", "LogitScore")))
     (tmp_path / "m" / "sentence_bert_config.json").write_text('{"max_seq_length": 9}', encoding="utf-8")

@@ -53,7 +53,7 @@ def test_a_stopped_run_keeps_its_engine_and_ends_with_the_same_bits(packed, held
 
 
 def test_a_stop_that_another_process_was_asked_for_stops_this_one(packed, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(Communicator, "any_true", lambda self, value: True)
+    monkeypatch.setattr(Communicator, "is_true_in_any_process", lambda self, value: True)
     with pytest.raises(StoppedError, match="after update 1 of 20"):
         train(settings(**BY_PYTORCH), packed, None, tmp_path / "train", reporter=QUIET)
     assert read_checkpoint(find_checkpoint(tmp_path / "train")).update == 1

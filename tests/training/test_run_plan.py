@@ -53,7 +53,7 @@ def test_or_the_packs_are_kept_and_the_betas_raised() -> None:
     assert made.accumulation_steps == 512
     assert made.packs_per_update == 32_768
     assert made.sequences_per_update == 65_536
-    assert abs(made.change) < 0.02
+    assert abs(made.batch_size_change) < 0.02
     assert "1,564 -> 782" in format_plan(made)[1]
 
 
@@ -94,7 +94,7 @@ def test_one_step_is_not_rounded_to_none_and_another_batch_is_said_with_the_reme
 ) -> None:
     made = batch(sequences, packs, factor)
     assert made.accumulation_steps == 1
-    agree(made.change, change, 1e-3, scale=1.0)
+    agree(made.batch_size_change, change, 1e-3, scale=1.0)
     (line,) = format_plan(made)[1:-1]
     assert f"{abs(change):.1%}" in line
     if nearest is None:

@@ -73,7 +73,7 @@ def test_weights_come_back_to_the_bit_and_dropout_may_differ(tmp_path, kind) -> 
     SAVERS[kind](tmp_path / "there", model)
     other = make_model(seed=8, hidden_dropout_prob=0.5)
     weights = load_weights(tmp_path / "there", other, other.spec.config)
-    assert (weights.kind, weights.config, weights.missing) == (kind, model.spec.config, [])
+    assert (weights.kind, weights.config, weights.missing_variables) == (kind, model.spec.config, [])
     identical(other.values(), model.values())
 
 
@@ -95,7 +95,7 @@ def test_a_bare_encoder_leaves_the_heads_as_they_are(tmp_path) -> None:
     save_file({name: value for name, value in tensors.items() if "pooler" not in name}, folder / "model.safetensors")
     heads = {name: value for name, value in other.values().items() if name.startswith(("cls/", "bert/pooler/"))}
     weights = load_weights(folder, other, other.spec.config)
-    assert set(weights.missing) == set(heads)
+    assert set(weights.missing_variables) == set(heads)
     after = other.values()
     identical({name: after[name] for name in heads}, heads)
     identical({name: value for name, value in after.items() if name not in heads}, weights.variables)
@@ -151,7 +151,7 @@ def test_damage_is_one_line_with_its_remedy(tmp_path) -> None:
     write_google_checkpoint(tmp_path / "other.ckpt", {"dense/kernel": np.zeros(3, np.float32)})
     refused(tmp_path / "other.ckpt", "holds no variable below bert/")
     write_google_checkpoint(google / "second.ckpt", model.values())
-    refused(google, "holds 2 TF1 checkpoints; name one")
+    refused(google, "contains 2 TF1 checkpoints; pass one")
     refused(tmp_path / "nothing", "no such folder")
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "contains no checkpoint")

@@ -220,7 +220,7 @@ def test_training_reads_the_rows(tmp_path: Path) -> None:
     ours, theirs = open_local_records(tmp_path / "hdf5"), open_local_records(tmp_path / "tfrecord")
     assert ours.schema == theirs.schema
     assert [list(ours.read_file_records(number)) for number in (0, 1)] == [
-        list(theirs.records_of(number)) for number in (0, 1)
+        list(theirs.read_file_records(number)) for number in (0, 1)
     ]
     numbers = np.arange(9)
     one, other = (source.open_packs().files.read_records(np.ones_like(numbers), numbers) for source in (ours, theirs))
