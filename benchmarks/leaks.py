@@ -20,20 +20,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import transformers
 
-from gaudi_bert.encoders.feeding import Feeding, allowed_BLL
-from gaudi_bert.encoders.feeding_trial import feeding_of
+from gaudi_bert.encoders.pack_inputs import PackInputs, attention_allowed
+from gaudi_bert.encoders.pack_inputs_trial import find_pack_inputs
 from gaudi_bert.encoders.trial import (
-    ALONE_BOUND,
+    ALLOWED_DIFFERENCE,
     MODEL_ERRORS,
-    Row,
-    alone_outputs,
+    Pack,
+    build_random_packs,
+    compute_output_scale,
+    compute_single_outputs,
+    compute_token_outputs,
+    controlled_conditions,
     largest_difference,
-    moved_neighbours,
-    outputs_of,
-    random_packs,
-    scale_of,
-    sequences_of,
-    trial_conditions,
+    largest_neighbour_change,
+    split_by_sequence,
 )
 from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
 from tests.builders.torch_models import CONFIGS, SIZES
@@ -42,50 +42,54 @@ NEIGHBOUR_BOUND = 1e-6  # of the largest output, or 1: what a changed neighbour 
 ATTENTIONS = ("sdpa", "eager", "flex_attention")
 LENGTH = 256
 Batch = dict[str, Any]
-Feed = Callable[[Feeding, list[Row]], Batch]
+Feed = Callable[[PackInputs, list[Pack]], Batch]
 CASES = {"bert": partial(transformers.BertConfig, **SIZES, max_position_embeddings=LENGTH), **CONFIGS}
 
 
-def target(name: str, changes: Callable[[Feeding, Batch], Batch] = lambda _, __: {}) -> Feed:
+def target(name: str, changes: Callable[[PackInputs, Batch], Batch] = lambda _, __: {}) -> Feed:
     """The batch of a target of `PackCollator`, with some inputs replaced."""
 
-    def feed(feeding: Feeding, rows: list[Row]) -> Batch:
-        batch = PackCollator(name, feeding)(rows)
-        return {**batch, **changes(feeding, batch)}
+    def feed(pack_inputs: PackInputs, rows: list[Pack]) -> Batch:
+        batch = PackCollator(name, pack_inputs)(rows)
+        return {**batch, **changes(pack_inputs, batch)}
 
     return feed
 
 
-def mask(make: Callable[[Feeding, Any], Any]) -> Feed:
+def mask(make: Callable[[PackInputs, Any], Any]) -> Feed:
     """The batch of transformers-5 with a mask that is computed from the numbers of the sequences."""
-    return target("transformers-5", lambda feeding, batch: {"attention_mask": make(feeding, batch["sequence_ids"])})
+    return target("transformers-5", lambda pack_inputs, batch: {"attention_mask": make(pack_inputs, batch["sequence_ids"])})
 
 
 WAYS = {
     **{name: target(name) for name in TARGETS if name != "optimum-habana"},
     "positions only": mask(lambda _, __: None),
     "2-D mask of sequence numbers": mask(lambda _, numbers: numbers),
-    "4-D bool mask": mask(lambda feeding, numbers: allowed_BLL(numbers, feeding.causal).unsqueeze(1)),
+    "4-D bool mask": mask(lambda pack_inputs, numbers: attention_allowed(numbers, pack_inputs.is_causal).unsqueeze(1)),
     "additive mask, positions from 0": target(
-        "transformers-5", lambda feeding, batch: {"position_ids": batch["position_ids"] - feeding.position_offset}
+        "transformers-5", lambda pack_inputs, batch: {"position_ids": batch["position_ids"] - pack_inputs.position_offset}
     ),
 }
 """Ways of feeding packs: the targets of `PackCollator`, and those of other software."""
 
 
-def cell(model: Any, feeding: Feeding, way: str) -> str:
+def cell(model: Any, pack_inputs: PackInputs, way: str) -> str:
     """One entry of the table."""
-    rows, changed = random_packs(model.config, LENGTH, feeding.longest_sequence)
-    alone = alone_outputs(model, feeding, rows)
+    rows, changed = build_random_packs(model.config, LENGTH, pack_inputs.longest_sequence)
+    alone = compute_single_outputs(model, pack_inputs, rows)
     try:
-        batches = [model_inputs(WAYS[way](feeding, each)) for each in (rows, changed)]
-        before, after = (sequences_of(outputs_of(model, batch), rows) for batch in batches)
+        batches = [model_inputs(WAYS[way](pack_inputs, each)) for each in (rows, changed)]
+        before, after = (split_by_sequence(compute_token_outputs(model, batch), rows) for batch in batches)
     except MODEL_ERRORS:
         return "refused"
-    difference, moved, scale = largest_difference(before, alone), moved_neighbours(before, after, rows), scale_of(alone)
+    difference, moved, scale = (
+        largest_difference(before, alone),
+        largest_neighbour_change(before, after, rows),
+        compute_output_scale(alone),
+    )
     if moved > NEIGHBOUR_BOUND * scale:
         return f"**leaks, {moved:.1g}**"
-    return f"right, {difference:.0e}" if difference <= ALONE_BOUND * scale else f"**wrong, {difference:.1g}**"
+    return f"right, {difference:.0e}" if difference <= ALLOWED_DIFFERENCE * scale else f"**wrong, {difference:.1g}**"
 
 
 def main() -> None:
@@ -103,9 +107,9 @@ def main() -> None:
                 model.set_attn_implementation(attention)
             except ValueError:  # transformers does not offer it for this model
                 continue
-            with trial_conditions():
-                feeding = feeding_of(model)
-                cells = [cell(model, feeding, way) for way in WAYS]
+            with controlled_conditions():
+                pack_inputs = find_pack_inputs(model)
+                cells = [cell(model, pack_inputs, way) for way in WAYS]
             print(f"| {name}, {attention.split('_')[0]} | " + " | ".join(cells) + " |", flush=True)
 
 

@@ -38,7 +38,7 @@ from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.artefacts.results import StageRun
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.encoders.trial import Row
+from gaudi_bert.encoders.trial import Pack
 from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDataset
 from gaudi_bert.tfrecords.wire.example import encode_example
 from gaudi_bert.tfrecords.wire.framing import frame, read_records
@@ -266,7 +266,7 @@ def training(folder: Path, rounds: int) -> None:
         show("packed / padded / packing factor", shares, "", ">= 0.95" if static else "")
 
 
-def sequences_of(pack: Row) -> Iterator[Row]:
+def sequences_of(pack: Pack) -> Iterator[Pack]:
     """The sequences of a pack, one to a row of the same length."""
     length = len(pack["input_ids"])
     for number, tokens in enumerate(pack["seq_lens"].tolist()):

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # What takes long and cannot be divided, longest first: the last file to begin must be a short one.
 LONG_FILES = (
     *("test_card", "training/test_two_processes", "test_two_processes", "engines/pytorch/test_nodes"),
-    *("runs/test_tables", "training/test_run", "test_pages", "encoders/test_feeding_trial"),
+    *("runs/test_tables", "training/test_run", "test_pages", "encoders/test_pack_inputs_trial"),
     *("runs/test_rows", "tasks/test_gaudi_graphs", "tasks/test_finetune_engines", "k8s/test_commands"),
     *("test_killed", "test_many_machines", "test_start", "serving", "tasks", "training", "runners"),
     *("test_end_to_end", "pytorch", "engines", "packing"),

@@ -24,8 +24,15 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.packed_model import _logits_of
-from gaudi_bert.encoders.trial import MODEL_ERRORS, _spread_weights, quiet_transformers, reason_of, small_copy, usual_tokens
+from gaudi_bert.encoders.packed_model import _extract_logits
+from gaudi_bert.encoders.trial import (
+    MODEL_ERRORS,
+    _randomize_weights,
+    build_small_copy,
+    explain_library_error,
+    find_ordinary_tokens,
+    quiet_transformers,
+)
 from gaudi_bert.engines.protocol import ModelSpec
 from gaudi_bert.engines.pytorch.encoder_model import build_encoder
 from gaudi_bert.model.config import EncoderConfig
@@ -81,17 +88,17 @@ def _verdict(kind: str, name: str) -> str:
         filled = _filled_config(kind, made, causal=head.is_causal)
         for setting, value in OPEN.get(kind, {}).items():
             setattr(filled, setting, value)
-        config = small_copy(filled, made, WINDOW).config
+        config = build_small_copy(filled, made, WINDOW).config
         values = {name: _of_layers(value, config) for name, value in config.to_dict().items()}
     except MODEL_ERRORS as error:
-        return f"not built: {reason_of(error)}"
+        return f"not built: {explain_library_error(error)}"
     try:
         model = build_encoder(ModelSpec(EncoderConfig(values), head), None, seed=1)
     except InputError as error:
         quoted = PYTHON.search(str(error))
         return f"WRONG: it quotes Python: {error}" if quoted else f"refused: {error}"
     torch.manual_seed(11)
-    _spread_weights(model.module)
+    _randomize_weights(model.module)
     difference = difference_alone(model, head)
     if difference > _BOUND:  # in float64 rounding goes, and defects stay
         model.module.double()
@@ -130,7 +137,7 @@ def _of_layers(value: Any, config: Any) -> Any:
 
 def difference_alone(model: Any, head: TaskHead) -> float:
     """The largest difference between packed and alone, of the largest output."""
-    tokens = usual_tokens(model.module.config)
+    tokens = find_ordinary_tokens(model.module.config)
     packs = packs_of(head, len(tokens) + 5)
     for each in (each for pack in packs for each in pack):
         each["ids"] = tokens[each["ids"] - 5]
@@ -139,7 +146,7 @@ def difference_alone(model: Any, head: TaskHead) -> float:
         packed = model.forward(model.copy_to_device(batch), False)
         for row, pack in enumerate(packs):
             for number, each in enumerate(pack):
-                alone = _logits_of(model.module(input_ids=torch.from_numpy(each["ids"][None])))[0]
+                alone = _extract_logits(model.module(input_ids=torch.from_numpy(each["ids"][None])))[0]
                 start = int(batch["sequence_positions"][row, number])
                 if head.predicts_per_text:
                     own = packed[row, number]

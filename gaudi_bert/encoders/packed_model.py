@@ -1,6 +1,6 @@
 """Running any `transformers` model on packs: vectors of texts, or the outputs of the model's own head.
 
-The encoder computes the hidden states of all tokens in a pack. Trials determine how it has to be fed (`feeding_trial.py`),
+The encoder computes the hidden states of all tokens in a pack. Trials determine how it is fed (`pack_inputs_trial.py`),
 and which tokens of a sequence a head for texts reads: the first one, the last one or all of them. The head is then run only
 on these tokens. For this purpose, the encoder in the model class is replaced by a stand-in that returns given hidden states.
 A model is rejected if its outputs for packs differ from those of the original class for single sequences.
@@ -26,44 +26,49 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.encoders.encoder_weights import architecture_of, read_model, sizes_by, stored_buffers
-from gaudi_bert.encoders.feeding import (
-    Feeding,
-    additive_masks,
-    belongs,
-    fed_module,
-    fed_positions,
-    gather,
-    vectors_of_sequences,
-    widen,
-)
-from gaudi_bert.encoders.feeding_trial import alone_bound, feeding_of, packed_batch, try_model
+from gaudi_bert.encoders.encoder_weights import find_stored_buffers, read_architecture, read_model, read_model_sizes
 from gaudi_bert.encoders.matrix_products import patch_linear_layers
+from gaudi_bert.encoders.pack_inputs import (
+    PackInputs,
+    additive_attention_masks,
+    at_least_float32,
+    convert_position_ids,
+    gather_positions,
+    module_for_packs,
+    pool_sequences,
+    sequence_membership,
+)
+from gaudi_bert.encoders.pack_inputs_trial import (
+    allowed_difference,
+    build_packed_batch,
+    check_packed_outputs,
+    find_pack_inputs,
+)
 from gaudi_bert.encoders.trial import (
     TRIAL_SEED,
-    Row,
-    alone_outputs,
-    full_pack,
-    on_device,
-    outputs_of,
+    Pack,
+    build_full_pack,
+    build_random_packs,
+    compute_output_scale,
+    compute_single_outputs,
+    compute_token_outputs,
+    find_ordinary_tokens,
+    move_to_device,
     quiet_transformers,
-    random_packs,
-    scale_of,
-    sequences_of,
-    token_outputs,
-    tokens_of_packs,
-    trial_of,
-    usual_tokens,
+    select_token_outputs,
+    split_by_sequence,
+    trial_mode,
+    trial_pack_length,
 )
 from gaudi_bert.model.config import NO_PACKS_REMEDY
 from gaudi_bert.model.heads import TASK_BY_PROBLEM_TYPE, TaskHead, TaskKind, VectorHead, check_labels
 
 Tensors = Mapping[str, Tensor]
-_Reads = Literal["first", "last", "all"]
-_TRIED_TOKENS = 40
-_TRIED_ROW_TOKENS = 512  # tokens in the longest rows of the first trial, when the length of later rows is unknown
-_GRADIENT_BOUND = 1e-3  # allowed difference, relative to the norm of the gradient
-_SMALL_ANSWERS_BOUND = 1e-3  # allowed difference, relative to the largest output of the head
+_TokensRead = Literal["first", "last", "all"]
+_TRIAL_PACK_TOKENS = 40
+_MIN_TRIAL_ROW_TOKENS = 512  # tokens in the longest rows of the first trial, when the length of later rows is unknown
+_ALLOWED_GRADIENT_DIFFERENCE = 1e-3  # allowed difference, relative to the norm of the gradient
+_ALLOWED_SMALL_DIFFERENCE = 1e-3  # allowed difference, relative to the largest output of the head
 
 
 class PackedModel:
@@ -71,7 +76,7 @@ class PackedModel:
 
     Args:
         module: An encoder, or a model with a head.
-        feeding: How the encoder is fed packs.
+        pack_inputs: How the encoder is fed packs.
         head: A description of the head's outputs. None if the head is not used.
 
     Attributes:
@@ -82,13 +87,13 @@ class PackedModel:
         InputError: The head cannot be separated from the encoder, or the model cannot be trained on masked tokens in packs.
     """
 
-    def __init__(self, module: Any, feeding: Feeding, head: TaskHead | None) -> None:
-        self.module, self.feeding = module, feeding
-        if feeding.unpacked_token is not None and head is not None and head.kind == "masked-language-modelling":
-            raise InputError(_masked_tokens_mix(module))
-        self._encoder, self._head, self.tried_tokens = fed_module(module.base_model, feeding), head, 0
-        self._stand_in = None if head is None else _with_stand_in(module)
-        self._reads: _Reads = self._what_it_reads() if head is not None and head.predicts_per_text else "first"
+    def __init__(self, module: Any, pack_inputs: PackInputs, head: TaskHead | None) -> None:
+        self.module, self.pack_inputs = module, pack_inputs
+        if pack_inputs.unpacked_token is not None and head is not None and head.kind == "masked-language-modelling":
+            raise InputError(_masked_token_error(module))
+        self._encoder, self._head, self.tried_tokens = module_for_packs(module.base_model, pack_inputs), head, 0
+        self._stand_in = None if head is None else _copy_with_stand_in(module)
+        self._tokens_read: _TokensRead = self._find_tokens_read() if head is not None and head.predicts_per_text else "first"
 
     def train(self, training: bool) -> None:
         """Set the training mode, which turns dropout on or off."""
@@ -102,19 +107,21 @@ class PackedModel:
         Raises:
             InputError: It contains the token.
         """
-        token = self.feeding.unpacked_token
+        token = self.pack_inputs.unpacked_token
         if token is not None and token in batch["input_ids"]:
-            raise InputError(_masked_tokens_mix(self.module))
+            raise InputError(_masked_token_error(self.module))
 
     # --- Running packs through the encoder and the head
 
-    def vectors(self, batch: Tensors, head: VectorHead) -> Tensor:
+    def compute_vectors(self, batch: Tensors, head: VectorHead) -> Tensor:
         """Compute a vector for each text in at least float32, [B, S, H]."""
-        hidden_BLH = self._hidden(batch)
-        picked = hidden_BLH if head.positions_feature is None else gather(hidden_BLH, batch[head.positions_feature])
-        return vectors_of_sequences(head, widen(picked.flatten(0, 1)), batch)
+        hidden_BLH = self._compute_hidden_states(batch)
+        picked = (
+            hidden_BLH if head.positions_feature is None else gather_positions(hidden_BLH, batch[head.positions_feature])
+        )
+        return pool_sequences(head, at_least_float32(picked.flatten(0, 1)), batch)
 
-    def answers(self, batch: Tensors) -> Tensor:
+    def compute_head_outputs(self, batch: Tensors) -> Tensor:
         """Compute the outputs of the head in at least float32.
 
         Returns:
@@ -122,19 +129,19 @@ class PackedModel:
             [B, Q, V] at masked slots or [B, L, V] at all tokens.
         """
         head = cast(TaskHead, self._head)
-        hidden_BLH = self._hidden(batch)
+        hidden_BLH = self._compute_hidden_states(batch)
         if head.positions_feature == "masked_positions":
-            return widen(self._scores(gather(hidden_BLH, batch["masked_positions"])))
+            return at_least_float32(self._run_head(gather_positions(hidden_BLH, batch["masked_positions"])))
         if not head.needs_outputs:
-            return widen(self._scores(hidden_BLH))
+            return at_least_float32(self._run_head(hidden_BLH))
         with torch.autocast(hidden_BLH.device.type, enabled=False):
             if not head.predicts_per_text:
-                return widen(self._scores(hidden_BLH.to(self._dtype)))
-            return widen(self._answers_of_texts(hidden_BLH.to(self._dtype), batch))
+                return at_least_float32(self._run_head(hidden_BLH.to(self._dtype)))
+            return at_least_float32(self._compute_text_outputs(hidden_BLH.to(self._dtype), batch))
 
-    def stored_buffers(self) -> dict[str, Tensor]:
+    def find_stored_buffers(self) -> dict[str, Tensor]:
         """Return the buffers that are stored in addition to the parameters, such as statistics of layers, by name."""
-        return stored_buffers(self.module)
+        return find_stored_buffers(self.module)
 
     @property
     def device(self) -> torch.device:
@@ -146,63 +153,65 @@ class PackedModel:
         """The dtype of the weights."""
         return next(self.module.parameters()).dtype
 
-    def _hidden(self, batch: Tensors) -> Tensor:
+    def _compute_hidden_states(self, batch: Tensors) -> Tensor:
         """Compute the hidden states of all tokens, [B, L, H]."""
-        feeding, numbers_BL = self.feeding, batch["input_mask"]
+        pack_inputs, numbers_BL = self.pack_inputs, batch["input_mask"]
         # Autocast would turn the lowest float32 value into an infinity, so masks use the lowest bfloat16 value.
         lowest = torch.float16 if self._dtype == torch.float16 else torch.bfloat16
-        masks = on_device(additive_masks(numbers_BL, feeding, lowest), numbers_BL.device, self._dtype)
+        masks = move_to_device(additive_attention_masks(numbers_BL, pack_inputs, lowest), numbers_BL.device, self._dtype)
         inputs: dict[str, Any] = {"input_ids": batch["input_ids"].long(), "attention_mask": masks}
-        if feeding.positions:
-            inputs["position_ids"] = fed_positions(batch["positions"].long(), feeding)
-        if feeding.token_types:
+        if pack_inputs.takes_positions:
+            inputs["position_ids"] = convert_position_ids(batch["positions"].long(), pack_inputs)
+        if pack_inputs.takes_token_types:
             inputs["token_type_ids"] = batch["segment_ids"].long()
         patches = not torch.compiler.is_compiling()  # a compiler cannot trace the patch
         if patches and self.module.training:  # recomputed layers must not be patched in only one of the two passes
             names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # in current and older transformers
             patches = not next((getattr(self.module, name) for name in names if hasattr(self.module, name)), False)
         with patch_linear_layers() if patches else nullcontext():
-            return cast(Tensor, token_outputs(self._encoder(**inputs)))
+            return cast(Tensor, select_token_outputs(self._encoder(**inputs)))
 
-    def _answers_of_texts(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
+    def _compute_text_outputs(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
         """Run the head on the tokens that it reads of each text, and return its outputs, [B, S, C]."""
         starts_BS, depth = batch["sequence_positions"].long(), batch["sequence_positions"].shape[1]
-        if self._reads == "first":
-            return self._scores(gather(hidden_BLH, starts_BS).flatten(0, 1)[:, None]).unflatten(0, starts_BS.shape)
-        tokens_BS = belongs(batch["input_mask"], depth).sum(-1).clamp(min=1)
-        if self._reads == "last":
-            last_BSH = gather(hidden_BLH, starts_BS + tokens_BS - 1)
-            return self._scores(last_BSH.flatten(0, 1)[:, None]).unflatten(0, starts_BS.shape)
+        if self._tokens_read == "first":
+            return self._run_head(gather_positions(hidden_BLH, starts_BS).flatten(0, 1)[:, None]).unflatten(
+                0, starts_BS.shape
+            )
+        tokens_BS = sequence_membership(batch["input_mask"], depth).sum(-1).clamp(min=1)
+        if self._tokens_read == "last":
+            last_BSH = gather_positions(hidden_BLH, starts_BS + tokens_BS - 1)
+            return self._run_head(last_BSH.flatten(0, 1)[:, None]).unflatten(0, starts_BS.shape)
         length = hidden_BLH.shape[1]
         if hidden_BLH.device.type == "cpu" and not torch.compiler.is_compiling():
             length = int(tokens_BS.max())  # other devices and compilers need static shapes
         within_K = torch.arange(length, device=starts_BS.device)
         positions_BSK = (starts_BS[..., None] + within_K).clamp(max=hidden_BLH.shape[1] - 1)
-        rows_RKH = gather(hidden_BLH, positions_BSK.flatten(1)).reshape(starts_BS.numel(), length, -1)
-        return self._scores(rows_RKH, (within_K < tokens_BS.reshape(-1, 1)).long()).unflatten(0, starts_BS.shape)
+        rows_RKH = gather_positions(hidden_BLH, positions_BSK.flatten(1)).reshape(starts_BS.numel(), length, -1)
+        return self._run_head(rows_RKH, (within_K < tokens_BS.reshape(-1, 1)).long()).unflatten(0, starts_BS.shape)
 
-    def _scores(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _run_head(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         """Run the head on given hidden states. Without a mask, all tokens are valid."""
         mask = torch.ones(hidden.shape[:2], dtype=torch.int64, device=hidden.device) if mask is None else mask
-        return _logits_of(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
+        return _extract_logits(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
 
     # --- Trials before a model is used
 
-    def _what_it_reads(self) -> _Reads:
+    def _find_tokens_read(self) -> _TokensRead:
         """Return "first" or "last" if the head's output depends only on this token of a text, otherwise "all"."""
         size = self.module.config.get_text_config().hidden_size
-        with trial_of(self.module), quiet_transformers():
+        with trial_mode(self.module), quiet_transformers():
             random_RKH = torch.randn((2, 7, size), generator=torch.Generator().manual_seed(TRIAL_SEED))
-            hidden_RKH = on_device(random_RKH, self.device, self._dtype)
-            expected = self._scores(hidden_RKH)
+            hidden_RKH = move_to_device(random_RKH, self.device, self._dtype)
+            expected = self._run_head(hidden_RKH)
             bound = 1e-4 * float(expected.abs().max())
-            choices: tuple[tuple[_Reads, slice], ...] = (("first", slice(0, 1)), ("last", slice(-1, None)))
+            choices: tuple[tuple[_TokensRead, slice], ...] = (("first", slice(0, 1)), ("last", slice(-1, None)))
             for reads, chosen in choices:
-                if bound and float((self._scores(hidden_RKH[:, chosen]) - expected).abs().max()) <= bound:
+                if bound and float((self._run_head(hidden_RKH[:, chosen]) - expected).abs().max()) <= bound:
                     return reads
         return "all"
 
-    def try_rows(self, tokens: int = 0) -> None:
+    def check_rows(self, tokens: int = 0) -> None:
         """Try the current weights on packs in rows of at least `tokens` tokens, unless such rows were already tried.
 
         In the first trial, the head is tried too, and the rows have at least 512 tokens if the model has so many positions.
@@ -213,13 +222,13 @@ class PackedModel:
         if self.tried_tokens and tokens <= self.tried_tokens:
             return
         if self.tried_tokens == 0 and self._head is not None:
-            self.try_head()
-        length = 1 << (max(tokens, _TRIED_ROW_TOKENS) - 1).bit_length()
-        positions = sizes_by(self.module.config, self.feeding).positions
-        self.tried_tokens, _ = self.try_packs(min(positions, length), training=False)
+            self.check_head()
+        length = 1 << (max(tokens, _MIN_TRIAL_ROW_TOKENS) - 1).bit_length()
+        positions = read_model_sizes(self.module.config, self.pack_inputs).positions
+        self.tried_tokens, _ = self.check_packs(min(positions, length), training=False)
 
-    def try_packs(self, row_tokens: int | None = None, *, training: bool) -> tuple[int, float]:
-        """Try the encoder on packs, as described for `try_model`.
+    def check_packs(self, row_tokens: int | None = None, *, training: bool) -> tuple[int, float]:
+        """Try the encoder on packs, as described for `check_packed_outputs`.
 
         Args:
             row_tokens: The number of tokens in the longest rows, or None for a default.
@@ -231,17 +240,21 @@ class PackedModel:
         Raises:
             InputError: Packed and single sequences have different outputs.
         """
-        encoder, feeding = self.module.base_model, self.feeding
-        return try_model(encoder, feeding, lambda rows: packed_batch(rows, feeding), row_tokens, training=training)
+        encoder, pack_inputs = self.module.base_model, self.pack_inputs
+        return check_packed_outputs(
+            encoder, pack_inputs, lambda rows: build_packed_batch(rows, pack_inputs), row_tokens, training=training
+        )
 
-    def _trial_row(self) -> Row:
+    def _build_trial_pack(self) -> Pack:
         """Return a short pack without padding."""
-        length = min(_TRIED_TOKENS, tokens_of_packs(self.module.config, self.feeding.position_offset))
-        return full_pack(self.module.config, length, self.feeding.longest_sequence, self.feeding.unpacked_token)[0][0]
+        length = min(_TRIAL_PACK_TOKENS, trial_pack_length(self.module.config, self.pack_inputs.position_offset))
+        return build_full_pack(
+            self.module.config, length, self.pack_inputs.longest_sequence, self.pack_inputs.unpacked_token
+        )[0][0]
 
-    def trial_batch(self) -> dict[str, Tensor]:
+    def build_trial_batch(self) -> dict[str, Tensor]:
         """Return a batch of one short pack, on the device of the model."""
-        row = self._trial_row()
+        row = self._build_trial_pack()
         features = {
             "input_ids": row["input_ids"],
             "input_mask": row["sequence_ids"],
@@ -251,9 +264,9 @@ class PackedModel:
             "masked_positions": np.arange(len(row["input_ids"])),  # a language modelling head is tried on every token
         }
         batch = {name: torch.from_numpy(values[None].astype(np.int32)) for name, values in features.items()}
-        return cast(dict[str, Tensor], on_device(batch, self.device))
+        return cast(dict[str, Tensor], move_to_device(batch, self.device))
 
-    def try_head(self) -> float:
+    def check_head(self) -> float:
         """Check that the head has the same outputs for packed and for single sequences.
 
         Returns:
@@ -262,32 +275,34 @@ class PackedModel:
         Raises:
             InputError: The outputs differ by more than rounding.
         """
-        module, feeding = self.module, self.feeding
-        row, alone = self._trial_row(), []
-        batch = self.trial_batch()
-        names = ("input_ids", "token_type_ids") if feeding.token_types else ("input_ids",)
-        with trial_of(module), quiet_transformers():
-            packed = self.answers(batch)[0]
+        module, pack_inputs = self.module, self.pack_inputs
+        row, alone = self._build_trial_pack(), []
+        batch = self.build_trial_batch()
+        names = ("input_ids", "token_type_ids") if pack_inputs.takes_token_types else ("input_ids",)
+        with trial_mode(module), quiet_transformers():
+            packed = self.compute_head_outputs(batch)[0]
             for number in range(1, len(row["seq_lens"]) + 1):
                 inputs = {name: torch.tensor(row[name][row["sequence_ids"] == number][None]) for name in names}
-                alone.append(_logits_of(self.module(**on_device(inputs, self.device)))[0])
+                alone.append(_extract_logits(self.module(**move_to_device(inputs, self.device)))[0])
             expected = torch.cat([each if each.ndim == 2 else each[None] for each in alone]).float()
         if packed.shape != expected.shape:
-            raise InputError(f"{type(module).__name__}: its head gives {expected.shape}, not {packed.shape}")
-        scale, largest = scale_of([expected]), float(expected.abs().max())
+            raise InputError(
+                f"{type(module).__name__}: the head returns {tuple(expected.shape)}, but {tuple(packed.shape)} was expected"
+            )
+        scale, largest = compute_output_scale([expected]), float(expected.abs().max())
         difference = float((packed - expected).abs().max()) / scale
         # The scale is at least 1, which would hide errors if all outputs are small. Therefore the bound also depends on the
         # largest output.
-        bound = min(alone_bound(module), max(alone_bound(module), _SMALL_ANSWERS_BOUND) * largest / scale)
+        bound = min(allowed_difference(module), max(allowed_difference(module), _ALLOWED_SMALL_DIFFERENCE) * largest / scale)
         if not difference <= bound:
             raise InputError(
-                f"{type(module).__name__}: the head's outputs for packed texts differ from those for texts alone by "
+                f"{type(module).__name__}: the outputs of the head for packed and for single texts differ by "
                 f"{difference:.1e}, but at most {bound:.1e} is allowed; compute one text per row"
             )
         return difference
 
 
-def _masked_tokens_mix(model: Any) -> str:
+def _masked_token_error(model: Any) -> str:
     """Return the error message for a model in whose packs a masked token changes the other sequences."""
     setting = "token_dropout: it scales a row by its share of masked tokens; set token_dropout: false in config.json"
     remedy = setting if getattr(model.config, "token_dropout", False) else NO_PACKS_REMEDY
@@ -317,7 +332,7 @@ class _StandIn(torch.nn.Module):
         return self._kind(last_hidden_state=inputs_embeds, pooler_output=pooled)
 
 
-def _with_stand_in(module: Any) -> torch.nn.Module:
+def _copy_with_stand_in(module: Any) -> torch.nn.Module:
     """Return a copy of a module that shares its weights, but whose encoder is replaced by a stand-in.
 
     Raises:
@@ -326,9 +341,9 @@ def _with_stand_in(module: Any) -> torch.nn.Module:
     encoder = module.base_model
     name = next((name for name, child in module.named_children() if child is encoder), None)
     if name is None:
-        raise InputError(f"{type(module).__name__}: its encoder is not separate from its head; choose another model or task")
-    with trial_of(module), quiet_transformers():
-        tokens = torch.tensor(usual_tokens(module.config)[None, :3], device=next(module.parameters()).device)
+        raise InputError(f"{type(module).__name__}: the encoder is not separate from the head; choose another model or task")
+    with trial_mode(module), quiet_transformers():
+        tokens = torch.tensor(find_ordinary_tokens(module.config)[None, :3], device=next(module.parameters()).device)
         output = encoder(input_ids=tokens)
     head: Any = copy.copy(module)
     head._modules = {**module._modules, name: _StandIn(encoder, output)}  # noqa: SLF001 - only the copy is changed
@@ -340,14 +355,14 @@ def _with_stand_in(module: Any) -> torch.nn.Module:
     return cast(torch.nn.Module, head)
 
 
-def _logits_of(output: Any) -> Tensor:
+def _extract_logits(output: Any) -> Tensor:
     """Return the logits of a head. For a span head, stack the start and end logits along the last axis."""
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
     return cast(Tensor, output.logits)
 
 
-def head_of(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
+def describe_head(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
     """Return a description of a model's head, and the names of its labels.
 
     Returns:
@@ -362,7 +377,7 @@ def head_of(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
         return None, ()
     missing = [number for number in range(config.num_labels) if number not in config.id2label]
     if missing:
-        raise InputError(f"{name}: id2label has no label {missing[0]}, and there are {config.num_labels}; name all of them")
+        raise InputError(f"{name}: id2label does not name label {missing[0]}; name all {config.num_labels} labels")
     labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))
     usual = "regression" if len(labels) == 1 else "single_label_classification"
     kind: TaskKind = TASK_BY_PROBLEM_TYPE[config.problem_type or usual]
@@ -376,7 +391,7 @@ def head_of(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
 # With the model's own weights, the trials of `finetune` are run, and the gradients of all weights are compared as well.
 
 
-def verify_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, float], int, int]:
+def verify_model_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, float], int, int]:
     """Check the model in a folder, with its own weights and its head.
 
     Args:
@@ -391,29 +406,29 @@ def verify_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, f
         InputError: The model cannot be read.
         FailedError: Packed and single sequences have different outputs or gradients.
     """
-    kind = getattr(transformers, architecture_of(folder), transformers.AutoModel)
+    kind = getattr(transformers, read_architecture(folder), transformers.AutoModel)
     model = read_model(folder, kind)
-    head, _ = head_of(model)
+    head, _ = describe_head(model)
     say(f"verify-model: {type(model).__name__} of transformers {transformers.__version__}")
     try:
-        feeding = feeding_of(model.base_model)
-        packed = PackedModel(model, feeding, head)
-        row_tokens, difference = packed.try_packs(training=True)
+        pack_inputs = find_pack_inputs(model.base_model)
+        packed = PackedModel(model, pack_inputs, head)
+        row_tokens, difference = packed.check_packs(training=True)
         differences = {"outputs": difference}
         if head is not None:
-            differences["answers"] = packed.try_head()
-        length = tokens_of_packs(model.config, feeding.position_offset)
-        rows, _ = random_packs(model.config, length, feeding.longest_sequence, feeding.unpacked_token)
-        differences["gradient"] = _gradient_difference(model.base_model, feeding, rows)
+            differences["answers"] = packed.check_head()
+        length = trial_pack_length(model.config, pack_inputs.position_offset)
+        rows, _ = build_random_packs(model.config, length, pack_inputs.longest_sequence, pack_inputs.unpacked_token)
+        differences["gradient"] = _compare_gradients(model.base_model, pack_inputs, rows)
     except InputError as error:
         raise FailedError(f"{folder}: {error}") from error
-    say(f"verify-model:   in rows of up to {row_tokens:,} tokens, and in training mode, no neighbour is seen")
+    say(f"verify-model:   in rows of up to {row_tokens:,} tokens and in training mode, sequences do not affect each other")
     for name, difference in differences.items():
-        say(f"verify-model:   {name}: packed and alone differ by {difference:.1e} of the largest value")
+        say(f"verify-model:   {name}: packed and single sequences differ by {difference:.1e} of the largest value")
     return differences, len(rows), sum(len(row["seq_lens"]) for row in rows)
 
 
-def _gradient_difference(encoder: Any, feeding: Feeding, rows: list[Row]) -> float:
+def _compare_gradients(encoder: Any, pack_inputs: PackInputs, rows: list[Pack]) -> float:
     """Return the difference between the gradients for packed and for single sequences, relative to their norm.
 
     The loss is the sum of all outputs, each multiplied by a random number.
@@ -421,17 +436,17 @@ def _gradient_difference(encoder: Any, feeding: Feeding, rows: list[Row]) -> flo
     Raises:
         InputError: The difference is larger than allowed.
     """
-    model = fed_module(encoder, feeding)
+    model = module_for_packs(encoder, pack_inputs)
     weights = [weight for weight in encoder.parameters() if weight.requires_grad]
     gradients = []
-    with trial_of(encoder), torch.enable_grad():
-        packed = sequences_of(outputs_of(model, packed_batch(rows, feeding)), rows)
-        for outputs in (packed, alone_outputs(model, feeding, rows)):
+    with trial_mode(encoder), torch.enable_grad():
+        packed = split_by_sequence(compute_token_outputs(model, build_packed_batch(rows, pack_inputs)), rows)
+        for outputs in (packed, compute_single_outputs(model, pack_inputs, rows)):
             random = torch.Generator().manual_seed(TRIAL_SEED)
             loss = torch.stack([(each * torch.randn(each.shape, generator=random)).sum() for each in outputs]).sum()
             of_weights = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
             gradients.append(torch.cat([each.flatten().float().cpu() for each in of_weights]))
     difference = float(torch.linalg.vector_norm(gradients[0] - gradients[1]) / torch.linalg.vector_norm(gradients[1]))
-    if not difference <= _GRADIENT_BOUND:
-        raise InputError(f"gradients of packed sequences and of each alone differ by {difference:.1e} of their norm")
+    if not difference <= _ALLOWED_GRADIENT_DIFFERENCE:
+        raise InputError(f"the gradients of packed and single sequences differ by {difference:.1e} of their norm")
     return difference

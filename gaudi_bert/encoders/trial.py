@@ -23,17 +23,17 @@ import transformers
 
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.feeding import Feeding
+from gaudi_bert.encoders.pack_inputs import PackInputs
 
-Row = Mapping[str, AnyArray]
+Pack = Mapping[str, AnyArray]
 """A pack, as a mapping from column names to arrays."""
 TRIAL_SEED = 12345
-ALONE_BOUND = 1e-5
+ALLOWED_DIFFERENCE = 1e-5
 """The allowed difference between the outputs of packed and single sequences, relative to the largest output or to 1,
 whichever is larger."""
-_SHARES = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
+_LENGTH_FRACTIONS = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
 _SPECIAL_TOKENS = ("bos", "cls", "sep", "eos", "mask", "unk")
-_LARGE = 10_000_000  # number of weights from which on a model is tried with several threads
+_LARGE_MODEL_WEIGHTS = 10_000_000  # number of weights from which on a model is tried with several threads
 _LOW_IDS = 128  # most tokenizers have their special tokens among the first ids: 0 to 4, 50 to 60, 100 to 103, ...
 _CONFIG_ERROR = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)  # in newer versions
 MODEL_ERRORS = (
@@ -52,10 +52,10 @@ MODEL_ERRORS = (
 )
 """The exceptions that a model of another library may raise if its input or its config is not suitable."""
 _KIND_OF_ERROR = re.compile(r"^(.*?\b\w+Error: )+")
-_MEANT = (ValueError, OSError)  # built-in exceptions whose messages are written for the user
+_ERRORS_FOR_USERS = (ValueError, OSError)  # built-in exceptions whose messages are written for the user
 
 
-def reason_of(error: BaseException, most: int = 200) -> str:
+def explain_library_error(error: BaseException, most: int = 200) -> str:
     """Return the reason why another library rejected a file or a setting, for an error message.
 
     The message of the error is returned if it was probably written for users. Messages of other errors, such as a TypeError,
@@ -66,8 +66,8 @@ def reason_of(error: BaseException, most: int = 200) -> str:
         most: The maximum length of the message, in characters.
     """
     message = _KIND_OF_ERROR.sub("", " ".join(str(error).split()))[:most]
-    meant = isinstance(error, _MEANT) or type(error).__module__ != "builtins"
-    return message if meant and message else "its settings do not fit together"
+    meant = isinstance(error, _ERRORS_FOR_USERS) or type(error).__module__ != "builtins"
+    return message if meant and message else "the settings contradict each other"
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 @contextmanager
-def trial_conditions(one_thread: bool = True) -> Iterator[None]:
+def controlled_conditions(one_thread: bool = True) -> Iterator[None]:
     """Disable gradients and compilation during the context.
 
     Args:
@@ -106,7 +106,7 @@ def trial_conditions(one_thread: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def trial_of(model: Any) -> Iterator[None]:
+def trial_mode(model: Any) -> Iterator[None]:
     """Put a model into evaluation mode without gradients during the context, and restore its modes and buffers afterwards.
 
     Raises:
@@ -121,13 +121,13 @@ def trial_of(model: Any) -> Iterator[None]:
     ]
     model.eval()
     try:
-        with trial_conditions(sum(weights.numel() for weights in model.parameters()) < _LARGE):
+        with controlled_conditions(sum(weights.numel() for weights in model.parameters()) < _LARGE_MODEL_WEIGHTS):
             yield
     except MODEL_ERRORS as error:
-        reason = str(error) if isinstance(error, InputError) else "it fails on a few tokens"
+        reason = str(error) if isinstance(error, InputError) else "the model fails on a few tokens"
         if getattr(model.config, "output_router_logits", False):
-            reason += "; its load-balancing loss takes no mask of packs: set model.config.output_router_logits = False"
-        raise InputError(f"{type(model).__name__}: cannot be tried: {reason}") from error
+            reason += "; the load-balancing loss supports no packs: set model.config.output_router_logits = False"
+        raise InputError(f"{type(model).__name__}: the model cannot be tried: {reason}") from error
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -136,13 +136,13 @@ def trial_of(model: Any) -> Iterator[None]:
                 module._buffers[name] = buffer.copy_(value)  # noqa: SLF001
 
 
-def positions_of(config: Any) -> int | None:
+def find_max_positions(config: Any) -> int | None:
     """Return the number of positions of a model, or None if there is no limit, which XLNet writes as -1."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return positions if type(positions) is int and positions >= 0 else None
 
 
-def tokens_of_packs(config: Any, offset: int, most_tokens: int = 144) -> int:
+def trial_pack_length(config: Any, offset: int, most_tokens: int = 144) -> int:
     """Return the number of tokens in the packs with which a model is tried.
 
     Args:
@@ -153,16 +153,16 @@ def tokens_of_packs(config: Any, offset: int, most_tokens: int = 144) -> int:
     Raises:
         InputError: The model has too few positions.
     """
-    positions = positions_of(config)
+    positions = find_max_positions(config)
     length = most_tokens if positions is None else min(most_tokens, positions - offset)
     if length < 16:
-        raise InputError(f"max_position_embeddings = {positions}: at least 16 positions are needed to try packs")
+        raise InputError(f"max_position_embeddings = {positions}; must be at least 16 so that packs can be tried")
     return length
 
 
-def random_packs(
+def build_random_packs(
     config: Any, length: int, longest: int | None = None, without: int | None = None
-) -> tuple[list[Row], list[Row]]:
+) -> tuple[list[Pack], list[Pack]]:
     """Return packs of random tokens, and the same packs with all tokens of each pack's first sequence changed.
 
     Args:
@@ -171,43 +171,43 @@ def random_packs(
         longest: The maximum number of tokens in a sequence, or None.
         without: A token id that no pack may contain, or None.
     """
-    lengths = [[min(int(share * length), longest or length) for share in shares] for shares in _SHARES]
-    return _packs(config, length, lengths, without)
+    lengths = [[min(int(share * length), longest or length) for share in shares] for shares in _LENGTH_FRACTIONS]
+    return _build_packs(config, length, lengths, without)
 
 
-def full_pack(
+def build_full_pack(
     config: Any, length: int, longest: int | None = None, without: int | None = None
-) -> tuple[list[Row], list[Row]]:
+) -> tuple[list[Pack], list[Pack]]:
     """Return one pack without padding, whose sequences get shorter down to one token, and the same pack with changed tokens.
 
-    The arguments and the results are those of `random_packs`.
+    The arguments and the results are those of `build_random_packs`.
     """
     lengths, remaining = [], length
     while remaining:
         lengths.append(min((remaining + 1) // 2, longest or length))
         remaining -= lengths[-1]
-    return _packs(config, length, [lengths], without)
+    return _build_packs(config, length, [lengths], without)
 
 
-def _packs(
+def _build_packs(
     config: Any, length: int, lengths_of_packs: Sequence[Sequence[int]], without: int | None
-) -> tuple[list[Row], list[Row]]:
+) -> tuple[list[Pack], list[Pack]]:
     """Return packs with sequences of given lengths, and the same packs with the tokens of each first sequence changed."""
     # Models may treat [SEP] or [MASK] differently, so special tokens are repeated until they are about as frequent as
     # ordinary tokens. Padding and other tokens that a config names are excluded, because such a token may stand for an
     # image, for example.
-    text, usual = config.get_text_config(), usual_tokens(config)
+    text, usual = config.get_text_config(), find_ordinary_tokens(config)
     given = [getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS]
     ids = {one for each in given for one in (each if isinstance(each, list) else [each]) if type(one) is int}
     special = sorted(each for each in ids - {getattr(text, "pad_token_id", None)} if 0 <= each < text.vocab_size)
-    low = np.setdiff1d(np.arange(min(_LOW_IDS, text.vocab_size)), [*_named_tokens(config)])
+    low = np.setdiff1d(np.arange(min(_LOW_IDS, text.vocab_size)), [*_find_configured_tokens(config)])
     tokens = np.concatenate([np.tile(np.array(special, int), 8), low, usual[usual >= _LOW_IDS][: len(low)]])
     tokens = np.setdiff1d(tokens, [] if without is None else [without])
     random = np.random.default_rng(TRIAL_SEED)
     turns = 1 + length * len(lengths_of_packs) // len(tokens)
     order = np.concatenate([random.permutation(len(tokens)) for _ in range(turns)])  # contains every token, if there is room
-    rows: list[Row] = []
-    changed: list[Row] = []
+    rows: list[Pack] = []
+    changed: list[Pack] = []
     for each in lengths_of_packs:
         lengths = np.array(each)
         numbers = np.repeat(np.arange(1, len(lengths) + 1), lengths)
@@ -226,59 +226,61 @@ def _packs(
     return rows, changed
 
 
-def usual_tokens(config: Any) -> AnyArray:
+def find_ordinary_tokens(config: Any) -> AnyArray:
     """Return the ordinary token ids, which are not among the first ids and are not named in the config.
 
     Raises:
         InputError: The vocabulary has fewer than two such tokens.
     """
     text = config.get_text_config()
-    tokens = np.setdiff1d(np.arange(min(5, text.vocab_size // 2), text.vocab_size), [*_named_tokens(config)])
+    tokens = np.setdiff1d(np.arange(min(5, text.vocab_size // 2), text.vocab_size), [*_find_configured_tokens(config)])
     if len(tokens) < 2:
-        raise InputError(f"vocab_size = {text.vocab_size}: at least two tokens that are not special are needed")
+        raise InputError(
+            f"vocab_size = {text.vocab_size}: the vocabulary must contain at least two tokens that are not special"
+        )
     return tokens
 
 
-def _named_tokens(config: Any) -> set[int]:
+def _find_configured_tokens(config: Any) -> set[int]:
     """Return the token ids that a config names, such as `pad_token_id`."""
     configs = (config, config.get_text_config())
     return {value for each in configs for name, value in vars(each).items() if "token" in name and isinstance(value, int)}
 
 
-def alone_outputs(model: Any, feeding: Feeding, rows: Sequence[Row]) -> list[torch.Tensor]:
+def compute_single_outputs(model: Any, pack_inputs: PackInputs, rows: Sequence[Pack]) -> list[torch.Tensor]:
     """Compute the outputs of each sequence in a batch of its own, without passing a mask or positions."""
     outputs = []
     for row in rows:
         for number in range(1, len(row["seq_lens"]) + 1):
             chosen = row["sequence_ids"] == number
             inputs = {"input_ids": row["input_ids"][chosen]}
-            if feeding.token_types:
+            if pack_inputs.takes_token_types:
                 inputs["token_type_ids"] = row["token_type_ids"][chosen]
-            outputs.append(outputs_of(model, {name: torch.tensor(values)[None] for name, values in inputs.items()})[0])
+            outputs.append(
+                compute_token_outputs(model, {name: torch.tensor(values)[None] for name, values in inputs.items()})[0]
+            )
     return outputs
 
 
-def outputs_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+def compute_token_outputs(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     """Run a model on a batch, and return its output for each token, float32 [B, L, H], on the CPU.
 
     Raises:
         InputError: The model fails, or does not return one vector per token.
     """
     weights = next(model.parameters())
-    given = on_device(batch, weights.device, weights.dtype)
+    given = move_to_device(batch, weights.device, weights.dtype)
     try:
-        output = token_outputs(model(**given))
+        output = select_token_outputs(model(**given))
     except MODEL_ERRORS as error:
         tokens = batch["input_ids"].shape[-1]
-        raise InputError(f"it fails on rows of {tokens} tokens with {' and '.join(batch)}") from error
+        raise InputError(f"the model fails on rows of {tokens} tokens with {' and '.join(batch)}") from error
     if not isinstance(output, torch.Tensor) or output.ndim != 3 or output.shape[:2] != batch["input_ids"].shape:
-        raise InputError(
-            f"{type(model).__name__}: its output is not one vector per token; give an encoder or a causal model"
-        )
+        raise InputError(f"{type(model).__name__}: expected one output vector per token; pass an encoder or a causal model")
     return output.float().cpu()
 
 
-def token_outputs(output: Any) -> Any:
+def select_token_outputs(output: Any) -> Any:
     """Return the logits or the hidden states of all tokens from the output of a model.
 
     They are selected by name, because the first element of an output may be something else, such as Mixtral's router loss.
@@ -287,16 +289,16 @@ def token_outputs(output: Any) -> Any:
     return next((value for value in named if value is not None), output[0])
 
 
-def on_device(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+def move_to_device(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
     """Move a batch, or a value in a batch, to a device. Floating-point tensors are also converted to `dtype`."""
     if isinstance(value, dict):
-        return {name: on_device(each, device, dtype) for name, each in value.items()}
+        return {name: move_to_device(each, device, dtype) for name, each in value.items()}
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         return value.to(device, dtype)
     return value.to(device) if hasattr(value, "to") else value
 
 
-def sequences_of(outputs: torch.Tensor, rows: Sequence[Row]) -> list[torch.Tensor]:
+def split_by_sequence(outputs: torch.Tensor, rows: Sequence[Pack]) -> list[torch.Tensor]:
     """Split the outputs of packs into the outputs of their sequences, without padding.
 
     Args:
@@ -314,26 +316,26 @@ def largest_difference(actual: Sequence[torch.Tensor], expected: Sequence[torch.
     return float(torch.stack([(one - other).abs().max() for one, other in zip(actual, expected, strict=True)]).max())
 
 
-def moved_neighbours(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], rows: Sequence[Row]) -> float:
+def largest_neighbour_change(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], rows: Sequence[Pack]) -> float:
     """Return the largest change in the outputs of all sequences except the first of each pack, whose tokens were changed."""
     others = np.flatnonzero([number > 0 for row in rows for number in range(len(row["seq_lens"]))])
     return largest_difference([before[each] for each in others], [after[each] for each in others])
 
 
-def scale_of(outputs: Sequence[torch.Tensor]) -> float:
+def compute_output_scale(outputs: Sequence[torch.Tensor]) -> float:
     """Return the largest absolute output, or 1 if that is larger."""
     return max(1.0, *(float(output.abs().max()) for output in outputs))
 
 
 # --- Small copies of models
 
-_MOST_PARAMETERS = 2e8
+_MAX_PARAMETERS = 2e8
 _HEADS = 4
 _WINDOW_NAME = re.compile(r"^(?!.*layer).*(window|local_attention|chunk|block_size|index_\w*topk|topk_blocks)")
 _WIDTH_NAME = re.compile(r"size|dim|^d_|n_embd")
 _PERIOD = re.compile(r"every_n|pattern|interval|period|freq")
 """Matches the names of settings that tell after how many layers a kind of layer is repeated."""
-_MOST = (
+_MAX_SETTINGS = (
     (re.compile(r"vocab_size"), 211),
     (re.compile(r"intermediate_size|ffn|ff_dim|n_inner|mlp_dim|moe_dim|expert_(hidden|dim)"), 48),
     (re.compile(r"experts?_per_tok|top_?k(_experts|_routing)?$|selected_experts|moe_k$"), 2),
@@ -347,18 +349,18 @@ them.
 """
 
 
-def _configs(config: Any) -> Iterator[Any]:
+def _iterate_nested_configs(config: Any) -> Iterator[Any]:
     """Yield a config and all configs that are nested in it."""
     yield config
     for value in vars(config).values():
         if isinstance(value, transformers.PretrainedConfig):
-            yield from _configs(value)
+            yield from _iterate_nested_configs(value)
 
 
-def _shallow(config: Any, window: int) -> Any:
+def _reduce_layers(config: Any, window: int) -> Any:
     """Return a copy of a config with short windows, and with just enough layers to contain every kind of layer."""
     small = copy.deepcopy(config)
-    for each in _configs(small):
+    for each in _iterate_nested_configs(small):
         for name, value in list(vars(each).items()):
             numbers = value if isinstance(value, list) else [value]
             if _WINDOW_NAME.search(name) and numbers and all(type(one) is int and one > 1 for one in numbers):
@@ -380,10 +382,10 @@ def _shallow(config: Any, window: int) -> Any:
     return small
 
 
-def _small(config: Any, window: int) -> Any:
+def _reduce_layers_and_widths(config: Any, window: int) -> Any:
     """Return a shallow copy of a config whose layers are also narrow, with only a few heads of the original size."""
-    small = _shallow(config, window)
-    for each in _configs(small):
+    small = _reduce_layers(config, window)
+    for each in _iterate_nested_configs(small):
         heads, hidden = (getattr(each, name, None) for name in ("num_attention_heads", "hidden_size"))
         if type(heads) is int and type(hidden) is int and heads > _HEADS and hidden % heads == 0:
             width = vars(each).get("head_dim")
@@ -391,9 +393,9 @@ def _small(config: Any, window: int) -> Any:
                 if _WIDTH_NAME.search(name) and type(value) is int and value == hidden:
                     setattr(each, name, _HEADS * (width or hidden // heads))
             each.num_attention_heads = _HEADS
-            _cap(each, re.compile(r"attention_heads$|key_value_heads$"), _HEADS)
-        for names, most in _MOST:
-            _cap(each, names, most)
+            _limit_settings(each, re.compile(r"attention_heads$|key_value_heads$"), _HEADS)
+        for names, most in _MAX_SETTINGS:
+            _limit_settings(each, names, most)
         vocabulary = getattr(each, "vocab_size", None)
         for name, value in list(vars(each).items()):
             if name.endswith("_token_id") and type(value) is int and type(vocabulary) is int and value >= vocabulary:
@@ -401,7 +403,7 @@ def _small(config: Any, window: int) -> Any:
     return small
 
 
-def _cap(config: Any, names: re.Pattern[str], most: int) -> None:
+def _limit_settings(config: Any, names: re.Pattern[str], most: int) -> None:
     """Limit every setting whose name matches `names` to at most `most`, whether it is a number or a list of numbers."""
     for name, value in list(vars(config).items()):
         if names.search(name) and type(value) is int and value > most:
@@ -410,7 +412,7 @@ def _cap(config: Any, names: re.Pattern[str], most: int) -> None:
             setattr(config, name, [min(one, most) for one in value])
 
 
-def small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
+def build_small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
     """Build a small copy of a model, without its head, in evaluation mode.
 
     If the layers of the model cannot be made narrow, only their number is reduced.
@@ -424,28 +426,28 @@ def small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
         InputError: No copy can be built, or the smallest copy is too large.
     """
     reasons = []
-    for shrink in (_small, _shallow):
+    for shrink in (_reduce_layers_and_widths, _reduce_layers):
         try:
             small = shrink(config, window)
             software = getattr(config, "_attn_implementation", None)
             small._attn_implementation = software if software in ("eager", "sdpa") else None  # noqa: SLF001 - set nowhere else
             with torch.device("meta"):
-                size = sum(parameter.numel() for parameter in _built(small, kind).parameters())
-            if size > _MOST_PARAMETERS:
-                reasons.append(f"its smallest copy has {size:,} parameters")
+                size = sum(parameter.numel() for parameter in _build_model(small, kind).parameters())
+            if size > _MAX_PARAMETERS:
+                reasons.append(f"the smallest copy has {size:,} parameters")
                 continue
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(TRIAL_SEED)
-                model = _built(small, kind).float().eval()
-                _spread_weights(model)
+                model = _build_model(small, kind).float().eval()
+                _randomize_weights(model)
         except MODEL_ERRORS as error:
-            reasons.append(reason_of(error))
+            reasons.append(explain_library_error(error))
         else:
             return model
-    raise InputError(f"model type {config.model_type!r}: no copy of it can be tried ({reasons[0]})")
+    raise InputError(f"model type {config.model_type!r}: no small copy can be built for trials ({reasons[0]})")
 
 
-def _built(config: Any, kind: Any) -> Any:
+def _build_model(config: Any, kind: Any) -> Any:
     """Build a model of a class, or of the encoder class of the config if `kind` is None, and return it without its head."""
     if kind is None:
         mapping = (
@@ -458,7 +460,7 @@ def _built(config: Any, kind: Any) -> Any:
     return kind._from_config(config).base_model  # noqa: SLF001 - transformers has no public method for this
 
 
-def _spread_weights(model: Any) -> None:
+def _randomize_weights(model: Any) -> None:
     """Set all weights to random values that are large enough for attention to have an effect.
 
     Zeros, which are common initial values, would hide errors in what they are multiplied with.

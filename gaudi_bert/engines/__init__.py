@@ -52,21 +52,21 @@ def choose_engine(
     if requested != "auto":
         chosen = ChosenEngine(requested, "as requested")
     elif stored is not None:
-        chosen = ChosenEngine(stored, "the run began with it")
+        chosen = ChosenEngine(stored, "the run started with this engine")
     elif not is_bert:
         chosen = ChosenEngine("pytorch", "the model is not a BERT")
     elif has_vendor and importlib.util.find_spec("habana_frameworks.torch") is not None:
-        chosen = ChosenEngine("pytorch", "the vendor's software here is that of PyTorch")
+        chosen = ChosenEngine("pytorch", "the Gaudi software for PyTorch is installed")
     elif is_installed("tensorflow"):
         chosen = ChosenEngine("tensorflow", "TensorFlow is installed, and the model is a BERT")
     else:
         chosen = ChosenEngine("pytorch", "TensorFlow is not installed")
     if chosen.name == "tensorflow" and not is_bert:
-        raise InputError(f"{key} = tensorflow: TensorFlow runs BERT only here; set it to pytorch")
+        raise InputError(f"{key} = tensorflow: the TensorFlow engine supports only BERT; set {key} to pytorch")
     if not is_installed(chosen.name):
         other = "pytorch" if chosen.name == "tensorflow" else "tensorflow"
         remedy = f"run: {install_command(chosen.name)}" + (f"; or set {key} to {other}" if requested != "auto" else "")
-        raise InputError(f"engine {chosen.name} is not installed ({chosen.reason}); {remedy}")
+        raise InputError(f"engine {chosen.name}: the framework is not installed ({chosen.reason}); {remedy}")
     if chosen.name == "pytorch":
         # Reading a tokenizer imports torch, and torch reads its environment variables then. The package sets them.
         importlib.import_module("gaudi_bert.engines.pytorch")

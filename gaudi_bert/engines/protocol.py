@@ -165,7 +165,7 @@ class Model(Protocol):
     def variable_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the variables by name, in the order in which the forward pass uses them."""
 
-    def buffers(self) -> Collection[str]:
+    def stored_buffers(self) -> Collection[str]:
         """Return the names of the variables that have no gradient and therefore no moments."""
 
     def values(self) -> dict[str, Float32Array]:

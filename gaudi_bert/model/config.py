@@ -134,7 +134,7 @@ class BertConfig:
                 f"model: position_embedding_type = {short_repr(positions)}; only absolute positions are supported"
             )
         if values.get("add_cross_attention"):
-            raise InputError("model: add_cross_attention = true; models with a second input are not supported")
+            raise InputError("model: add_cross_attention = true: cross-attention is not supported; set it to false")
         if values.get("is_decoder"):
             values = {**values, "attention": "causal"}
         names = {field.name for field in dataclasses.fields(cls)}
@@ -216,10 +216,10 @@ def find_shape_mismatch(
         may_lack: prefixes of names that may be missing.
     """
     for name in [*needed, *(name for name in given if name not in needed)]:
-        there = list(given[name].shape) if name in given else "absent"
-        here = list(needed[name]) if name in needed else "absent"
-        if there != here and not (there == "absent" and name.startswith(optional_prefixes)):
-            return f"{name}: expected {here}, found {there}"
+        found = list(given[name].shape) if name in given else "none"
+        expected = list(needed[name]) if name in needed else "none"
+        if found != expected and not (found == "none" and name.startswith(optional_prefixes)):
+            return f"{name}: expected shape {expected}, found {found}"
     return None
 
 

@@ -223,6 +223,6 @@ def check_logit_count(packs: int, slots: int, words: int) -> None:
     logits = packs * slots * words
     if logits > _MOST_LOGITS:
         raise InputError(
-            f"batch: {packs} packs x {slots} slots x {words} words are {logits:,} logits, more than int32 can index "
-            f"({_MOST_LOGITS:,}); use smaller micro-batches (training.micro_batch_packs, finetune.micro_batch_packs)"
+            f"batch: {packs} packs x {slots} slots x {words} words are {logits:,} logits, but int32 can index only "
+            f"{_MOST_LOGITS:,}; use smaller micro-batches (training.micro_batch_packs, finetune.micro_batch_packs)"
         )

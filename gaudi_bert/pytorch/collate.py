@@ -25,9 +25,9 @@ import transformers
 
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, NOT_PREDICTED, AnyArray, IntArray, find_non_integer
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.feeding import Feeding, fed_positions, target_mask
-from gaudi_bert.encoders.feeding_trial import feeding_of, try_model
-from gaudi_bert.encoders.trial import MODEL_ERRORS, Row, small_copy
+from gaudi_bert.encoders.pack_inputs import PackInputs, attention_mask_for_target, convert_position_ids
+from gaudi_bert.encoders.pack_inputs_trial import check_packed_outputs, find_pack_inputs
+from gaudi_bert.encoders.trial import MODEL_ERRORS, Pack, build_small_copy
 
 TARGETS = ("transformers-5", "transformers-4", "optimum-habana", "flash", "flex")
 _UNLIMITED = 1 << 62
@@ -105,10 +105,10 @@ class PackCollator:
             except MODEL_ERRORS as error:
                 problem = "the installed transformers does not know this type; pass the model or its config"
                 raise InputError(f"model type {model!r}: {problem}") from error
-        if not isinstance(model, Feeding):  # which is for a model that is not one of transformers
+        if not isinstance(model, PackInputs):  # which is for a model that is not one of transformers
             _check_attention_implementation(target, model)
-        self.feeding = feeding_of(model, target)
-        if self.feeding.embeds_first:
+        self.pack_inputs = find_pack_inputs(model, target)
+        if self.pack_inputs.embeds_without_mask:
             raise InputError(
                 "the model multiplies its embeddings by the mask, so no batch of packs is right for its `forward`; use "
                 "PackedEncoder, or gaudi-bert train and finetune"
@@ -123,19 +123,21 @@ class PackCollator:
             raise InputError(
                 f"{option}: target flash has no packs from which a head could gather; omit it or use another target"
             )
-        if target in ("transformers-4", "optimum-habana") and self.feeding.has_window:
+        if target in ("transformers-4", "optimum-habana") and self.pack_inputs.has_window:
             raise InputError(
                 f"target = {target!r}: its mask has no form for layers with a window; use transformers-5 or flex"
             )
         self.target, self.gather_heads, self.masked_slots, self.depth = target, gather_heads, masked_slots, depth
         self.sequence_labels, self.dtype = sequence_labels, dtype
         self.row_tokens = row_tokens
-        is_config = not isinstance(model, Feeding | torch.nn.Module)
-        if not isinstance(model, Feeding) and not (is_config and target in _OWN_SOFTWARE):  # which cannot be copied
-            tried = small_copy(model, window=_UNLIMITED) if is_config else model
-            self.row_tokens, _ = try_model(tried, self.feeding, self._make_batch_without_labels, row_tokens, training=True)
+        is_config = not isinstance(model, PackInputs | torch.nn.Module)
+        if not isinstance(model, PackInputs) and not (is_config and target in _OWN_SOFTWARE):  # which cannot be copied
+            tried = build_small_copy(model, window=_UNLIMITED) if is_config else model
+            self.row_tokens, _ = check_packed_outputs(
+                tried, self.pack_inputs, self._make_batch_without_labels, row_tokens, training=True
+            )
 
-    def _make_batch_without_labels(self, rows: Sequence[Row]) -> Batch:
+    def _make_batch_without_labels(self, rows: Sequence[Pack]) -> Batch:
         """Return the batch for rows without labels, as any model, or the encoder below a gathering head, accepts it."""
         arrays = self._stack_token_columns(rows)
         return (
@@ -146,9 +148,12 @@ class PackCollator:
         """Return the inputs with one value per token as tensors, together with the attention mask of the target."""
         batch: Batch = {name: torch.from_numpy(values) for name, values in arrays.items() if name != "sequence_ids"}
         sequence_ids_BL = torch.from_numpy(arrays["sequence_ids"])
-        return {**batch, "attention_mask": target_mask(sequence_ids_BL, self.feeding, self.target, self.dtype)}
+        return {
+            **batch,
+            "attention_mask": attention_mask_for_target(sequence_ids_BL, self.pack_inputs, self.target, self.dtype),
+        }
 
-    def __call__(self, rows: Sequence[Row]) -> Batch:
+    def __call__(self, rows: Sequence[Pack]) -> Batch:
         """Make a batch from rows of packs.
 
         Args:
@@ -189,12 +194,12 @@ class PackCollator:
         batch["seq_lens"] = self._make_sequence_column(rows, "seq_lens", 0)
         return batch | {name: self._make_user_column(rows, name) for name in self._user_column_names(rows)}
 
-    def _user_column_names(self, rows: Sequence[Row]) -> list[str]:
+    def _user_column_names(self, rows: Sequence[Pack]) -> list[str]:
         """Return the names of the columns with one value per sequence that the collator itself does not use."""
         others = {name for name in rows[0] if name not in (*_TOKEN_COLUMNS, *_OF_SEQUENCES, self.sequence_labels)}
         return [name for name in rows[0] if name in others and all(len(row[name]) == len(row["seq_lens"]) for row in rows)]
 
-    def _make_user_column(self, rows: Sequence[Row], name: str) -> Any:
+    def _make_user_column(self, rows: Sequence[Pack], name: str) -> Any:
         """Return a column of the user: numbers as a tensor [B, S] padded with 0, and anything else as a list per row."""
         values = [np.asarray(row[name]) for row in rows]
         if not all(np.issubdtype(each.dtype, np.number) or each.dtype == np.bool_ for each in values):
@@ -202,7 +207,7 @@ class PackCollator:
         kind = np.result_type(*values)
         return self._pad_to_depth(values, 0, np.int64 if np.issubdtype(kind, np.integer) else kind)
 
-    def _stack_token_columns(self, rows: Sequence[Row]) -> dict[str, IntArray]:
+    def _stack_token_columns(self, rows: Sequence[Pack]) -> dict[str, IntArray]:
         """Return the columns with a value per token that this model needs, as int64 [B, L]."""
         names = [name for name in _TOKEN_COLUMNS if name in rows[0] and name != self.sequence_labels]
         arrays: dict[str, IntArray] = {}
@@ -213,25 +218,25 @@ class PackCollator:
             matrix = np.stack([np.asarray(row[name]) for row in rows])
             _check_32_bit_integers(matrix.reshape(-1), name)
             arrays[name] = matrix.astype(np.int64)
-        arrays["position_ids"] = fed_positions(arrays["position_ids"], self.feeding)
-        if not self.feeding.positions:
+        arrays["position_ids"] = convert_position_ids(arrays["position_ids"], self.pack_inputs)
+        if not self.pack_inputs.takes_positions:
             del arrays["position_ids"]
-        if not self.feeding.token_types:
+        if not self.pack_inputs.takes_token_types:
             arrays.pop("token_type_ids", None)
-        predicts_next = self.feeding.causal and not self.feeding.labels_own_token
+        predicts_next = self.pack_inputs.is_causal and not self.pack_inputs.labels_own_token
         if predicts_next and "labels" in arrays:  # no earlier token of its sequence could predict the first token
             first_BL = np.diff(arrays["sequence_ids"], axis=1, prepend=-1) != 0
             arrays["labels"][first_BL] = NOT_PREDICTED
         return arrays
 
-    def _check_row_and_sequence_lengths(self, rows: Sequence[Row], length: int) -> None:
+    def _check_row_and_sequence_lengths(self, rows: Sequence[Pack], length: int) -> None:
         """Reject rows that are longer than those the model was tried with, and sequences that would change others."""
         if self.row_tokens is not None and length > self.row_tokens:
             raise InputError(
                 f"a row has {length} tokens, but the model was only tried with rows of {self.row_tokens}; "
                 f"pass row_tokens={length} to PackCollator"
             )
-        most = self.feeding.longest_sequence
+        most = self.pack_inputs.longest_sequence
         if most is None:
             return
         lengths = np.concatenate([np.asarray(row["seq_lens"]) for row in rows])
@@ -243,7 +248,7 @@ class PackCollator:
                 f"(RoPE) of all sequences in the batch; pack sequences of at most {most} tokens"
             )
 
-    def _make_masked_lm_inputs(self, labels_BL: IntArray, rows: Sequence[Row]) -> Batch:
+    def _make_masked_lm_inputs(self, labels_BL: IntArray, rows: Sequence[Pack]) -> Batch:
         """Return the masked positions and their labels, both int64 [B, Q], and the inputs of the next-sentence head."""
         rows_M, positions_M = np.nonzero(labels_BL != NOT_PREDICTED)
         counts_B = np.bincount(rows_M, minlength=len(rows))
@@ -262,7 +267,7 @@ class PackCollator:
             gathered["next_sentence_label"] = self._make_sequence_column(rows, "next_sentence_labels", NOT_PREDICTED)
         return gathered
 
-    def _first_token_positions(self, rows: Sequence[Row]) -> torch.Tensor:
+    def _first_token_positions(self, rows: Sequence[Pack]) -> torch.Tensor:
         """Return the position of the first token of each sequence, int64 [B, S], and 0 in slots without a sequence."""
         lengths_BS = self._make_sequence_column(rows, "seq_lens", 0)
         return (lengths_BS.cumsum(1) - lengths_BS) * (lengths_BS > 0)
@@ -275,7 +280,7 @@ class PackCollator:
             to[: len(each)] = each
         return torch.from_numpy(padded)
 
-    def _make_sequence_column(self, rows: Sequence[Row], name: str, empty: int) -> torch.Tensor:
+    def _make_sequence_column(self, rows: Sequence[Pack], name: str, empty: int) -> torch.Tensor:
         """Return a column with a value per sequence as int64 [B, S], filled up with `empty`."""
         for row in rows:
             _check_32_bit_integers(np.asarray(row[name]), name)
@@ -294,7 +299,7 @@ class PackCollator:
             )
         return needed if requested is None else requested
 
-    def _make_flat_batch(self, arrays: dict[str, IntArray], rows: Sequence[Row]) -> Batch:
+    def _make_flat_batch(self, arrays: dict[str, IntArray], rows: Sequence[Pack]) -> Batch:
         """Return a batch for FlashAttention: one row without padding, and the offsets at which its sequences begin."""
         real_BL = arrays["sequence_ids"] > 0
         lengths = list(chain.from_iterable(row["seq_lens"].tolist() for row in rows))

@@ -27,7 +27,7 @@ from gaudi_bert.artefacts.packed import RecordMetadata
 from gaudi_bert.common.arrays import AnyArray, check_integer
 from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.common.files import format_location, is_in_store
-from gaudi_bert.encoders.trial import Row
+from gaudi_bert.encoders.trial import Pack
 from gaudi_bert.reading.global_order import ORDER_VERSION, check_rank, first_pack_number_of_rank
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.tables.packed_reader import open_packed_tables
@@ -44,13 +44,13 @@ _THE_WAY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or t
 # --- sources of packs
 
 
-class _MappedPacks(Dataset[Row]):
+class _MappedPacks(Dataset[Pack]):
     """A map-style data set of all packs, numbered shard after shard.
 
     It keeps at most 256 shards open, and closes the shard that was not used for the longest time.
     """
 
-    def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Row]]) -> None:
+    def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Pack]]) -> None:
         self._shards, self._rows_of = shards, rows_of
         self._ends = np.cumsum(shards.sizes)
         self._open_shards: dict[int, None] = {}  # in the order of their last use
@@ -63,11 +63,11 @@ class _MappedPacks(Dataset[Row]):
         """Return the number of all packs; a sampler divides them among processes."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def __getitem__(self, number: int) -> Row:
+    def __getitem__(self, number: int) -> Pack:
         """Return the row of one pack. A negative number counts from the end."""
         return self.__getitems__([number])[0]
 
-    def __getitems__(self, numbers: Sequence[int]) -> list[Row]:
+    def __getitems__(self, numbers: Sequence[int]) -> list[Pack]:
         """Return the rows of several packs. A `DataLoader` calls this once per batch."""
         packs = np.asarray(numbers, np.int64)
         packs = np.where(packs < 0, packs + len(self), packs)
@@ -86,7 +86,7 @@ class _MappedPacks(Dataset[Row]):
         return rows
 
 
-def _open_packs(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Row]]]:
+def _open_packs(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Pack]]]:
     """Open the packs of a folder.
 
     Returns:
@@ -117,7 +117,7 @@ def _open_packs(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequenc
     raise InputError(f"{folder}: the folder does not exist or is empty; check the path")
 
 
-def _rows_from_record_arrays(packs: Mapping[str, AnyArray]) -> list[Row]:
+def _rows_from_record_arrays(packs: Mapping[str, AnyArray]) -> list[Pack]:
     """Turn the ten features of B packed examples into B rows, with the column names of packed tables.
 
     The arrays of a row are views. Positions of the padding count from 0, as if it were one more sequence. Labels are -100
@@ -144,7 +144,7 @@ def _rows_from_record_arrays(packs: Mapping[str, AnyArray]) -> list[Row]:
 # --- data set and loader
 
 
-class PackedDataset(IterableDataset[Row]):
+class PackedDataset(IterableDataset[Pack]):
     """The packs of a folder that one process reads, one row per pack, in an order that depends on the seed and the epoch.
 
     A row maps column names to numpy arrays. Iterating yields the rest of the current epoch. `state_dict` and
@@ -278,7 +278,7 @@ class PackedDataset(IterableDataset[Row]):
         if self._done and self.remaining_batches == 0:
             self._epoch, self._done = self._epoch + 1, 0
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[Pack]:
         """Return an iterator over the rows of this process (or of this worker) to the end of the epoch.
 
         Raises:
@@ -297,7 +297,7 @@ class PackedDataset(IterableDataset[Row]):
                 raise InputError(f"with {processes} processes, Accelerate would shard the packs a second time; {_THE_WAY}")
         return self._iterate_rows(worker)
 
-    def _iterate_rows(self, worker: Any) -> Iterator[Row]:
+    def _iterate_rows(self, worker: Any) -> Iterator[Pack]:
         """Yield the rows of this process, or of one worker of its loader, to the end of the epoch."""
         self.skip_incomplete_epoch_end()
         epoch, batch = self._epoch, self.batch
@@ -340,7 +340,7 @@ class PackedLoader(DataLoader[Any]):
     use_stateful_dataloader = True  # so Accelerate asks it for its state
 
     def __init__(
-        self, dataset: PackedDataset, batch_packs: int, collate: Callable[[list[Row]], Any], **options: Any
+        self, dataset: PackedDataset, batch_packs: int, collate: Callable[[list[Pack]], Any], **options: Any
     ) -> None:
         if options.get("persistent_workers"):
             raise InputError("persistent_workers: such workers would read the first epoch again and again; omit the option")

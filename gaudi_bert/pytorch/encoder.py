@@ -17,10 +17,10 @@ import torch
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.encoders.encoder_weights import sizes_by
-from gaudi_bert.encoders.feeding_trial import feeding_of
-from gaudi_bert.encoders.packed_model import PackedModel, head_of
-from gaudi_bert.encoders.trial import on_device
+from gaudi_bert.encoders.encoder_weights import read_model_sizes
+from gaudi_bert.encoders.pack_inputs_trial import find_pack_inputs
+from gaudi_bert.encoders.packed_model import PackedModel, describe_head
+from gaudi_bert.encoders.trial import move_to_device
 from gaudi_bert.model.heads import Pooling, TaskKind, VectorHead
 from gaudi_bert.rows.fields import split_into_words
 from gaudi_bert.rows.packs import IncompleteBatch
@@ -67,8 +67,8 @@ class PackedEncoder:
             raise InputError(
                 f"{type(model).__name__}: the attention {software} is not supported; open it with attn_implementation='sdpa'"
             )
-        feeding = feeding_of(model.base_model)
-        sizes = sizes_by(model.config, feeding)
+        pack_inputs = find_pack_inputs(model.base_model)
+        sizes = read_model_sizes(model.config, pack_inputs)
         self._tokenizer = wrap_tokenizer(tokenizer)
         self._tokenizer.check_fits(sizes.vocab_size, sizes.segments)
         self.positions, self.hidden_size = sizes.positions, sizes.hidden_size
@@ -78,10 +78,10 @@ class PackedEncoder:
             )
         usual = min(self.positions, getattr(tokenizer, "model_max_length", self.positions))
         self.max_sequence_length: int = max_sequence_length or usual
-        head, self.labels = head_of(model)
+        head, self.labels = describe_head(model)
         self.task: TaskKind | None = None if head is None else head.kind
-        self._packed = PackedModel(model, feeding, head)
-        self._packed.try_rows()
+        self._packed = PackedModel(model, pack_inputs, head)
+        self._packed.check_rows()
 
     def embed(self, texts: Sequence[Text], pooling: Pooling = "mean", *, normalize: bool = False) -> Float32Array:
         """Compute a vector for each text.
@@ -100,7 +100,7 @@ class PackedEncoder:
         """
         if pooling not in get_args(Pooling):
             raise InputError(f"pooling = {pooling!r}: must be one of {', '.join(get_args(Pooling))}")
-        vectors = partial(self._packed.vectors, head=VectorHead(pooling, normalize))
+        vectors = partial(self._packed.compute_vectors, head=VectorHead(pooling, normalize))
         parts = [outputs for _, _, outputs in self._compute_windows(texts, None, vectors, self.hidden_size)]
         return np.concatenate([np.zeros((0, self.hidden_size), np.float32), *parts])
 
@@ -122,7 +122,9 @@ class PackedEncoder:
                 "AutoModelForSequenceClassification or AutoModelForTokenClassification, or call embed"
             )
         answers: list[dict[str, Any]] = []
-        for rows, sequences, logits in self._compute_windows(texts, self.task, self._packed.answers, len(self.labels)):
+        for rows, sequences, logits in self._compute_windows(
+            texts, self.task, self._packed.compute_head_outputs, len(self.labels)
+        ):
             if self.task == "token-classification":
                 answers += tag_predictions(logits, sequences, rows, self.labels)
             elif self.task == "regression":
@@ -154,7 +156,7 @@ class PackedEncoder:
             self._packed.check_tokens(batch)
             with torch.inference_mode():
                 tensors = {name: torch.from_numpy(values) for name, values in batch.items()}
-                outputs: Float32Array = compute(on_device(tensors, self._packed.device)).float().cpu().numpy()
+                outputs: Float32Array = compute(move_to_device(tensors, self._packed.device)).float().cpu().numpy()
             return outputs
 
         incomplete: IncompleteBatch = "filled" if self.static_shapes else "smaller"
@@ -173,7 +175,7 @@ class PackedEncoder:
                 fixed_row_length=most if self.static_shapes else None,
                 max_row_length=self.positions,
             )
-            self._packed.try_rows(max((part.length for part in plan.parts), default=0))
+            self._packed.check_rows(max((part.length for part in plan.parts), default=0))
             was_training = self.model.training
             self._packed.train(False)
             try:

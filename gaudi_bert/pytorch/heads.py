@@ -24,9 +24,9 @@ from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
 from gaudi_bert.common.arrays import NOT_PREDICTED
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.feeding import gather
-from gaudi_bert.encoders.feeding_trial import ONE_FOR_A_ROW, check_head
-from gaudi_bert.encoders.trial import on_device
+from gaudi_bert.encoders.pack_inputs import gather_positions
+from gaudi_bert.encoders.pack_inputs_trial import ONE_OUTPUT_PER_ROW, check_output_per_token
+from gaudi_bert.encoders.trial import move_to_device
 from gaudi_bert.pytorch.collate import model_inputs
 
 _COUNTED = (("masked_lm_labels", "next_sentence_label"), ("sequence_labels",), ("labels",))
@@ -83,7 +83,7 @@ def update_loss(model: Any, batch: dict[str, Any], counts: torch.Tensor, process
     Raises:
         InputError: The model has one output per row, although a row holds several sequences, or the batch has no labels.
     """
-    inputs = on_device(model_inputs(batch), next(model.parameters()).device)
+    inputs = move_to_device(model_inputs(batch), next(model.parameters()).device)
     counts = counts.to(inputs["input_ids"].device)
     if "sequence_positions" in inputs:
         return model(**inputs, num_items_in_batch=counts).loss * processes
@@ -91,10 +91,10 @@ def update_loss(model: Any, batch: dict[str, Any], counts: torch.Tensor, process
     try:
         outputs = model(**inputs)
     except (RuntimeError, ValueError):
-        check_head(inner)  # explains why the labels do not fit, if the head has one output per row
+        check_output_per_token(inner)  # explains why the labels do not fit, if the head has one output per row
         raise
     if outputs.logits.shape[:2] != inputs["input_ids"].shape:
-        raise InputError(f"{type(inner).__name__}: {ONE_FOR_A_ROW}")
+        raise InputError(f"{type(inner).__name__}: {ONE_OUTPUT_PER_ROW}")
     if not own.any():  # the head would return the mean of no labels, which is NaN
         return outputs.logits.sum() * 0.0
     return outputs.loss * (own / counts.clamp(min=1)).squeeze() * processes
@@ -146,7 +146,7 @@ class PackedBertForPreTraining(BertForPreTraining):
         hidden_BLH = self.bert(
             input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids
         )[0]
-        masked_BQH = gather(hidden_BLH, masked_lm_positions)
+        masked_BQH = gather_positions(hidden_BLH, masked_lm_positions)
         words = self.cls.predictions(masked_BQH)
         sentences = self.cls.seq_relationship(_pool_first_tokens(self.bert.pooler, hidden_BLH, sequence_positions))
         loss = None
@@ -228,7 +228,7 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
 
 def _pool_first_tokens(pooler: Any, hidden_BLH: torch.Tensor, positions_BS: torch.Tensor) -> torch.Tensor:
     """Apply BERT's pooler to the tokens at S positions of each pack, and return [B, S, H]."""
-    return pooler.activation(pooler.dense(gather(hidden_BLH, positions_BS)))
+    return pooler.activation(pooler.dense(gather_positions(hidden_BLH, positions_BS)))
 
 
 def _sum_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

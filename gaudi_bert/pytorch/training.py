@@ -21,7 +21,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_json, write_json
-from gaudi_bert.encoders.feeding_trial import check_head
+from gaudi_bert.encoders.pack_inputs_trial import check_output_per_token
 from gaudi_bert.pytorch.collate import model_inputs
 from gaudi_bert.pytorch.dataset import PackedDataset, PackedLoader
 from gaudi_bert.pytorch.heads import update_counts, update_loss
@@ -119,7 +119,7 @@ class PackedTrainerMixin:
         """
         trainer: Any = self
         self._check_arguments()
-        check_head(self.model)
+        check_output_per_token(self.model)
         self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True  # so that Trainer does not divide the loss
         trainer.add_callback(_KeepPosition(self.train_dataset))
         self.args.ignore_data_skip = True  # Trainer would read all earlier packs, but the data set can seek

@@ -82,11 +82,13 @@ def has_causal_attention(model: Path) -> bool:
     """Return whether the attention of a model is causal: whether each token sees only the tokens before it."""
     if is_bert(model):
         return False
-    from gaudi_bert.encoders.encoder_weights import config_of, read_encoder_config
-    from gaudi_bert.encoders.feeding_trial import feeding_of
+    from gaudi_bert.encoders.encoder_weights import build_library_config, read_encoder_config
+    from gaudi_bert.encoders.pack_inputs_trial import find_pack_inputs
 
     folder = model if model.is_dir() else model.parent
-    return feeding_of(config_of(read_encoder_config(folder / "config.json"), VectorHead("cls", normalize=False))).causal
+    return find_pack_inputs(
+        build_library_config(read_encoder_config(folder / "config.json"), VectorHead("cls", normalize=False))
+    ).is_causal
 
 
 def check_run_is_finished(path: Path) -> None:
@@ -163,7 +165,7 @@ def start_language_model(
         if not is_bert(path):
             from gaudi_bert.encoders import encoder_weights
 
-            kind = encoder_weights.word_task_of(encoder_weights.read_encoder_config(file))
+            kind = encoder_weights.find_language_modelling_task(encoder_weights.read_encoder_config(file))
         elif file.is_file():
             kind = _language_task_of_bert(read_bert_config(file))
         task = _make_language_task(kind, settings, tokenizer)
@@ -179,16 +181,19 @@ def start_language_model(
     if path.suffix == ".json":
         given = encoders.read_encoder_config(path)
     else:
-        name, known = str(path), encoders.known_types()
+        name, known = str(path), encoders.list_model_types()
         if name not in known:
             near = difflib.get_close_matches(name, [*MODELS, *known], n=1, cutoff=0.6) if "/" not in name else []
             hint = f"did you mean {near[0]}?" if near else "not a folder; give one, a config.json, or a type of transformers"
             raise InputError(f"--model {shorten(name)}: {hint}")
         given = EncoderConfig({"model_type": name})
-    task = _make_language_task(encoders.word_task_of(given), settings, tokenizer)
-    complete = encoders.fresh_config(given.values, tokenizer.vocabulary_size, tokenizer.special_token_ids(), length)
-    architecture = encoders.class_of(encoders.config_of(complete, task.head), task.head).__name__
-    return task, StartWeights(path, _FRESH, complete, encoders.sizes_of(complete, task.head), architecture, {}, (), "")
+    task = _make_language_task(encoders.find_language_modelling_task(given), settings, tokenizer)
+    ids = tokenizer.special_token_ids()
+    complete = encoders.build_config_for_data(given.values, tokenizer.vocabulary_size, ids, length)
+    architecture = encoders.find_model_class(encoders.build_library_config(complete, task.head), task.head).__name__
+    return task, StartWeights(
+        path, _FRESH, complete, encoders.find_model_sizes(complete, task.head), architecture, {}, (), ""
+    )
 
 
 def _make_language_task(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
@@ -215,11 +220,12 @@ def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: boo
     """
     head = VectorHead("cls", normalize=False) if task is None else task.head
     if not is_bert(path):  # `transformers` reads every other encoder and names its variables
-        from gaudi_bert.encoders.encoder_weights import read_encoder_config, read_encoder_weights, sizes_of
+        from gaudi_bert.encoders.encoder_weights import find_model_sizes, read_encoder_config, read_encoder_weights
 
         folder = path if path.is_dir() else path.parent
-        sizes = sizes_of(read_encoder_config(folder / "config.json"), head)  # rejects models that cannot process packs
-        other, name, values, fresh = read_encoder_weights(folder, head, lacks_head=allow_missing_head)
+        # This rejects models that cannot process packs.
+        sizes = find_model_sizes(read_encoder_config(folder / "config.json"), head)
+        other, name, values, fresh = read_encoder_weights(folder, head, head_may_be_missing=allow_missing_head)
         files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
         identity = " ".join(map(file_identity, sorted(files)))
         kind = f"{other.model_type} of transformers"

@@ -357,7 +357,7 @@ def restore_newest_checkpoint(
             f"{checkpoint_folder}: the checkpoint was written for reading order {short_repr(progress.get('order'))}, but "
             f"this version of gaudi-bert reads in order {ORDER_VERSION}; train again with --overwrite"
         )
-    shapes, buffers = model.variable_shapes(), model.buffers()
+    shapes, buffers = model.variable_shapes(), model.stored_buffers()
     trained = {name: shape for name, shape in shapes.items() if name not in buffers}
     moments = (checkpoint.first_moments, checkpoint.second_moments)
     for needed, values in ((shapes, checkpoint.variables), *((trained, each) for each in moments)):

@@ -129,10 +129,10 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
             check_model_exists(weights)
             if (weights / "config.json").is_file():  # a transformers folder with any kind of model
                 from gaudi_bert.encoders.packed_model import (
-                    verify_folder,
+                    verify_model_folder,
                 )  # imported here, because it loads torch and transformers
 
-                differences, count, sequences = verify_folder(weights, reporter.say)
+                differences, count, sequences = verify_model_folder(weights, reporter.say)
                 return VerifyModelResult(str(weights), count, sequences, differences, sequences - count)
             stored = read_checkpoint(find_checkpoint(weights))
             if "model" not in stored.settings:

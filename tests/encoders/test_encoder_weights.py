@@ -50,13 +50,13 @@ def opened(folder: Path, kind: str = CLASSIFIER) -> Any:
 def test_each_missing_weight_is_named(changed: Callable[..., Path]) -> None:
     names = sorted(load_file(changed(lambda _: None) / "model.safetensors"))
     for name in names[::17]:
-        with pytest.raises(InputError, match=f"m: the weights lack {name}, which the model of config.json has; copy"):
+        with pytest.raises(InputError, match=f"m: the weight files do not contain {name}, which config.json requires; copy"):
             opened(changed(lambda tensors, name=name: tensors.pop(name)))
 
 
 def test_a_head_that_was_never_trained_is_refused_and_the_encoder_is_not(changed: Callable[..., Path]) -> None:
     folder = changed(lambda _: None, kind="AutoModelForMaskedLM")
-    with pytest.raises(InputError, match=r"m: the weights lack classifier\.dense\.bias"):
+    with pytest.raises(InputError, match=r"m: the weight files do not contain classifier\.dense\.bias"):
         opened(folder)
     opened(changed(lambda tensors: tensors.update({"roberta.pooler.dense.bias": torch.ones(32)})))  # nobody reads it
     folder = changed(lambda _: None, kind="AutoModelForMaskedLM")
@@ -68,9 +68,11 @@ def test_a_head_that_was_never_trained_is_refused_and_the_encoder_is_not(changed
 
 @pytest.mark.parametrize("kind", ["AutoModel", CLASSIFIER])
 def test_superfluous_weights_are_refused(changed: Callable[..., Path], kind: str) -> None:
-    with pytest.raises(InputError, match=r"m: the weights hold .*layer\.2\..*, which the model of config.json lacks"):
+    with pytest.raises(
+        InputError, match=r"m: the weight files contain .*layer\.2\..*, which does not belong to the model of config.json"
+    ):
         opened(changed(lambda _: None, kind=kind, num_hidden_layers=2), kind)
-    with pytest.raises(InputError, match=r"m: the weights hold adapter\.weight"):
+    with pytest.raises(InputError, match=r"m: the weight files contain adapter\.weight"):
         opened(changed(lambda tensors: tensors.update({"adapter.weight": torch.ones(3)}), kind=kind), kind)
 
 
@@ -78,19 +80,29 @@ def test_two_tensors_for_one_parameter_are_refused(changed: Callable[..., Path])
     name = "roberta.embeddings.LayerNorm"
     for old, new in (("gamma", "weight"), ("beta", "bias")):
         folder = changed(lambda tensors, old=old: tensors.update({f"{name}.{old}": torch.ones(32)}))
-        with pytest.raises(InputError, match=f"m: {name}.{old} and {name}.{new} are the same weights; leave out the one"):
+        with pytest.raises(
+            InputError, match=f"m: {name}.{old} and {name}.{new} are two names of the same weight; remove one"
+        ):
             opened(folder)
 
 
 @pytest.mark.parametrize(
     ("change", "config", "message"),
     [
-        (lambda _: None, {"vocab_size": 301}, r"word_embeddings.weight has the shape \[300, 32\], by .* it is \[301, 32\]"),
-        (lambda tensors: tensors["classifier.dense.bias"].fill_(float("nan")), {}, "classifier.dense.bias is not finite"),
-        (lambda _: None, {"max_position_embeddings": 2**30}, r"a model of [\d,]+ weights, and the files of weights"),
-        (lambda _: None, {"num_hidden_layers": 2**64 + 1}, "num_hidden_layers = 18446744073709551617; at most 1,024"),
-        (lambda _: None, {"hidden_size": 0}, "transformers cannot open it: its settings do not fit together; copy"),
-        (lambda _: None, {"architectures": {"a": 1}, "model_type": 3}, "transformers cannot open it"),
+        (
+            lambda _: None,
+            {"vocab_size": 301},
+            r"word_embeddings.weight has shape \[300, 32\], but config.json requires \[301, 32\]",
+        ),
+        (lambda tensors: tensors["classifier.dense.bias"].fill_(float("nan")), {}, "classifier.dense.bias contains NaN"),
+        (lambda _: None, {"max_position_embeddings": 2**30}, r"a model of [\d,]+ weights, but the weight files"),
+        (
+            lambda _: None,
+            {"num_hidden_layers": 2**64 + 1},
+            "num_hidden_layers = 18446744073709551617; must be at most 1,024",
+        ),
+        (lambda _: None, {"hidden_size": 0}, "transformers cannot load the model: the settings contradict each other; copy"),
+        (lambda _: None, {"architectures": {"a": 1}, "model_type": 3}, "transformers cannot load the model"),
     ],
 )
 def test_damage_is_one_line(changed: Callable[..., Path], change: Any, config: dict[str, Any], message: str) -> None:
@@ -101,7 +113,7 @@ def test_damage_is_one_line(changed: Callable[..., Path], change: Any, config: d
 
 @pytest.mark.parametrize(
     ("size", "message"),
-    [(7, "the files of weights hold 7 bytes; copy"), (50_000, "transformers cannot open it: .*; copy the")],
+    [(7, "contain only 7 bytes; copy"), (50_000, "transformers cannot load the model: .*; copy the")],
 )
 def test_a_file_of_weights_that_was_cut(changed: Callable[..., Path], size: int, message: str) -> None:
     file = changed(lambda _: None) / "model.safetensors"
@@ -109,7 +121,7 @@ def test_a_file_of_weights_that_was_cut(changed: Callable[..., Path], size: int,
     with pytest.raises(InputError, match=message):
         opened(file.parent)
     file.unlink()
-    with pytest.raises(InputError, match=r"transformers cannot open it: .* no file named model\.safetensors"):
+    with pytest.raises(InputError, match=r"transformers cannot load the model: .* no file named model\.safetensors"):
         opened(file.parent)
 
 

@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers", minversion="5")
 from gaudi_bert.encoders import packed_model  # noqa: E402
 from gaudi_bert.pytorch import PackCollator, PackedEncoder  # noqa: E402
 from tests.builders.encoders import LABELS, TOKENIZER, write_encoder  # noqa: E402
-from tests.encoders.test_feeding_trial import BERT, WIDTH, random_model  # noqa: E402
+from tests.encoders.test_pack_inputs_trial import BERT, WIDTH, random_model  # noqa: E402
 
 
 class Recurrent(torch.nn.LSTM):
@@ -32,7 +32,7 @@ class Convolution(torch.nn.Conv1d):
 
 
 READS_ALL = {"classifier_pooling": "mean"}  # of a ModernBERT: its head of texts reads all tokens of each
-MIXES = "BertForTokenClassification: (computes wrong outputs for packs of 144|the head's outputs for packed texts)"
+MIXES = "BertForTokenClassification: (computes wrong outputs for packs of 144|the outputs of the head for packed)"
 USES = {
     "collator": lambda model: PackCollator("transformers-5", model),
     "encoder": lambda model: PackedEncoder(model, TOKENIZER),
@@ -81,11 +81,11 @@ def test_a_model_that_packs_are_not_right_for_fails(tmp_path: Path) -> None:
 
 def test_a_gradient_of_packs_that_differs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_encoder(tmp_path / "m", "roberta", "AutoModel")
-    right = packed_model.alone_outputs
+    right = packed_model.compute_single_outputs
 
     def damped(*inputs: Any) -> list[torch.Tensor]:
         return [each / 2 + each.detach() / 2 for each in right(*inputs)]
 
-    monkeypatch.setattr(packed_model, "alone_outputs", damped)
+    monkeypatch.setattr(packed_model, "compute_single_outputs", damped)
     with pytest.raises(FailedError, match="gradients"):
         verify_model(checkpoint=tmp_path / "m", reporter=QUIET)

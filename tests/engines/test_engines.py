@@ -15,7 +15,7 @@ from gaudi_bert.engines import choose_engine
         ("auto", True, None, ("tensorflow", "pytorch"), "tensorflow", "TensorFlow is installed, and the model is a BERT"),
         ("auto", False, None, ("tensorflow", "pytorch"), "pytorch", "the model is not a BERT"),
         ("auto", True, None, ("pytorch",), "pytorch", "TensorFlow is not installed"),
-        ("auto", True, "pytorch", ("tensorflow", "pytorch"), "pytorch", "the run began with it"),
+        ("auto", True, "pytorch", ("tensorflow", "pytorch"), "pytorch", "the run started with this engine"),
         ("tensorflow", True, "pytorch", ("tensorflow",), "tensorflow", "as requested"),
     ],
 )

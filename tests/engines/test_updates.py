@@ -66,7 +66,7 @@ def test_micro_batches_may_be_slow_in_the_first_update_and_where_rows_have_anoth
     told = []
 
     class Listening(Communicator):
-        def note(self, activity: str, *, slow: bool = False) -> None:
+        def note_activity(self, activity: str, *, slow: bool = False) -> None:
             told.append((activity, slow))
 
     model, settings = work.make_model(engine=engine), TrainingSettings(seed=3)

@@ -59,7 +59,7 @@ def test_config_reads_hugging_faces_json():
     stored = {**small_config().to_json(), "model_type": "bert", "is_decoder": False}
     assert BertConfig.from_json(stored) == small_config()
     assert BertConfig.from_json({**stored, "is_decoder": True}) == dataclasses.replace(small_config(), attention="causal")
-    for change, message in (({"model_type": "roberta"}, "only bert"), ({"add_cross_attention": True}, "second input")):
+    for change, message in (({"model_type": "roberta"}, "only bert"), ({"add_cross_attention": True}, "cross-attention")):
         with pytest.raises(InputError, match=message):
             BertConfig.from_json({**stored, **change})
 

@@ -9,7 +9,7 @@ from gaudi_bert.common.errors import InputError
 
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
 
-from gaudi_bert.encoders.feeding import Feeding  # noqa: E402
+from gaudi_bert.encoders.pack_inputs import PackInputs  # noqa: E402
 from gaudi_bert.pytorch import PackCollator, model_inputs  # noqa: E402
 
 IDS = [11, 12, 13, 21, 22, 31, 0]
@@ -61,13 +61,13 @@ def test_the_mask_of_transformers_5_is_added_to_scores() -> None:
 
 @pytest.mark.parametrize("target", ["transformers-4", "optimum-habana"])
 def test_the_mask_of_transformers_4_has_three_axes(target: str) -> None:
-    mask = PackCollator(target, Feeding())(ROWS)["attention_mask"]
+    mask = PackCollator(target, PackInputs())(ROWS)["attention_mask"]
     assert mask.dtype == torch.int64
     assert mask.bool().tolist() == naive_mask()
 
 
 def test_flash_has_one_row_without_padding() -> None:
-    batch = PackCollator("flash", Feeding())(ROWS)
+    batch = PackCollator("flash", PackInputs())(ROWS)
     assert "attention_mask" not in batch
     assert batch["input_ids"].tolist() == [[11, 12, 13, 21, 22, 31, 41, 42, 43, 44, 45, 46, 47]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 0, 1, 2, 3, 4, 5, 6]]
@@ -107,9 +107,9 @@ def test_what_cannot_work_is_refused_in_one_line() -> None:
         "gather_heads: .*labels.* input_ids": lambda: PackCollator(gather_heads=True)(unlabelled),
         "target = 'flush': .*transformers-5": lambda: PackCollator("flush"),
         "model type 'bort': ": lambda: PackCollator(model="bort"),
-        "Linear: is not a transformers model": lambda: PackCollator(model=torch.nn.Linear(2, 2)),
-        "target = 'optimum-habana': .*window": lambda: PackCollator("optimum-habana", Feeding(window=3)),
-        "gather_heads: target flash": lambda: PackCollator("flash", Feeding(), gather_heads=True),
+        "Linear: expected a transformers model": lambda: PackCollator(model=torch.nn.Linear(2, 2)),
+        "target = 'optimum-habana': .*window": lambda: PackCollator("optimum-habana", PackInputs(window=3)),
+        "gather_heads: target flash": lambda: PackCollator("flash", PackInputs(), gather_heads=True),
         "masked_slots = 2: a pack of this batch needs 3": lambda: PackCollator(gather_heads=True, masked_slots=2)(ROWS),
         "row_tokens = 1.5: must be an integer": lambda: PackCollator("flash", row_tokens=1.5),  # type: ignore[arg-type]
         "depth = 2: a pack of this batch needs 3": lambda: PackCollator(depth=2)(ROWS),

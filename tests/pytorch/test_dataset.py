@@ -24,7 +24,7 @@ from tests.oracles.global_order import dealt_epoch
 
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
 
-from gaudi_bert.encoders.feeding import Feeding  # noqa: E402
+from gaudi_bert.encoders.pack_inputs import PackInputs  # noqa: E402
 from gaudi_bert.pytorch import PackCollator, PackedDataset, PackedLoader, model_inputs  # noqa: E402
 
 SEED = 77
@@ -183,7 +183,7 @@ def test_columns_of_sequences_are_in_the_batch(table: Path, target: str) -> None
     packs = PackedDataset(table).as_map()
     rows = sorted((packs[number] for number in range(len(packs))), key=lambda row: len(row["seq_lens"]))
     rows = [rows[0], rows[-1]]
-    batch = PackCollator(target, Feeding())(rows)
+    batch = PackCollator(target, PackInputs())(rows)
     given = [row["score"].tolist() for row in rows]
     names = [list(row["name"]) for row in rows]
     if target == "flash":

@@ -124,7 +124,7 @@ def encoder_of(kind: str = "AutoModel", **more: Any) -> PackedEncoder:
         (lambda: encoder_of(CLASSES, id2label={0: "a", 1: "a"}), "the labels 0 and 1 are both called 'a'"),
         (
             lambda: encoder_of(CLASSES, id2label={0: "a", 2: "c"}),
-            "id2label has no label 1, and there are 2",
+            "id2label does not name label 1; name all 2 labels",
         ),
         (lambda: encoder_of().predict(["a"]), "RobertaModel: .*AutoModelForSequenceClassification"),
         (lambda: encoder_of().embed(["a", 3]), r"texts\[1\]: .*int"),

@@ -125,12 +125,12 @@ def test_words_and_sentences_of_pretraining_are_those_of_each_sequence_alone() -
 def test_a_head_with_one_output_for_a_row_is_refused() -> None:
     for kind in (transformers.BertForSequenceClassification, transformers.BertForQuestionAnswering):
         model = model_of(kind, num_labels=2)
-        with pytest.raises(InputError, match=f"{kind.__name__}: its head gives one output for a row.*use PackedBert"):
+        with pytest.raises(InputError, match=f"{kind.__name__}: the head returns one output per row.*use PackedBert"):
             PackCollator(model=model)
     regression = model_of(transformers.BertForSequenceClassification, num_labels=1)
     batch = PackCollator(model=regression.config)(rows())
     batch["labels"] = batch["labels"].float()  # of any shape: a regression broadcasts them in silence
-    with pytest.raises(InputError, match="its head gives one output for a row"):
+    with pytest.raises(InputError, match="the head returns one output per row"):
         update_loss(regression, batch, torch.ones(1))
 
 

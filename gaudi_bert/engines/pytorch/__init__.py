@@ -59,9 +59,9 @@ def describe_overridden_variables() -> tuple[str, ...]:
     for name, value in VARIABLES.items():
         present = os.environ.get(name)
         if present is None:
-            notes.append(f"note: {name} was not set when torch was imported; set it to {value} before that")
+            notes.append(f"note: {name} was not set when torch was imported; set it to {value} before importing torch")
         elif present != value:
-            notes.append(f"note: {name}={present} is set in the environment and stays (the default here is {value})")
+            notes.append(f"note: the environment sets {name}={present}, which is kept (the default is {value})")
     return tuple(notes)
 
 

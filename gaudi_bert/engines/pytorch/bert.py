@@ -24,8 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gaudi_bert.common.arrays import Int32Array
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.feeding import widen
 from gaudi_bert.encoders.matrix_products import is_large_product, linear
+from gaudi_bert.encoders.pack_inputs import at_least_float32
 from gaudi_bert.engines.pytorch.cpu_operations import dropout, tiled_attention
 from gaudi_bert.engines.pytorch.packed_weights import multiply, pack_weights
 from gaudi_bert.model.config import BertConfig, layer_name_prefix
@@ -54,7 +54,7 @@ def _plain_attention(
 ) -> Tensor:
     """Compute attention with two matrix products and a softmax. See `Attention`."""
     scores_BNPL = torch.matmul(query_BNPD * (1.0 / math.sqrt(query_BNPD.shape[-1])), key_BNLD.mT)
-    probabilities_BNPL = torch.softmax(widen(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
+    probabilities_BNPL = torch.softmax(at_least_float32(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
     if dropout_rate > 0:
         probabilities_BNPL = dropout(probabilities_BNPL, dropout_rate)
     return torch.matmul(probabilities_BNPL, value_BNLD)
@@ -91,7 +91,9 @@ def _load_gaudi_attention() -> Attention:
         kernel = importlib.import_module("habana_frameworks.torch.hpex.kernels").FusedSDPA
     except (ImportError, AttributeError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"gaudi_fused_attention = true: no FusedSDPA here ({reason}); set it to false") from error
+        raise InputError(
+            f"gaudi_fused_attention = true: the installed software has no FusedSDPA ({reason}); set it to false"
+        ) from error
 
     def attention(
         query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
@@ -223,7 +225,7 @@ class Network:
         It is computed in at least float32, and returned in the dtype of the inputs.
         """
         gamma_H, beta_H = self.parameters[f"{name_prefix}/gamma"], self.parameters[f"{name_prefix}/beta"]
-        normal = functional.layer_norm(widen(inputs), gamma_H.shape, gamma_H, beta_H, self.config.layer_norm_eps)
+        normal = functional.layer_norm(at_least_float32(inputs), gamma_H.shape, gamma_H, beta_H, self.config.layer_norm_eps)
         return normal.to(inputs.dtype)
 
     def apply_activation(self, inputs: Tensor) -> Tensor:
@@ -234,7 +236,7 @@ class Network:
 def _float32_linear(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
     """Compute `inputs @ weights + bias` in at least float32, even under autocast."""
     with torch.autocast(inputs.device.type, enabled=False):
-        return torch.addmm(bias, widen(inputs), weights)
+        return torch.addmm(bias, at_least_float32(inputs), weights)
 
 
 def _additive_attention_mask(input_mask_BL: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
@@ -416,7 +418,9 @@ def masked_lm_logits(network: Network, hidden_PH: Tensor) -> Tensor:
     changed_PH = network.apply_layer_norm(
         network.apply_activation(network.apply_dense(hidden_PH, f"{name_prefix}/dense")), f"{name_prefix}/LayerNorm"
     )
-    return widen(linear(changed_PH, network.parameters[WORDS])).add_(network.parameters["cls/predictions/output_bias"])
+    return at_least_float32(linear(changed_PH, network.parameters[WORDS])).add_(
+        network.parameters["cls/predictions/output_bias"]
+    )
 
 
 def pretraining_logits(network: Network, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from gaudi_bert.common.arrays import BatchArrays
-from gaudi_bert.encoders.feeding import vectors_of_sequences, widen
 from gaudi_bert.encoders.matrix_products import is_plain_cpu_tensor
+from gaudi_bert.encoders.pack_inputs import at_least_float32, pool_sequences
 from gaudi_bert.engines.protocol import ComputeDtype, Device, LossesAndGradients, ModelSpec
 from gaudi_bert.engines.pytorch.bert import (
     SEQUENCE_OFFSETS,
@@ -99,7 +99,7 @@ class TorchBert(TorchModel):
         gradients = torch.autograd.grad(masked_lm_loss + next_sentence_loss, list(leaves.values()), allow_unused=True)
         return LossesAndGradients(
             {
-                "hidden_states": to_numpy(widen(hidden_TH)).reshape(*batch["input_ids"].shape, -1),
+                "hidden_states": to_numpy(at_least_float32(hidden_TH)).reshape(*batch["input_ids"].shape, -1),
                 "masked_lm_logits": to_numpy(words_BQV),
                 "next_sentence_logits": to_numpy(sentences_BS2),
             },
@@ -149,12 +149,12 @@ class TorchBert(TorchModel):
             return pretraining_logits(network, batch)
         hidden_RH = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
         if isinstance(head, VectorHead):
-            return vectors_of_sequences(head, widen(hidden_RH), batch)
+            return pool_sequences(head, at_least_float32(hidden_RH), batch)
         packs, length = batch["input_ids"].shape
         if not head.needs_outputs:
             check_logit_count(packs, length, self.config.vocab_size)
             return masked_lm_logits(network, hidden_RH)
-        inputs_PH = apply_pooler(network, hidden_RH) if head.predicts_per_text else widen(hidden_RH)
+        inputs_PH = apply_pooler(network, hidden_RH) if head.predicts_per_text else at_least_float32(hidden_RH)
         if head.kind != "question-answering":  # BERT's span head has no dropout
             inputs_PH = network.apply_dropout(inputs_PH)
         with torch.autocast(self.device.type, enabled=False):

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.encoder_weights import class_of, config_of
-from gaudi_bert.encoders.feeding_trial import feeding_of
+from gaudi_bert.encoders.encoder_weights import build_library_config, find_model_class
+from gaudi_bert.encoders.pack_inputs_trial import find_pack_inputs
 from gaudi_bert.encoders.packed_model import PackedModel
-from gaudi_bert.encoders.trial import MODEL_ERRORS, quiet_transformers, reason_of
+from gaudi_bert.encoders.trial import MODEL_ERRORS, explain_library_error, quiet_transformers
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec
 from gaudi_bert.engines.pytorch.model import Tensors, TorchModel
 from gaudi_bert.engines.pytorch.packed_weights import pack_linear_layers
@@ -45,21 +45,21 @@ def build_encoder(
     Raises:
         InputError: The model cannot be built or fed packs, or `transformers` has no such head for it.
     """
-    config = config_of(cast(EncoderConfig, spec.config), spec.head)
-    kind = class_of(config, spec.head)
-    feeding = feeding_of(config, kind=kind)
+    config = build_library_config(cast(EncoderConfig, spec.config), spec.head)
+    kind = find_model_class(config, spec.head)
+    pack_inputs = find_pack_inputs(config, kind=kind)
     try:
         with torch.random.fork_rng(devices=[]), quiet_transformers():
             torch.manual_seed(0 if seed is None else seed)
             module = kind._from_config(config).float()  # noqa: SLF001 - transformers has no public method for this
     except MODEL_ERRORS as error:
-        problem = f"cannot be built: {reason_of(error)}; correct its config.json"
+        problem = f"transformers cannot build the model: {explain_library_error(error)}; correct its config.json"
         raise InputError(f"model type {config.model_type!r}: {problem}") from error
-    packed = PackedModel(module, feeding, spec.head if isinstance(spec.head, TaskHead) else None)
+    packed = PackedModel(module, pack_inputs, spec.head if isinstance(spec.head, TaskHead) else None)
     if seed is not None:
-        packed.try_packs(training=True)
+        packed.check_packs(training=True)
         if isinstance(spec.head, TaskHead):
-            packed.try_head()
+            packed.check_head()
     return TorchEncoder(spec, device, compute_dtype, packed, compiler)
 
 
@@ -98,9 +98,9 @@ class TorchEncoder(TorchModel):
         if compiler is not None:
             self._compute = torch.compile(self._run_encoder_and_head, backend=compiler, dynamic=False, fullgraph=True)
 
-    def buffers(self) -> dict[str, Tensor]:
+    def stored_buffers(self) -> dict[str, Tensor]:
         """Return the buffers that are stored in addition to the parameters, by name."""
-        return self.packed.stored_buffers()
+        return self.packed.find_stored_buffers()
 
     def has_weight_decay(self, name: str) -> bool:
         """Return whether weight decay applies to a variable. It does not apply to biases and to normalization layers."""
@@ -121,14 +121,14 @@ class TorchEncoder(TorchModel):
         The check runs on the CPU.
 
         Args:
-            row_tokens: The minimum number of tokens in the longest rows. See `PackedModel.try_rows`.
+            row_tokens: The minimum number of tokens in the longest rows. See `PackedModel.check_rows`.
 
         Raises:
             InputError: The outputs differ by more than rounding.
         """
         self.module.to("cpu")
         try:
-            self.packed.try_rows(row_tokens)
+            self.packed.check_rows(row_tokens)
         finally:
             self.module.to(self.device)
 
@@ -152,7 +152,7 @@ class TorchEncoder(TorchModel):
 
     def pack_weights_for_inference(self, dtype: torch.dtype) -> None:
         """Convert the weights of the linear layers for inference. A trial shows which layers are called."""
-        trial = self.packed.trial_batch()
+        trial = self.packed.build_trial_batch()
 
         def compute() -> None:
             with torch.inference_mode(), self.autocast_context():
@@ -164,4 +164,8 @@ class TorchEncoder(TorchModel):
     def _run_encoder_and_head(self, batch: Tensors) -> Tensor:
         """Compute the outputs of the head. This function is compiled."""
         head = self.spec.head
-        return self.packed.vectors(batch, head) if isinstance(head, VectorHead) else self.packed.answers(batch)
+        return (
+            self.packed.compute_vectors(batch, head)
+            if isinstance(head, VectorHead)
+            else self.packed.compute_head_outputs(batch)
+        )

@@ -56,7 +56,9 @@ def build_model(
     """
     kind = device.kind if device is not None else "cpu"
     if compiled and kind == "cpu" and shutil.which("g++") is None:
-        raise InputError("training.compile = true: torch.compile needs g++ on a CPU; install it, or set it to false")
+        raise InputError(
+            "training.compile = true: torch.compile needs g++ on a CPU; install g++, or set training.compile to false"
+        )
     compiler = _COMPILERS[kind] if compiled else None
     if compiled:  # there is a graph for each shape, and `serve` has up to 12 shapes, but the default limit is 8 graphs
         torch._dynamo.config.cache_size_limit = 64  # noqa: SLF001
@@ -91,7 +93,7 @@ def _select_device_kind(settings: LoopSettings) -> DeviceKind:
             raise InputError(f"{section}.device = hpu: {missing}; or set {section}.device = cpu")
     if kind == "cuda" and not torch.cuda.is_available():
         raise InputError(
-            f"{section}.device = cuda: PyTorch sees no GPU here; check nvidia-smi and that PyTorch was built for CUDA, "
+            f"{section}.device = cuda: PyTorch finds no GPU; check nvidia-smi and that PyTorch was built for CUDA, "
             f"or set {section}.device = cpu"
         )
     return "cuda" if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()) else "cpu"
@@ -138,10 +140,15 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
             notes = ()
         card, cards = distributed.find_local_rank(), torch.cuda.device_count()
         if card >= cards:
-            raise InputError(f"this machine has {cards} GPUs, and process {card + 1} has none: start at most {cards} on it")
+            raise InputError(
+                f"this machine has {cards} GPUs, but more processes were started; start at most {cards} processes"
+            )
         torch.cuda.set_device(card)
         return device(f"cuda:{card}", description=f"GPU {card}, {torch.cuda.get_device_name(card)}", notes=notes)
-    notes = (*describe_overridden_variables(), f"{_MAY_DIFFER}: the vendor of Gaudi does not promise the same bits twice")
+    notes = (
+        *describe_overridden_variables(),
+        f"{_MAY_DIFFER}: the Gaudi software does not guarantee the same bits in every run",
+    )
     return device("hpu", description="Gaudi card, PyTorch", notes=notes)
 
 

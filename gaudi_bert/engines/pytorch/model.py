@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays
-from gaudi_bert.encoders.feeding import widen
+from gaudi_bert.encoders.pack_inputs import at_least_float32
 from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, check_weights
 from gaudi_bert.engines.pytorch.losses import pretraining_sums, task_sums
 from gaudi_bert.model.heads import PretrainingHead, VectorHead
@@ -65,7 +65,7 @@ class TorchModel(ABC):
 
     # --- The methods of `engines/protocol.Model`
 
-    def buffers(self) -> dict[str, Tensor]:
+    def stored_buffers(self) -> dict[str, Tensor]:
         """Return the variables without a gradient, which are stored in addition to the parameters, by name."""
         return {}
 
@@ -87,12 +87,12 @@ class TorchModel(ABC):
 
     def _variables_by_name(self) -> dict[str, Tensor]:
         """Return the parameters and the buffers by name."""
-        return {**self.parameters_by_name, **self.buffers()}
+        return {**self.parameters_by_name, **self.stored_buffers()}
 
     def compute_outputs(self, batch: BatchArrays) -> Float32Array:
         """Return the outputs of the head for a batch, float32, without dropout."""
         with torch.inference_mode(), self.autocast_context():
-            return to_numpy(widen(self.forward(self.copy_to_device(batch), False)).float())
+            return to_numpy(at_least_float32(self.forward(self.copy_to_device(batch), False)).float())
 
     def evaluate_batch(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
         """Run the model without dropout, and return the outputs of the head (or None if it keeps none) and the K sums."""
@@ -161,7 +161,7 @@ class TorchModel(ABC):
             return pretraining_sums(words_BQV, sentences_BS2, batch, head.loss)
         if isinstance(head, VectorHead):
             return torch.zeros(0)
-        return task_sums(head, widen(outputs), batch)
+        return task_sums(head, at_least_float32(outputs), batch)
 
     def copy_to_device(self, batch: BatchArrays) -> dict[str, Tensor]:
         """Check a batch, and copy it to the device."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.encoders.feeding import widen
+from gaudi_bert.encoders.pack_inputs import at_least_float32
 from gaudi_bert.engines.protocol import Communicator, UpdateLoss, UpdateScalars, WaitForSums
 from gaudi_bert.engines.pytorch.distributed import GradientReducer, TorchCommunicator
 from gaudi_bert.engines.pytorch.model import TorchModel, prefetch_to_device, to_numpy
@@ -86,8 +86,8 @@ class TorchUpdates:
             self._optimizer.apply_gradients(gradients, scalars, clip_factor, update)
             for parameter in model.parameters_by_name.values():
                 parameter.grad = None
-            if communicator.size > 1 and model.buffers():  # layers may have changed them differently in each process
-                buffers = {name: to_numpy(buffer) for name, buffer in model.buffers().items()}
+            if communicator.size > 1 and model.stored_buffers():  # layers may have changed them differently in each process
+                buffers = {name: to_numpy(buffer) for name, buffer in model.stored_buffers().items()}
                 model.load_values(communicator.broadcast(buffers))
             self._has_run = True
             return partial(to_numpy, torch.cat([sums, norm.reshape(1)]))
@@ -124,12 +124,14 @@ class TorchUpdates:
         for number, batch in enumerate(batches):
             self._note_micro_batch(number, update, batch)
             with torch.set_grad_enabled(number == last):
-                outputs.append(widen(model.compute_training_outputs(batch, seeds_M2[number])))
+                outputs.append(at_least_float32(model.compute_training_outputs(batch, seeds_M2[number])))
         sums, gradients = update_loss([to_numpy(each) for each in outputs])
         for number in (sequence := (last, *range(last))):
             self._note_micro_batch(number, update, batches[number])
             output = (
-                outputs[last] if number == last else widen(model.compute_training_outputs(batches[number], seeds_M2[number]))
+                outputs[last]
+                if number == last
+                else at_least_float32(model.compute_training_outputs(batches[number], seeds_M2[number]))
             )
             if self._gradient_reducer is not None and number == sequence[-1]:
                 self._gradient_reducer.start_last_pass()

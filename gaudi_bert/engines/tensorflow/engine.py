@@ -67,9 +67,14 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
     """
     section, kind = settings.section_name, settings.device
     if settings.recompute:
-        raise InputError(f"{section}.recompute = true: PyTorch only; set {section}.engine = pytorch, or set it to false")
+        raise InputError(
+            f"{section}.recompute = true: only the PyTorch engine supports it; set {section}.engine = pytorch, or set it to "
+            "false"
+        )
     if kind == "cuda":
-        raise InputError(f"{section}.device = cuda: TensorFlow runs on a CPU or on Gaudi here; set {section}.engine=pytorch")
+        raise InputError(
+            f"{section}.device = cuda: the TensorFlow engine supports only CPUs and Gaudi; set {section}.engine = pytorch"
+        )
     if kind != "cpu":
         missing, notes = _load_gaudi(settings.precision)
         if missing is None:
@@ -130,11 +135,11 @@ def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
         habana.load_habana_module()
     except (RuntimeError, OSError, tf.errors.OpError) as error:
         reason = " ".join(str(error).split())
-        return f"load_habana_module() failed ({reason}); check the driver with hl-smi, and that a card is visible here", ()
+        return f"load_habana_module() failed ({reason}); check the driver with hl-smi, and that a card is visible", ()
     if not tf.config.list_physical_devices("HPU"):
         return "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process holds it", ()
     return None, tuple(
-        f"note: {name}={present[name]} is set in the environment and stays (the default here is {value})"
+        f"note: the environment sets {name}={present[name]}, which is kept (the default is {value})"
         for name, value in variables.items()
         if present[name] != value
     )
@@ -193,20 +198,20 @@ def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Commu
         hvd = importlib.import_module("horovod.tensorflow")
     except ImportError as error:
         raise InputError(
-            f"{who}: several processes need Horovod, and it is not installed ({error}); on CPUs run `make setup-horovod`, "
-            "on Gaudi use the training image with habana-horovod, or start one process without a launcher"
+            f"{who}: several processes need Horovod, which is not installed ({error}); on CPUs run `make setup-horovod`, "
+            "on Gaudi use the training image, which contains habana-horovod, or start one process without a launcher"
         ) from error
     try:
         hvd.init()
         rank, size, local_size = hvd.rank(), hvd.size(), hvd.local_size()
     except (RuntimeError, ValueError, OSError) as error:
         raise FailedError(
-            f"{who}: Horovod cannot connect ({' '.join(str(error).split())}); start all ranks again"
+            f"{who}: Horovod cannot connect the processes ({' '.join(str(error).split())}); start all ranks again"
         ) from error
     if (rank, size) != (launch.rank, launch.size):
         raise InputError(
-            f"{who}: Horovod reports rank {rank} of {size}; it was probably built without MPI: "
-            "start the processes by `horovodrun --gloo`, or build Horovod with MPI"
+            f"{who}: Horovod reports rank {rank} of {size}; Horovod was probably built without MPI; "
+            "start the processes with `horovodrun --gloo`, or build Horovod with MPI"
         )
     # Comparing the facts needs a sum over processes, which needs the device. The device is opened only after this function,
     # so the facts are compared later.

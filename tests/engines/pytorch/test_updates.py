@@ -121,7 +121,7 @@ def test_an_operation_without_a_deterministic_kernel_is_refused(gpu: None, monke
     engine, settings = load_engine("pytorch"), TrainingSettings()
     model = engine.build_model(spec_of("bert", 0.0), seed=1)
     torch.use_deterministic_algorithms(True)
-    monkeypatch.setattr(model, "loss", lambda *_: torch.zeros(3).put_(torch.tensor([0]), torch.ones(1)))
+    monkeypatch.setattr(model, "compute_loss", lambda *_: torch.zeros(3).put_(torch.tensor([0]), torch.ones(1)))
     updates, batch = engine.create_updates(model, settings, Communicator(), 1), batch_of(packs_of(TEXTS, VOCABULARY), TEXTS)
     reason = r"training\.deterministic = true: put_ does not have a deterministic implementation; set it to false"
     with pytest.raises(InputError, match=reason):

@@ -61,7 +61,7 @@ def test_fresh_weights_in_which_tokens_hardly_move_one_another_are_no_obstacle(s
     config = transformers.RobertaConfig(
         **{**SIZES, "vocab_size": 4096, "hidden_size": 64, "initializer_range": 0.02}, **special
     )
-    assert not PackCollator("transformers-5", transformers.RobertaForMaskedLM(config)).feeding.causal
+    assert not PackCollator("transformers-5", transformers.RobertaForMaskedLM(config)).pack_inputs.is_causal
 
 
 @pytest.mark.parametrize(("kind", "head"), cases(REFUSED))
@@ -101,7 +101,7 @@ def test_a_model_that_is_not_what_its_config_makes_is_refused() -> None:
     model.register_forward_pre_hook(
         lambda module, inputs, named: (inputs, {**named, "attention_mask": given}), with_kwargs=True
     )  # every token sees every other
-    with pytest.raises(InputError, match="its config describes a causal model, and it is not"):
+    with pytest.raises(InputError, match="the config describes a causal model, but the model is not causal"):
         PackCollator("transformers-5", model)
 
 
@@ -246,7 +246,7 @@ def test_sequences_that_change_the_positions_of_others_are_refused(kind: str) ->
     rope, positions = ROPE[kind]
     model = random_model("LlamaModel", "Llama", **LLAMA, rope_parameters=rope, max_position_embeddings=positions)
     collator = PackCollator("transformers-5", model)
-    assert collator.feeding.longest_sequence == LIMIT
+    assert collator.pack_inputs.longest_sequence == LIMIT
     check_outputs(model, collator, [row((LIMIT, 31), 401), row((13, LIMIT - 1, 2), 401)])  # padding is longer than the limit
     with pytest.raises(InputError, match=f"{LIMIT + 1} tokens.* sequences of at most {LIMIT} tokens"):
         collator([row((LIMIT + 1,), 401), row((3, 5), 401)])
@@ -314,7 +314,7 @@ def test_a_trial_changes_neither_statistics_nor_modes() -> None:
     model = changed("statistics").train()
     model.embeddings.eval()
     state, drawn = {name: value.clone() for name, value in model.state_dict().items()}, torch.random.get_rng_state()
-    with pytest.raises(InputError, match="in training, sequences change their neighbours"):
+    with pytest.raises(InputError, match="in training mode, sequences change their neighbours"):
         PackCollator("transformers-5", model)
     assert torch.equal(torch.random.get_rng_state(), drawn)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())

@@ -1,6 +1,6 @@
 """How a model is fed packs (masks, positions and other inputs), and how vectors of sequences are computed from its outputs.
 
-`feeding_trial.py` determines the right `Feeding` for a model.
+`pack_inputs_trial.py` determines the right `PackInputs` for a model.
 
 RoBERTa and its descendants number positions from padding_idx + 1. The positions of a pack begin at 0, and would silently
 select the wrong embeddings in these models, so they are shifted by an offset. Layers with a window need a mask of their own.
@@ -26,21 +26,21 @@ from gaudi_bert.model.heads import LOWEST_HIDDEN, VectorHead
 
 
 @dataclass(frozen=True)
-class Feeding:
+class PackInputs:
     """How a model has to be fed packs.
 
     Attributes:
         position_offset: The position id of the first token of a sequence.
         positions: Whether the model takes `position_ids`.
-        token_types: Whether the model takes `token_type_ids`.
+        takes_token_types: Whether the model takes `token_type_ids`.
         causal: Whether a token may only attend to itself and to earlier tokens.
         window: The maximum distance between two tokens that attend to each other, if all layers use one mask. With 1, a
             token attends to itself and its neighbours. None if there is no limit.
         layers: The window of each kind of layer, by the name of its mask in the model. Empty if all layers use one mask.
         longest_sequence: The maximum number of tokens in a sequence. RoPE of the kinds `dynamic` and `longrope` changes the
             frequencies of the complete batch if a sequence is longer. None if there is no limit.
-        embeds_first: Whether the embeddings are computed without a mask, and passed to the encoder together with the mask.
-            ESM needs this, because it multiplies its embeddings by any mask that it gets.
+        embeds_without_mask: Whether the embeddings are computed without a mask, and passed to the encoder together with the
+            mask. ESM needs this, because it multiplies its embeddings by any mask that it gets.
         unpacked_token: The id of a token that changes the other sequences of its pack, so that no pack may contain it. None
             if there is no such token.
         labels_own_token: Whether the label of a token in a causal model refers to the token itself, as for tags, and not to
@@ -48,31 +48,31 @@ class Feeding:
     """
 
     position_offset: int = 0
-    positions: bool = True
-    token_types: bool = True
-    causal: bool = False
+    takes_positions: bool = True
+    takes_token_types: bool = True
+    is_causal: bool = False
     window: int | None = None
-    layers: Mapping[str, int | None] = field(default_factory=dict)
+    window_by_layer_kind: Mapping[str, int | None] = field(default_factory=dict)
     longest_sequence: int | None = None
-    embeds_first: bool = False
+    embeds_without_mask: bool = False
     unpacked_token: int | None = None
     labels_own_token: bool = False
 
     @property
     def has_window(self) -> bool:
         """Whether any layer limits attention to a window."""
-        return any(window is not None for window in (self.window, *self.layers.values()))
+        return any(window is not None for window in (self.window, *self.window_by_layer_kind.values()))
 
 
-def fed_module(model: Any, feeding: Feeding) -> Any:
-    """Return the module that takes the batches of a feeding.
+def module_for_packs(model: Any, pack_inputs: PackInputs) -> Any:
+    """Return the module that takes the batches of a pack_inputs.
 
-    It is the model itself or, if `feeding.embeds_first`, a module that computes the embeddings first.
+    It is the model itself or, if `pack_inputs.embeds_without_mask`, a module that computes the embeddings first.
     """
-    return _EmbedsFirst(model.base_model) if feeding.embeds_first else model
+    return _EmbedsWithoutMask(model.base_model) if pack_inputs.embeds_without_mask else model
 
 
-class _EmbedsFirst(torch.nn.Module):
+class _EmbedsWithoutMask(torch.nn.Module):
     """An encoder whose embeddings are computed without the mask."""
 
     def __init__(self, encoder: Any) -> None:
@@ -91,7 +91,7 @@ class _EmbedsFirst(torch.nn.Module):
         return self.encoder(inputs_embeds=embeddings, attention_mask=attention_mask, **positions)
 
 
-def allowed_BLL(sequence_ids_BL: Tensor, causal: bool = False, window: int | None = None) -> Tensor:  # noqa: N802
+def attention_allowed(sequence_ids_BL: Tensor, is_causal: bool = False, window: int | None = None) -> Tensor:
     """Compute which positions of a pack may attend to each other.
 
     Args:
@@ -104,22 +104,22 @@ def allowed_BLL(sequence_ids_BL: Tensor, causal: bool = False, window: int | Non
     """
     numbers_BL = sequence_ids_BL.to(torch.int16)  # comparing int16 is four times as fast as comparing int64
     allowed = numbers_BL[:, :, None] == numbers_BL[:, None, :]
-    if causal or window is not None:
+    if is_causal or window is not None:
         positions_L = torch.arange(sequence_ids_BL.shape[1], device=sequence_ids_BL.device)
         distance_LL = positions_L[:, None] - positions_L[None, :]
-        if causal:
+        if is_causal:
             allowed = allowed & (distance_LL >= 0)
         if window is not None:
             allowed = allowed & (distance_LL.abs() <= window)
     return allowed
 
 
-def additive_masks(sequence_ids_BL: Tensor, feeding: Feeding, dtype: torch.dtype = torch.float32) -> Any:
+def additive_attention_masks(sequence_ids_BL: Tensor, pack_inputs: PackInputs, dtype: torch.dtype = torch.float32) -> Any:
     """Compute the masks that are added to attention scores: 0 if attention is allowed, otherwise the lowest value.
 
     Args:
         sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.
-        feeding: The feeding of the model.
+        pack_inputs: How the model is fed packs.
         dtype: The dtype of the masks.
 
     Returns:
@@ -128,18 +128,20 @@ def additive_masks(sequence_ids_BL: Tensor, feeding: Feeding, dtype: torch.dtype
 
     def mask(window: int | None) -> Tensor:
         """Return the mask for a window."""
-        allowed = allowed_BLL(sequence_ids_BL, feeding.causal, window)
+        allowed = attention_allowed(sequence_ids_BL, pack_inputs.is_causal, window)
         return allowed.to(dtype).sub_(1).mul_(torch.finfo(dtype).max).unsqueeze(1)
 
-    return {kind: mask(window) for kind, window in feeding.layers.items()} or mask(feeding.window)
+    return {kind: mask(window) for kind, window in pack_inputs.window_by_layer_kind.items()} or mask(pack_inputs.window)
 
 
-def target_mask(sequence_ids_BL: Tensor, feeding: Feeding, target: str, dtype: torch.dtype = torch.float32) -> Any:
+def attention_mask_for_target(
+    sequence_ids_BL: Tensor, pack_inputs: PackInputs, target: str, dtype: torch.dtype = torch.float32
+) -> Any:
     """Compute the attention mask for a target of `PackCollator`.
 
     Args:
         sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.
-        feeding: The feeding of the model.
+        pack_inputs: How the model is fed packs.
         target: The name of the target.
         dtype: The dtype of an additive mask.
 
@@ -148,24 +150,27 @@ def target_mask(sequence_ids_BL: Tensor, feeding: Feeding, target: str, dtype: t
         `BlockMask` for "flex", and int64 [B, L, L] for all other targets.
     """
     if target == "transformers-5":
-        return additive_masks(sequence_ids_BL, feeding, dtype)
+        return additive_attention_masks(sequence_ids_BL, pack_inputs, dtype)
     if target != "flex":
-        return allowed_BLL(sequence_ids_BL, feeding.causal).long()
-    layers = {kind: _block_mask(sequence_ids_BL, feeding.causal, reach) for kind, reach in feeding.layers.items()}
-    return layers or _block_mask(sequence_ids_BL, feeding.causal, feeding.window)
+        return attention_allowed(sequence_ids_BL, pack_inputs.is_causal).long()
+    masks = {
+        kind: _build_block_mask(sequence_ids_BL, pack_inputs.is_causal, window)
+        for kind, window in pack_inputs.window_by_layer_kind.items()
+    }
+    return masks or _build_block_mask(sequence_ids_BL, pack_inputs.is_causal, pack_inputs.window)
 
 
-def fed_positions(position_ids: Any, feeding: Feeding) -> Any:
+def convert_position_ids(position_ids: Any, pack_inputs: PackInputs) -> Any:
     """Convert positions that begin at 0 to the position ids of the model.
 
     Positions beyond the longest sequence, which only padding has, are limited to its last position.
     """
-    longest = feeding.longest_sequence
-    return (position_ids if longest is None else position_ids.clip(max=longest - 1)) + feeding.position_offset
+    longest = pack_inputs.longest_sequence
+    return (position_ids if longest is None else position_ids.clip(max=longest - 1)) + pack_inputs.position_offset
 
 
-def _block_mask(sequence_ids_BL: Tensor, causal: bool = False, window: int | None = None) -> Any:
-    """Build the `BlockMask` for flex attention that allows the same attention as `allowed_BLL`."""
+def _build_block_mask(sequence_ids_BL: Tensor, is_causal: bool = False, window: int | None = None) -> Any:
+    """Build the `BlockMask` for flex attention that allows the same attention as `attention_allowed`."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     packs, length = sequence_ids_BL.shape
@@ -173,7 +178,7 @@ def _block_mask(sequence_ids_BL: Tensor, causal: bool = False, window: int | Non
     def may_attend(pack: Any, head: Any, query: Any, key: Any) -> Any:
         """Return whether a query may attend to a key."""
         allowed = sequence_ids_BL[pack, query] == sequence_ids_BL[pack, key]
-        if causal:
+        if is_causal:
             allowed = allowed & (query >= key)
         if window is not None:
             allowed = allowed & ((query - key).abs() <= window)
@@ -185,12 +190,12 @@ def _block_mask(sequence_ids_BL: Tensor, causal: bool = False, window: int | Non
 # --- Outputs of packs, by sequence
 
 
-def widen(tensor: Tensor) -> Tensor:
+def at_least_float32(tensor: Tensor) -> Tensor:
     """Convert 16-bit floating-point tensors to float32, and return other tensors unchanged."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
-def belongs(numbers_BX: Tensor, depth: int) -> Tensor:
+def sequence_membership(numbers_BX: Tensor, depth: int) -> Tensor:
     """Compute which positions or slots belong to each sequence of a pack.
 
     Args:
@@ -204,7 +209,7 @@ def belongs(numbers_BX: Tensor, depth: int) -> Tensor:
     return numbers_S[:, None] == numbers_BX[:, None, :]
 
 
-def vectors_of_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+def pool_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """Pool the hidden states of each sequence to one vector.
 
     Args:
@@ -221,7 +226,7 @@ def vectors_of_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str
     else:
         hidden_BLH = hidden_RH.reshape(*batch["input_ids"].shape, -1)
         if head.pooling == "mean":
-            share_BSL = belongs(batch["input_mask"], depth).to(hidden_RH.dtype)
+            share_BSL = sequence_membership(batch["input_mask"], depth).to(hidden_RH.dtype)
             vectors_BSH = torch.matmul(share_BSL, hidden_BLH) / share_BSL.sum(-1, keepdim=True).clamp(min=1.0)
         else:
             numbers_BLH = batch["input_mask"].long()[..., None].expand_as(hidden_BLH)
@@ -230,6 +235,6 @@ def vectors_of_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str
     return torch.nn.functional.normalize(vectors_BSH, dim=-1, eps=1e-12) if head.normalize else vectors_BSH
 
 
-def gather(hidden_BLH: Tensor, positions_BP: Tensor) -> Tensor:
+def gather_positions(hidden_BLH: Tensor, positions_BP: Tensor) -> Tensor:
     """Return the hidden states at P positions of each pack, [B, P, H]."""
     return hidden_BLH.gather(1, positions_BP.long()[..., None].expand(-1, -1, hidden_BLH.shape[-1]))

@@ -10,11 +10,17 @@ import pytest
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
 transformers = pytest.importorskip("transformers", minversion="5")
 
-from gaudi_bert.encoders.feeding import Feeding  # noqa: E402
-from gaudi_bert.encoders.feeding_trial import packed_batch  # noqa: E402
-from gaudi_bert.encoders.trial import alone_outputs, largest_difference, outputs_of, random_packs, sequences_of  # noqa: E402
+from gaudi_bert.encoders.pack_inputs import PackInputs  # noqa: E402
+from gaudi_bert.encoders.pack_inputs_trial import build_packed_batch  # noqa: E402
+from gaudi_bert.encoders.trial import (  # noqa: E402
+    build_random_packs,
+    compute_single_outputs,
+    compute_token_outputs,
+    largest_difference,
+    split_by_sequence,
+)
 from gaudi_bert.pytorch import PackCollator  # noqa: E402
-from tests.encoders.test_feeding_trial import SIZES  # noqa: E402
+from tests.encoders.test_pack_inputs_trial import SIZES  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -32,23 +38,23 @@ def test_a_window_is_as_long_as_transformers_has_it(kind: str, settings: dict, r
     config = getattr(transformers, f"{kind}Config")(**{**SIZES, **settings})
     torch.manual_seed(5)
     model = getattr(transformers, f"{kind}Model")(config).eval()
-    feeding = PackCollator("transformers-5", model).feeding
-    assert set((feeding.layers or {"all": feeding.window}).values()) == reaches
-    assert packs_differ(model, feeding) < 1e-5
-    unlimited = packs_differ(model, replace(feeding, window=None, layers={}))
+    pack_inputs = PackCollator("transformers-5", model).pack_inputs
+    assert set((pack_inputs.window_by_layer_kind or {"all": pack_inputs.window}).values()) == reaches
+    assert packs_differ(model, pack_inputs) < 1e-5
+    unlimited = packs_differ(model, replace(pack_inputs, window=None, window_by_layer_kind={}))
     assert (unlimited < 1e-5) == (reaches == {None})
 
 
-def packs_differ(model: Any, feeding: Feeding) -> float:
+def packs_differ(model: Any, pack_inputs: PackInputs) -> float:
     """How far packs of 256 tokens are from their sequences alone."""
-    rows, _ = random_packs(model.config, 256)
+    rows, _ = build_random_packs(model.config, 256)
     with torch.no_grad():
-        packed = sequences_of(outputs_of(model, packed_batch(rows, feeding)), rows)
-        return largest_difference(packed, alone_outputs(model, feeding, rows))
+        packed = split_by_sequence(compute_token_outputs(model, build_packed_batch(rows, pack_inputs)), rows)
+        return largest_difference(packed, compute_single_outputs(model, pack_inputs, rows))
 
 
 def test_a_window_longer_than_the_packs_is_seen() -> None:
     """A window of 4,096 is shortened in the copy that is tried, and is as it was afterwards."""
     config = transformers.MistralConfig(**SIZES, sliding_window=4096)
-    assert PackCollator("transformers-5", config).feeding.window == 4095
+    assert PackCollator("transformers-5", config).pack_inputs.window == 4095
     assert config.sliding_window == 4096
