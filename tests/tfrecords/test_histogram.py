@@ -246,9 +246,9 @@ NO_RECORDS = {
     "none": (gzip.compress(b""), "contains no records"),
     "packed": (frame(PACK), "expected an unpacked record, found a packed one"),
     # Of other tools, with the way in.
-    "shard-000.tar.gz": (gzip.compress(TAR), "a tar archive, as WebDataset"),
-    "data.idx": (b"MMIDIDX\x00\x00" + bytes(30), "one of the two files of a Megatron data set"),
-    "table.arrow": (b"ARROW1\0\0" + bytes(40), "an Arrow table; give it to `gaudi-bert pack`"),
+    "shard-000.tar.gz": (gzip.compress(TAR), "a tar archive, probably of WebDataset"),
+    "data.idx": (b"MMIDIDX\x00\x00" + bytes(30), "a file of a Megatron data set"),
+    "table.arrow": (b"ARROW1\0\0" + bytes(40), "an Arrow table; pass the table itself to `gaudi-bert pack`"),
 }
 
 

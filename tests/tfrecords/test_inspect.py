@@ -105,7 +105,7 @@ def test_what_cannot_be_shown(file: Path, tmp_path: Path) -> None:
         ((file, 2), "does not contain record 2"),
         ((file, -1), "does not contain record -1"),
         ((file, 0, tmp_path / "absent.txt"), "cannot read"),
-        ((tmp_path / "other",), "has no feature input_ids.*it has image"),
+        ((tmp_path / "other",), "expected the features input_ids.* found image"),
         ((tmp_path / "rubbish",), "record 0: the record is not a tf.train.Example"),
     ):
         with pytest.raises(InputError, match=reason):
