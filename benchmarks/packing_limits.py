@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.algorithms import resolve_depth, run_algorithm
-from gaudi_bert.packing.exact.bounds import prove_bound
+from gaudi_bert.packing.exact.bounds import prove_lower_bound
 from gaudi_bert.packing.exact.optimal import FULL_WORK
 from gaudi_bert.packing.histogram import MAX_ROW_LENGTH
 from gaudi_bert.packing.strategies import NNLS_WORK, WorkBudget, count_packs
@@ -127,7 +127,7 @@ def run_case(name: str, algorithm: str, depth: str) -> None:
     most, work = resolve_depth(depth if depth == "max" else int(depth), len(counts)), WorkBudget(limit)
     started = time.process_time()
     solved = run_algorithm(counts, algorithm, most, work=work)
-    bound = (solved.certificate or prove_bound(counts, most)).bound
+    bound = (solved.certificate or prove_lower_bound(counts, most)).bound
     seconds, packs = time.process_time() - started, count_packs(solved.strategy_counts)
     used, memory = 100 * (1 - max(work.remaining, 0) / limit), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{packs:,}\t{bound:,}\t{100 * (packs - bound) / bound:.4f}\t{seconds:.1f}\t{used:.0f}\t{memory:.2f}")

@@ -9,15 +9,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Mapping
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray, check_integer
 from gaudi_bert.common.errors import ArgumentError, InputError, short_repr, shorten
-from gaudi_bert.packing.certificate import simple_certificate
-from gaudi_bert.packing.exact.bounds import prove_bound
-from gaudi_bert.packing.exact.optimal import solve_optimally
+from gaudi_bert.packing.certificate import certify_token_or_count_bound
+from gaudi_bert.packing.exact.bounds import prove_lower_bound
+from gaudi_bert.packing.exact.optimal import pack_optimally
 from gaudi_bert.packing.heuristics import pack_first_fit, pack_greedily, pack_longest_first, pack_shortest_first, pack_singly
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.nnls import pack_by_nnls, pack_ennlshp, pack_nnlshp
@@ -41,13 +41,25 @@ from gaudi_bert.packing.strategies import (
 # implementation. Q is larger if the data need more or if the settings ask for more.
 
 
-def _count_masked_slots(
+class _MaskedSlots(NamedTuple):
+    """Numbers of masked-LM slots.
+
+    Attributes:
+        needed: The slots that the fullest strategy needs, or None if the histogram contains no masked positions.
+        per_pack: The slots Q that each pack gets, or None if neither the histogram nor the arguments determine it.
+    """
+
+    needed: int | None
+    per_pack: int | None
+
+
+def _determine_masked_slots(
     strategy_counts: Mapping[Strategy, int],
     histogram: Histogram,
     max_predictions: int | None,
     depth: int,
     requested_slots: int | None,
-) -> tuple[int | None, int | None]:
+) -> _MaskedSlots:
     """Return the masked-LM slots that the fullest strategy needs, and the slots Q that each pack gets.
 
     Args:
@@ -57,20 +69,16 @@ def _count_masked_slots(
         depth: the most sequences per pack, which is added to P for the default Q.
         requested_slots: Q as requested by the user, or None for the default.
 
-    Returns:
-        (needed, Q). `needed` is None if the histogram does not contain masked positions. Q is None if neither the histogram
-            nor the arguments determine it.
-
     Raises:
         InputError: `requested_slots` is less than these packs need.
     """
     needed = None
     if histogram.max_masked is not None:
-        needed = max((sum(map(histogram.max_masked_at, strategy)) for strategy in strategy_counts), default=0)
+        needed = max((sum(map(histogram.max_masked_positions, strategy)) for strategy in strategy_counts), default=0)
     min_slots = needed if max_predictions is None else max(max_predictions + depth, needed or 0)
     if requested_slots is not None and min_slots is not None and requested_slots < min_slots:
         raise InputError(f"packing.masked_slots is {requested_slots}, but these packs need {min_slots}; increase or omit it")
-    return needed, requested_slots or min_slots
+    return _MaskedSlots(needed, requested_slots or min_slots)
 
 
 # --- the algorithms by name
@@ -83,7 +91,7 @@ plan of this many strategies takes 2 GB.
 
 ALGORITHMS: dict[str, Callable[..., StrategyCounts | AlgorithmResult]] = {
     "nnls": pack_by_nnls,
-    "optimal": solve_optimally,
+    "optimal": pack_optimally,
     "nnlshp": pack_nnlshp,
     "ennlshp": pack_ennlshp,
     "spfhp": pack_shortest_first,
@@ -113,17 +121,17 @@ def resolve_depth(depth: int | str, max_sequence_length: int) -> int:
         raise ArgumentError(f'{error}, or "max" for no limit') from None
 
 
-def check_algorithm_name(algorithm: str, known: Collection[str]) -> None:
-    """Raise InputError if `algorithm` is not one of `known`. The message suggests the closest known name."""
-    if not isinstance(algorithm, str) or algorithm not in known:
+def check_algorithm_name(algorithm: str, known_algorithms: Collection[str]) -> None:
+    """Raise InputError if `algorithm` is not one of `known_algorithms`. The message suggests the closest known name."""
+    if not isinstance(algorithm, str) or algorithm not in known_algorithms:
         algorithm = algorithm if isinstance(algorithm, str) else short_repr(algorithm)
-        near = difflib.get_close_matches(algorithm, known, n=1, cutoff=0.5)
-        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
+        near = difflib.get_close_matches(algorithm, known_algorithms, n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known_algorithms)}"
         raise InputError(f"algorithm `{shorten(algorithm)}` is unknown; {hint}")
 
 
 def run_algorithm(
-    counts: IntArray,
+    length_counts: IntArray,
     algorithm: str,
     depth: int,
     *,
@@ -135,7 +143,7 @@ def run_algorithm(
     """Run one packing algorithm on a histogram, without checking its result.
 
     Args:
-        counts: int64 [L], the number of sequences of length 1 .. L.
+        length_counts: int64 [L], the number of sequences of length 1 .. L.
         algorithm: a key of `ALGORITHMS`.
         depth: the most sequences per pack.
         leftovers: how `nnls` packs what its loop leaves over. Other algorithms ignore it.
@@ -150,14 +158,16 @@ def run_algorithm(
         InputError: the algorithm is unknown, or the histogram contains too many distinct lengths.
     """
     check_algorithm_name(algorithm, ALGORITHMS)
-    distinct = np.count_nonzero(counts)
+    distinct = np.count_nonzero(length_counts)
     if distinct > MAX_DISTINCT_LENGTHS:
         raise InputError(
             f"the histogram has {distinct:,} distinct lengths, more than {MAX_DISTINCT_LENGTHS:,}; round the lengths up"
         )
     pack = ALGORITHMS[algorithm]
     options: dict[str, Any] = {"leftovers": leftovers, "seed": seed, "work": work, "effort": effort}
-    result = pack(counts, depth, **{name: options[name] for name in options.keys() & signature(pack).parameters.keys()})
+    result = pack(
+        length_counts, depth, **{name: options[name] for name in options.keys() & signature(pack).parameters.keys()}
+    )
     return result if isinstance(result, AlgorithmResult) else AlgorithmResult(result, algorithm)
 
 
@@ -200,11 +210,11 @@ def pack_histogram(
     result = run_algorithm(histogram.counts, algorithm, max_depth, leftovers=leftovers, seed=seed, work=work, effort=effort)
     strategy_counts = sort_strategies(result.strategy_counts)
     masked_depth = max(map(len, strategy_counts), default=1) if depth == "max" else max_depth
-    needed, slots = _count_masked_slots(strategy_counts, histogram, max_predictions, masked_depth, masked_slots)
+    needed, slots = _determine_masked_slots(strategy_counts, histogram, max_predictions, masked_depth, masked_slots)
     packs = count_packs(strategy_counts)
-    certificate = result.certificate or simple_certificate(histogram.counts, max_depth)
+    certificate = result.certificate or certify_token_or_count_bound(histogram.counts, max_depth)
     if result.certificate is None and not quick_bound and certificate.bound < packs:
-        certificate = prove_bound(histogram.counts, max_depth)
+        certificate = prove_lower_bound(histogram.counts, max_depth)
     return Packing(
         sequences=histogram.sequences,
         packs=packs,

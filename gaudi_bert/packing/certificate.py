@@ -46,17 +46,17 @@ class Certificate:
     bound: int  # no packing of the histogram has fewer packs than this
 
 
-def simple_certificate(counts: IntArray, depth: int) -> Certificate:
+def certify_token_or_count_bound(length_counts: IntArray, depth: int) -> Certificate:
     """Return the better of two simple certificates: total tokens / L, or number of sequences / depth."""
-    lengths = np.arange(1, len(counts) + 1)
-    by_tokens = -(-total_worth(lengths, counts) // max(len(counts), 1))
-    by_count = -(-int(counts.sum()) // depth)
+    lengths = np.arange(1, len(length_counts) + 1)
+    by_tokens = -(-sum_prices(lengths, length_counts) // max(len(length_counts), 1))
+    by_count = -(-int(length_counts.sum()) // depth)
     if by_count > by_tokens:
         return Certificate(np.ones_like(lengths), depth, by_count)
     return Certificate(lengths, depth, by_tokens)
 
 
-def threshold_certificate(counts: IntArray, depth: int) -> Certificate:
+def certify_threshold_bound(length_counts: IntArray, depth: int) -> Certificate:
     """Return the best certificate of those in which a threshold length separates sequences that cannot share a pack.
 
     For a threshold t, a sequence that is longer than both L - t and L / 2 cannot share its pack with any other sequence of t
@@ -65,15 +65,15 @@ def threshold_certificate(counts: IntArray, depth: int) -> Certificate:
     2, and L // 2 + 1, are tried as t (Martello and Toth 1990, here with a depth limit).
 
     Args:
-        counts: int64 [L], the number of sequences of length 1 .. L.
+        length_counts: int64 [L], the number of sequences of length 1 .. L.
         depth: the most sequences per pack.
     """
-    length = len(counts)
-    thresholds = np.append(np.flatnonzero(counts[: length // 2]) + 1, length // 2 + 1)
+    length = len(length_counts)
+    thresholds = np.append(np.flatnonzero(length_counts[: length // 2]) + 1, length // 2 + 1)
     longest_shared = np.maximum(length - thresholds, length // 2)
     max_sequences = np.minimum(depth, length // thresholds)
     lengths = np.arange(1, length + 1)
-    sequences, tokens = (np.concatenate(([0], np.cumsum(worth))) for worth in (counts, counts * lengths))
+    sequences, tokens = (np.concatenate(([0], np.cumsum(worth))) for worth in (length_counts, length_counts * lengths))
     alone = sequences[-1] - sequences[longest_shared]
     by_count = -((sequences[thresholds - 1] - sequences[longest_shared]) // max_sequences)
     by_tokens = -((tokens[thresholds - 1] - tokens[longest_shared]) // length)
@@ -86,18 +86,20 @@ def threshold_certificate(counts: IntArray, depth: int) -> Certificate:
     return Certificate(prices, depth, int(np.max(bounds)))
 
 
-def total_worth(prices: IntArray, counts: IntArray) -> int:
+def sum_prices(prices: IntArray, length_counts: IntArray) -> int:
     """Return the total price of all sequences as an exact Python integer."""
-    occurring = np.flatnonzero(counts)
-    return sum(price * count for price, count in zip(prices[occurring].tolist(), counts[occurring].tolist(), strict=True))
+    occurring = np.flatnonzero(length_counts)
+    return sum(
+        price * count for price, count in zip(prices[occurring].tolist(), length_counts[occurring].tolist(), strict=True)
+    )
 
 
-def check_certificate(certificate: Certificate, counts: IntArray) -> int:
+def check_certificate(certificate: Certificate, length_counts: IntArray) -> int:
     """Recompute the bound of a certificate in exact integers.
 
     Args:
         certificate: the prices, the depth and the claimed bound.
-        counts: int64 [L], the number of sequences of length 1 .. L.
+        length_counts: int64 [L], the number of sequences of length 1 .. L.
 
     Returns:
         The bound that the prices prove, which may exceed the claimed one.
@@ -106,31 +108,31 @@ def check_certificate(certificate: Certificate, counts: IntArray) -> int:
         FailedError: the prices prove less than the certificate claims.
         InputError: a price is negative, or so large that sums would overflow.
     """
-    max_pack_worth = _best_pack_worth(certificate.prices, certificate.depth)
-    worth = total_worth(certificate.prices, counts)
+    max_pack_worth = _max_pack_worth(certificate.prices, certificate.depth)
+    worth = sum_prices(certificate.prices, length_counts)
     bound = -(-worth // max_pack_worth) if max_pack_worth else 0
     if bound < certificate.bound:
         raise FailedError(f"the prices prove {bound} packs, not the {certificate.bound} that the certificate claims")
     return bound
 
 
-def _best_pack_worth(prices: IntArray, depth: int) -> int:
+def _max_pack_worth(prices: IntArray, depth: int) -> int:
     """Return the most that a pack of at most `depth` sequences and L tokens can be worth, or an upper limit for very long
     packs.
     """
-    size = len(prices)
-    depth = min(depth, size)
-    if size and (int(prices.min()) < 0 or int(prices.max()) * max(depth, 1) >= LARGEST_WORTH):
+    pack_tokens = len(prices)
+    depth = min(depth, pack_tokens)
+    if pack_tokens and (int(prices.min()) < 0 or int(prices.max()) * max(depth, 1) >= LARGEST_WORTH):
         raise InputError(f"certificate prices must be integers from 0 to {LARGEST_WORTH // max(depth, 1)}")
     # best[t]: the highest price of a single sequence of at most t tokens
     best = np.maximum.accumulate(np.concatenate(([0], prices)))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
-    listed = best_worth_by_enumeration(best[rises], rises, size, depth) if len(rises) else 0
+    listed = max_pack_worth_by_enumeration(best[rises], rises, pack_tokens, depth) if len(rises) else 0
     if listed is not None:
         return listed
-    if size > MAX_EXACT_LENGTH:
-        limit = worth_limit_by_longest(best[rises], rises, size, depth)
-        if len(rises) * size <= MAX_STEPS and int(best[-1]) * (size // int(rises[0])) < LARGEST_WORTH:
+    if pack_tokens > MAX_EXACT_LENGTH:
+        limit = limit_pack_worth_by_longest_sequence(best[rises], rises, pack_tokens, depth)
+        if len(rises) * pack_tokens <= MAX_STEPS and int(best[-1]) * (pack_tokens // int(rises[0])) < LARGEST_WORTH:
             # Ignore the depth limit. Afterwards best[t] is the most that any number of sequences in t tokens can be worth.
             for length in rises.tolist():
                 price = prices[length - 1]
@@ -139,7 +141,7 @@ def _best_pack_worth(prices: IntArray, depth: int) -> int:
                     np.maximum(run, best[start - length : start - length + len(run)] + price, out=run)
             limit = min(limit, int(best[-1]))
         return limit
-    nothing = np.zeros(size + 1, dtype=np.int64)
+    nothing = np.zeros(pack_tokens + 1, dtype=np.int64)
     power, best = best, nothing
     while depth:
         if depth % 2:
@@ -149,7 +151,7 @@ def _best_pack_worth(prices: IntArray, depth: int) -> int:
     return int(best[-1])
 
 
-def best_worth_by_enumeration(prices: IntArray, lengths: IntArray, size: int, depth: int) -> int | None:
+def max_pack_worth_by_enumeration(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int | None:
     """Return the worth of the best pack by enumerating all ways to fill it, or None if there are more than `MAX_LISTED`.
 
     Longer lengths are placed first. The shortest length takes as much of the remaining room as possible.
@@ -157,10 +159,10 @@ def best_worth_by_enumeration(prices: IntArray, lengths: IntArray, size: int, de
     Args:
         prices: int64 [n], ascending.
         lengths: int64 [n], ascending; the length to which each price belongs.
-        size: tokens of a pack.
+        pack_tokens: tokens of a pack.
         depth: the most sequences per pack.
     """
-    room, slots, worth = np.array([size]), np.array([depth]), np.array([0])
+    room, slots, worth = np.array([pack_tokens]), np.array([depth]), np.array([0])
     for length, price in zip(lengths[:0:-1].tolist(), prices[:0:-1].tolist(), strict=True):
         choices = np.minimum(room // length, slots) + 1
         if int(choices.sum()) * len(lengths) > MAX_LISTED:
@@ -171,7 +173,7 @@ def best_worth_by_enumeration(prices: IntArray, lengths: IntArray, size: int, de
     return int(np.max(worth + np.minimum(room // int(lengths[0]), slots) * prices[0]))
 
 
-def worth_limit_by_longest(prices: IntArray, lengths: IntArray, size: int, depth: int) -> int:
+def limit_pack_worth_by_longest_sequence(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int:
     """Return an upper limit of what a pack can be worth, from its longest sequence and the best price per token of the
     others.
 
@@ -181,13 +183,13 @@ def worth_limit_by_longest(prices: IntArray, lengths: IntArray, size: int, depth
     Args:
         prices: int64 [n], ascending.
         lengths: int64 [n], ascending; the length to which each price belongs.
-        size: tokens of a pack.
+        pack_tokens: tokens of a pack.
         depth: the most sequences per pack.
     """
     per_token = np.nextafter(np.nextafter(prices.astype(np.float64), np.inf) / lengths, np.inf)
     per_token = np.concatenate(([0.0], np.maximum.accumulate(per_token)))
-    others = np.searchsorted(lengths, np.minimum(lengths, size - lengths), side="right")
-    by_tokens = np.floor(np.nextafter(per_token[others] * (size - lengths), np.inf))
+    others = np.searchsorted(lengths, np.minimum(lengths, pack_tokens - lengths), side="right")
+    by_tokens = np.floor(np.nextafter(per_token[others] * (pack_tokens - lengths), np.inf))
     by_tokens = np.minimum(by_tokens, float(LARGEST_WORTH)).astype(np.int64)
     return int(np.max(prices + np.minimum(by_tokens, (depth - 1) * np.concatenate(([0], prices))[others])))
 

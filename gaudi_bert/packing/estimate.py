@@ -1,6 +1,6 @@
 """Estimates of what packing would give, without writing anything.
 
-`estimate_packing` packs the histogram by one algorithm at one depth. `estimate_row_lengths` tries longer packs for the same
+`estimate_packing` packs the histogram by one algorithm at one depth. `estimate_longer_packs` tries longer packs for the same
 sequences. `compare_with_unpadding` predicts how packing and un-padding scale with the number of accelerators.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def estimate_packing(
     """
     length, max_depth = histogram.max_sequence_length, resolve_depth(depth, histogram.max_sequence_length)
     started = time.perf_counter()
-    slots, result = _count_slots_used(histogram, algorithm, max_depth, work)
+    slots, result = _run_and_count_slots(histogram, algorithm, max_depth, work)
     seconds = time.perf_counter() - started
     packs = -(-slots // length)
     if algorithm == "sort":
@@ -96,22 +97,27 @@ def estimate_packing(
     )
 
 
-def _count_slots_used(
-    histogram: Histogram, algorithm: str, depth: int, work: WorkBudget | None
-) -> tuple[int, AlgorithmResult | None]:
-    """Return the slots that the algorithm uses, and its result if it produces strategies."""
+class _SlotUsage(NamedTuple):
+    """The number of slots that an algorithm uses, and its result, or None if it produces no strategies."""
+
+    slots: int
+    result: AlgorithmResult | None
+
+
+def _run_and_count_slots(histogram: Histogram, algorithm: str, depth: int, work: WorkBudget | None) -> _SlotUsage:
+    """Run an algorithm on a histogram, and return how many slots it uses."""
     if algorithm == "sort":
-        return count_sorted_tokens(histogram.counts, SORTED_BATCH_SEQUENCES), None
+        return _SlotUsage(count_sorted_tokens(histogram.counts, SORTED_BATCH_SEQUENCES), None)
     result = None
     if algorithm == "greedy" or algorithm in SEPARATORS:
         packs = count_greedy_packs(histogram.counts, depth, seed=0, separators=SEPARATORS.get(algorithm, 0))
     else:
         result = run_algorithm(histogram.counts, algorithm, depth, work=work)
         packs = count_packs(result.strategy_counts)
-    return packs * histogram.max_sequence_length, result
+    return _SlotUsage(packs * histogram.max_sequence_length, result)
 
 
-def estimate_row_lengths(histogram: Histogram, depth: int | str) -> list[LengthEstimate]:
+def estimate_longer_packs(histogram: Histogram, depth: int | str) -> list[LengthEstimate]:
     """Pack the sequences by LPFHP into packs of one to two times the data's own length (paper Q).
 
     A pack that is longer than the longest sequence wastes less padding. However, attention costs more, because its cost
@@ -160,14 +166,18 @@ class UnpaddingEstimate:
     packing: float
 
 
-_Gumbel = tuple[float, float]
-"""Location and scale of the Gumbel distribution P(s) = exp(-exp(-(s - location) / scale))."""
+class _Gumbel(NamedTuple):
+    """The parameters of the Gumbel distribution P(s) = exp(-exp(-(s - location) / scale))."""
 
-MEASURED_ON_8: _Gumbel = (1.6038, 0.1288)
+    location: float
+    scale: float
+
+
+MEASURED_ON_8 = _Gumbel(1.6038, 0.1288)
 """Speed-up of un-padding over padding on 8 GPUs for BERT pretraining on Wikipedia with 32 sequences per GPU (paper E)."""
 
 
-def _gumbel_quantile(distribution: _Gumbel, probabilities: FloatArray) -> FloatArray:
+def _gumbel_quantiles(distribution: _Gumbel, probabilities: FloatArray) -> FloatArray:
     """Return the quantiles of a Gumbel distribution at these probabilities, 0 < probability < 1."""
     location, scale = distribution
     value: FloatArray = location - scale * np.log(-np.log(probabilities))
@@ -182,17 +192,17 @@ def compare_with_unpadding(histogram: Histogram, packing_factor: float) -> list[
     # Choose the distribution of one device so that the slowest of 8 devices has the measured median and mode (equations 13
     # and 14).
     probabilities = np.array([0.5, np.exp(-1.0)])
-    median, mode = _gumbel_quantile(MEASURED_ON_8, probabilities)
-    scores = _gumbel_quantile((0.0, 1.0), 1 - (1 - probabilities) ** (1 / 8))
+    median, mode = _gumbel_quantiles(MEASURED_ON_8, probabilities)
+    scores = _gumbel_quantiles(_Gumbel(0.0, 1.0), 1 - (1 - probabilities) ** (1 / 8))
     scale = float((median - mode) / (scores[0] - scores[1]))
-    one_device = float(mode - scale * scores[1]), scale
+    one_device = _Gumbel(float(mode - scale * scores[1]), scale)
     # The slowest of n devices is below s with probability 1 - (1 - P(s))^n. Direct evaluation would lose the small tail to
     # rounding, so use expm1 and log1p.
     draws = np.log1p(-(np.arange(QUANTILES) + 0.5) / QUANTILES)
     return [
         UnpaddingEstimate(
             accelerators=count,
-            unpadding=float(_gumbel_quantile(one_device, -np.expm1(draws / count)).mean()),
+            unpadding=float(_gumbel_quantiles(one_device, -np.expm1(draws / count)).mean()),
             ideal_unpadding=_ideal_unpadding_speedup(histogram, count),
             packing=packing_factor,
         )

@@ -43,8 +43,8 @@ class Histogram:
     def __post_init__(self) -> None:
         check_integer("max_sequence_length", self.max_sequence_length, 1)
         for name in ("counts",) if self.max_masked is None else ("counts", "max_masked"):
-            given = _as_1d_array(getattr(self, name), name)
-            wrong = find_non_integer(given, 0, _MOST_INT64) if _holds_integers(given) else 0
+            given = _convert_to_1d_array(getattr(self, name), name)
+            wrong = find_non_integer(given, 0, _MOST_INT64) if _is_integer_array(given) else 0
             if wrong >= 0:
                 raise InputError(
                     f"{name} contains {_format_entry(given, wrong)} at length {wrong + 1}; only integers from 0 are allowed"
@@ -72,12 +72,12 @@ class Histogram:
         """Packs that are needed for the tokens alone: tokens / L, rounded up. No packing can use fewer."""
         return -(-self.tokens // self.max_sequence_length)
 
-    def max_masked_at(self, length: int) -> int:
+    def max_masked_positions(self, length: int) -> int:
         """Return the most masked positions of any sequence of this length, or 0 if unknown."""
         return 0 if self.max_masked is None else int(self.max_masked[length - 1])
 
 
-def _as_1d_array(values: Any, name: str) -> AnyArray:
+def _convert_to_1d_array(values: Any, name: str) -> AnyArray:
     """Convert `values` to a one-dimensional array without changing any value.
 
     Lists become int64 arrays if all elements are integers that fit, otherwise object arrays, because numpy could convert
@@ -103,7 +103,7 @@ def _as_1d_array(values: Any, name: str) -> AnyArray:
     return np.fromiter(listed, object, len(listed))
 
 
-def _holds_integers(array: AnyArray) -> bool:
+def _is_integer_array(array: AnyArray) -> bool:
     """Return whether the dtype may hold integers only. Elements of object arrays are checked one by one later."""
     return array.dtype.kind in "iuO" or not array.size
 
@@ -155,8 +155,8 @@ def validate_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
         ArgumentError: a length is not an integer from 1 to `max_sequence_length`. The message names the first such index.
     """
     longest = check_integer("max_sequence_length", max_sequence_length, 1, MAX_ROW_LENGTH)
-    values = _as_1d_array(lengths, "lengths")
-    wrong, is_integer = find_non_integer(values, 1, longest), _holds_integers(values)
+    values = _convert_to_1d_array(lengths, "lengths")
+    wrong, is_integer = find_non_integer(values, 1, longest), _is_integer_array(values)
     if wrong >= 0 or not is_integer:
         index = max(wrong, 0)
         remedy = "truncate or split longer ones, drop empty ones" if is_integer else "convert them, `lengths.astype(int)`"
@@ -217,14 +217,14 @@ def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, s
     return [sorted(group, key=lambda file: file.name) for group in groups]
 
 
-def _split_into_groups(files: list[File], group_sequences: int, group_bytes: int, parts: int) -> list[list[File]]:
-    """Split the list where a limit would be exceeded, and where the next of `parts` equal shares is reached."""
+def _split_into_groups(files: list[File], group_sequences: int, group_bytes: int, min_groups: int) -> list[list[File]]:
+    """Split the list where a limit would be exceeded, and where the next of `min_groups` equal shares is reached."""
     total = sum(file.sequences for file in files)
     groups: list[list[File]] = []
     sequences = size = seen = 0
     for file in files:
         full = sequences + file.sequences > group_sequences or size + file.bytes > group_bytes
-        share_reached = len(groups) < parts and seen * parts >= total * len(groups)
+        share_reached = len(groups) < min_groups and seen * min_groups >= total * len(groups)
         if not groups or full or share_reached:
             groups.append([])
             sequences = size = 0

@@ -10,7 +10,7 @@ that is shorter by the excess (multi-way partitioning by differences of Karmarka
 Swaps do not change depths, and with thousands of lengths there is nearly always a suitable pair. If swaps no longer help, an
 empty pack is opened, whose slots take part in swaps like sequences of length 0.
 
-`rematch_halves` at the end of the file improves any packing by cutting packs in two and matching the parts again.
+`rematch_pack_halves` at the end of the file improves any packing by cutting packs in two and matching the parts again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gaudi_bert.packing.strategies import (
     WorkBudget,
     add_packs,
     count_strategies,
-    fill_slots,
+    fill_planned_slots,
     flatten_packs,
 )
 
@@ -88,111 +88,128 @@ class _SlotAssignment(NamedTuple):
     pointer: IntArray  # int64 [L + 2], the next sequence of each length to examine, relative to the first
 
 
-def assign_to_slots(
-    coarse: Mapping[Strategy, int], counts: IntArray, bins: int, depth: int, work: WorkBudget
-) -> tuple[StrategyCounts, IntArray]:
+class AssignedPacks(NamedTuple):
+    """Packs with assigned sequences.
+
+    Attributes:
+        strategy_counts: The strategy counts of the packs.
+        unplaced: The number of sequences of each length that did not fit, int64 [L].
+    """
+
+    strategy_counts: StrategyCounts
+    unplaced: IntArray
+
+
+def assign_sequences_to_slots(
+    coarse_plan: Mapping[Strategy, int], length_counts: IntArray, bins: int, depth: int, work: WorkBudget
+) -> AssignedPacks:
     """Assign sequences to the slots of a coarse plan, one by one, and swap sequences until the packs are not too full.
 
     Args:
-        coarse: strategies of bins, with exactly as many slots as `counts` has sequences.
-        counts: int64 [L], the number of sequences of length 1 .. L.
+        coarse_plan: strategies of bins, with exactly as many slots as `length_counts` has sequences.
+        length_counts: int64 [L], the number of sequences of length 1 .. L.
         bins: the number of bins that fill a pack.
         depth: the most sequences per pack.
         work: the budget of operations.
-
-    Returns:
-        The strategy counts of the packs, and the sequences that did not fit, int64 [L].
     """
-    max_length = len(counts)
-    spare = max(LEAST_SPARE, int(SPARE_SHARE * sum(coarse.values())))
+    max_length = len(length_counts)
+    spare = max(LEAST_SPARE, int(SPARE_SHARE * sum(coarse_plan.values())))
     # Each strategy gets as many empty slots as its room suggests and the depth allows. The empty packs come first.
     with_empty = {(0,) * min(depth, MOST_EMPTY): spare}
-    for strategy, count in coarse.items():
+    for strategy, count in coarse_plan.items():
         slots = min(depth - len(strategy), max(LEAST_EMPTY, MOST_EMPTY * (bins - sum(strategy)) // bins))
         add_packs(with_empty, (0,) * slots + strategy, count)
     slot_bins, first_slot = flatten_packs(with_empty)
-    empty = len(slot_bins) - int(counts.sum())
-    lengths = np.concatenate((np.zeros(empty, dtype=np.int64), np.repeat(np.arange(1, max_length + 1), counts)))
+    empty = len(slot_bins) - int(length_counts.sum())
+    lengths = np.concatenate((np.zeros(empty, dtype=np.int64), np.repeat(np.arange(1, max_length + 1), length_counts)))
     assignment = _SlotAssignment(
         lengths=lengths,
         pack=np.zeros(len(lengths), dtype=np.int64),
         slot=np.zeros(len(lengths), dtype=np.int64),
         sequence=np.zeros(len(lengths), dtype=np.int64),
         first_slot=first_slot,
-        first_sequence=empty + np.concatenate(([0, 0], np.cumsum(counts))),
+        first_sequence=empty + np.concatenate(([0, 0], np.cumsum(length_counts))),
         excess=np.full(len(first_slot) - 1, -max_length),
         pointer=np.zeros(max_length + 2, dtype=np.int64),
     )
     work.spend(OPERATIONS_PER_ASSIGNED * len(lengths))
-    _assign_all(assignment, slot_bins, np.repeat(np.arange(len(first_slot) - 1), np.diff(first_slot)), max_length / bins)
-    _swap_until_all_fit(assignment, spare, work)
+    _assign_all_slots(
+        assignment, slot_bins, np.repeat(np.arange(len(first_slot) - 1), np.diff(first_slot)), max_length / bins
+    )
+    _swap_until_packs_fit(assignment, spare, work)
     removed = _remove_excess_sequences(assignment)
     packs = count_strategies(assignment.lengths[assignment.sequence], assignment.first_slot)
-    return packs, np.bincount(removed, minlength=max_length + 1)[1:].astype(np.int64)
+    return AssignedPacks(packs, np.bincount(removed, minlength=max_length + 1)[1:].astype(np.int64))
 
 
-def _assign_all(assignment: _SlotAssignment, bins: IntArray, packs: IntArray, bin_tokens: float) -> None:
+def _assign_all_slots(assignment: _SlotAssignment, slot_bins: IntArray, slot_packs: IntArray, tokens_per_bin: float) -> None:
     """Assign a sequence to every slot, largest bins first; equal bins of one pack are assigned one after the other."""
-    number = len(bins)
-    position = np.arange(number) - assignment.first_slot[packs]
-    same = np.concatenate(([False], (bins[1:] == bins[:-1]) & (position[1:] > 0)))
+    number = len(slot_bins)
+    position = np.arange(number) - assignment.first_slot[slot_packs]
+    same = np.concatenate(([False], (slot_bins[1:] == slot_bins[:-1]) & (position[1:] > 0)))
     copy = np.arange(number) - np.maximum.accumulate(np.where(same, 0, np.arange(number)))
-    slots = np.lexsort((copy, bins))
-    new = np.diff(bins[slots], prepend=-1) != 0
+    slots = np.lexsort((copy, slot_bins))
+    new = np.diff(slot_bins[slots], prepend=-1) != 0
     group = np.cumsum(new | (np.diff(copy[slots], prepend=-1) != 0))
     # The sequences of a bin are distributed over its groups at random, and are sorted by length within each group.
     shuffled = np.lexsort((random_words(number, 0, "slots"), np.cumsum(new)))
     sequences = shuffled[np.lexsort((shuffled, group))]
     ends = np.append(np.flatnonzero(np.diff(group)) + 1, number)
-    _assign_groups(assignment, packs, bin_tokens * bins, slots, sequences, ends)
+    _assign_slot_groups(assignment, slot_packs, tokens_per_bin * slot_bins, slots, sequences, ends)
 
 
 @kernel
-def _assign_groups(
-    assignment: _SlotAssignment, packs: IntArray, planned: FloatArray, slots: IntArray, sequences: IntArray, ends: IntArray
+def _assign_slot_groups(
+    assignment: _SlotAssignment,
+    slot_packs: IntArray,
+    planned_lengths: FloatArray,
+    slots: IntArray,
+    sequences: IntArray,
+    group_ends: IntArray,
 ) -> None:
     """Assign sequences to slots group by group: the fullest pack of a group gets its shortest sequence.
 
-    A group contains slots of one bin and as many sequences. `ends` are the ends of the groups in `slots` and `sequences`.
+    A group contains slots of one bin and as many sequences. `group_ends` are the ends of the groups in `slots` and
+    `sequences`.
     """
     error = assignment.excess.astype(np.float64)  # the excess of each pack if the remaining sequences are as long as planned
-    for slot in range(packs.size):
-        error[packs[slot]] += planned[slot]
-    for group in range(ends.size - 1, -1, -1):
-        start = ends[group - 1] if group > 0 else 0
-        members = slots[start : ends[group]]
-        order = np.argsort(-error[packs[members]], kind="mergesort")
+    for slot in range(slot_packs.size):
+        error[slot_packs[slot]] += planned_lengths[slot]
+    for group in range(group_ends.size - 1, -1, -1):
+        start = group_ends[group - 1] if group > 0 else 0
+        members = slots[start : group_ends[group]]
+        order = np.argsort(-error[slot_packs[members]], kind="mergesort")
         for position in range(members.size):
             slot, sequence = members[order[position]], sequences[start + position]
-            pack = packs[slot]
+            pack = slot_packs[slot]
             assignment.sequence[slot], assignment.slot[sequence], assignment.pack[sequence] = sequence, slot, pack
             assignment.excess[pack] += assignment.lengths[sequence]
-            error[pack] += assignment.lengths[sequence] - planned[slot]
+            error[pack] += assignment.lengths[sequence] - planned_lengths[slot]
 
 
-def _swap_until_all_fit(assignment: _SlotAssignment, spare: int, work: WorkBudget) -> None:
+def _swap_until_packs_fit(assignment: _SlotAssignment, spare_packs: int, work: WorkBudget) -> None:
     """Swap sequences until no pack has an excess, or swaps no longer help.
 
-    The first `spare` packs are empty. They are closed at first, and opened one by one if swaps stall.
+    The first `spare_packs` packs are empty. They are closed at first, and opened one by one if swaps stall.
     """
-    room = assignment.excess[:spare].copy()
-    assignment.excess[:spare] = 0
+    room = assignment.excess[:spare_packs].copy()
+    assignment.excess[:spare_packs] = 0
     opened = stalled = 0
     for _ in range(MOST_ROUNDS):
         over = np.flatnonzero(assignment.excess > 0)
         if len(over) == 0 or work.is_exhausted:
             break
-        over = over[np.argsort(-_shortest_covering_excess(assignment, over), kind="stable")]
+        over = over[np.argsort(-_shortest_lengths_covering_excess(assignment, over), kind="stable")]
         roomy = np.argpartition(assignment.excess, min(ROOMY, len(assignment.excess) - 1))[:ROOMY]
         roomy = roomy[np.argsort(assignment.excess[roomy], kind="stable")]
-        tried, fitted = _swap_excess_away(assignment, over, roomy)
+        tried, fitted = _remove_excess_by_swaps(assignment, over, roomy)
         work.spend(OPERATIONS_PER_PACK * len(assignment.excess) + OPERATIONS_PER_TRIAL * tried)
         if fitted > FEW_FITTED * tried:
             continue
         stalled += 1
         if stalled % STALLED:
-            _move_excess_elsewhere(assignment, over)
-        elif opened < spare:
+            _move_excess_to_other_packs(assignment, over)
+        elif opened < spare_packs:
             assignment.excess[opened] = room[opened]
             opened += 1
         else:
@@ -200,7 +217,7 @@ def _swap_until_all_fit(assignment: _SlotAssignment, spare: int, work: WorkBudge
 
 
 @kernel
-def _shortest_covering_excess(assignment: _SlotAssignment, packs: IntArray) -> IntArray:
+def _shortest_lengths_covering_excess(assignment: _SlotAssignment, packs: IntArray) -> IntArray:
     """For each pack, return the length of its shortest sequence that is at least as long as its excess, int64 [packs].
 
     Packs for which this length is large are treated first.
@@ -215,18 +232,20 @@ def _shortest_covering_excess(assignment: _SlotAssignment, packs: IntArray) -> I
 
 
 @kernel
-def _swap_excess_away(assignment: _SlotAssignment, packs: IntArray, roomy: IntArray) -> tuple[int, int]:
-    """Try to remove the excess of each of `packs`, and return how many packs were tried and how many succeeded."""
+def _remove_excess_by_swaps(assignment: _SlotAssignment, overfull_packs: IntArray, roomy_packs: IntArray) -> tuple[int, int]:
+    """Try to remove the excess of each of `overfull_packs`, and return how many packs were tried and how many succeeded."""
     tried = fitted = failures = 0
-    for pack in packs:
-        while assignment.excess[pack] > 0 and (_swap_by_length(assignment, pack) or _swap_by_room(assignment, pack, roomy)):
+    for pack in overfull_packs:
+        while assignment.excess[pack] > 0 and (
+            _swap_with_shorter_sequence(assignment, pack) or _swap_with_roomy_pack(assignment, pack, roomy_packs)
+        ):
             pass
         tried += 1
         failures += 1
         if assignment.excess[pack] <= 0:
             # the pack gave a sequence away, so it can take one that is a little shorter
             if assignment.excess[pack] < -WIDEST:
-                roomy[roomy.size - 1 - fitted % (1 + roomy.size // 2)] = pack
+                roomy_packs[roomy_packs.size - 1 - fitted % (1 + roomy_packs.size // 2)] = pack
             fitted += 1
             failures = 0
         if failures == FAILURES:
@@ -235,15 +254,15 @@ def _swap_excess_away(assignment: _SlotAssignment, packs: IntArray, roomy: IntAr
 
 
 @kernel
-def _move_excess_elsewhere(assignment: _SlotAssignment, packs: IntArray) -> None:
-    """Move the excess of each of `packs` to another pack without excess, for which a later round may find room."""
-    for pack in packs:
+def _move_excess_to_other_packs(assignment: _SlotAssignment, overfull_packs: IntArray) -> None:
+    """Move the excess of each of `overfull_packs` to another pack without excess, for which a later round may find room."""
+    for pack in overfull_packs:
         if assignment.excess[pack] > 0:
             _try_swap(assignment, pack, assignment.excess[pack], assignment.excess[pack])
 
 
 @kernel
-def _swap_by_length(assignment: _SlotAssignment, pack: int) -> bool:
+def _swap_with_shorter_sequence(assignment: _SlotAssignment, pack: int) -> bool:
     """Remove the excess of a pack by a swap with a sequence that is shorter by at least the excess. Return whether it
     worked.
     """
@@ -288,11 +307,11 @@ def _try_swap(assignment: _SlotAssignment, pack: int, length_difference: int, ma
 
 
 @kernel
-def _swap_by_room(assignment: _SlotAssignment, pack: int, roomy: IntArray) -> bool:
-    """Swap with one of the `roomy` packs so that most of the excess is removed. Return whether anything was swapped."""
+def _swap_with_roomy_pack(assignment: _SlotAssignment, pack: int, roomy_packs: IntArray) -> bool:
+    """Swap with one of `roomy_packs` so that most of the excess is removed, and return whether anything was swapped."""
     excess = assignment.excess[pack]
     best, longer, shorter = 0, 0, 0
-    for other in roomy:
+    for other in roomy_packs:
         room = -assignment.excess[other]
         if room <= 0:
             continue
@@ -341,22 +360,22 @@ def _remove_excess_sequences(assignment: _SlotAssignment) -> IntArray:
 # --- coarse grids and subsamples
 
 
-def split_counts_into_bins(counts: IntArray, bins: int, slack: float = 0.0) -> IntArray:
+def split_counts_into_bins(length_counts: IntArray, bins: int, slack: float = 0.0) -> IntArray:
     """Return the number of sequences in each bin of a coarse grid, int64 [bins].
 
     Bin c stands for c * L / bins tokens. Sequences whose length is between two bins are divided between both, so that the
     numbers of sequences and tokens are preserved to within one bin. Sequences that are shorter than a bin count as one bin.
 
     Args:
-        counts: int64 [L], the number of sequences of length 1 .. L.
+        length_counts: int64 [L], the number of sequences of length 1 .. L.
         bins: the number of bins of a full pack.
         slack: tokens by which each sequence is lengthened, so that the plan leaves some room.
     """
-    max_length = len(counts)
+    max_length = len(length_counts)
     result = [0] * (bins + 2)
     carried = 0.0
-    for length in (np.flatnonzero(counts) + 1).tolist():
-        count, (lower, above) = int(counts[length - 1]), divmod(length * bins, max_length)
+    for length in (np.flatnonzero(length_counts) + 1).tolist():
+        count, (lower, above) = int(length_counts[length - 1]), divmod(length * bins, max_length)
         if lower == 0:
             result[1] += count
             continue
@@ -378,8 +397,8 @@ def interpolate_prices(prices: IntArray, max_length: int) -> IntArray:
     return result
 
 
-def pack_subsample(
-    counts: IntArray, depth: int, pack: Callable[[IntArray], StrategyCounts], planned: int = THINNED
+def pack_by_subsample(
+    length_counts: IntArray, depth: int, pack_counts: Callable[[IntArray], StrategyCounts], max_subsample: int = THINNED
 ) -> StrategyCounts:
     """Pack many sequences by planning a subsample and using each of its packs several times.
 
@@ -387,17 +406,17 @@ def pack_subsample(
     or one of the n - 1 next shorter ones. The longest sequences, fewer than n, are added by best fit.
 
     Args:
-        counts: int64 [L], the number of sequences of length 1 .. L.
+        length_counts: int64 [L], the number of sequences of length 1 .. L.
         depth: the most sequences per pack.
-        pack: packs the counts of the subsample.
-        planned: the most sequences in the subsample.
+        pack_counts: packs the counts of the subsample.
+        max_subsample: the most sequences in the subsample.
     """
-    every = -(-int(counts.sum()) // planned)
-    longest = int(counts.sum()) % every
-    rest = np.diff(np.minimum(np.cumsum(counts[::-1]), longest), prepend=0)[::-1]
-    whole = np.cumsum(counts - rest) // every
-    slots = {strategy: every * count for strategy, count in pack(np.diff(whole, prepend=0)).items()}
-    return add_by_best_fit(fill_slots(slots, counts - rest), rest, depth)
+    every = -(-int(length_counts.sum()) // max_subsample)
+    longest = int(length_counts.sum()) % every
+    rest = np.diff(np.minimum(np.cumsum(length_counts[::-1]), longest), prepend=0)[::-1]
+    whole = np.cumsum(length_counts - rest) // every
+    slots = {strategy: every * count for strategy, count in pack_counts(np.diff(whole, prepend=0)).items()}
+    return add_by_best_fit(fill_planned_slots(slots, length_counts - rest), rest, depth)
 
 
 # --- fewer packs by cutting all packs in two and matching the parts again
@@ -415,7 +434,7 @@ FEWEST_SEQUENCES = 1000  # a round takes about as long for fewer sequences
 OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 
-def rematch_halves(
+def rematch_pack_halves(
     strategy_counts: StrategyCounts, max_length: int, depth: int, target_packs: int, work: WorkBudget
 ) -> StrategyCounts:
     """Repack sequences in fewer packs if possible, by cutting packs in two and matching the parts again.
@@ -436,7 +455,7 @@ def rematch_halves(
     while len(starts) - 1 > target_packs and stalled < patience and not work.is_exhausted:
         before = len(starts)
         words = (random_words(len(lengths), 0, "halves", rounds) >> np.uint64(1)).astype(np.int64)
-        lengths, starts = _rematch_once(lengths, starts, words, max_length, half)
+        lengths, starts = _rematch_halves_once(lengths, starts, words, max_length, half)
         work.spend(OPERATIONS_PER_SEQUENCE * len(lengths) + OPERATIONS_PER_TOKEN * max_length)
         stalled = 0 if len(starts) < before else stalled + 1
         rounds += 1
@@ -469,20 +488,20 @@ def select_packs_with_room(strategy_counts: StrategyCounts, max_length: int, max
 
 
 @kernel
-def _rematch_once(
-    lengths: IntArray, starts: IntArray, words: IntArray, max_length: int, half: int
+def _rematch_halves_once(
+    lengths: IntArray, pack_starts: IntArray, random_integers: IntArray, max_length: int, max_half_size: int
 ) -> tuple[IntArray, IntArray]:
     """Do one round of cutting and matching, and return the packs in the form of `flatten_packs`.
 
-    The order in `lengths` is lost. `words` are non-negative random integers, int64 [sequences]. A part contains at most
-    `half` sequences.
+    The order in `lengths` is lost. `random_integers` are non-negative random integers, int64 [sequences]. A part contains at
+    most `max_half_size` sequences.
     """
-    result_lengths, result_starts = np.empty_like(lengths), np.zeros(2 * starts.size, dtype=np.int64)
-    bounds, tokens = np.empty((2 * starts.size, 2), dtype=np.int64), np.zeros(2 * starts.size, dtype=np.int64)
+    result_lengths, result_starts = np.empty_like(lengths), np.zeros(2 * pack_starts.size, dtype=np.int64)
+    bounds, tokens = np.empty((2 * pack_starts.size, 2), dtype=np.int64), np.zeros(2 * pack_starts.size, dtype=np.int64)
     packs = filled = parts = 0
-    for pack in range(starts.size - 1):
-        first, end = starts[pack], starts[pack + 1]
-        if end - first > 2 * half:  # a full pack of odd depth cannot be cut, so it stays as it is
+    for pack in range(pack_starts.size - 1):
+        first, end = pack_starts[pack], pack_starts[pack + 1]
+        if end - first > 2 * max_half_size:  # a full pack of odd depth cannot be cut, so it stays as it is
             for index in range(first, end):
                 result_lengths[filled] = lengths[index]
                 filled += 1
@@ -490,11 +509,11 @@ def _rematch_once(
             result_starts[packs] = filled
             continue
         for index in range(end - 1, first, -1):
-            other = first + words[index] % (index - first + 1)
+            other = first + random_integers[index] % (index - first + 1)
             lengths[index], lengths[other] = lengths[other], lengths[index]
-        least, most = max(0, end - first - half), min(half, end - first)
-        choice = words[first] // 2
-        cut = first + ((end - first + 1) // 2 if words[first] % 2 else least + choice % (most - least + 1))
+        least, most = max(0, end - first - max_half_size), min(max_half_size, end - first)
+        choice = random_integers[first] // 2
+        cut = first + ((end - first + 1) // 2 if random_integers[first] % 2 else least + choice % (most - least + 1))
         for one, two in ((first, cut), (cut, end)):
             if two > one:
                 bounds[parts, 0], bounds[parts, 1] = one, two

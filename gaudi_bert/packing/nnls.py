@@ -11,19 +11,20 @@ pack. A depth of L or more limits nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
-from gaudi_bert.packing.certificate import simple_certificate
+from gaudi_bert.packing.certificate import certify_token_or_count_bound
 from gaudi_bert.packing.heuristics import add_by_best_fit, pack_longest_first
 from gaudi_bert.packing.long_packs import (
     BINS,
     MAX_ASSIGNED_SEQUENCES,
     MOST_LENGTHS,
     NEAR,
-    assign_to_slots,
-    pack_subsample,
+    assign_sequences_to_slots,
+    pack_by_subsample,
     split_counts_into_bins,
 )
 from gaudi_bert.packing.nnls_solver import MAX_NNLS_LENGTH, limit_depth_by_bound, solve_nnls
@@ -56,7 +57,7 @@ def nnlshp_residual_weights(max_sequence_length: int) -> FloatArray:
     return weights
 
 
-def pack_nnlshp(counts: IntArray, depth: int) -> StrategyCounts:
+def pack_nnlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
     """Pack by NNLSHP with the residual weights of the paper.
 
     x is rounded to the nearest integers. If there are then more slots of a length than sequences, the surplus becomes
@@ -64,25 +65,25 @@ def pack_nnlshp(counts: IntArray, depth: int) -> StrategyCounts:
     columns at depth 3 and length 512, and runs out of memory at larger depths. Least squares does not minimize the number of
     packs; here the result is 0.14 % above the optimum.
     """
-    solution = solve_nnls(counts, nnlshp_residual_weights(len(counts)), depth)
+    solution = solve_nnls(length_counts, nnlshp_residual_weights(len(length_counts)), depth)
     strategy_counts: StrategyCounts = {}
     for strategy, usage in zip(solution.strategies, np.rint(solution.usage).astype(np.int64).tolist(), strict=True):
         add_packs(strategy_counts, strategy, usage)
-    return _pad_uncovered_sequences(strategy_counts, counts, depth)
+    return _pad_uncovered_sequences(strategy_counts, length_counts, depth)
 
 
-def _pad_uncovered_sequences(strategy_counts: StrategyCounts, counts: IntArray, depth: int) -> StrategyCounts:
+def _pad_uncovered_sequences(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> StrategyCounts:
     """Give each sequence without a slot a pack (length, L - length), and remove the slots that no sequence fills.
 
     The second slot of such a pack is padding, unless a sequence of this length lacks a slot as well. A sequence of length L
     becomes a pack of its own; the published code looks up a strategy with length 0 for it.
     """
     result = dict(strategy_counts)
-    lacking = np.maximum(counts - count_slots(strategy_counts, len(counts)), 0)
-    for length in (np.flatnonzero(lacking) + 1).tolist():
-        is_alone = depth == 1 or length == len(counts)
-        add_packs(result, (length,) if is_alone else (length, len(counts) - length), int(lacking[length - 1]))
-    return drop_surplus_slots(result, counts, whole_packs=False)
+    uncovered = np.maximum(length_counts - count_slots(strategy_counts, len(length_counts)), 0)
+    for length in (np.flatnonzero(uncovered) + 1).tolist():
+        is_alone = depth == 1 or length == len(length_counts)
+        add_packs(result, (length,) if is_alone else (length, len(length_counts) - length), int(uncovered[length - 1]))
+    return drop_surplus_slots(result, length_counts, drop_whole_packs=False)
 
 
 # --- ENNLSHP, extended NNLS with padding token weighting (paper S): weight the padding, and nearly forbid uncovered
@@ -132,17 +133,21 @@ def _ennls_objective(residual: FloatArray, shortage_weight: float = SHORTAGE_WEI
     return float(np.sum((_ennls_row_weights(residual, shortage_weight) * residual) ** 2))
 
 
-def _solve_ennls(counts: IntArray, depth: int) -> tuple[dict[Strategy, float], FloatArray]:
+class _EnnlsSolution(NamedTuple):
+    """A solution of ENNLSHP: the usage x of each strategy, and the residual b - A x, float64 [L]."""
+
+    usage: dict[Strategy, float]
+    residual: FloatArray
+
+
+def _solve_ennls(length_counts: IntArray, depth: int) -> _EnnlsSolution:
     """Minimize the objective of ENNLSHP (equation 23) over all strategies of at most `depth` sequences.
 
     For each value of v, Newton steps continue until the assumed signs are right or a step gains almost nothing. The
     objective never increases.
-
-    Returns:
-        The usage x of each strategy, and the residual b - A x, float64 [L].
     """
     usage: dict[Strategy, float] = {}
-    residual = target = np.asarray(counts, dtype=np.float64)
+    residual = target = np.asarray(length_counts, dtype=np.float64)
     for shortage_weight in (*EASY_WEIGHTS, SHORTAGE_WEIGHT):
         for _ in range(STEPS_AT_A_WEIGHT):
             value = _ennls_objective(residual, shortage_weight)
@@ -156,7 +161,7 @@ def _solve_ennls(counts: IntArray, depth: int) -> tuple[dict[Strategy, float], F
             reached = _ennls_objective(residual, shortage_weight)
             if min(reached - solution.objective**2, value - reached) <= SMALL_GAIN * reached:
                 break
-    return usage, residual
+    return _EnnlsSolution(usage, residual)
 
 
 def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: float) -> float:
@@ -176,13 +181,13 @@ def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: f
     return low
 
 
-def pack_ennlshp(counts: IntArray, depth: int) -> StrategyCounts:
+def pack_ennlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
     """Pack by ENNLSHP: round the usages to the nearest integers, and pad the sequences that are then uncovered."""
-    usage, _ = _solve_ennls(counts, depth)
+    usage = _solve_ennls(length_counts, depth).usage
     strategy_counts: StrategyCounts = {}
     for strategy, count in usage.items():
         add_packs(strategy_counts, strategy, round(count))
-    return _pad_uncovered_sequences(strategy_counts, counts, depth)
+    return _pad_uncovered_sequences(strategy_counts, length_counts, depth)
 
 
 # --- the iterative algorithm with padding feedback, published by Habana Labs ("Data Packing Process for MLPERF BERT")
@@ -228,7 +233,7 @@ def iterative_residual_weights(max_sequence_length: int) -> FloatArray:
 
 
 def pack_by_nnls(
-    counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", work: WorkBudget | None = None
+    length_counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", work: WorkBudget | None = None
 ) -> AlgorithmResult:
     """Pack by the iterative algorithm, or by LPFHP if that needs fewer packs.
 
@@ -236,12 +241,12 @@ def pack_by_nnls(
     optimum. The published variant ("complement") is never replaced by LPFHP.
 
     Args:
-        counts: int64 [L], the number of sequences of length 1 .. L.
+        length_counts: int64 [L], the number of sequences of length 1 .. L.
         depth: the most sequences per pack.
         leftovers: how the sequences that remain after the rounds are packed.
         work: the budget of operations for all rounds, or None for `NNLS_WORK`.
     """
-    if np.count_nonzero(counts) > MOST_LENGTHS:
+    if np.count_nonzero(length_counts) > MOST_LENGTHS:
         solved: list[AlgorithmResult] = []
 
         def pack(part: IntArray) -> StrategyCounts:
@@ -249,20 +254,20 @@ def pack_by_nnls(
             solved.append(pack_by_nnls(part, depth, leftovers, work))
             return solved[0].strategy_counts
 
-        return AlgorithmResult(pack_subsample(counts, depth, pack, MOST_LENGTHS), solved[0].algorithm_used)
+        return AlgorithmResult(pack_by_subsample(length_counts, depth, pack, MOST_LENGTHS), solved[0].algorithm_used)
     if leftovers == "complement":
-        return AlgorithmResult(_pack_iteratively(counts, depth, leftovers, work=work), "iterative-nnls-complement")
-    heuristic = pack_longest_first(counts, depth)
-    if _is_near_bound(heuristic, counts, depth):
+        return AlgorithmResult(_pack_iteratively(length_counts, depth, leftovers, work=work), "iterative-nnls-complement")
+    heuristic = pack_longest_first(length_counts, depth)
+    if _is_near_bound(heuristic, length_counts, depth):
         return AlgorithmResult(heuristic, "lpfhp")
-    loop = _pack_iteratively(counts, depth, leftovers, packs_to_beat=count_packs(heuristic), work=work)
+    loop = _pack_iteratively(length_counts, depth, leftovers, packs_to_beat=count_packs(heuristic), work=work)
     if count_packs(loop) <= count_packs(heuristic):
         return AlgorithmResult(loop, "iterative-nnls")
     return AlgorithmResult(heuristic, "lpfhp")
 
 
 def _pack_iteratively(
-    counts: IntArray,
+    length_counts: IntArray,
     depth: int,
     leftovers: Leftovers = "best-fit",
     packs_to_beat: int | None = None,
@@ -271,7 +276,7 @@ def _pack_iteratively(
     """Pack by the iterative algorithm. The slots of the result equal the counts exactly.
 
     Args:
-        counts: int64 [L], the number of sequences of length 1 .. L.
+        length_counts: int64 [L], the number of sequences of length 1 .. L.
         depth: the most sequences per pack.
         leftovers: how the sequences that remain after the rounds are packed.
         packs_to_beat: with "best-fit", the rounds end once they cannot need fewer packs than this, which the caller
@@ -279,57 +284,64 @@ def _pack_iteratively(
         work: the budget of operations for all rounds, or None for `NNLS_WORK`.
     """
     work = WorkBudget(NNLS_WORK) if work is None else work
-    if len(counts) > MAX_NNLS_LENGTH:
-        return _pack_on_coarse_grid(counts, depth, leftovers, work)
+    if len(length_counts) > MAX_NNLS_LENGTH:
+        return _pack_on_coarse_grid(length_counts, depth, leftovers, work)
     best: StrategyCounts | None = None
     strategy_counts: StrategyCounts = {}
-    for strategy_counts, remaining in _iterate_rounds(counts, depth, work, leftovers):
+    for strategy_counts, remaining in _iterate_nnls_rounds(length_counts, depth, work, leftovers):
         if leftovers == "best-fit":
-            finished = add_by_best_fit(drop_surplus_slots(strategy_counts, counts - remaining), remaining, depth)
+            finished = add_by_best_fit(drop_surplus_slots(strategy_counts, length_counts - remaining), remaining, depth)
             if best is not None and count_packs(finished) >= count_packs(best):
                 break
             best = finished
             if packs_to_beat is not None and count_packs(strategy_counts) >= packs_to_beat:
                 break
-            if _is_near_bound(best, counts, depth):
+            if _is_near_bound(best, length_counts, depth):
                 break
     if leftovers == "complement":
-        return _pad_uncovered_sequences(strategy_counts, counts, depth)
-    return add_by_best_fit({}, counts, depth) if best is None else best
+        return _pad_uncovered_sequences(strategy_counts, length_counts, depth)
+    return add_by_best_fit({}, length_counts, depth) if best is None else best
 
 
-def _is_near_bound(strategy_counts: StrategyCounts, counts: IntArray, depth: int) -> bool:
+def _is_near_bound(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> bool:
     """Return whether packs are long and so close to the bound that least squares, which takes seconds, could save hardly
     any.
     """
-    if len(counts) <= LONG:
+    if len(length_counts) <= LONG:
         return False
-    bound = simple_certificate(counts, depth).bound
+    bound = certify_token_or_count_bound(length_counts, depth).bound
     return count_packs(strategy_counts) <= bound + bound // NEAR
 
 
-def _pack_on_coarse_grid(counts: IntArray, depth: int, leftovers: Leftovers, work: WorkBudget) -> StrategyCounts:
+def _pack_on_coarse_grid(length_counts: IntArray, depth: int, leftovers: Leftovers, work: WorkBudget) -> StrategyCounts:
     """Pack by the iterative algorithm on a coarse grid, assign the sequences to its slots, and add the rest by best fit."""
-    if counts.sum() > MAX_ASSIGNED_SEQUENCES:
-        return pack_subsample(counts, depth, lambda part: _pack_on_coarse_grid(part, depth, leftovers, work))
-    coarse = _pack_iteratively(split_counts_into_bins(counts, BINS), depth, leftovers, work=work.take_fraction(0.5))
-    strategy_counts, remaining = assign_to_slots(coarse, counts, BINS, depth, work.take_fraction(0.5))
+    if length_counts.sum() > MAX_ASSIGNED_SEQUENCES:
+        return pack_by_subsample(length_counts, depth, lambda part: _pack_on_coarse_grid(part, depth, leftovers, work))
+    coarse = _pack_iteratively(split_counts_into_bins(length_counts, BINS), depth, leftovers, work=work.take_fraction(0.5))
+    strategy_counts, remaining = assign_sequences_to_slots(coarse, length_counts, BINS, depth, work.take_fraction(0.5))
     return add_by_best_fit(strategy_counts, remaining, depth)
 
 
-def _iterate_rounds(
-    counts: IntArray, depth: int, work: WorkBudget, leftovers: Leftovers
-) -> Iterator[tuple[StrategyCounts, IntArray]]:
-    """Yield, after each round of NNLS and rounding, all packs so far and the uncovered sequences.
+class _Round(NamedTuple):
+    """The state after a round of the iterative algorithm.
 
-    The packs may have surplus slots. The uncovered sequences are int64 [L].
+    Attributes:
+        strategy_counts: All packs so far, which may have surplus slots.
+        uncovered: The number of sequences of each length that still lack a slot, int64 [L].
     """
-    weights = iterative_residual_weights(len(counts))
-    is_long = len(counts) > LONG and leftovers == "best-fit"
+
+    strategy_counts: StrategyCounts
+    uncovered: IntArray
+
+
+def _iterate_nnls_rounds(length_counts: IntArray, depth: int, work: WorkBudget, leftovers: Leftovers) -> Iterator[_Round]:
+    """Yield all packs so far and the uncovered sequences after each round of NNLS and rounding."""
+    weights = iterative_residual_weights(len(length_counts))
+    is_long = len(length_counts) > LONG and leftovers == "best-fit"
     if is_long:
-        depth = limit_depth_by_bound(counts, simple_certificate(counts, depth).bound, depth)
+        depth = limit_depth_by_bound(length_counts, certify_token_or_count_bound(length_counts, depth).bound, depth)
     strategy_counts: StrategyCounts = {}
-    remaining = counts.copy()
+    remaining = length_counts.copy()
     allowed = work
     for _ in range(MAX_ROUNDS):
         before = int(remaining.sum())
@@ -346,7 +358,7 @@ def _iterate_rounds(
             allowed = work.take_fraction(LATER_ROUNDS * (work.spent - before_spent) / max(work.remaining, 1.0))
         for strategy, count in packs.items():
             add_packs(strategy_counts, strategy, count)
-        remaining = np.maximum(remaining - count_slots(packs, len(counts)), 0)
-        yield strategy_counts, remaining
+        remaining = np.maximum(remaining - count_slots(packs, len(length_counts)), 0)
+        yield _Round(strategy_counts, remaining)
         if int(remaining.sum()) < FEW_SEQUENCES or int(remaining.sum()) == before:
             break

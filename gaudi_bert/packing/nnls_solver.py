@@ -23,8 +23,8 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.pricing import (
     MINUS_INFINITY,
     OPERATIONS_PER_PRODUCT,
-    compiled_fill_power_table,
-    plan_power_products,
+    compiled_fill_max_plus_power_table,
+    plan_max_plus_products,
     trace_best_lengths,
 )
 from gaudi_bert.packing.strategies import WorkBudget
@@ -100,13 +100,13 @@ def solve_nnls(
     scale = max(float(np.max(target, initial=0)), 1.0)
     counts = np.concatenate(([0.0], np.asarray(target, dtype=np.float64) / scale))
     squared_weights = np.concatenate(([0.0], np.asarray(weights, dtype=np.float64) ** 2))
-    state = _make_active_set(max_length, depth)
-    chain = plan_power_products(depth - 1, max_length)
+    state = _allocate_active_set(max_length, depth)
+    chain = plan_max_plus_products(depth - 1, max_length)
     residual = np.empty(max_length + 1)
     most_rounds = np.iinfo(np.int64).max if max_rounds is None else max_rounds
-    scratch = _make_scratch(max_length, len(chain))
+    scratch = _allocate_scratch(max_length, len(chain))
     limits = most_rounds, max(work.remaining, 0.0)
-    size = _run_active_set(counts, squared_weights, chain, state, scratch, residual, *limits)
+    size = _run_active_set_method(counts, squared_weights, chain, state, scratch, residual, *limits)
     work.spend(float(state.operations[0]))
     strategies = []
     for lengths, copies, distinct in zip(state.lengths[:size], state.copies[:size], state.distinct[:size], strict=True):
@@ -116,18 +116,18 @@ def solve_nnls(
     return _NnlsSolution(strategies, state.usage[:size] * scale, residual[1:] * scale, objective)
 
 
-def limit_depth_by_bound(counts: IntArray, min_packs: float, depth: int) -> int:
+def limit_depth_by_bound(length_counts: IntArray, min_packs: float, depth: int) -> int:
     """Return the depth to solve for: slightly more than the mean number of sequences in `min_packs` packs, at most `depth`.
 
     Args:
-        counts: the number of sequences of each length.
+        length_counts: the number of sequences of each length.
         min_packs: a proven lower bound on the number of packs.
         depth: the most sequences per pack.
     """
-    return min(depth, int(np.ceil(counts.sum() / max(min_packs, 1))) + DEEPER)
+    return min(depth, int(np.ceil(length_counts.sum() / max(min_packs, 1))) + DEEPER)
 
 
-def _make_active_set(max_length: int, depth: int) -> _ActiveSet:
+def _allocate_active_set(max_length: int, depth: int) -> _ActiveSet:
     """Allocate an active set without columns."""
     capacity = max_length + 8
     width = min(depth, int(np.sqrt(2 * max_length)) + 2)
@@ -143,7 +143,7 @@ def _make_active_set(max_length: int, depth: int) -> _ActiveSet:
     )
 
 
-def _make_scratch(max_length: int, products: int) -> _Scratch:
+def _allocate_scratch(max_length: int, products: int) -> _Scratch:
     """Allocate the scratch arrays."""
     return _Scratch(
         table=np.empty((products + 1, max_length + 1)),
@@ -158,7 +158,7 @@ def _make_scratch(max_length: int, products: int) -> _Scratch:
 
 
 @borrowing_kernel
-def _run_active_set(
+def _run_active_set_method(
     counts: FloatArray,
     squared_weights: FloatArray,
     chain: IntArray,
@@ -181,7 +181,7 @@ def _run_active_set(
     size, rounds, stalled = 0, 0, 0
     objective = np.inf
     while True:
-        improved = _update_residual(counts, squared_weights, state, size, residual)
+        improved = _recompute_residual(counts, squared_weights, state, size, residual)
         if rounds > 0:
             stalled = 0 if improved < objective * (1.0 - 1e-15) else stalled + 1
         objective = min(objective, improved)
@@ -191,19 +191,19 @@ def _run_active_set(
         state.operations[0] += OPERATIONS_PER_PRODUCT * chain.shape[0] * top * top
         for length in range(top + 1):
             prices[length] = squared_weights[length] * residual[length]
-        completion = compiled_fill_power_table(chain, scratch.table, scratch.every_length)
+        completion = compiled_fill_max_plus_power_table(chain, scratch.table, scratch.every_length)
         for length in range(1, top + 1):
             values[length] = prices[length] + completion[top - length]
-        entered = _enter_columns(threshold, chain, counts, squared_weights, state, scratch, size)
+        entered = _append_best_columns(threshold, chain, counts, squared_weights, state, scratch, size)
         if entered == size:
             break
-        size = _restore_feasibility(state, scratch.products, entered)
+        size = _remove_infeasible_columns(state, scratch.products, entered)
     return size
 
 
 @inner_kernel
-def _enter_columns(
-    threshold: float,
+def _append_best_columns(
+    min_gradient: float,
     chain: IntArray,
     counts: FloatArray,
     squared_weights: FloatArray,
@@ -222,7 +222,7 @@ def _enter_columns(
         for length in range(1, values.size):
             if values[length] > values[anchor]:
                 anchor = length
-        if values[anchor] <= threshold:
+        if values[anchor] <= min_gradient:
             break
         values[anchor] = MINUS_INFINITY
         if _write_best_column(anchor, chain, state, scratch, size) and _append_passive_column(
@@ -283,11 +283,11 @@ def _append_passive_column(
         for entry in range(state.distinct[other]):
             product += state.copies[other, entry] * weighted[state.lengths[other, entry]]
         products[other] = product
-    return _append_factor_column(state.factor, size, products, diagonal, state.projected, moment)
+    return _append_cholesky_column(state.factor, size, products, diagonal, state.projected, moment)
 
 
 @inner_kernel
-def _restore_feasibility(state: _ActiveSet, scratch: FloatArray, size: int) -> int:
+def _remove_infeasible_columns(state: _ActiveSet, scratch: FloatArray, size: int) -> int:
     """Move towards the unconstrained optimum, remove columns whose usage reaches zero, and return how many columns remain.
 
     This is the inner loop of Lawson and Hanson.
@@ -313,7 +313,7 @@ def _restore_feasibility(state: _ActiveSet, scratch: FloatArray, size: int) -> i
             for column in range(size - 1, -1, -1):
                 if solution[column] <= 0.0 and usage[column] <= 1e-15:
                     state.operations[0] += 1.5 * (size - column) * (size - column)
-                    _remove_factor_column(state.factor, size, column, state.projected, scratch)
+                    _remove_cholesky_column(state.factor, size, column, state.projected, scratch)
                     size -= 1
                     _shift_columns_down(state, column, size)
     return size
@@ -333,7 +333,7 @@ def _shift_columns_down(state: _ActiveSet, first: int, size: int) -> None:
 
 
 @inner_kernel
-def _update_residual(
+def _recompute_residual(
     counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, size: int, residual: FloatArray
 ) -> float:
     """Compute residual = counts - A x from scratch, because errors would accumulate otherwise. Return its weighted
@@ -365,7 +365,7 @@ SMALLEST_PIVOT = 1e-11
 
 
 @inlined_kernel
-def _append_factor_column(
+def _append_cholesky_column(
     factor: FloatArray, size: int, products: FloatArray, diagonal: float, projected: FloatArray, moment: float
 ) -> bool:
     """Extend the leading [size, size] block of the factor by one column. Return False if the column is linearly dependent.
@@ -405,7 +405,7 @@ def _substitute_forward(factor: FloatArray, size: int, values: FloatArray) -> No
             for column in range(row + 1, end):
                 values[column] -= value * factor[row, column]
         if end < size:
-            _subtract_rows(
+            _subtract_four_scaled_rows(
                 values[end:size],
                 factor[first, end:size],
                 factor[first + 1, end:size],
@@ -416,7 +416,7 @@ def _substitute_forward(factor: FloatArray, size: int, values: FloatArray) -> No
 
 
 @inner_kernel
-def _subtract_rows(
+def _subtract_four_scaled_rows(
     values: FloatArray, first: FloatArray, second: FloatArray, third: FloatArray, fourth: FloatArray, factors: FloatArray
 ) -> None:
     """Subtract four rows, each times its factor, from `values`."""
@@ -426,7 +426,7 @@ def _subtract_rows(
 
 
 @inlined_kernel
-def _remove_factor_column(factor: FloatArray, size: int, removed: int, projected: FloatArray, carried: FloatArray) -> None:
+def _remove_cholesky_column(factor: FloatArray, size: int, removed: int, projected: FloatArray, carried: FloatArray) -> None:
     """Remove a column from the leading [size, size] block of the factor; `carried` is scratch space, float64 [>= size]."""
     for row in range(removed):
         _shift_left(factor[row, removed:size])
@@ -438,7 +438,7 @@ def _remove_factor_column(factor: FloatArray, size: int, removed: int, projected
         pivot = factor[row + 1, row + 1]
         scale = 1.0 / np.sqrt(carried[row] * carried[row] + pivot * pivot)
         cosine, sine = carried[row] * scale, pivot * scale
-        _rotate(factor[row, row:last], carried[row:last], factor[row + 1, row + 1 : size], cosine, sine)
+        _apply_givens_rotation(factor[row, row:last], carried[row:last], factor[row + 1, row + 1 : size], cosine, sine)
         lower_projection = projected[row + 1]
         projected[row] = cosine * carried_projection + sine * lower_projection
         carried_projection = cosine * lower_projection - sine * carried_projection
@@ -452,7 +452,7 @@ def _shift_left(values: FloatArray) -> None:
 
 
 @inner_kernel
-def _rotate(result: FloatArray, carried: FloatArray, lower: FloatArray, cosine: float, sine: float) -> None:
+def _apply_givens_rotation(result: FloatArray, carried: FloatArray, lower: FloatArray, cosine: float, sine: float) -> None:
     """Apply a Givens rotation: result = cosine * carried + sine * lower, carried = cosine * lower - sine * carried."""
     for column in range(result.size):
         upper, below = carried[column], lower[column]

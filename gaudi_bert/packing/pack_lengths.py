@@ -64,7 +64,7 @@ class Packs:
     def __getitem__(self, pack: int | slice) -> IntArray | Packs:
         """Return the sequence numbers of one pack, int64 [1 .. depth], or the packs of a slice."""
         if isinstance(pack, slice):
-            return self._select(pack)
+            return self._select_slice(pack)
         try:
             index = range(len(self))[pack]
         except IndexError:
@@ -75,9 +75,9 @@ class Packs:
             ) from None
         return self.indices[self.offsets[index] : self.offsets[index + 1]]
 
-    def _select(self, chosen: slice) -> Packs:
+    def _select_slice(self, selection: slice) -> Packs:
         """Return the packs of a slice."""
-        starts, sizes = self.offsets[:-1][chosen], np.diff(self.offsets)[chosen]
+        starts, sizes = self.offsets[:-1][selection], np.diff(self.offsets)[selection]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
         return Packs(self.indices[positions], offsets)
@@ -103,7 +103,7 @@ class Packs:
         """
         size = check_integer("size", size, 1)
         rank = check_integer("rank", rank, 0, size - 1)
-        return self._select(slice(rank, None, size))
+        return self._select_slice(slice(rank, None, size))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -195,7 +195,7 @@ def pack_lengths(
     packing = _pack_and_prove(count_lengths(checked, int(max_sequence_length)), depth, algorithm, seed, effort)
     indices, offsets = sample_packs(checked, list(packing.strategy_counts.items()), seed, 0, np.int64)
     return PackedLengths(
-        **_packing_figures(packing),
+        **_packing_metrics(packing),
         indices=indices,
         offsets=offsets,
         max_sequence_length=packing.histogram.max_sequence_length,
@@ -253,7 +253,7 @@ def pack_histogram(
         raise ArgumentError("counts contains no sequence; counts[0] is the number of sequences of length 1")
     packing = _pack_and_prove(histogram, depth, algorithm, seed, effort)
     return PackedHistogram(
-        **_packing_figures(packing),
+        **_packing_metrics(packing),
         strategies=tuple(packing.strategy_counts),
         counts=np.fromiter(packing.strategy_counts.values(), np.int64, len(packing.strategy_counts)),
         max_sequence_length=histogram.max_sequence_length,
@@ -266,7 +266,7 @@ def _pack_and_prove(histogram: Histogram, depth: int | str, algorithm: str, seed
     if effort not in get_args(Effort):
         raise ArgumentError(f"effort is {short_repr(effort)}; it must be {' or '.join(get_args(Effort))}")
     try:
-        with _report_if_long(f"packing {histogram.sequences:,} sequences by {algorithm}") as work:
+        with _report_progress_if_long(f"packing {histogram.sequences:,} sequences by {algorithm}") as work:
             return pack_counts(histogram, algorithm, depth, seed=seed, effort=cast(Effort, effort), work=work)
     except InputError as error:
         raise ArgumentError(str(error)) from None
@@ -277,7 +277,7 @@ SILENT_SECONDS, BETWEEN_LINES_SECONDS = 2.0, 10.0
 
 
 @contextmanager
-def _report_if_long(description: str) -> Iterator[WorkBudget]:
+def _report_progress_if_long(description: str) -> Iterator[WorkBudget]:
     """Write progress lines to standard error if the body takes longer than two seconds.
 
     Yields:
@@ -306,14 +306,14 @@ _BARS, _BAR_WIDTH, _BAR_HEIGHT = 16, 26, 60
 """The number of bars of the chart, the width of each, and the height of the chart in pixels."""
 
 
-def _draw_depth_histogram(sizes: IntArray) -> str:
+def _draw_depth_histogram(pack_sizes: IntArray) -> str:
     """Return an SVG bar chart of how many packs contain 1, 2, ... sequences. The last bar covers all deeper packs.
 
     Bars and labels have the colour of the surrounding text, so that they work in light and dark notebooks.
     """
-    if not sizes.size:
+    if not pack_sizes.size:
         return ""
-    counts = np.bincount(np.minimum(sizes, _BARS))[1:]
+    counts = np.bincount(np.minimum(pack_sizes, _BARS))[1:]
     parts = []
     for index, count in enumerate(counts.tolist()):
         height, x = max(_BAR_HEIGHT * count / counts.max(), 1.0 if count else 0.0), index * _BAR_WIDTH
@@ -331,6 +331,6 @@ def _draw_depth_histogram(sizes: IntArray) -> str:
     )
 
 
-def _packing_figures(packing: Packing) -> dict[str, int]:
+def _packing_metrics(packing: Packing) -> dict[str, int]:
     """Return the fields that `PackingMetrics` defines."""
     return {field.name: getattr(packing, field.name) for field in fields(PackingMetrics)}

@@ -36,12 +36,12 @@ OPERATIONS_PER_PRODUCT = 0.2
 """Operations of a max-plus product for each pair of totals."""
 
 NOTHING = -2
-"""An entry of `plan_power_products` for M_0, the power that contains no sequence."""
+"""An entry of `plan_max_plus_products` for M_0, the power that contains no sequence."""
 CLOSURE = -1
-"""An entry of `plan_power_products` for the power without a depth limit."""
+"""An entry of `plan_max_plus_products` for the power without a depth limit."""
 
 
-def plan_power_products(max_items: int, max_total: int) -> IntArray:
+def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
     """Return the sequence of max-plus products that computes M_(max_items) from M_1.
 
     Args:
@@ -72,34 +72,34 @@ def plan_power_products(max_items: int, max_total: int) -> IntArray:
 
 
 @inner_kernel
-def update_maximum(result: Worths, value: float, values: Worths) -> None:
+def update_elementwise_maximum(result: Worths, offset: float, values: Worths) -> None:
     """Compute result = max(result, value + values) elementwise. `values` may be longer than `result`."""
     for position in range(result.size):
-        result[position] = max(result[position], value + values[position])
+        result[position] = max(result[position], offset + values[position])
 
 
 @inner_kernel
-def _update_maximum_of_four(
-    result: Worths, values: Worths, first: float, second: float, third: float, fourth: float
+def _update_elementwise_maximum_of_four(
+    result: Worths, values: Worths, offset_3: float, offset_2: float, offset_1: float, offset_0: float
 ) -> None:
     """Compute the maximum of result[t], first + values[t + 3], second + values[t + 2], third + values[t + 1], fourth +
     values[t].
     """
     for position in range(result.size):
-        best = max(result[position], first + values[position + 3])
-        best = max(best, second + values[position + 2])
-        best = max(best, third + values[position + 1])
-        result[position] = max(best, fourth + values[position])
+        best = max(result[position], offset_3 + values[position + 3])
+        best = max(best, offset_2 + values[position + 2])
+        best = max(best, offset_1 + values[position + 1])
+        result[position] = max(best, offset_0 + values[position])
 
 
 @borrowing_kernel
-def _max_plus_multiply(left: Worths, right: Worths, min_rest: int, result: Worths) -> None:
-    """Compute result[t] = max over a of left[a] + right[t - a], for all a with t - a >= min_rest * a.
+def _multiply_max_plus(left: Worths, right: Worths, is_square: int, result: Worths) -> None:
+    """Compute the max-plus product result[t] = max over a of left[a] + right[t - a].
 
-    `min_rest` is 0, or 1 if both factors are the same. In that case a is the smaller part of the total. Four values of a are
-    handled at a time, which saves memory accesses.
+    `is_square` is 1 if both factors are the same, and otherwise 0. In a square, only the smaller part of each total is tried
+    as a. Four values of a are handled at a time, which saves memory accesses.
     """
-    size, step = left.size, 1 + min_rest
+    size, step = left.size, 1 + is_square
     for total in range(size):
         result[total] = left[0] + right[total]
     for part in range(1, (size - 1) // step + 1, 4):
@@ -109,11 +109,13 @@ def _max_plus_multiply(left: Worths, right: Worths, min_rest: int, result: Worth
                 result[total] = max(result[total], left[one] + right[total - one])
         if start < size:
             rest = right[start - part - 3 : size - part]
-            _update_maximum_of_four(result[start:], rest, left[part], left[part + 1], left[part + 2], left[part + 3])
+            _update_elementwise_maximum_of_four(
+                result[start:], rest, left[part], left[part + 1], left[part + 2], left[part + 3]
+            )
 
 
 @borrowing_kernel
-def max_plus_closure(values: Worths, items: IntArray, result: Worths) -> None:
+def compute_max_plus_closure(values: Worths, items: IntArray, result: Worths) -> None:
     """Compute result[t] = the best worth of any number of items that add up to t.
 
     Items are handled one by one, in runs of the item's length, because within a run an entry depends only on entries before
@@ -135,14 +137,14 @@ def max_plus_closure(values: Worths, items: IntArray, result: Worths) -> None:
             continue
         for start in range(item, size, item):
             stop = min(start + item, size)
-            update_maximum(result[start:stop], values[item], result[start - item : stop - item])
+            update_elementwise_maximum(result[start:stop], values[item], result[start - item : stop - item])
 
 
-def fill_power_table(chain: IntArray, table: Worths, lengths: IntArray) -> Worths:
+def fill_max_plus_power_table(chain: IntArray, table: Worths, lengths: IntArray) -> Worths:
     """Fill a table of max-plus powers from the prices in its first row, and return its last row.
 
     Args:
-        chain: the products to compute, from `plan_power_products`.
+        chain: the products to compute, from `plan_max_plus_products`.
         table: float64 or int64 [products + 1, s + 1]; table[0, 0] must be 0.
         lengths: int64 [s], the lengths 1 .. s.
     """
@@ -154,22 +156,22 @@ def fill_power_table(chain: IntArray, table: Worths, lengths: IntArray) -> Worth
                 result[total] = MINUS_INFINITY
             result[0] = 0
         elif left == CLOSURE:
-            max_plus_closure(table[0], lengths, result)
+            compute_max_plus_closure(table[0], lengths, result)
         else:
-            _max_plus_multiply(table[left], table[right], 1 if left == right else 0, result)
+            _multiply_max_plus(table[left], table[right], 1 if left == right else 0, result)
     last: Worths = table[chain.shape[0]]
     return last
 
 
-compiled_fill_power_table = inlined_kernel(fill_power_table)
-"""`fill_power_table` for use in kernels."""
+compiled_fill_max_plus_power_table = inlined_kernel(fill_max_plus_power_table)
+"""`fill_max_plus_power_table` for use in kernels."""
 
 
 LARGEST_EXACT = 2.0**53
 """Integers below this are exact as floating-point numbers."""
 
 
-def best_pack_worth(prices: Worths, depth: int) -> int | float:
+def compute_best_pack_worth(prices: Worths, depth: int) -> int | float:
     """Return the most that a pack of at most `depth` sequences and L tokens can be worth.
 
     Integer prices are added as floating-point numbers, because those kernels are compiled anyway. No intermediate sum
@@ -179,23 +181,23 @@ def best_pack_worth(prices: Worths, depth: int) -> int | float:
         prices: [L], the prices of lengths 1 .. L, which must not fall with length.
         depth: the most sequences per pack.
     """
-    worth = _max_plus_power_worth(prices.astype(np.float64), depth)
+    worth = _compute_max_plus_power_worth(prices.astype(np.float64), depth)
     if np.issubdtype(prices.dtype, np.floating):
         return worth
-    return int(worth if worth < LARGEST_EXACT else _max_plus_power_worth(prices, depth))
+    return int(worth if worth < LARGEST_EXACT else _compute_max_plus_power_worth(prices, depth))
 
 
-def _max_plus_power_worth(prices: Worths, depth: int) -> int | float:
+def _compute_max_plus_power_worth(prices: Worths, depth: int) -> int | float:
     """Return the last element of the max-plus power of the prices."""
-    chain = plan_power_products(depth, len(prices))
+    chain = plan_max_plus_products(depth, len(prices))
     table = np.zeros((len(chain) + 1, len(prices) + 1), dtype=prices.dtype)
     table[0, 1:] = prices
-    result: int | float = fill_power_table(chain, table, np.arange(1, len(prices) + 1))[-1].item()
+    result: int | float = fill_max_plus_power_table(chain, table, np.arange(1, len(prices) + 1))[-1].item()
     return result
 
 
 @inner_kernel
-def _find_split(left: Worths, right: Worths, total: int, value: float) -> int:
+def _find_best_split(left: Worths, right: Worths, total: int, value: float) -> int:
     """Return the smallest part for which left[part] + right[total - part] reaches `value`."""
     for part in range(total + 1):
         if left[part] + right[total - part] >= value:
@@ -234,7 +236,7 @@ def trace_best_lengths(chain: IntArray, table: Worths, total: int, lengths: IntA
             size += 1
             continue
         first = 1 if left == row else 0
-        part = first + _find_split(table[left, first:], table[right], rest - first, worth)
+        part = first + _find_best_split(table[left, first:], table[right], rest - first, worth)
         pending[waiting], pending[waiting + 1] = left, part
         pending[waiting + 2], pending[waiting + 3] = right, rest - part
         waiting += 4
@@ -292,15 +294,15 @@ class EnumeratedPricer:
         self._copies = copies
         self._worth = np.zeros(len(copies))
 
-    def best_pack_worths(self, prices: FloatArray) -> FloatArray:
+    def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
         """For each length, return the worth of the best pack that contains it. Both arrays are float64 [rows]."""
         self.work.spend(2 * self._copies.size)
         self._worth = self._copies @ prices
         worth: FloatArray = np.max(np.where(self._copies > 0, self._worth[:, None], 0.0), axis=0)
         return worth
 
-    def improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the best strategies that the last call of `best_pack_worths` found, for some of the lengths.
+    def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
+        """Return the best strategies that the last call of `compute_best_pack_worths` found, for some of the lengths.
 
         Args:
             rows: int64, the indices of these lengths.

@@ -21,7 +21,7 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, join_with_and
 from gaudi_bert.packing.algorithms import pack_histogram, resolve_depth
-from gaudi_bert.packing.certificate import simple_certificate, threshold_certificate
+from gaudi_bert.packing.certificate import certify_threshold_bound, certify_token_or_count_bound
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.strategies import Packing
 
@@ -187,7 +187,7 @@ class _RowPlanner:
         """Return a lower bound on the number of rows of an interval."""
         if (above, length) not in self._bounds:
             part, depth = self._counts_between(above, length), resolve_depth(self._depth, length)
-            proofs = simple_certificate(part, depth), threshold_certificate(part, depth)
+            proofs = certify_token_or_count_bound(part, depth), certify_threshold_bound(part, depth)
             self._bounds[above, length] = max(proof.bound for proof in proofs)
         return self._bounds[above, length]
 

@@ -5,7 +5,7 @@ each strategy (paper F.3). In this package they are exact: every sequence of the
 without a sequence. The NNLS algorithms first produce surplus slots for short lengths ("padding sequences");
 `drop_surplus_slots` removes them, which turns their tokens into padding.
 
-`check_strategy_counts` verifies that strategy counts are a packing, and `Packing` calls it on creation.
+`check_packing` verifies that strategy counts are a packing, and `Packing` calls it on creation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def count_slots(strategy_counts: Mapping[Strategy, int], max_sequence_length: in
     return np.asarray(slots[1:], dtype=np.int64)
 
 
-def check_strategy_counts(
+def check_packing(
     strategy_counts: Mapping[Strategy, int], histogram: Histogram, depth: int, masked_slots: int | None = None
 ) -> None:
     """Check, in exact integers, that strategy counts are a packing of a histogram.
@@ -88,8 +88,8 @@ def check_strategy_counts(
             problem = f"contains {len(strategy)} sequences, more than the depth {depth}"
         elif sum(strategy) > histogram.max_sequence_length:
             problem = f"contains {sum(strategy)} tokens, more than {histogram.max_sequence_length}"
-        elif masked_slots is not None and sum(map(histogram.max_masked_at, strategy)) > masked_slots:
-            masked = sum(map(histogram.max_masked_at, strategy))
+        elif masked_slots is not None and sum(map(histogram.max_masked_positions, strategy)) > masked_slots:
+            masked = sum(map(histogram.max_masked_positions, strategy))
             problem = f"may contain {masked} masked positions, more than the {masked_slots} slots"
         if problem is not None:
             raise FailedError(f"strategy {strategy} {problem}; this is a defect of the packing algorithm")
@@ -101,7 +101,7 @@ def check_strategy_counts(
 
 
 def drop_surplus_slots(
-    strategy_counts: Mapping[Strategy, int], counts: IntArray, *, whole_packs: bool = True
+    strategy_counts: Mapping[Strategy, int], length_counts: IntArray, *, drop_whole_packs: bool = True
 ) -> StrategyCounts:
     """Remove the slots that no sequence fills, so that the slots of each length equal its sequences.
 
@@ -110,24 +110,24 @@ def drop_surplus_slots(
 
     Args:
         strategy_counts: strategy counts with at least as many slots of each length as there are sequences.
-        counts: int64 [L], the number of sequences of length 1 .. L.
-        whole_packs: whether to drop whole packs first. The published algorithms drop single slots only.
+        length_counts: int64 [L], the number of sequences of length 1 .. L.
+        drop_whole_packs: whether to drop whole packs first. The published algorithms drop single slots only.
     """
-    surplus = count_slots(strategy_counts, len(counts)) - counts
+    surplus = count_slots(strategy_counts, len(length_counts)) - length_counts
     surplus_of_length = {length: int(surplus[length - 1]) for length in (np.flatnonzero(surplus) + 1).tolist()}
     result = sort_strategies(strategy_counts)
-    if whole_packs:
-        result = _drop_whole_packs(result, surplus_of_length)
-    strategies_with: defaultdict[int, set[Strategy]] = defaultdict(set)
+    if drop_whole_packs:
+        result = _drop_surplus_packs(result, surplus_of_length)
+    strategies_by_length: defaultdict[int, set[Strategy]] = defaultdict(set)
     for strategy in result:
         for length in strategy:
-            strategies_with[length].add(strategy)
+            strategies_by_length[length].add(strategy)
     for length in sorted(surplus_of_length, reverse=True):
-        _drop_slots(result, strategies_with, length, surplus_of_length[length])
+        _drop_slots_of_length(result, strategies_by_length, length, surplus_of_length[length])
     return sort_strategies({strategy: count for strategy, count in result.items() if strategy and count})
 
 
-def _drop_whole_packs(strategy_counts: StrategyCounts, surplus_of_length: dict[int, int]) -> StrategyCounts:
+def _drop_surplus_packs(strategy_counts: StrategyCounts, surplus_of_length: dict[int, int]) -> StrategyCounts:
     """Drop packs that consist of surplus slots only, longest strategies first, and reduce `surplus_of_length`
     accordingly.
     """
@@ -143,11 +143,11 @@ def _drop_whole_packs(strategy_counts: StrategyCounts, surplus_of_length: dict[i
     return result
 
 
-def _drop_slots(
-    strategy_counts: StrategyCounts, strategies_with: defaultdict[int, set[Strategy]], length: int, surplus: int
+def _drop_slots_of_length(
+    strategy_counts: StrategyCounts, strategies_by_length: defaultdict[int, set[Strategy]], length: int, surplus: int
 ) -> None:
     """Remove `surplus` slots of one length from the strategies that contain it, one slot per pack at a time."""
-    waiting = sorted(strategies_with[length], reverse=True) if surplus else []
+    waiting = sorted(strategies_by_length[length], reverse=True) if surplus else []
     while surplus:
         strategy = waiting.pop()
         taken = min(surplus, strategy_counts[strategy])
@@ -159,7 +159,7 @@ def _drop_slots(
         shorter = strategy[:position] + strategy[position + 1 :]
         strategy_counts[shorter] = strategy_counts.get(shorter, 0) + taken
         for held in shorter:
-            strategies_with[held].add(shorter)
+            strategies_by_length[held].add(shorter)
         if length in shorter:
             waiting.insert(0, shorter)
 
@@ -170,7 +170,7 @@ _Share = list[int]
 """[length of the sequence (0 for no sequence), number of slots]"""
 
 
-def fill_slots(strategy_counts: Mapping[Strategy, int], counts: IntArray) -> StrategyCounts:
+def fill_planned_slots(strategy_counts: Mapping[Strategy, int], length_counts: IntArray) -> StrategyCounts:
     """Put the sequences of a histogram into the slots of planned packs, and return how many packs then use each strategy.
 
     From the longest length to the shortest, a sequence takes a slot of its own length or, if there is none, the shortest
@@ -179,9 +179,9 @@ def fill_slots(strategy_counts: Mapping[Strategy, int], counts: IntArray) -> Str
     Args:
         strategy_counts: the planned packs. For each length, there must be at least as many slots of this length or more as
             there are such sequences.
-        counts: int64 [L], the number of sequences of length 1 .. L.
+        length_counts: int64 [L], the number of sequences of length 1 .. L.
     """
-    shares = _assign_slots(count_slots(strategy_counts, len(counts)), counts)
+    shares = _distribute_sequences_over_slots(count_slots(strategy_counts, len(length_counts)), length_counts)
     result: StrategyCounts = {}
     for strategy, count in sort_strategies(strategy_counts).items():
         remaining, copies = count, Counter(strategy)
@@ -195,12 +195,12 @@ def fill_slots(strategy_counts: Mapping[Strategy, int], counts: IntArray) -> Str
     return sort_strategies(result)
 
 
-def _assign_slots(slots: IntArray, counts: IntArray) -> dict[int, list[_Share]]:
+def _distribute_sequences_over_slots(slots: IntArray, length_counts: IntArray) -> dict[int, list[_Share]]:
     """For each slot length, return which sequences fill its slots. The last share of a list is used first."""
     shares: dict[int, list[_Share]] = {}
     free: list[_Share] = []  # [slot length, number of slots], the shortest last
-    for length in (np.flatnonzero((slots > 0) | (counts > 0))[::-1] + 1).tolist():
-        own, waiting = int(slots[length - 1]), int(counts[length - 1])
+    for length in (np.flatnonzero((slots > 0) | (length_counts > 0))[::-1] + 1).tolist():
+        own, waiting = int(slots[length - 1]), int(length_counts[length - 1])
         shares[length] = [[length, min(own, waiting)]] if min(own, waiting) else []
         if own > waiting:
             free.append([length, own - waiting])
@@ -232,13 +232,20 @@ def _take_sequences(shares: dict[int, list[_Share]], strategy: Strategy, count: 
 # --- strategy counts as arrays: the lengths of all packs one after the other, and where each pack begins
 
 
-def flatten_packs(strategy_counts: Mapping[Strategy, int]) -> tuple[IntArray, IntArray]:
-    """Return all packs as two arrays.
+class FlatPacks(NamedTuple):
+    """Packs as two arrays.
 
-    Returns:
-        The length of each sequence, pack by pack, int64 [sequences], and the position at which each pack begins, int64
-            [packs + 1].
+    Attributes:
+        lengths: The length of each sequence, pack by pack, int64 [sequences].
+        starts: The position in `lengths` at which each pack begins, and the end of the last pack, int64 [packs + 1].
     """
+
+    lengths: IntArray
+    starts: IntArray
+
+
+def flatten_packs(strategy_counts: Mapping[Strategy, int]) -> FlatPacks:
+    """Return all packs that strategy counts describe, one after the other, as two arrays."""
     sizes = np.fromiter(map(len, strategy_counts), dtype=np.int64, count=len(strategy_counts))
     flat = np.fromiter(chain.from_iterable(strategy_counts), dtype=np.int64, count=int(sizes.sum()))
     packs = np.repeat(
@@ -246,7 +253,7 @@ def flatten_packs(strategy_counts: Mapping[Strategy, int]) -> tuple[IntArray, In
     )
     starts = np.concatenate(([0], np.cumsum(sizes[packs])))
     from_strategy = (np.cumsum(sizes) - sizes)[packs] - starts[:-1]
-    return flat[np.arange(starts[-1]) + np.repeat(from_strategy, sizes[packs])], starts
+    return FlatPacks(flat[np.arange(starts[-1]) + np.repeat(from_strategy, sizes[packs])], starts)
 
 
 def count_strategies(lengths: Int32Array | IntArray, starts: IntArray) -> StrategyCounts:
@@ -289,7 +296,7 @@ class Packing(PackingMetrics):
     masked_slots_needed: int | None = None  # the masked positions that the fullest strategy may contain
 
     def __post_init__(self) -> None:
-        check_strategy_counts(self.strategy_counts, self.histogram, self.depth, self.masked_slots)
+        check_packing(self.strategy_counts, self.histogram, self.depth, self.masked_slots)
         if self.packs < self.lower_bound:
             raise FailedError(f"{self.packs} packs are fewer than the bound {self.lower_bound}; the bound is wrong")
 
@@ -340,7 +347,7 @@ OPERATIONS_PER_STRATEGY, OPERATIONS_PER_LISTED = 4000, 100
 class WorkBudget:
     """A number of operations that may be spent, infinite by default.
 
-    What is spent from a part (`take_fraction`, `limit_to`) is spent from the whole budget as well.
+    What is spent from a part (`take_fraction`, `take_at_most`) is spent from the whole budget as well.
 
     Args:
         operations: the limit.
@@ -379,12 +386,12 @@ class WorkBudget:
         """Return a budget of this fraction (0 to 1) of the remaining operations, for one phase of the work."""
         return WorkBudget(max(self.remaining, 0.0) * fraction, self)
 
-    def limit_to(self, max_operations: float) -> WorkBudget:
+    def take_at_most(self, max_operations: float) -> WorkBudget:
         """Return a budget of at most this many of the remaining operations."""
         return WorkBudget(min(max_operations, max(self.remaining, 0.0)), self)
 
 
-def estimate_limit(max_sequence_length: int) -> WorkBudget | None:
+def shared_estimate_budget(max_sequence_length: int) -> WorkBudget | None:
     """Return the budget that all rows of an estimate share, or None if each row has its algorithm's default budget."""
     operations = next(operations for longest, operations in ESTIMATE_WORK if max_sequence_length <= longest)
     return None if operations == float("inf") else WorkBudget(operations)

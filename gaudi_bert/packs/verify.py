@@ -35,7 +35,7 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_file
-from gaudi_bert.packing.certificate import simple_certificate
+from gaudi_bert.packing.certificate import certify_token_or_count_bound
 
 _Metadata = TypeVar("_Metadata", bound=PackedMetadata)
 _Manifest = TypeVar("_Manifest", bound=GroupManifest)
@@ -357,12 +357,12 @@ def prove_group_lower_bound(folder: PackedFolder[Any, Any], counts: Sequence[int
         packs: the packs of the group.
     """
     depth = folder.metadata.depth or len(counts)
-    simple = simple_certificate(np.array(counts, np.int64), depth).bound
+    simple = certify_token_or_count_bound(np.array(counts, np.int64), depth).bound
     if (packs - simple) * len(folder.group_numbers) <= folder.metadata.gap:
         return simple
-    from gaudi_bert.packing.exact.bounds import prove_bound  # slow to load, and rarely needed here
+    from gaudi_bert.packing.exact.bounds import prove_lower_bound  # slow to load, and rarely needed here
 
-    return max(simple, prove_bound(np.array(counts, np.int64), depth).bound)
+    return max(simple, prove_lower_bound(np.array(counts, np.int64), depth).bound)
 
 
 def check_lower_bound(
@@ -383,15 +383,15 @@ def check_lower_bound(
     Raises:
         FailedError: the bound exceeds what can be proven, or the number of packs.
     """
-    proven = sum(simple_certificate(counts, depth).bound for counts in counts_by_group())
+    proven = sum(certify_token_or_count_bound(counts, depth).bound for counts in counts_by_group())
     if claimed_bound <= min(proven, packs):
         return
     # The solvers are slow to import and rarely needed here.
     from gaudi_bert.packing.algorithms import pack_histogram
-    from gaudi_bert.packing.exact.bounds import prove_bound
+    from gaudi_bert.packing.exact.bounds import prove_lower_bound
     from gaudi_bert.packing.histogram import Histogram
 
-    proven = sum(prove_bound(counts, depth).bound for counts in counts_by_group())
+    proven = sum(prove_lower_bound(counts, depth).bound for counts in counts_by_group())
     if proven < claimed_bound <= packs:
         # A plan may carry a better proof than the quick one, so run the full algorithm before rejecting the bound.
         proven = sum(

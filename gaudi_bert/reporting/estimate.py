@@ -34,12 +34,12 @@ from gaudi_bert.packing.estimate import (
     LengthEstimate,
     UnpaddingEstimate,
     compare_with_unpadding,
+    estimate_longer_packs,
     estimate_packing,
-    estimate_row_lengths,
 )
-from gaudi_bert.packing.exact.bounds import prove_bound
+from gaudi_bert.packing.exact.bounds import prove_lower_bound
 from gaudi_bert.packing.histogram import MAX_ROW_LENGTH, Histogram, count_lengths, resize_histogram
-from gaudi_bert.packing.strategies import estimate_limit
+from gaudi_bert.packing.strategies import shared_estimate_budget
 from gaudi_bert.packs.plan import build_histogram
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.tables.groups import count_row_tokens
@@ -133,7 +133,7 @@ def estimate(
         tokens=histogram.tokens,
         token_bound=histogram.token_bound,
         rows=rows,
-        length_scan=estimate_row_lengths(histogram, requested[-1]),
+        length_scan=estimate_longer_packs(histogram, requested[-1]),
         unpadding=compare_with_unpadding(histogram, factor),
     )
     if picture is None:
@@ -172,12 +172,12 @@ def _estimate_packings(
     jobs = [(name, depth) for name in algorithms for depth in ([WITHOUT_DEPTH[name]] if name in WITHOUT_DEPTH else depths)]
     limits = sorted({number(depth) for _, depth in jobs})
     rows: list[Estimate] = []
-    work = estimate_limit(histogram.max_sequence_length)
+    work = shared_estimate_budget(histogram.max_sequence_length)
     with reporter.task("estimate", len(limits) + len(jobs), "packings") as task:
         bounds = {}
         for limit in limits:
             share = work and work.take_fraction(1 / (len(limits) + len(jobs)))
-            bounds[limit] = prove_bound(histogram.counts, limit, share).bound
+            bounds[limit] = prove_lower_bound(histogram.counts, limit, share).bound
             task.advance()
         tiny = Histogram(16, np.arange(1, 17))
         for name in algorithms:  # compile all kernels first, because otherwise the times would include the compilation

@@ -31,7 +31,7 @@ from gaudi_bert.common.progress import Task, format_bytes, format_count
 from gaudi_bert.common.sampling import sample_packs
 from gaudi_bert.common.threads import choose_worker_count, map_in_threads
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
+from gaudi_bert.packing.certificate import Certificate, check_certificate, certify_token_or_count_bound
 from gaudi_bert.packs.plan import plan_packs
 from gaudi_bert.packs.write import GroupInputs, PackingJob, write_packs
 from gaudi_bert.tfrecords.files import RecordInputs, open_inputs, records_folder
@@ -319,7 +319,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         """
         plan, group = self.plan, self.plan.groups[number]
         counts = _count_planned_sequences(group, plan.max_sequence_length)
-        claimed = simple_certificate(counts, plan.depth)
+        claimed = certify_token_or_count_bound(counts, plan.depth)
         if group.bound_prices is not None and claimed.bound < group.lower_bound:
             claimed = Certificate(np.array(group.bound_prices, np.int64), plan.depth, group.lower_bound)
         try:

@@ -75,19 +75,19 @@ def test_quiet_is_taken_before_and_after_the_command(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["run", DEMO, "--on", "mars"], "local, docker, kubernetes"),
-        (["run", DEMO, "--on", "kubernetes"], "no cluster: "),
+        (["run", DEMO, "--on", "kubernetes"], "does not run in a cluster: "),
         (["run", DEMO, "--on", "kubernetes", "--overwrite"], "gaudi-bert k8s delete PIPELINE --data"),
         *(
             (["run", DEMO, "--on", "kubernetes", *option], "resources.data_workers and resources.data_processes instead")
             for option in (["--shard", "0/2"], ["--finish"], ["--workers", "2"])
         ),
-        (["run", DEMO, "--shard", "0/2", "--stages", "train"], "--shard: give one stage that can be shared out"),
-        (["run", DEMO, "--finish", "--stages", "plan"], "--finish: give one stage that has a step to finish it"),
+        (["run", DEMO, "--shard", "0/2", "--stages", "train"], "--shard: requires one stage that several machines"),
+        (["run", DEMO, "--finish", "--stages", "plan"], "--finish: requires one stage whose parts must be combined"),
         (["run", DEMO, "--finish", "--overwrite", "--stages", "verify"], "--finish cannot be combined with --overwrite"),
         (["run", DEMO, "--finish", "--shard", "0/2", "--stages", "write"], "cannot be combined with"),
         (["wait", DEMO, "--for", "packing"], "--for packing: unknown stage"),
-        (["k8s", "status", DEMO], "no cluster: "),
-        (["doctor", "--cluster"], "no cluster: "),
+        (["k8s", "status", DEMO], "does not run in a cluster: "),
+        (["doctor", "--cluster"], "does not run in a cluster: "),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -116,7 +116,7 @@ def test_render_replaces_manifests_only_with_overwrite(how: str, tmp_path: Path)
     else:
         command += ["--set", "images.data=mine"]
     before = manifest.read_text()
-    assert ".yaml: differs from what --render would write" in refusal(*command)
+    assert ".yaml: the file differs from the manifest that --render would write" in refusal(*command)
     assert manifest.read_text() == before
     succeed(*command, "--overwrite")
     assert ("image: mine" in manifest.read_text()) if how != "edited by hand" else manifest.read_text() == rendered

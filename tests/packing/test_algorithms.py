@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.packing import algorithms, heuristics
 from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram, run_algorithm
-from gaudi_bert.packing.certificate import check_certificate, simple_certificate
+from gaudi_bert.packing.certificate import certify_token_or_count_bound, check_certificate
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.nnls import iterative_residual_weights
 from gaudi_bert.packing.nnls_solver import solve_nnls
@@ -99,7 +99,7 @@ def test_masked_slots() -> None:
 )
 def test_a_wrong_result_is_never_returned(packs: int, bound: int, strategy_counts: dict, message: str) -> None:
     histogram = Histogram(4, [0, 2, 0, 0])
-    certificate = simple_certificate(histogram.counts, 2)
+    certificate = certify_token_or_count_bound(histogram.counts, 2)
     with pytest.raises(FailedError, match=message):
         Packing(2, packs, 4, 4 * packs, bound, histogram, 2, "x", "x", strategy_counts, certificate)
 

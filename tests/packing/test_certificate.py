@@ -12,10 +12,10 @@ from gaudi_bert.packing import certificate
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import (
     Certificate,
+    certify_threshold_bound,
+    certify_token_or_count_bound,
     check_certificate,
-    simple_certificate,
-    threshold_certificate,
-    worth_limit_by_longest,
+    limit_pack_worth_by_longest_sequence,
 )
 from gaudi_bert.packing.histogram import Histogram
 from tests.builders.histograms import small_histograms
@@ -34,7 +34,7 @@ def test_a_false_certificate_is_refused() -> None:
 @given(small_histograms(9, 2), st.integers(1, 9))
 @examples(80)
 def test_thresholds_prove_what_their_prices_do(histogram: Histogram, depth: int) -> None:
-    proof = threshold_certificate(histogram.counts, min(depth, histogram.max_sequence_length))
+    proof = certify_threshold_bound(histogram.counts, min(depth, histogram.max_sequence_length))
     assert proof.bound <= naive.fewest_packs(tuple(histogram.counts.tolist()), depth)
     assert check_certificate(proof, histogram.counts) == proof.bound
     with pytest.MonkeyPatch.context() as patch:  # as those of packs too long for an exact proof
@@ -45,7 +45,7 @@ def test_thresholds_prove_what_their_prices_do(histogram: Histogram, depth: int)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=17), st.integers(1, 18), st.sampled_from([0, 2**22]))
 @examples(80)
 def test_limits_of_worth_hold(prices: list[int], depth: int, listed: int) -> None:
-    best = naive.best_pack_worth(prices, depth)
+    best = naive.compute_best_pack_worth(prices, depth)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certificate, "MAX_EXACT_LENGTH", 0)
         patch.setattr(certificate, "MAX_LISTED", listed)
@@ -62,7 +62,7 @@ def test_many_sequences_of_a_full_pack(depth: int) -> None:
     counts = np.bincount(lengths, minlength=4097)[1:]
     packing = pack_histogram(Histogram(4096, counts), "optimal", depth)
     assert packing.gap <= 0.001 * packing.lower_bound
-    assert simple_certificate(counts, depth).bound < 0.99 * packing.lower_bound
+    assert certify_token_or_count_bound(counts, depth).bound < 0.99 * packing.lower_bound
 
 
 @given(st.dictionaries(st.integers(1, 17), st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 6))
@@ -72,5 +72,5 @@ def test_no_pack_is_worth_more_than_its_longest_and_the_most_of_others(price_of:
     prices = np.maximum.accumulate([price_of[length] for length in lengths.tolist()])
     worth_of = dict(zip(lengths.tolist(), prices.tolist(), strict=True))
     packs = [pack for pack in naive.strategies(17, depth, full=False) if worth_of.keys() >= set(pack)]
-    limit = worth_limit_by_longest(prices, lengths, 17, depth)
+    limit = limit_pack_worth_by_longest_sequence(prices, lengths, 17, depth)
     assert max(sum(map(worth_of.__getitem__, pack)) for pack in packs) <= limit <= depth * prices[-1]

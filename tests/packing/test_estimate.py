@@ -9,8 +9,8 @@ from gaudi_bert.packing.estimate import (
     ESTIMATE_ALGORITHMS,
     _ideal_unpadding_speedup,
     compare_with_unpadding,
+    estimate_longer_packs,
     estimate_packing,
-    estimate_row_lengths,
 )
 from gaudi_bert.packing.histogram import Histogram
 from tests.builders.agree import agree
@@ -27,7 +27,7 @@ def test_every_algorithm_packs_a_small_histogram() -> None:
 def test_longer_packs_for_the_same_sequences() -> None:
     # The paper's point in small: 2/3-full rows pack badly at their own length and perfectly at the right longer one.
     histogram = Histogram(27, [0] * 17 + [900] + [0] * 9)
-    rows = {row.max_sequence_length: row for row in estimate_row_lengths(histogram, "max")}
+    rows = {row.max_sequence_length: row for row in estimate_longer_packs(histogram, "max")}
     assert list(rows) == [27, 30, 34, 36, 40, 54]
     own, longer = rows[27], rows[36]
     assert (own.packs, longer.packs) == (900, 450)

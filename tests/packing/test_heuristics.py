@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.arrays import permutation
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.packing.exact.optimal import solve_optimally
+from gaudi_bert.packing.exact.optimal import pack_optimally
 from gaudi_bert.packing.heuristics import (
     count_greedy_packs,
     count_sorted_tokens,
@@ -19,7 +19,7 @@ from gaudi_bert.packing.heuristics import (
     pack_shortest_first,
 )
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.strategies import check_strategy_counts, count_packs
+from gaudi_bert.packing.strategies import check_packing, count_packs
 from tests.builders.agree import agree
 from tests.builders.histograms import NAMES, depth_number, expected, published, small_histograms
 from tests.builders.properties import examples
@@ -35,7 +35,7 @@ def test_every_published_integer(algorithm: str, name: str) -> None:
     for depth, row in expected()[algorithm][name].items():
         number = depth_number(depth, histogram)
         strategy_counts = HEURISTICS[algorithm](histogram.counts, number)
-        check_strategy_counts(strategy_counts, histogram, number)
+        check_packing(strategy_counts, histogram, number)
         packs = count_packs(strategy_counts)
         padding = packs * histogram.max_sequence_length - histogram.tokens
         figures = (packs, len(strategy_counts), max(map(len, strategy_counts)), padding)
@@ -57,7 +57,7 @@ def test_equals_next_fit(histogram: Histogram, depth: int, separators: int, seed
     assert count_greedy_packs(histogram.counts, depth, seed=seed, separators=separators) == len(packs)
     if not separators:
         strategy_counts = pack_greedily(histogram.counts, depth, seed=seed)
-        check_strategy_counts(strategy_counts, histogram, depth)
+        check_packing(strategy_counts, histogram, depth)
         assert strategy_counts == {tuple(sorted(pack)): sum(sorted(one) == sorted(pack) for one in packs) for pack in packs}
 
 
@@ -85,5 +85,5 @@ def test_equals_sorting_and_cutting(histogram: Histogram, batch: int) -> None:
 def test_more_depth_can_mean_more_packs_for_a_heuristic_and_never_for_optimal() -> None:
     counts = np.array([1, 2, 3, 1, 2, 2, 3, 0, 2, 2, 1, 1, 0, 1, 0, 2, 0])
     assert [count_packs(pack_shortest_first(counts, depth)) for depth in (3, 4)] == [11, 12]
-    optimal = [count_packs(solve_optimally(counts, depth).strategy_counts) for depth in range(1, 8)]
+    optimal = [count_packs(pack_optimally(counts, depth).strategy_counts) for depth in range(1, 8)]
     assert optimal == sorted(optimal, reverse=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.exact import bounds, linear_program
-from gaudi_bert.packing.exact.optimal import _pack_optimally
+from gaudi_bert.packing.exact.optimal import _pack_by_linear_programs
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.strategies import count_packs
 from tests.builders.histograms import small_histograms
@@ -39,7 +39,7 @@ def test_plans_from_a_list_against_trying_everything(histogram: Histogram, depth
         patch.setattr(linear_program, "LONGEST_TABLE", 3)
         patch.setattr(linear_program, "MAX_EXACT_LENGTH", 3)
         patch.setattr(bounds, "LONGEST_TABLE", 3)
-        optimum = _pack_optimally(histogram.counts, depth)
+        optimum = _pack_by_linear_programs(histogram.counts, depth)
     fewest = naive.fewest_packs(tuple(histogram.counts.tolist()), depth)
     assert count_packs(optimum.strategy_counts) == fewest
     assert check_certificate(optimum.certificate, histogram.counts) == optimum.certificate.bound <= fewest

@@ -13,8 +13,13 @@ from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.exact import bounds, linear_program, optimal
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.long_packs import assign_to_slots, pack_subsample, rematch_halves, split_counts_into_bins
-from gaudi_bert.packing.strategies import WorkBudget, check_strategy_counts, count_packs
+from gaudi_bert.packing.long_packs import (
+    assign_sequences_to_slots,
+    pack_by_subsample,
+    rematch_pack_halves,
+    split_counts_into_bins,
+)
+from gaudi_bert.packing.strategies import WorkBudget, check_packing, count_packs
 from tests.builders.properties import examples
 from tests.oracles.packing import fewest_packs
 
@@ -28,22 +33,22 @@ def few_counts(generator: np.random.Generator, max_length: int) -> np.ndarray:
 def test_packs_are_packs_and_never_more(seed: int, max_length: int, depth: int) -> None:
     counts = few_counts(np.random.default_rng(seed), max_length)
     before = pack_longest_first(counts, depth)
-    after = rematch_halves(before, max_length, depth, 0, WorkBudget(1e6))
-    check_strategy_counts(after, Histogram(max_length, counts), depth)
+    after = rematch_pack_halves(before, max_length, depth, 0, WorkBudget(1e6))
+    check_packing(after, Histogram(max_length, counts), depth)
     assert count_packs(after) <= count_packs(before)
 
 
 def test_sequences_of_over_and_under_half_a_pack_find_their_partners() -> None:
-    assert rematch_halves({(47, 51): 1, (49,): 1, (53,): 1}, 100, 2, 0, WorkBudget(1e9)) == {(47, 53): 1, (49, 51): 1}
-    assert rematch_halves({(31,): 3, (69,): 3, (40, 60): 2}, 100, 2, 0, WorkBudget(1e9)) == {(31, 69): 3, (40, 60): 2}
+    assert rematch_pack_halves({(47, 51): 1, (49,): 1, (53,): 1}, 100, 2, 0, WorkBudget(1e9)) == {(47, 53): 1, (49, 51): 1}
+    assert rematch_pack_halves({(31,): 3, (69,): 3, (40, 60): 2}, 100, 2, 0, WorkBudget(1e9)) == {(31, 69): 3, (40, 60): 2}
 
 
 def test_it_stops_at_enough_packs_and_without_work() -> None:
     wasteful = {(31,): 4, (69,): 4}
-    assert count_packs(rematch_halves(wasteful, 100, 2, 8, WorkBudget(1e9))) == 8
-    assert count_packs(rematch_halves(wasteful, 100, 2, 4, WorkBudget(0))) == 8
-    assert rematch_halves(wasteful, 100, 2, 4, WorkBudget(1e9)) == {(31, 69): 4}
-    assert rematch_halves({}, 100, 2, 0, WorkBudget(1e9)) == {}
+    assert count_packs(rematch_pack_halves(wasteful, 100, 2, 8, WorkBudget(1e9))) == 8
+    assert count_packs(rematch_pack_halves(wasteful, 100, 2, 4, WorkBudget(0))) == 8
+    assert rematch_pack_halves(wasteful, 100, 2, 4, WorkBudget(1e9)) == {(31, 69): 4}
+    assert rematch_pack_halves({}, 100, 2, 0, WorkBudget(1e9)) == {}
 
 
 @pytest.mark.slow
@@ -55,8 +60,8 @@ def test_packs_are_packs_and_no_sequence_is_lost(seed: int, max_length: int, dep
     counts[int(generator.integers(0, max_length))] += 1
     bins = int(generator.integers(5, 20))
     coarse = pack_longest_first(split_counts_into_bins(counts, bins), depth)
-    strategy_counts, left = assign_to_slots(coarse, counts, bins, depth, WorkBudget(operations))
-    check_strategy_counts(strategy_counts, Histogram(max_length, counts - left), depth)
+    strategy_counts, left = assign_sequences_to_slots(coarse, counts, bins, depth, WorkBudget(operations))
+    check_packing(strategy_counts, Histogram(max_length, counts - left), depth)
     assert left.min() >= 0
 
 
@@ -70,7 +75,7 @@ def test_packs_are_packs_and_no_sequence_is_lost(seed: int, max_length: int, dep
 def test_excess_is_swapped_or_gets_a_new_pack(coarse: int, lengths: dict[int, int], packs: dict) -> None:
     counts = np.zeros(100, dtype=np.int64)
     counts[np.array(list(lengths)) - 1] = list(lengths.values())
-    strategy_counts, left = assign_to_slots({(5, 5): coarse}, counts, 10, 2, WorkBudget(1e9))
+    strategy_counts, left = assign_sequences_to_slots({(5, 5): coarse}, counts, 10, 2, WorkBudget(1e9))
     assert (strategy_counts, left.any()) == (packs, False)
 
 
@@ -84,8 +89,8 @@ def test_a_part_is_planned_for_all(seed: int, max_length: int, depth: int, plann
         parts.append(part)
         return pack_longest_first(part, depth)
 
-    strategy_counts = pack_subsample(counts, depth, pack, planned)
-    check_strategy_counts(strategy_counts, Histogram(max_length, counts), depth)
+    strategy_counts = pack_by_subsample(counts, depth, pack, planned)
+    check_packing(strategy_counts, Histogram(max_length, counts), depth)
     every = -(-counts.sum() // planned)
     assert parts[0].sum() == counts.sum() // every <= planned
     assert count_packs(strategy_counts) <= every * count_packs(pack_longest_first(parts[0], depth)) + every
@@ -147,7 +152,7 @@ def test_packs_of_a_million_tokens_are_bounded_and_packed_at_once() -> None:
     counts = np.zeros(1 << 20, np.int64)
     counts[[700_000, 900_000]] = 5
     for depth, bound in ((1 << 20, 8), (1, 10)):
-        simple = certificate.simple_certificate(counts, depth)
+        simple = certificate.certify_token_or_count_bound(counts, depth)
         assert check_certificate(simple, counts) == simple.bound == bound
     packing = pack_histogram(Histogram(1 << 20, [0] * (2**20 - 1) + [1]), "nnls", "max")
     assert (packing.packs, packing.lower_bound) == (1, 1)

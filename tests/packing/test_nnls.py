@@ -19,7 +19,7 @@ from gaudi_bert.packing.nnls import (
     pack_nnlshp,
 )
 from gaudi_bert.packing.nnls_solver import solve_nnls
-from gaudi_bert.packing.strategies import WorkBudget, check_strategy_counts, count_packs
+from gaudi_bert.packing.strategies import WorkBudget, check_packing, count_packs
 from tests.builders.agree import agree
 from tests.builders.histograms import expected, lognormal, published
 from tests.oracles.packing import strategies, strategy_matrix
@@ -34,7 +34,7 @@ def test_published_packs_and_residual(name: str) -> None:
         unweighted = solve_nnls(histogram.counts, np.ones(histogram.max_sequence_length), 3)
         agree(unweighted.objective, rows["rnorm_unweighted"], 1e-8)
     strategy_counts = pack_nnlshp(histogram.counts, 3)
-    check_strategy_counts(strategy_counts, histogram, 3)
+    check_packing(strategy_counts, histogram, 3)
     published_packs = rows["scipy-1.17.1"]["weighted"]["packs"]
     assert abs(count_packs(strategy_counts) - published_packs) <= rows["tolerance_packs"]
 
@@ -72,7 +72,7 @@ def test_solves_the_stated_problem(seed: int) -> None:
 def test_better_than_one_shot_where_padding_cannot_be_avoided() -> None:
     histogram = published("squad-384")
     strategy_counts = pack_ennlshp(histogram.counts, 3)
-    check_strategy_counts(strategy_counts, histogram, 3)
+    check_packing(strategy_counts, histogram, 3)
     assert count_packs(strategy_counts) < count_packs(pack_nnlshp(histogram.counts, 3)) - 300
 
 
@@ -87,7 +87,7 @@ CASES = [(name, int(depth)) for name in QUICK for depth in EXPECTED[name]]
 def test_published_number_of_packs(name: str, depth: int) -> None:
     counts = published(name).counts
     strategy_counts = _pack_iteratively(counts, depth, "complement")
-    check_strategy_counts(strategy_counts, Histogram(len(counts), counts), depth)
+    check_packing(strategy_counts, Histogram(len(counts), counts), depth)
     assert abs(count_packs(strategy_counts) - EXPECTED[name][str(depth)]["packs"]) <= 50
 
 
@@ -114,5 +114,5 @@ def test_the_least_squares_of_long_packs_cost_no_more_at_any_depth_than_a_little
     shallow, deep = WorkBudget(25e9), WorkBudget(25e9)
     _pack_iteratively(counts, 8, work=shallow)
     strategy_counts = _pack_iteratively(counts, 1283, work=deep)
-    check_strategy_counts(strategy_counts, Histogram(1283, counts), 1283)
+    check_packing(strategy_counts, Histogram(1283, counts), 1283)
     assert 0 < 25e9 - deep.remaining <= 25e9 - shallow.remaining

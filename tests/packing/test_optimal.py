@@ -13,12 +13,12 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing import certificate
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import check_certificate
-from gaudi_bert.packing.exact.bounds import prove_bound
-from gaudi_bert.packing.exact.optimal import NEAR_WORK, _pack_optimally, solve_optimally
+from gaudi_bert.packing.exact.bounds import prove_lower_bound
+from gaudi_bert.packing.exact.optimal import NEAR_WORK, _pack_by_linear_programs, pack_optimally
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.nnls import pack_by_nnls
-from gaudi_bert.packing.strategies import WorkBudget, check_strategy_counts, count_packs
+from gaudi_bert.packing.strategies import WorkBudget, check_packing, count_packs
 from tests.builders.effort import LONG, sampled
 from tests.builders.histograms import bin_packing, lognormal, perfect_triplets, published, scattered
 from tests.builders.properties import examples
@@ -41,18 +41,18 @@ SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in (("wikipedia-102
 
 def checked(counts: np.ndarray, depth: int) -> Any:
     """A plan that is a packing and whose prices prove the bound."""
-    return proven(_pack_optimally(counts, depth), counts, depth)
+    return proven(_pack_by_linear_programs(counts, depth), counts, depth)
 
 
 def proven(plan: Any, counts: np.ndarray, depth: int) -> Any:
-    check_strategy_counts(plan.strategy_counts, Histogram(len(counts), counts), depth)
+    check_packing(plan.strategy_counts, Histogram(len(counts), counts), depth)
     assert check_certificate(plan.certificate, counts) == plan.certificate.bound <= count_packs(plan.strategy_counts)
     return plan
 
 
 def solved(counts: np.ndarray, depth: int) -> tuple[int, int]:
     """Packs and bound, of all that `optimal` tries."""
-    plan = proven(solve_optimally(counts, depth), counts, depth)
+    plan = proven(pack_optimally(counts, depth), counts, depth)
     return count_packs(plan.strategy_counts), plan.certificate.bound
 
 
@@ -75,7 +75,7 @@ def test_small_ones_against_brute_force(counts: list[int], depth: int) -> None:
     fewest = naive.fewest_packs(tuple(counts), min(depth, len(counts)))
     packs, bound = solved(np.array(counts, dtype=np.int64), depth)
     assert bound <= fewest == packs
-    assert prove_bound(np.array(counts, dtype=np.int64), depth).bound <= fewest
+    assert prove_lower_bound(np.array(counts, dtype=np.int64), depth).bound <= fewest
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ ALLOWED = [0.0, 1e5, 3e6, 1e9]
 @pytest.mark.parametrize("depth", [3, 600])
 def test_optimal_stops_with_a_packing_and_its_bound(operations: float, depth: int) -> None:
     counts = perfect_triplets(600, 60)
-    optimum = proven(_pack_optimally(counts, depth, work=WorkBudget(operations)), counts, depth)
+    optimum = proven(_pack_by_linear_programs(counts, depth, work=WorkBudget(operations)), counts, depth)
     assert optimum.certificate.bound == 20
     assert count_packs(optimum.strategy_counts) <= count_packs(pack_longest_first(counts, depth))
 
@@ -104,7 +104,7 @@ def test_optimal_stops_with_a_packing_and_its_bound(operations: float, depth: in
 def effort_of(counts: np.ndarray, depth: int, effort: Any = "bounded") -> tuple[Any, float]:
     """The plan, and the operations that were counted."""
     work = WorkBudget()
-    return proven(solve_optimally(counts, depth, work, effort), counts, depth), work.spent
+    return proven(pack_optimally(counts, depth, work, effort), counts, depth), work.spent
 
 
 CLOSE = {
@@ -135,7 +135,7 @@ def test_effort_without_a_limit_goes_on() -> None:
 
 
 def test_very_many_sequences_make_no_more_strategies() -> None:
-    few, many = (_pack_optimally(lognormal(3000, 10**6) * factor, 4, work=WorkBudget(1e9)) for factor in (1, 10**5))
+    few, many = (_pack_by_linear_programs(lognormal(3000, 10**6) * factor, 4, work=WorkBudget(1e9)) for factor in (1, 10**5))
     assert len(many.strategy_counts) < 3 * len(few.strategy_counts)
     assert many.gap <= 0.01 * many.certificate.bound
 

@@ -20,7 +20,7 @@ def test_bounded_prices_are_those_of_all_packs(available: dict[int, int], depth:
     counts = np.array([available[length] for length in lengths.tolist()])
     prices = np.sort([random.random() for _ in lengths])
     pricer = BoundedPricer(lengths, 17, depth, counts, WorkBudget())
-    worth = pricer.best_pack_worths(prices)
+    worth = pricer.compute_best_pack_worths(prices)
     price_of = dict(zip(lengths.tolist(), prices.tolist(), strict=True))
     packs = [
         pack
@@ -32,6 +32,6 @@ def test_bounded_prices_are_those_of_all_packs(available: dict[int, int], depth:
     assert max_sequences_per_pack(lengths, counts, 17) == max(
         len(pack) for pack in naive.strategies(17, 17, full=False) if all(pack.count(i) <= available.get(i, 0) for i in pack)
     )
-    chosen = pricer.improving_strategies(np.arange(len(lengths)), prices, -1.0)
+    chosen = pricer.find_improving_strategies(np.arange(len(lengths)), prices, -1.0)
     agree(np.array([sum(map(price_of.get, pack)) for pack in chosen]), np.array(best), 1e-12, scale=1.0)
     assert all(pack in packs for pack in chosen)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from gaudi_bert.packing.exact.pricers import TablePricer
 from gaudi_bert.packing.pricing import (
     EnumeratedPricer,
-    best_pack_worth,
-    fill_power_table,
+    compute_best_pack_worth,
+    fill_max_plus_power_table,
     list_strategies,
-    plan_power_products,
+    plan_max_plus_products,
     trace_best_lengths,
 )
 from gaudi_bert.packing.strategies import WorkBudget
@@ -30,10 +30,10 @@ def test_a_list_prices_as_the_tables_do(lengths: set[int], depth: int, seed: int
     assert copies is not None
     assert list_strategies(np.array([1, 2, 3]), 10**6, 10**6) is None
     listed, table = EnumeratedPricer(rows, 31, copies, WorkBudget()), TablePricer(rows, 31, depth, WorkBudget())
-    agree(listed.best_pack_worths(prices), table.best_pack_worths(prices), 1e-12, scale=1.0)
+    agree(listed.compute_best_pack_worths(prices), table.compute_best_pack_worths(prices), 1e-12, scale=1.0)
     every = np.arange(len(rows))
     for pricer in (listed, table):
-        best = pricer.improving_strategies(every, prices, 0.0)
+        best = pricer.find_improving_strategies(every, prices, 0.0)
         assert all(sum(strategy) <= 31 and len(strategy) <= depth for strategy in best)
         assert {length for strategy in best for length in strategy} == lengths
 
@@ -42,10 +42,10 @@ def test_a_list_prices_as_the_tables_do(lengths: set[int], depth: int, seed: int
 @examples(60)
 def test_completions_and_their_items(max_total: int, max_items: int, seed: int) -> None:
     prices = np.concatenate(([0.0], np.random.default_rng(seed).integers(-5, 20, max_total).astype(float)))
-    chain = plan_power_products(max_items, max_total)
+    chain = plan_max_plus_products(max_items, max_total)
     table = np.zeros((len(chain) + 1, max_total + 1))
     table[0] = prices
-    completion = fill_power_table(chain, table, np.arange(1, max_total + 1))
+    completion = fill_max_plus_power_table(chain, table, np.arange(1, max_total + 1))
     best = dict.fromkeys(range(1, max_total + 1), -1e300) | {0: 0.0}
     if max_items:
         for total in range(1, max_total + 1):
@@ -67,4 +67,4 @@ def test_completions_and_their_items(max_total: int, max_items: int, seed: int) 
 @examples(60)
 def test_best_worth_of_integers(steps: list[int], depth: int) -> None:
     prices = np.cumsum(steps)
-    assert best_pack_worth(prices, depth) == naive.best_pack_worth(prices.tolist(), depth)
+    assert compute_best_pack_worth(prices, depth) == naive.compute_best_pack_worth(prices.tolist(), depth)

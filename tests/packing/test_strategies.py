@@ -12,12 +12,12 @@ from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.strategies import (
     WorkBudget,
-    check_strategy_counts,
+    check_packing,
     count_packs,
     count_slots,
     drop_surplus_slots,
-    estimate_limit,
-    fill_slots,
+    fill_planned_slots,
+    shared_estimate_budget,
     sort_strategies,
 )
 from tests.builders.properties import examples
@@ -41,7 +41,7 @@ PACKING = {(2, 5): 2, (2, 3): 1, (8,): 1}
 )
 def test_what_is_no_packing_is_found(change: dict, depth: int, masked_slots: int | None, message: str) -> None:
     with pytest.raises(FailedError, match=message):
-        check_strategy_counts({**PACKING, **change}, HISTOGRAM, depth, masked_slots)
+        check_packing({**PACKING, **change}, HISTOGRAM, depth, masked_slots)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_trimming_is_exact_and_never_adds_packs(data: st.DataObject) -> None:
     slots = count_slots(strategy_counts, capacity)
     counts = np.array([data.draw(st.integers(0, int(slot))) for slot in slots], dtype=np.int64)
     for whole_packs in (True, False):
-        trimmed = drop_surplus_slots(strategy_counts, counts, whole_packs=whole_packs)
+        trimmed = drop_surplus_slots(strategy_counts, counts, drop_whole_packs=whole_packs)
         assert count_slots(trimmed, capacity).tolist() == counts.tolist()
         assert count_packs(trimmed) <= count_packs(strategy_counts)
         assert all(strategy and count > 0 for strategy, count in trimmed.items())
@@ -84,8 +84,8 @@ def test_settled_slots_cover_exactly(seed: int, depth: int) -> None:
         shorter = int(rng.integers(0, length + 1))
         if shorter:
             counts[shorter - 1] += 1
-    settled = fill_slots(strategy_counts, counts)
-    check_strategy_counts(settled, Histogram(17, counts), depth)
+    settled = fill_planned_slots(strategy_counts, counts)
+    check_packing(settled, Histogram(17, counts), depth)
     assert count_packs(settled) <= count_packs(strategy_counts)
 
 
@@ -97,5 +97,5 @@ def test_a_share_is_spent_from_the_whole() -> None:
 
 
 def test_rows_of_an_estimate_share_a_limit_where_packs_are_long() -> None:
-    limits = [estimate_limit(length) for length in (512, 1024, 1025, 2048, 4097, 32_768)]
+    limits = [shared_estimate_budget(length) for length in (512, 1024, 1025, 2048, 4097, 32_768)]
     assert [limit and limit.remaining for limit in limits] == [None, None, 180e9, 180e9, 40e9, 40e9]

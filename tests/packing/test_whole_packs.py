@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.packing.exact.whole_packs import _search_packs
+from gaudi_bert.packing.exact.whole_packs import _search_exhaustively
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.strategies import WorkBudget, check_strategy_counts, count_packs
+from gaudi_bert.packing.strategies import WorkBudget, check_packing, count_packs
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
 
@@ -20,16 +20,20 @@ def test_search_finds_the_fewest_and_no_fewer(counts: list[int], depth: int) -> 
     fewest = naive.fewest_packs(tuple(counts), depth)
     lengths = np.arange(1, max_length + 1)
     prices = lengths / max_length
-    strategy_counts = _search_packs(lengths, np.array(counts), prices, max_length, depth, fewest, 1_000_000, WorkBudget())[0]
+    strategy_counts = _search_exhaustively(
+        lengths, np.array(counts), prices, max_length, depth, fewest, 1_000_000, WorkBudget()
+    )[0]
     assert strategy_counts is not None
     assert count_packs(strategy_counts) <= fewest
     if any(counts):
-        check_strategy_counts(strategy_counts, Histogram(max_length, np.array(counts)), depth)
-        fewer = _search_packs(lengths, np.array(counts), prices, max_length, depth, fewest - 1, 1_000_000, WorkBudget())
+        check_packing(strategy_counts, Histogram(max_length, np.array(counts)), depth)
+        fewer = _search_exhaustively(
+            lengths, np.array(counts), prices, max_length, depth, fewest - 1, 1_000_000, WorkBudget()
+        )
         assert fewer == (None, True)
 
 
 def test_search_gives_up() -> None:
     counts = np.ones(40, dtype=np.int64)
     lengths = np.arange(1, 41)
-    assert _search_packs(lengths, counts, lengths / 40, 40, 3, 21, 3, WorkBudget()) == (None, False)
+    assert _search_exhaustively(lengths, counts, lengths / 40, 40, 3, 21, 3, WorkBudget()) == (None, False)

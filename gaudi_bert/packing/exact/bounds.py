@@ -15,20 +15,20 @@ from gaudi_bert.packing.certificate import (
     LARGEST_WORTH,
     MAX_EXACT_LENGTH,
     Certificate,
-    best_worth_by_enumeration,
-    simple_certificate,
-    threshold_certificate,
-    total_worth,
-    worth_limit_by_longest,
+    certify_threshold_bound,
+    certify_token_or_count_bound,
+    limit_pack_worth_by_longest_sequence,
+    max_pack_worth_by_enumeration,
+    sum_prices,
 )
 from gaudi_bert.packing.exact.linear_program import LinearProgram, Relaxation, needs_coarse_grid
 from gaudi_bert.packing.long_packs import BINS, interpolate_prices, split_counts_into_bins
 from gaudi_bert.packing.pricing import (
     LONGEST_TABLE,
     OPERATIONS_PER_PRODUCT,
-    best_pack_worth,
-    max_plus_closure,
-    plan_power_products,
+    compute_best_pack_worth,
+    compute_max_plus_closure,
+    plan_max_plus_products,
 )
 from gaudi_bert.packing.strategies import BOUND_WORK, WorkBudget
 
@@ -47,40 +47,40 @@ ALWAYS_PROVEN = 2e8
 """Operations that a proof may always take, even if the budget is spent."""
 
 
-def prove_bound(counts: IntArray, depth: int, work: WorkBudget | None = None) -> Certificate:
+def prove_lower_bound(length_counts: IntArray, depth: int, work: WorkBudget | None = None) -> Certificate:
     """Return the best certificate that can be computed quickly.
 
     Args:
-        counts: int64 [L], the number of sequences of length 1 .. L.
+        length_counts: int64 [L], the number of sequences of length 1 .. L.
         depth: the most sequences per pack.
         work: the budget of operations, or None for `BOUND_WORK`.
     """
     work = WorkBudget(BOUND_WORK) if work is None else work
-    best = simple_certificate(counts, depth)
-    if depth == 1 or not counts.any():
+    best = certify_token_or_count_bound(length_counts, depth)
+    if depth == 1 or not length_counts.any():
         return best
-    proofs = _prove_by_linear_programs(counts, depth, work)
-    return max(best, *proofs, threshold_certificate(counts, depth), key=lambda certificate: certificate.bound)
+    proofs = _prove_by_linear_programs(length_counts, depth, work)
+    return max(best, *proofs, certify_threshold_bound(length_counts, depth), key=lambda certificate: certificate.bound)
 
 
-def _prove_by_linear_programs(counts: IntArray, depth: int, work: WorkBudget) -> list[Certificate]:
+def _prove_by_linear_programs(length_counts: IntArray, depth: int, work: WorkBudget) -> list[Certificate]:
     """Return the certificates from the linear programs without and with a depth limit."""
-    if needs_coarse_grid(counts, depth):
-        coarse = prove_bound(split_counts_into_bins(counts, BINS), depth, work)
-        return [certify_prices(counts, interpolate_prices(coarse.prices, len(counts)), depth, work)]
-    linear_program = LinearProgram.from_heuristic(counts, len(counts), work.take_fraction(0.5))
+    if needs_coarse_grid(length_counts, depth):
+        coarse = prove_lower_bound(split_counts_into_bins(length_counts, BINS), depth, work)
+        return [certify_prices(length_counts, interpolate_prices(coarse.prices, len(length_counts)), depth, work)]
+    linear_program = LinearProgram.from_heuristic(length_counts, len(length_counts), work.take_fraction(0.5))
     iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(linear_program.lengths))
-    linear_program.generate(iterations)
-    proofs = [certify_relaxation(linear_program, depth, work)]
+    linear_program.solve(iterations)
+    proofs = [certify_linear_program(linear_program, depth, work)]
     if depth < linear_program.deepest:
-        limited = LinearProgram.from_heuristic(counts, depth, work)
+        limited = LinearProgram.from_heuristic(length_counts, depth, work)
         limited.relaxation = linear_program.relaxation
-        limited.generate(iterations)
-        proofs.append(certify_relaxation(limited, depth, work))
+        limited.solve(iterations)
+        proofs.append(certify_linear_program(limited, depth, work))
     return proofs
 
 
-def certify_relaxation(linear_program: LinearProgram, depth: int, work: WorkBudget) -> Certificate:
+def certify_linear_program(linear_program: LinearProgram, depth: int, work: WorkBudget) -> Certificate:
     """Round the prices of a solved relaxation to integers, and return their certificate.
 
     Args:
@@ -90,19 +90,21 @@ def certify_relaxation(linear_program: LinearProgram, depth: int, work: WorkBudg
     """
     relaxation = linear_program.relaxation
     if relaxation is None:
-        return simple_certificate(linear_program.counts, depth)
+        return certify_token_or_count_bound(linear_program.counts, depth)
     scale = min(LARGEST_PRICE, 2**61 // min(depth, linear_program.max_length))
-    prices = _extend_to_all_lengths(linear_program, np.floor(relaxation.prices * scale).astype(np.int64))
+    prices = _extend_prices_to_all_lengths(linear_program, np.floor(relaxation.prices * scale).astype(np.int64))
     certificate = certify_prices(linear_program.counts, prices, depth, work)
     if certificate.bound < np.ceil(relaxation.bound - 1e-6):
-        common = _find_integer_prices(relaxation)
+        common = _find_prices_with_common_denominator(relaxation)
         if common is not None:
-            snapped = certify_prices(linear_program.counts, _extend_to_all_lengths(linear_program, common), depth, work)
+            snapped = certify_prices(
+                linear_program.counts, _extend_prices_to_all_lengths(linear_program, common), depth, work
+            )
             certificate = max(certificate, snapped, key=lambda candidate: candidate.bound)
     return certificate
 
 
-def _extend_to_all_lengths(linear_program: LinearProgram, prices: IntArray) -> IntArray:
+def _extend_prices_to_all_lengths(linear_program: LinearProgram, prices: IntArray) -> IntArray:
     """Return prices for all lengths, int64 [L], from those of the lengths that occur.
 
     A length that does not occur gets the price of the next shorter length that does.
@@ -112,40 +114,40 @@ def _extend_to_all_lengths(linear_program: LinearProgram, prices: IntArray) -> I
     return result
 
 
-def certify_prices(counts: IntArray, prices: IntArray, depth: int, work: WorkBudget | None = None) -> Certificate:
+def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, work: WorkBudget | None = None) -> Certificate:
     """Compute the bound that integer prices prove, and return it with the prices as a certificate.
 
     Prices that are too large, or too many for long packs, are rounded down, which proves nearly as much. If the proof would
     take more operations than the budget allows, the simple certificate is returned.
 
     Args:
-        counts: int64 [L], the number of sequences of length 1 .. L.
+        length_counts: int64 [L], the number of sequences of length 1 .. L.
         prices: int64 [L], which must not fall with length.
         depth: the most sequences per pack.
         work: the budget of operations, or None for no limit.
     """
     work = WorkBudget() if work is None else work
-    length = len(counts)
+    length = len(length_counts)
     if length > MAX_EXACT_LENGTH:
-        prices = _round_down_in_steps(prices, min(STEP_WORK, max(work.remaining, ALWAYS_PROVEN)))
+        prices = _round_prices_down_in_steps(prices, min(STEP_WORK, max(work.remaining, ALWAYS_PROVEN)))
     max_items = length // max(1, int(np.argmax(prices > 0)) + 1)  # shorter sequences are worth nothing
-    products = len(plan_power_products(depth, length)) if depth < max_items and length <= MAX_EXACT_LENGTH else 1
+    products = len(plan_max_plus_products(depth, length)) if depth < max_items and length <= MAX_EXACT_LENGTH else 1
     operations = OPERATIONS_PER_PRODUCT * products * length * min(length, STEP_WORK / length)
     if operations > max(work.remaining, ALWAYS_PROVEN):
-        return simple_certificate(counts, depth)
+        return certify_token_or_count_bound(length_counts, depth)
     work.spend(operations)
     items = min(depth, length) if length <= LONGEST_TABLE else max(min(depth, length), max_items)
     divisor = -(-int(prices.max()) * items // (LARGEST_WORTH - 1))
     if divisor > 1:
         prices = prices // divisor
     if length > LONGEST_TABLE:
-        max_pack_worth = _limit_long_pack_worth(prices, depth, max_items)
+        max_pack_worth = _limit_worth_of_long_packs(prices, depth, max_items)
     else:
-        max_pack_worth = int(best_pack_worth(prices, depth if depth < max_items else length))
-    return Certificate(prices, depth, -(-total_worth(prices, counts) // max_pack_worth) if max_pack_worth else 0)
+        max_pack_worth = int(compute_best_pack_worth(prices, depth if depth < max_items else length))
+    return Certificate(prices, depth, -(-sum_prices(prices, length_counts) // max_pack_worth) if max_pack_worth else 0)
 
 
-def _round_down_in_steps(prices: IntArray, max_operations: float) -> IntArray:
+def _round_prices_down_in_steps(prices: IntArray, max_operations: float) -> IntArray:
     """Return the prices unchanged if they have few steps, otherwise rounded down to equal steps of length.
 
     `max_operations` determines how many steps are allowed.
@@ -159,21 +161,21 @@ def _round_down_in_steps(prices: IntArray, max_operations: float) -> IntArray:
     return np.where(first > 0, prices[np.maximum(first, 1) - 1], 0)
 
 
-def _limit_long_pack_worth(prices: IntArray, depth: int, max_items: int) -> int:
+def _limit_worth_of_long_packs(prices: IntArray, depth: int, max_items: int) -> int:
     """Return the worth of the best pack, or an upper limit if computing it takes too long."""
     length, best = len(prices), np.concatenate(([0], prices))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
-    listed = best_worth_by_enumeration(best[rises], rises, length, depth)
+    listed = max_pack_worth_by_enumeration(best[rises], rises, length, depth)
     if listed is not None:
         return listed
     if length <= MAX_EXACT_LENGTH and depth < max_items:
-        return int(best_pack_worth(prices, depth))
+        return int(compute_best_pack_worth(prices, depth))
     at_any_depth = np.empty_like(best)
-    max_plus_closure(best, rises, at_any_depth)
-    return min(int(at_any_depth[-1]), worth_limit_by_longest(best[rises], rises, length, min(depth, length)))
+    compute_max_plus_closure(best, rises, at_any_depth)
+    return min(int(at_any_depth[-1]), limit_pack_worth_by_longest_sequence(best[rises], rises, length, min(depth, length)))
 
 
-def _find_integer_prices(relaxation: Relaxation) -> IntArray | None:
+def _find_prices_with_common_denominator(relaxation: Relaxation) -> IntArray | None:
     """Return the prices as integer multiples of 1 / n for the smallest possible n, or None if there is no such n.
 
     With billions of sequences, rounding exact fractions down would weaken the bound by several packs.

@@ -108,7 +108,7 @@ class _MasterProgram:
             np.tile((1.0, -1.0), self._exchanges),
         )
 
-    def add(self, strategies: Iterable[Strategy]) -> int:
+    def add_strategies(self, strategies: Iterable[Strategy]) -> int:
         """Add strategies (sorted tuples of lengths that occur) unless they are known, and return how many were new."""
         starts: list[int] = []
         rows: list[int] = []
@@ -158,11 +158,11 @@ class _MasterProgram:
         unlimited = np.full(rows, self._highs.kHighsInf)
         self._solver.changeRowsBounds(rows, np.arange(rows, dtype=np.int32), demand / self._unit, unlimited)
 
-    def solve(self, *, dual: bool = False) -> float:
+    def minimize_packs(self, *, use_dual_simplex: bool = False) -> float:
         """Solve from the last basis, and return the objective.
 
         Args:
-            dual: use the dual simplex, which suits a changed demand. The primal simplex suits new strategies.
+            use_dual_simplex: use the dual simplex, which suits a changed demand. The primal simplex suits new strategies.
 
         Returns:
             The number of packs, or infinity if the budget ended before there was a feasible solution.
@@ -176,7 +176,7 @@ class _MasterProgram:
         per_iteration = OPERATIONS_PER_ITERATION * size
         per_iteration += OPERATIONS_PER_ADDED_COLUMN * (len(self.strategies) - self._columns_at_first)
         affordable = (self.work.remaining - OPERATIONS_PER_SOLVE * size) / per_iteration
-        self._solver.setOptionValue("simplex_strategy", 1 if dual else 4)
+        self._solver.setOptionValue("simplex_strategy", 1 if use_dual_simplex else 4)
         self._solver.setOptionValue("simplex_iteration_limit", int(min(max(affordable, 0), MOST_ITERATIONS)))
         self._solver.run()
         status, information = self._solver.getModelStatus(), self._solver.getInfo()
@@ -191,12 +191,12 @@ class _MasterProgram:
             raise FailedError(f"the LP solver stopped with status {status} on {len(self.lengths)} lengths; this is a defect")
         return float(information.objective_function_value) * self._unit
 
-    def prices(self) -> FloatArray:
+    def dual_prices(self) -> FloatArray:
         """Return the dual prices of the rows, non-negative and non-decreasing, float64 [rows]."""
         duals = np.array(self._solver.getSolution().row_dual)
         return np.maximum.accumulate(np.maximum(duals, 0.0))
 
-    def usage(self) -> FloatArray:
+    def strategy_usage(self) -> FloatArray:
         """Return how often each of `strategies` is used, float64 [strategies]."""
         return np.maximum(np.array(self._solver.getSolution().col_value)[self._exchanges :], 0.0) * self._unit
 
@@ -216,9 +216,9 @@ Pricer = TablePricer | BoundedPricer | EnumeratedPricer
 """Any of the pricers: unlimited copies of a length, limited copies, or a list of all strategies."""
 
 
-def needs_coarse_grid(counts: IntArray, depth: int) -> bool:
+def needs_coarse_grid(length_counts: IntArray, depth: int) -> bool:
     """Return whether pricing all lengths would take too long, so that the program is solved on a coarse grid."""
-    max_length, lengths = len(counts), np.flatnonzero(counts) + 1
+    max_length, lengths = len(length_counts), np.flatnonzero(length_counts) + 1
     if max_length <= MAX_EXACT_LENGTH or len(lengths) > MANY_LENGTHS:
         return len(lengths) > MANY_LENGTHS
     closes = len(lengths) * max_length <= MOST_CLOSED
@@ -230,26 +230,26 @@ class Relaxation:
     """The result of the linear program."""
 
     objective: float  # packs over the known strategies, with fractions
-    bound: float  # proven lower bound with fractions, in floating point; `certify_relaxation` makes it exact
+    bound: float  # proven lower bound with fractions, in floating point; `certify_linear_program` makes it exact
     prices: FloatArray  # float64 [rows], the prices that prove the bound: no pack is worth more than 1
 
     @property
-    def rounding(self) -> float:
+    def rounding_tolerance(self) -> float:
         """The largest rounding error of the objective."""
         return max(1e-6, 1e-13 * self.objective)
 
     @property
-    def is_closed(self) -> bool:
+    def is_gap_closed(self) -> bool:
         """Whether no integer lies between bound and objective, allowing for rounding errors."""
-        small = self.rounding
+        small = self.rounding_tolerance
         return bool(self.objective - self.bound < small or np.ceil(self.bound - small) >= np.ceil(self.objective - small))
 
 
-def generate_columns(
+def run_column_generation(
     master: _MasterProgram,
     pricer: Pricer,
     demand: FloatArray,
-    initial: Relaxation | None = None,
+    initial_relaxation: Relaxation | None = None,
     *,
     target_objective: float = -np.inf,
     max_iterations: float = np.inf,
@@ -260,38 +260,39 @@ def generate_columns(
         master: the program, whose strategies must already cover everything.
         pricer: finds new strategies.
         demand: float64 [rows], the current demand of `master`.
-        initial: an earlier relaxation, whose prices are the first proven ones; None for the prices of the token bound.
+        initial_relaxation: an earlier relaxation, whose prices are the first proven ones; None for the prices of the token
+            bound.
         target_objective: stop once the objective is at most this, or is proven to be more.
         max_iterations: the most simplex iterations.
     """
     last = master.iterations + max_iterations
-    centre = pricer.lengths / pricer.max_length if initial is None else initial.prices
-    centre = centre / pricer.best_pack_worths(centre).max()
+    centre = pricer.lengths / pricer.max_length if initial_relaxation is None else initial_relaxation.prices
+    centre = centre / pricer.compute_best_pack_worths(centre).max()
     bound = float(centre @ demand)
     while True:
-        objective = master.solve()
+        objective = master.minimize_packs()
         if (
             objective <= target_objective
             or bound > target_objective > 0.0
-            or Relaxation(objective, bound, centre).is_closed
+            or Relaxation(objective, bound, centre).is_gap_closed
             or master.iterations > last
             or master.work.is_exhausted
         ):
             break
-        prices = master.prices()
+        prices = master.dual_prices()
         new: Iterable[Strategy] = ()
         for share in CENTRE_SHARES:
             trial = share * centre + (1.0 - share) * prices
-            worth = pricer.best_pack_worths(trial)
+            worth = pricer.compute_best_pack_worths(trial)
             best = float(worth.max())
-            new = pricer.improving_strategies(np.flatnonzero((worth > 0) & (demand > 0)), prices, 1.0 + REDUCED_COST)
+            new = pricer.find_improving_strategies(np.flatnonzero((worth > 0) & (demand > 0)), prices, 1.0 + REDUCED_COST)
             if float(trial @ demand) / best > bound:
                 bound, centre = float(trial @ demand) / best, trial / best
             if new:
                 break
             if master.work.is_exhausted:
                 break
-        if not master.add(new):
+        if not master.add_strategies(new):
             break
     return Relaxation(objective, bound, centre)
 
@@ -305,14 +306,14 @@ class LinearProgram:
         work: the budget of operations, or None for no limit.
     """
 
-    def __init__(self, counts: IntArray, depth: int, work: WorkBudget | None = None) -> None:
+    def __init__(self, length_counts: IntArray, depth: int, work: WorkBudget | None = None) -> None:
         self.work = WorkBudget() if work is None else work
-        self.counts = counts
-        self.max_length = len(counts)
+        self.counts = length_counts
+        self.max_length = len(length_counts)
         self.depth = depth
-        self.lengths = np.flatnonzero(counts) + 1
+        self.lengths = np.flatnonzero(length_counts) + 1
         self.deepest = self.max_length // int(self.lengths[0])
-        self.demand = counts[self.lengths - 1]
+        self.demand = length_counts[self.lengths - 1]
         self.master = _MasterProgram(self.lengths, self.demand.astype(np.float64), self.work)
         copies = list_strategies(self.lengths, self.max_length, depth) if self.max_length > LONGEST_TABLE else None
         self.pricer: Pricer = (
@@ -322,10 +323,10 @@ class LinearProgram:
         )
         self.relaxation: Relaxation | None = None
         self._row_below = np.searchsorted(self.lengths, np.arange(self.max_length + 1), side="right") - 1
-        self.add((length,) for length in self.lengths.tolist())
+        self.add_strategies((length,) for length in self.lengths.tolist())
 
     @property
-    def prices(self) -> FloatArray:
+    def proven_prices(self) -> FloatArray:
         """The best proven prices so far, float64 [rows], for which no pack is worth more than 1. Initially length / L."""
         return self.lengths / self.max_length if self.relaxation is None else self.relaxation.prices
 
@@ -334,56 +335,56 @@ class LinearProgram:
         """The integer number of packs that the known strategies need at least; 0 before the program is solved."""
         if self.relaxation is None or not np.isfinite(self.relaxation.objective):
             return 0
-        return int(np.ceil(self.relaxation.objective - self.relaxation.rounding))
+        return int(np.ceil(self.relaxation.objective - self.relaxation.rounding_tolerance))
 
     @classmethod
-    def from_heuristic(cls, counts: IntArray, depth: int, work: WorkBudget | None = None) -> LinearProgram:
+    def from_heuristic(cls, length_counts: IntArray, depth: int, work: WorkBudget | None = None) -> LinearProgram:
         """Create a program with the strategies of LPFHP at this depth, which cover all sequences."""
-        linear_program = cls(counts, depth, work)
-        linear_program.add(pack_longest_first(counts, depth, OpenPacks(depth, np.inf)))
+        linear_program = cls(length_counts, depth, work)
+        linear_program.add_strategies(pack_longest_first(length_counts, depth, OpenPacks(depth, np.inf)))
         return linear_program
 
     @classmethod
-    def with_bounded_copies(cls, unbounded: LinearProgram, work: WorkBudget) -> LinearProgram:
+    def with_bounded_copies(cls, unbounded_program: LinearProgram, work: WorkBudget) -> LinearProgram:
         """Create a program of the same sequences whose strategies contain no more copies of a length than there are
         sequences.
         """
-        linear_program = cls(unbounded.counts, unbounded.depth, work)
+        linear_program = cls(unbounded_program.counts, unbounded_program.depth, work)
         linear_program.pricer = BoundedPricer(
-            unbounded.lengths, unbounded.max_length, unbounded.depth, unbounded.demand, work
+            unbounded_program.lengths, unbounded_program.max_length, unbounded_program.depth, unbounded_program.demand, work
         )
-        available = dict(zip(unbounded.lengths.tolist(), unbounded.demand.tolist(), strict=True))
-        linear_program.add(
+        available = dict(zip(unbounded_program.lengths.tolist(), unbounded_program.demand.tolist(), strict=True))
+        linear_program.add_strategies(
             strategy
-            for strategy in unbounded.master.strategies
+            for strategy in unbounded_program.master.strategies
             if all(copies <= available[length] for length, copies in Counter(strategy).items())
         )
         return linear_program
 
-    def set_remaining_demand(self, uncovered: IntArray, waiting: IntArray) -> None:
+    def set_remaining_demand(self, uncovered: IntArray, unplaced: IntArray) -> None:
         """Change what the program has to cover.
 
         Args:
             uncovered: int64 [rows]; negative entries are free slots that shorter sequences may use.
-            waiting: int64 [rows], the sequences that have no slot.
+            unplaced: int64 [rows], the sequences that have no slot.
         """
         self.master.set_demand(uncovered.astype(np.float64))
         if isinstance(self.pricer, BoundedPricer):
-            self.pricer.counts = waiting
+            self.pricer.counts = unplaced
 
-    def limit_work(self, work: WorkBudget) -> None:
+    def replace_budget(self, budget: WorkBudget) -> None:
         """Replace the budget of all further operations."""
-        self.work = self.master.work = self.pricer.work = work
+        self.work = self.master.work = self.pricer.work = budget
 
-    def add(self, strategies: Iterable[Strategy]) -> None:
+    def add_strategies(self, strategies: Iterable[Strategy]) -> None:
         """Add strategies. Lengths that do not occur are replaced by the next shorter one that does."""
         rows_of = (tuple(int(self._row_below[length]) for length in strategy) for strategy in strategies)
         shrunk = (tuple(int(self.lengths[row]) for row in rows if row >= 0) for rows in rows_of)
-        self.master.add(strategy for strategy in shrunk if strategy)
+        self.master.add_strategies(strategy for strategy in shrunk if strategy)
 
-    def generate(self, max_iterations: float = np.inf) -> Relaxation:
+    def solve(self, max_iterations: float = np.inf) -> Relaxation:
         """Continue column generation until the relaxation is closed or the limit of simplex iterations is reached."""
-        self.relaxation = generate_columns(
+        self.relaxation = run_column_generation(
             self.master, self.pricer, self.demand.astype(np.float64), self.relaxation, max_iterations=max_iterations
         )
         return self.relaxation

@@ -5,8 +5,8 @@
    valid at any depth.
 3. Solve the linear program with the depth limit, starting from those prices. If the strategies of LPFHP lead nowhere (for
    example at depth 4 and length 1024), use those of an NNLS solution, whose prices are smoother.
-4. Round the solution down, and find packs for the rest by search and diving (`dive`). Repeat with other step sizes if that
-   fails.
+4. Round the solution down, and find packs for the rest by search and diving (`dive_to_whole_packs`). Repeat with other step
+   sizes if that fails.
 
 With thousands of distinct lengths, all this is done on a coarse grid, and the resulting packs are improved by matching parts
 of packs again (`long_packs`). The strategy counts are exact, and the certificate does not depend on floating-point accuracy.
@@ -15,15 +15,16 @@ of packs again (`long_packs`). The strategy counts are exact, and the certificat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.packing.certificate import Certificate, simple_certificate, threshold_certificate
-from gaudi_bert.packing.exact.bounds import certify_prices, certify_relaxation
+from gaudi_bert.packing.certificate import Certificate, certify_threshold_bound, certify_token_or_count_bound
+from gaudi_bert.packing.exact.bounds import certify_linear_program, certify_prices
 from gaudi_bert.packing.exact.linear_program import MOST_CLOSED, LinearProgram, needs_coarse_grid
-from gaudi_bert.packing.exact.pricers import can_bound_copies, max_sequences_per_pack
-from gaudi_bert.packing.exact.whole_packs import WHOLE, DiveSettings, dive
+from gaudi_bert.packing.exact.pricers import can_use_bounded_pricer, max_sequences_per_pack
+from gaudi_bert.packing.exact.whole_packs import WHOLE, DiveSettings, dive_to_whole_packs
 from gaudi_bert.packing.heuristics import add_by_best_fit, pack_longest_first
 from gaudi_bert.packing.long_packs import (
     FEW_LENGTHS,
@@ -36,10 +37,10 @@ from gaudi_bert.packing.long_packs import (
     SLACK_PACKS,
     SLACK_SHARE,
     THINNED,
-    assign_to_slots,
+    assign_sequences_to_slots,
     interpolate_prices,
-    pack_subsample,
-    rematch_halves,
+    pack_by_subsample,
+    rematch_pack_halves,
     select_packs_with_room,
     split_counts_into_bins,
 )
@@ -52,7 +53,7 @@ from gaudi_bert.packing.strategies import (
     WorkBudget,
     add_packs,
     count_packs,
-    fill_slots,
+    fill_planned_slots,
     sort_strategies,
 )
 
@@ -106,8 +107,8 @@ class _Incumbent:
         return count_packs(self.strategy_counts) - self.certificate.bound
 
 
-def solve_optimally(
-    counts: IntArray, depth: int, work: WorkBudget | None = None, effort: Effort = "bounded"
+def pack_optimally(
+    length_counts: IntArray, depth: int, work: WorkBudget | None = None, effort: Effort = "bounded"
 ) -> AlgorithmResult:
     """Pack a histogram in as few packs as possible, and prove a lower bound.
 
@@ -115,67 +116,69 @@ def solve_optimally(
     too, until they provably need too many packs or the remaining budget is less than the last depth took.
 
     Args:
-        counts: int64 [L], the number of sequences of length 1 .. L.
+        length_counts: int64 [L], the number of sequences of length 1 .. L.
         depth: the most sequences per pack.
         work: the budget of operations, or None for a budget that depends on what can be saved.
         effort: "unlimited" continues until nothing helps.
     """
-    lengths = np.flatnonzero(counts) + 1
-    deepest = max_sequences_per_pack(lengths, counts[lengths - 1], len(counts))
+    lengths = np.flatnonzero(length_counts) + 1
+    deepest = max_sequences_per_pack(lengths, length_counts[lengths - 1], len(length_counts))
     work = WorkBudget() if work is None else work
-    first = _pack_heuristically(counts, depth if depth < deepest else len(counts), work)
-    allowed = work.limit_to(_count_allowed_operations(first, counts, depth, effort))
+    first = _pack_heuristically(length_counts, depth if depth < deepest else len(length_counts), work)
+    allowed = work.take_at_most(_count_allowed_operations(first, length_counts, depth, effort))
     before = allowed.spent
-    incumbent = _search_at_depth(first, counts, depth if depth < deepest else len(counts), allowed, effort)
+    incumbent = _search_fewer_packs(first, length_counts, depth if depth < deepest else len(length_counts), allowed, effort)
     smaller = min(depth, deepest)
     while incumbent.gap and smaller > 1 and allowed.spent - before < allowed.remaining:
-        if _is_gap_negligible(incumbent, counts, depth):
+        if _is_gap_negligible(incumbent, length_counts, depth):
             break
         smaller, before = smaller - 1, allowed.spent
-        if -(-int(counts.sum()) // smaller) >= count_packs(incumbent.strategy_counts):
+        if -(-int(length_counts.sum()) // smaller) >= count_packs(incumbent.strategy_counts):
             break
-        shallower = _pack_heuristically(counts, smaller, allowed)
-        part = allowed.limit_to(_count_allowed_operations(shallower, counts, smaller, effort))
-        shallower = _search_at_depth(shallower, counts, smaller, part, effort)
+        shallower = _pack_heuristically(length_counts, smaller, allowed)
+        part = allowed.take_at_most(_count_allowed_operations(shallower, length_counts, smaller, effort))
+        shallower = _search_fewer_packs(shallower, length_counts, smaller, part, effort)
         if shallower.certificate.bound >= count_packs(incumbent.strategy_counts):
             break
         incumbent = _update_incumbent(incumbent, shallower.strategy_counts, incumbent.certificate)
     return AlgorithmResult(incumbent.strategy_counts, "optimal", incumbent.certificate)
 
 
-def _pack_heuristically(counts: IntArray, depth: int, work: WorkBudget) -> _Incumbent:
+def _pack_heuristically(length_counts: IntArray, depth: int, work: WorkBudget) -> _Incumbent:
     """Pack by LPFHP and compute the simple and threshold bounds.
 
     If only a few packs can be saved, halves of packs are matched again as well.
     """
-    if np.count_nonzero(counts) > MOST_LENGTHS:
-        strategy_counts = pack_subsample(counts, depth, lambda part: pack_longest_first(part, depth), MOST_LENGTHS)
+    if np.count_nonzero(length_counts) > MOST_LENGTHS:
+        strategy_counts = pack_by_subsample(length_counts, depth, lambda part: pack_longest_first(part, depth), MOST_LENGTHS)
     else:
-        strategy_counts = sort_strategies(pack_longest_first(counts, depth))
+        strategy_counts = sort_strategies(pack_longest_first(length_counts, depth))
     work.spend_on_heuristic(strategy_counts)
-    incumbent = _add_threshold_bound(_Incumbent(strategy_counts, simple_certificate(counts, depth)), counts, depth)
+    incumbent = _add_threshold_bound(
+        _Incumbent(strategy_counts, certify_token_or_count_bound(length_counts, depth)), length_counts, depth
+    )
     if incumbent.gap > max(FEW_PACKS, FULL_GAIN * incumbent.certificate.bound) or _is_gap_negligible(
-        incumbent, counts, depth
+        incumbent, length_counts, depth
     ):
         return incumbent
-    share = MATCHING_SHARE if np.count_nonzero(counts) > FEW_LENGTHS else QUICK_MATCHING_SHARE
-    return _rematch_packs(incumbent, len(counts), depth, work.limit_to(share * NEAR_WORK))
+    share = MATCHING_SHARE if np.count_nonzero(length_counts) > FEW_LENGTHS else QUICK_MATCHING_SHARE
+    return _rematch_pack_halves(incumbent, len(length_counts), depth, work.take_at_most(share * NEAR_WORK))
 
 
-def _is_gap_negligible(incumbent: _Incumbent, counts: IntArray, depth: int) -> bool:
+def _is_gap_negligible(incumbent: _Incumbent, length_counts: IntArray, depth: int) -> bool:
     """Return whether the gap is so small that a plan on a coarse grid, whose own error is as large, could hardly
     close it.
     """
-    return incumbent.gap <= NEGLIGIBLE * count_packs(incumbent.strategy_counts) and needs_coarse_grid(counts, depth)
+    return incumbent.gap <= NEGLIGIBLE * count_packs(incumbent.strategy_counts) and needs_coarse_grid(length_counts, depth)
 
 
-def _count_allowed_operations(incumbent: _Incumbent, counts: IntArray, depth: int, effort: Effort) -> float:
+def _count_allowed_operations(incumbent: _Incumbent, length_counts: IntArray, depth: int, effort: Effort) -> float:
     """Return how many operations a search for fewer packs may take. The more packs it may save, the more it may take."""
     if effort == "unlimited":
         return np.inf
-    if _is_gap_negligible(incumbent, counts, depth):
+    if _is_gap_negligible(incumbent, length_counts, depth):
         return 0.0
-    if counts.sum() <= FEWEST_SEQUENCES:
+    if length_counts.sum() <= FEWEST_SEQUENCES:
         return FULL_WORK
     gain = max(0, incumbent.gap - FEW_PACKS) / count_packs(incumbent.strategy_counts)
     heuristic = WorkBudget()
@@ -183,21 +186,25 @@ def _count_allowed_operations(incumbent: _Incumbent, counts: IntArray, depth: in
     return max(NEAR_WORK, HEURISTIC_MULTIPLE * heuristic.spent, FULL_WORK * min(gain / FULL_GAIN, 1.0))
 
 
-def _search_at_depth(first: _Incumbent, counts: IntArray, depth: int, work: WorkBudget, effort: Effort) -> _Incumbent:
+def _search_fewer_packs(
+    initial: _Incumbent, length_counts: IntArray, depth: int, work: WorkBudget, effort: Effort
+) -> _Incumbent:
     """Search for fewer packs by linear programs, then by `nnls` if the gap is still large, then by matching halves again."""
-    if first.gap == 0 or work.is_exhausted:
-        return first
+    if initial.gap == 0 or work.is_exhausted:
+        return initial
     near_work = np.inf if effort == "unlimited" else NEAR_WORK
-    incumbent = _pack_optimally(counts, depth, work.take_fraction(SEARCH_SHARE), first, near_work=near_work)
+    incumbent = _pack_by_linear_programs(
+        length_counts, depth, work.take_fraction(SEARCH_SHARE), initial, max_operations_near_bound=near_work
+    )
     bound = incumbent.certificate.bound
     if incumbent.gap > max(1, bound // FAR):
         incumbent = _update_incumbent(
-            incumbent, pack_by_nnls(counts, depth, work=work).strategy_counts, incumbent.certificate
+            incumbent, pack_by_nnls(length_counts, depth, work=work).strategy_counts, incumbent.certificate
         )
-    return _rematch_packs(incumbent, len(counts), depth, work)
+    return _rematch_pack_halves(incumbent, len(length_counts), depth, work)
 
 
-def _rematch_packs(incumbent: _Incumbent, max_length: int, depth: int, work: WorkBudget) -> _Incumbent:
+def _rematch_pack_halves(incumbent: _Incumbent, max_length: int, depth: int, work: WorkBudget) -> _Incumbent:
     """Match the halves of packs again if there is a gap.
 
     With more than `MATCHED` sequences, only part of the packs is matched.
@@ -205,7 +212,7 @@ def _rematch_packs(incumbent: _Incumbent, max_length: int, depth: int, work: Wor
     if incumbent.gap == 0 or work.is_exhausted:
         return incumbent
     part = select_packs_with_room(incumbent.strategy_counts, max_length, MATCHED)
-    matched = rematch_halves(part, max_length, depth, count_packs(part) - incumbent.gap, work)
+    matched = rematch_pack_halves(part, max_length, depth, count_packs(part) - incumbent.gap, work)
     if count_packs(matched) == count_packs(part):
         return incumbent
     strategy_counts = dict(incumbent.strategy_counts)
@@ -218,150 +225,169 @@ def _rematch_packs(incumbent: _Incumbent, max_length: int, depth: int, work: Wor
     )
 
 
-def _pack_optimally(
-    counts: IntArray,
+def _pack_by_linear_programs(
+    length_counts: IntArray,
     depth: int,
     work: WorkBudget | None = None,
     initial: _Incumbent | None = None,
     *,
-    near_work: float = np.inf,
-    is_quick: bool = False,
+    max_operations_near_bound: float = np.inf,
+    stop_early: bool = False,
 ) -> _Incumbent:
     """Pack a histogram in as few packs as possible, or in nearly as few if it has thousands of distinct lengths.
 
     Args:
-        counts: int64 [L], the number of sequences of length 1 .. L.
+        length_counts: int64 [L], the number of sequences of length 1 .. L.
         depth: the most sequences per pack.
         work: the budget of operations, or None for `FULL_WORK`.
         initial: a packing to start from, or None for LPFHP.
-        near_work: the budget of operations once the packing is near its bound.
-        is_quick: stop early, as is sufficient on a coarse grid.
+        max_operations_near_bound: the budget of operations once the packing is near its bound.
+        stop_early: stop early, as is sufficient on a coarse grid.
     """
     work = WorkBudget(FULL_WORK) if work is None else work
-    if np.count_nonzero(counts) > MOST_LENGTHS:
-        planned = _add_threshold_bound(_pack_many_sequences(counts, depth, MOST_LENGTHS, work), counts, depth)
+    if np.count_nonzero(length_counts) > MOST_LENGTHS:
+        planned = _add_threshold_bound(
+            _pack_subsample_with_bound(length_counts, depth, MOST_LENGTHS, work), length_counts, depth
+        )
         return planned if initial is None else _update_incumbent(initial, planned.strategy_counts, planned.certificate)
     incumbent = initial
     if incumbent is None:
-        incumbent = _Incumbent(sort_strategies(pack_longest_first(counts, depth)), simple_certificate(counts, depth))
+        incumbent = _Incumbent(
+            sort_strategies(pack_longest_first(length_counts, depth)), certify_token_or_count_bound(length_counts, depth)
+        )
         work.spend_on_heuristic(incumbent.strategy_counts)
     if incumbent.gap == 0:
         return incumbent
-    lengths, can_be_assigned = np.count_nonzero(counts), counts.sum() <= MAX_ASSIGNED_SEQUENCES
-    is_limited = depth < len(counts) // (int(np.argmax(counts > 0)) + 1)
-    must_be_coarse = needs_coarse_grid(counts, depth)
-    if must_be_coarse or len(counts) > MAX_NNLS_LENGTH:
-        incumbent = _add_threshold_bound(incumbent, counts, depth)
+    lengths, can_be_assigned = np.count_nonzero(length_counts), length_counts.sum() <= MAX_ASSIGNED_SEQUENCES
+    is_limited = depth < len(length_counts) // (int(np.argmax(length_counts > 0)) + 1)
+    must_be_coarse = needs_coarse_grid(length_counts, depth)
+    if must_be_coarse or len(length_counts) > MAX_NNLS_LENGTH:
+        incumbent = _add_threshold_bound(incumbent, length_counts, depth)
     if must_be_coarse and not can_be_assigned:
-        planned = _pack_many_sequences(counts, depth, THINNED, work)
+        planned = _pack_subsample_with_bound(length_counts, depth, THINNED, work)
         return _update_incumbent(incumbent, planned.strategy_counts, planned.certificate)
-    if must_be_coarse or (len(counts) > MAX_NNLS_LENGTH and lengths > FEW_LENGTHS and can_be_assigned):
-        incumbent = _pack_on_grids(counts, depth, incumbent, work.take_fraction(0.8))
-        if incumbent.gap == 0 or (must_be_coarse and (is_limited or lengths * len(counts) > MOST_CLOSED)):
+    if must_be_coarse or (len(length_counts) > MAX_NNLS_LENGTH and lengths > FEW_LENGTHS and can_be_assigned):
+        incumbent = _pack_on_coarse_grids(length_counts, depth, incumbent, work.take_fraction(0.8))
+        if incumbent.gap == 0 or (must_be_coarse and (is_limited or lengths * len(length_counts) > MOST_CLOSED)):
             return incumbent
         work = work.take_fraction(LAST_PACK_SHARE) if _is_near_bound(incumbent) else work
-    linear_program = LinearProgram.from_heuristic(counts, len(counts), work.take_fraction(0.4 if is_limited else 0.7))
-    linear_program.generate()
-    incumbent = _update_incumbent(incumbent, None, certify_relaxation(linear_program, depth, work))
+    linear_program = LinearProgram.from_heuristic(
+        length_counts, len(length_counts), work.take_fraction(0.4 if is_limited else 0.7)
+    )
+    linear_program.solve()
+    incumbent = _update_incumbent(incumbent, None, certify_linear_program(linear_program, depth, work))
     if is_limited and incumbent.gap:
-        linear_program = _solve_depth_limited_program(counts, depth, linear_program, is_quick, work.take_fraction(0.6))
-        incumbent = _update_incumbent(incumbent, None, certify_relaxation(linear_program, depth, work))
-    linear_program.limit_work(work)
-    incumbent = _add_threshold_bound(incumbent, counts, depth)
-    incumbent, is_hopeless = _try_dives(linear_program, incumbent, _QUICK_DIVES if is_quick else _DIVES, near_work)
+        linear_program = _solve_depth_limited_program(
+            length_counts, depth, linear_program, stop_early, work.take_fraction(0.6)
+        )
+        incumbent = _update_incumbent(incumbent, None, certify_linear_program(linear_program, depth, work))
+    linear_program.replace_budget(work)
+    incumbent = _add_threshold_bound(incumbent, length_counts, depth)
+    incumbent, is_hopeless = _improve_by_dives(
+        linear_program, incumbent, _QUICK_DIVES if stop_early else _DIVES, max_operations_near_bound
+    )
     if (
         incumbent.gap
         and not is_hopeless
-        and not is_quick
-        and counts.sum() <= FEW_SEQUENCES  # with so few, the number of sequences of each length matters
-        and can_bound_copies(linear_program.lengths, len(counts), depth, linear_program.demand)
+        and not stop_early
+        and length_counts.sum() <= FEW_SEQUENCES  # with so few, the number of sequences of each length matters
+        and can_use_bounded_pricer(linear_program.lengths, len(length_counts), depth, linear_program.demand)
     ):
         bounded = LinearProgram.with_bounded_copies(linear_program, linear_program.work)
-        if np.ceil(bounded.generate().bound - WHOLE) < count_packs(incumbent.strategy_counts):
-            incumbent, _ = _try_dives(bounded, incumbent, _BOUNDED_DIVES, near_work)
+        if np.ceil(bounded.solve().bound - WHOLE) < count_packs(incumbent.strategy_counts):
+            incumbent, _ = _improve_by_dives(bounded, incumbent, _BOUNDED_DIVES, max_operations_near_bound)
     return incumbent
 
 
-def _try_dives(
-    linear_program: LinearProgram, incumbent: _Incumbent, attempts: tuple[DiveSettings, ...], near_work: float
-) -> tuple[_Incumbent, bool]:
+class _DiveOutcome(NamedTuple):
+    """The best packing after some dives, and whether further dives are hopeless because none can save a pack."""
+
+    incumbent: _Incumbent
+    is_hopeless: bool
+
+
+def _improve_by_dives(
+    linear_program: LinearProgram,
+    incumbent: _Incumbent,
+    dive_settings: tuple[DiveSettings, ...],
+    max_operations_near_bound: float,
+) -> _DiveOutcome:
     """Dive until the gap is closed or provably cannot be closed.
 
     Dives aim alternately at the lower bound and at one pack less than the incumbent. Once the incumbent is near its bound,
-    further dives have a budget of `near_work`.
-
-    Returns:
-        The incumbent, and whether further dives are hopeless.
+    further dives have a budget of `max_operations_near_bound`.
     """
     least = linear_program.min_packs
     is_limited = False
-    for number, settings in enumerate(attempts):
+    for number, settings in enumerate(dive_settings):
         if _is_near_bound(incumbent) and not is_limited:
-            linear_program.limit_work(linear_program.work.limit_to(near_work))
+            linear_program.replace_budget(linear_program.work.take_at_most(max_operations_near_bound))
             is_limited = True
         least, packs = max(least, incumbent.certificate.bound), count_packs(incumbent.strategy_counts)
         if least >= packs or (linear_program.work.is_exhausted and number > 0):
             break
         target = least if number % 2 == 0 else packs - 1
-        packs_of_dive, waiting, is_hopeless = dive(linear_program, target, settings)
+        packs_of_dive, waiting, is_hopeless = dive_to_whole_packs(linear_program, target, settings)
         unpacked = np.zeros_like(linear_program.counts)
         unpacked[linear_program.lengths - 1] = waiting
         strategy_counts = add_by_best_fit(
-            fill_slots(packs_of_dive, linear_program.counts - unpacked), unpacked, linear_program.depth
+            fill_planned_slots(packs_of_dive, linear_program.counts - unpacked), unpacked, linear_program.depth
         )
         linear_program.work.spend_on_heuristic(strategy_counts)
         incumbent = _update_incumbent(incumbent, strategy_counts, incumbent.certificate)
         if is_hopeless:
             least = target + 1
-    return incumbent, least >= count_packs(incumbent.strategy_counts)
+    return _DiveOutcome(incumbent, least >= count_packs(incumbent.strategy_counts))
 
 
-def _add_threshold_bound(incumbent: _Incumbent, counts: IntArray, depth: int) -> _Incumbent:
+def _add_threshold_bound(incumbent: _Incumbent, length_counts: IntArray, depth: int) -> _Incumbent:
     """Return the incumbent with the threshold certificate, if that proves more."""
     if incumbent.gap == 0:
         return incumbent
-    proofs = (incumbent.certificate, threshold_certificate(counts, depth))
+    proofs = (incumbent.certificate, certify_threshold_bound(length_counts, depth))
     return _Incumbent(incumbent.strategy_counts, max(proofs, key=lambda certificate: certificate.bound))
 
 
 def _is_near_bound(incumbent: _Incumbent) -> bool:
     """Return whether the gap is at most one pack, or at most 1 / `NEAR` of the bound."""
-    return incumbent.gap <= _max_near_gap(incumbent.certificate.bound)
+    return incumbent.gap <= _max_gap_near_bound(incumbent.certificate.bound)
 
 
-def _max_near_gap(bound: int) -> int:
+def _max_gap_near_bound(bound: int) -> int:
     """Return the largest gap with which a packing counts as near to this bound."""
     return max(1, bound // NEAR)
 
 
-def _pack_on_grids(counts: IntArray, depth: int, incumbent: _Incumbent, work: WorkBudget) -> _Incumbent:
+def _pack_on_coarse_grids(length_counts: IntArray, depth: int, incumbent: _Incumbent, work: WorkBudget) -> _Incumbent:
     """Solve on coarse grids, assign the sequences to the slots, and swap them until they fit."""
-    sequences, length = int(counts.sum()), len(counts)
-    mean = float(counts @ np.arange(1, length + 1)) / sequences
+    sequences, length = int(length_counts.sum()), len(length_counts)
+    mean = float(length_counts @ np.arange(1, length + 1)) / sequences
     slack = max(SLACK_SHARE * mean, SLACK_PACKS * length / sequences)
     for bins, slacks in GRIDS:
         if _is_near_bound(incumbent) or work.is_exhausted:
             break
-        coarse = _pack_optimally(
-            split_counts_into_bins(counts, bins, slack * slacks), depth, work.take_fraction(0.3), is_quick=True
+        coarse = _pack_by_linear_programs(
+            split_counts_into_bins(length_counts, bins, slack * slacks), depth, work.take_fraction(0.3), stop_early=True
         )
-        proof = certify_prices(counts, interpolate_prices(coarse.certificate.prices, len(counts)), depth, work)
+        proof = certify_prices(length_counts, interpolate_prices(coarse.certificate.prices, len(length_counts)), depth, work)
         incumbent = _update_incumbent(incumbent, None, proof)
         if _is_near_bound(incumbent):
             break
-        strategy_counts, remaining = assign_to_slots(coarse.strategy_counts, counts, bins, depth, work.take_fraction(0.4))
+        strategy_counts, remaining = assign_sequences_to_slots(
+            coarse.strategy_counts, length_counts, bins, depth, work.take_fraction(0.4)
+        )
         strategy_counts = add_by_best_fit(strategy_counts, remaining, depth)
         work.spend_on_heuristic(strategy_counts)
         incumbent = _update_incumbent(incumbent, strategy_counts, proof)
         bound = incumbent.certificate.bound
-        matched = rematch_halves(
-            incumbent.strategy_counts, length, depth, bound + _max_near_gap(bound), work.take_fraction(0.3)
+        matched = rematch_pack_halves(
+            incumbent.strategy_counts, length, depth, bound + _max_gap_near_bound(bound), work.take_fraction(0.3)
         )
         incumbent = _update_incumbent(incumbent, matched, proof)
     return incumbent
 
 
-def _pack_many_sequences(counts: IntArray, depth: int, max_sequences: int, work: WorkBudget) -> _Incumbent:
+def _pack_subsample_with_bound(length_counts: IntArray, depth: int, max_sequences: int, work: WorkBudget) -> _Incumbent:
     """Pack a subsample of at most `max_sequences` sequences, and use each of its packs several times.
 
     The prices of the subsample prove a bound for all sequences.
@@ -370,11 +396,11 @@ def _pack_many_sequences(counts: IntArray, depth: int, max_sequences: int, work:
 
     def pack(part: IntArray) -> StrategyCounts:
         """Pack the subsample, and remember the certificate that its prices give for all sequences."""
-        planned = _pack_optimally(part, depth, work=work)
-        proofs.append(certify_prices(counts, planned.certificate.prices, depth, work))
+        planned = _pack_by_linear_programs(part, depth, work=work)
+        proofs.append(certify_prices(length_counts, planned.certificate.prices, depth, work))
         return planned.strategy_counts
 
-    strategy_counts = pack_subsample(counts, depth, pack, max_sequences)
+    strategy_counts = pack_by_subsample(length_counts, depth, pack, max_sequences)
     work.spend_on_heuristic(strategy_counts)
     return _Incumbent(strategy_counts, proofs[0])
 
@@ -391,25 +417,25 @@ def _update_incumbent(incumbent: _Incumbent, strategy_counts: StrategyCounts | N
 
 
 def _solve_depth_limited_program(
-    counts: IntArray, depth: int, unlimited: LinearProgram, is_quick: bool, work: WorkBudget
+    length_counts: IntArray, depth: int, unlimited_program: LinearProgram, stop_early: bool, work: WorkBudget
 ) -> LinearProgram:
     """Solve the linear program with the depth limit, starting from the prices of the program without it."""
-    linear_program = LinearProgram.from_heuristic(counts, depth, work)
-    linear_program.relaxation = unlimited.relaxation
-    iterations = _QUICK_ITERATIONS * len(linear_program.lengths) if is_quick else np.inf
-    relaxation = linear_program.generate(PATIENCE * len(linear_program.lengths))
-    if not relaxation.is_closed and linear_program.max_length > MAX_NNLS_LENGTH:
-        linear_program.generate(iterations)
-    elif not relaxation.is_closed:
+    linear_program = LinearProgram.from_heuristic(length_counts, depth, work)
+    linear_program.relaxation = unlimited_program.relaxation
+    iterations = _QUICK_ITERATIONS * len(linear_program.lengths) if stop_early else np.inf
+    relaxation = linear_program.solve(PATIENCE * len(linear_program.lengths))
+    if not relaxation.is_gap_closed and linear_program.max_length > MAX_NNLS_LENGTH:
+        linear_program.solve(iterations)
+    elif not relaxation.is_gap_closed:
         solution = solve_nnls(
-            counts,
-            iterative_residual_weights(len(counts)),
-            limit_depth_by_bound(counts, relaxation.bound, depth),
+            length_counts,
+            iterative_residual_weights(len(length_counts)),
+            limit_depth_by_bound(length_counts, relaxation.bound, depth),
             max_rounds=int(NNLS_ROUNDS * len(linear_program.lengths)),
             work=work.take_fraction(0.6),
         )
-        linear_program = LinearProgram(counts, depth, work)
+        linear_program = LinearProgram(length_counts, depth, work)
         linear_program.relaxation = relaxation
-        linear_program.add(solution.strategies)
-        linear_program.generate(iterations)
+        linear_program.add_strategies(solution.strategies)
+        linear_program.solve(iterations)
     return linear_program

@@ -14,11 +14,11 @@ from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.packing.pricing import (
     OPERATIONS_PER_PRODUCT,
-    fill_power_table,
-    max_plus_closure,
-    plan_power_products,
+    compute_max_plus_closure,
+    fill_max_plus_power_table,
+    plan_max_plus_products,
     trace_best_lengths,
-    update_maximum,
+    update_elementwise_maximum,
 )
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
@@ -45,7 +45,7 @@ class TablePricer:
         self._closes = depth >= deepest  # without a depth limit, only lengths that occur have to be tried
         # Without a depth limit, the smallest part of a split comes first, so each pack is scanned only once or twice.
         self._operations_per_trace = (2 if self._closes else min(depth, deepest)) * max_length
-        self.chain = plan_power_products(max_length if self._closes else depth - 1, max_length)
+        self.chain = plan_max_plus_products(max_length if self._closes else depth - 1, max_length)
         self._table = np.zeros((len(self.chain) + 1, max_length + 1))
         self._worth = np.zeros(len(lengths))
         self._row_below = np.searchsorted(lengths, np.arange(max_length + 1), side="right") - 1
@@ -57,7 +57,7 @@ class TablePricer:
             pending=np.empty(2 * (max_length + len(self.chain) + 5), dtype=np.int64),
         )
 
-    def best_pack_worths(self, prices: FloatArray) -> FloatArray:
+    def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
         """For each length, return the worth of the best pack that contains it. Prices must not fall with length; float64
         [rows].
         """
@@ -66,14 +66,14 @@ class TablePricer:
         self._table[0] = np.where(self._row_below >= 0, prices[self._row_below], 0.0)
         if self._closes:
             completion = self._table[1]
-            max_plus_closure(self._table[0], self.lengths, completion)
+            compute_max_plus_closure(self._table[0], self.lengths, completion)
         else:
-            completion = fill_power_table(self.chain, self._table, self.lengths)
+            completion = fill_max_plus_power_table(self.chain, self._table, self.lengths)
         self._worth = prices + completion[self.max_length - self.lengths]
         return self._worth
 
-    def improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the best strategies that the last call of `best_pack_worths` found, for some of the lengths.
+    def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
+        """Return the best strategies that the last call of `compute_best_pack_worths` found, for some of the lengths.
 
         If the budget is short, only the lengths with the best packs are considered.
 
@@ -88,7 +88,7 @@ class TablePricer:
         self.work.spend(len(rows) * self._operations_per_trace)
         strategies: list[Strategy] = []
         while len(rows):
-            done = _trace_rows(self.chain, self._table, self.lengths, self._row_below, rows, prices, self._traced)
+            done = _trace_best_packs(self.chain, self._table, self.lengths, self._row_below, rows, prices, self._traced)
             start = 0
             for end, worth in zip(self._traced.ends[:done].tolist(), self._traced.worths[:done].tolist(), strict=True):
                 if worth > min_worth:
@@ -109,7 +109,7 @@ class _TracedPacks(NamedTuple):
 
 
 @borrowing_kernel
-def _trace_rows(
+def _trace_best_packs(
     chain: IntArray,
     table: FloatArray,
     lengths: IntArray,
@@ -175,18 +175,18 @@ class BoundedPricer:
         self._table = np.zeros(_bounded_table_shape(lengths, max_length, depth, counts))
         self._prices = np.zeros(len(lengths))
 
-    def best_pack_worths(self, prices: FloatArray) -> FloatArray:
+    def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
         """Return the worth of the best pack of which each length is the longest, float64 [rows].
 
         `prices` are float64 [rows] and must not fall with length.
         """
         self.work.spend(self._table.size)
         self._prices, worth = prices.copy(), np.zeros(len(prices))
-        _fill_bounded_table(self.lengths, self.counts, prices, self._is_limited, self._table, worth)
+        _fill_bounded_worth_table(self.lengths, self.counts, prices, self._is_limited, self._table, worth)
         return worth
 
-    def improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the best strategies that the last call of `best_pack_worths` found, for some of the lengths.
+    def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
+        """Return the best strategies that the last call of `compute_best_pack_worths` found, for some of the lengths.
 
         Args:
             rows: int64, the indices of these lengths, each the longest of its pack.
@@ -219,7 +219,7 @@ def max_sequences_per_pack(lengths: IntArray, counts: IntArray, max_length: int)
     return deepest
 
 
-def can_bound_copies(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> bool:
+def can_use_bounded_pricer(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> bool:
     """Return whether the table of a `BoundedPricer` is small enough."""
     return bool(np.prod(_bounded_table_shape(lengths, max_length, depth, counts), dtype=np.float64) <= MOST_ENTRIES)
 
@@ -231,7 +231,7 @@ def _bounded_table_shape(lengths: IntArray, max_length: int, depth: int, counts:
 
 
 @borrowing_kernel
-def _fill_bounded_table(
+def _fill_bounded_worth_table(
     lengths: IntArray, counts: IntArray, prices: FloatArray, is_limited: bool, table: FloatArray, worth: FloatArray
 ) -> None:
     """Fill all rows of `table` except row 0, which stands for no lengths, and write the worth of the best pack per row to
@@ -246,7 +246,7 @@ def _fill_bounded_table(
                 table[row + 1, slot, room] = table[row, slot, room]
             for copies in range(1, min(most, slot if is_limited else most) + 1):
                 added, before = copies * prices[row], table[row, slot - copies if is_limited else slot]
-                update_maximum(table[row + 1, slot, copies * length :], added, before)
+                update_elementwise_maximum(table[row + 1, slot, copies * length :], added, before)
                 if slot == slots:
                     worth[row] = max(worth[row], added + before[top - copies * length])
 

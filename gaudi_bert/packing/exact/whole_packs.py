@@ -18,7 +18,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray, philox
 from gaudi_bert.common.compiled import borrowing_kernel, inner_kernel
-from gaudi_bert.packing.exact.linear_program import LinearProgram, generate_columns
+from gaudi_bert.packing.exact.linear_program import LinearProgram, run_column_generation
 from gaudi_bert.packing.strategies import Strategy, StrategyCounts, WorkBudget, add_packs, count_packs
 
 # --- the last few packs by exhaustive search: do these sequences fit into that many packs?
@@ -53,7 +53,7 @@ class _SearchProblem(NamedTuple):
 
     lengths: IntArray  # int64 [T]
     prices: FloatArray  # float64 [T]
-    best: FloatArray  # float64 [k, t], see `_fill_completion_table`
+    best: FloatArray  # float64 [k, t], see `_fill_best_worth_table`
     packs: int  # the most packs
     depth: int  # the most sequences in a pack
     deepest: int  # the most sequences of these lengths that fit into a pack
@@ -70,19 +70,28 @@ class _SearchPath(NamedTuple):
     free: IntArray  # int64 [packs + 2], by how many sequences they may fall short of the depth
 
 
-_SearchResult = tuple[StrategyCounts | None, bool]
-"""The packs, or None if none were found; and whether that is certain, because no branch was skipped."""
+class _SearchResult(NamedTuple):
+    """The result of a search for packs.
+
+    Attributes:
+        strategy_counts: The packs, or None if none were found.
+        is_certain: Whether the search skipped no branch, so that no packs exist if none were found.
+    """
+
+    strategy_counts: StrategyCounts | None
+    is_certain: bool
+
 
 _NOTHING, _NONE_EXISTS = 0, -1
 
 
-def _search_packs(
+def _search_exhaustively(
     lengths: IntArray,
     counts: IntArray,
     prices: FloatArray,
     max_length: int,
     depth: int,
-    packs: int,
+    max_packs: int,
     max_nodes: int,
     work: WorkBudget,
 ) -> _SearchResult:
@@ -94,7 +103,7 @@ def _search_packs(
         prices: float64 [types], for which no pack of at most `depth` sequences is worth more than 1.
         max_length: tokens of a pack.
         depth: the most sequences per pack.
-        packs: the most packs.
+        max_packs: the most packs.
         max_nodes: the most nodes of each attempt.
         work: the budget of operations.
     """
@@ -105,21 +114,21 @@ def _search_packs(
         prices[order].astype(np.float64),
     )
     sequences = int(counts.sum())
-    packs = min(packs, sequences)
-    slack = packs - float(prices @ counts)
+    max_packs = min(max_packs, sequences)
+    slack = max_packs - float(prices @ counts)
     if sequences == 0:
-        return {}, True
-    if slack < -ROUNDING or sequences > packs * depth or int(lengths @ counts) > packs * max_length:
-        return None, True
+        return _SearchResult({}, True)
+    if slack < -ROUNDING or sequences > max_packs * depth or int(lengths @ counts) > max_packs * max_length:
+        return _SearchResult(None, True)
     deepest = min(depth, max_length // int(lengths[-1]), sequences)
     levels = min(deepest, MAX_LEVELS)
     table_operations = 2.0 * levels * max_length * len(lengths)
     if table_operations > min(work.remaining, MOST_TABLE_OPERATIONS):
-        return None, False
+        return _SearchResult(None, False)
     work.spend(table_operations)
     best = np.zeros((levels + 1, max_length + 1))
-    _fill_completion_table(lengths, prices, best, levels < deepest)
-    problem = _SearchProblem(lengths, prices, best, packs, depth, deepest)
+    _fill_best_worth_table(lengths, prices, best, levels < deepest)
+    problem = _SearchProblem(lengths, prices, best, max_packs, depth, deepest)
     for attempt in ATTEMPTS:
         if work.is_exhausted:
             break
@@ -127,57 +136,59 @@ def _search_packs(
         path = _SearchPath(
             counts=counts.copy(),
             stack=np.zeros(sequences, dtype=np.int64),
-            opening=np.zeros(packs + 2, dtype=np.int64),
-            slack=np.full(packs + 2, slack),
-            free=np.full(packs + 2, packs * depth - sequences),
+            opening=np.zeros(max_packs + 2, dtype=np.int64),
+            slack=np.full(max_packs + 2, slack),
+            free=np.full(max_packs + 2, max_packs * depth - sequences),
         )
         used = _search_depth_first(problem, path, *attempt, max_nodes)
         if used == _NONE_EXISTS and attempt is ATTEMPTS[0]:
-            return None, True
+            return _SearchResult(None, True)
         if used > 0:
             strategy_counts: StrategyCounts = {}
             for kinds in np.split(path.stack, path.opening[1:used]):
                 add_packs(strategy_counts, tuple(lengths[kinds].tolist()), 1)
-            return strategy_counts, True
-    return None, False
+            return _SearchResult(strategy_counts, True)
+    return _SearchResult(None, False)
 
 
 @borrowing_kernel
-def _fill_completion_table(lengths: IntArray, prices: FloatArray, best: FloatArray, without_limit: bool) -> None:
+def _fill_best_worth_table(
+    lengths: IntArray, prices: FloatArray, best_worths: FloatArray, is_last_row_unlimited: bool
+) -> None:
     """Fill best[k, t], the best worth of at most k sequences in t tokens, from row 1 on.
 
-    If `without_limit` is set, the last row allows any number of sequences.
+    If `is_last_row_unlimited` is set, the last row allows any number of sequences.
     """
-    levels = best.shape[0] - 1
+    levels = best_worths.shape[0] - 1
     for slots in range(1, levels + 1):
-        before = best[slots] if without_limit and slots == levels else best[slots - 1]
-        for room in range(1, best.shape[1]):
-            value = best[slots - 1, room]
+        before = best_worths[slots] if is_last_row_unlimited and slots == levels else best_worths[slots - 1]
+        for room in range(1, best_worths.shape[1]):
+            value = best_worths[slots - 1, room]
             for kind in range(lengths.size):
                 if lengths[kind] <= room:
                     value = max(value, prices[kind] + before[room - lengths[kind]])
-            best[slots, room] = value
+            best_worths[slots, room] = value
 
 
 @borrowing_kernel
 def _search_depth_first(
-    problem: _SearchProblem, path: _SearchPath, second_share: float, reserve: float, max_nodes: int
+    problem: _SearchProblem, path: _SearchPath, max_second_fraction: float, slack_spending: float, max_nodes: int
 ) -> int:
     """Search depth-first; return the number of packs, or a code if not all sequences were placed.
 
     The code is `_NONE_EXISTS` after a complete search, or `_NOTHING` if `max_nodes` was reached. `kind` is the type to try
-    next. While many packs remain, a pack may use only the fraction `reserve` / (remaining packs) of the slack, so that some
-    is left for later packs.
+    next. While many packs remain, a pack may use only the fraction `slack_spending` / (remaining packs) of the slack, so
+    that some is left for later packs.
     """
     lengths, prices, packs, depth = problem.lengths, problem.prices, problem.packs, problem.depth
     counts, stack, opening, slack, free = path
     max_length = problem.best.shape[1] - 1
     height, pack, room, worth, kind = 0, 0, max_length, 0.0, 0
     for _ in range(max_nodes):
-        share = min(1.0, reserve / (packs - pack))
+        share = min(1.0, slack_spending / (packs - pack))
         enough = 1.0 - slack[pack] * share - ROUNDING
         used = height - opening[pack]
-        kind, fits = _find_next_type(problem, counts, kind, used, room, enough - worth)
+        kind, fits = _find_next_fitting_type(problem, counts, kind, used, room, enough - worth)
         if fits:
             stack[height] = kind
             height += 1
@@ -187,7 +198,7 @@ def _search_depth_first(
             if height == stack.size:
                 return pack + 1
             if used == 0:
-                longest = second_share * room
+                longest = max_second_fraction * room
                 while kind < lengths.size - 1 and lengths[kind] > longest:
                     kind += 1
         elif used > 0 and pack + 1 < packs and worth >= enough and depth - used <= np.ceil(free[pack] * share):
@@ -215,7 +226,7 @@ def _search_depth_first(
 
 
 @inner_kernel
-def _find_next_type(
+def _find_next_fitting_type(
     problem: _SearchProblem, counts: IntArray, type_index: int, used_slots: int, room: int, missing_worth: float
 ) -> tuple[int, bool]:
     """Return the first type from `type_index` on that fits into the pack and can still complete it, and whether there is
@@ -288,10 +299,10 @@ class _FixedPacks:
             self.packs += count
             np.subtract.at(self.uncovered, np.searchsorted(self.lengths, strategy), count)
 
-    def restore(self, level: _DiveState) -> None:
-        """Undo everything that was fixed since `level`."""
-        del self.fixed[level.fixed :]
-        self.packs, self.uncovered = level.packs, level.uncovered.copy()
+    def undo_back_to(self, state: _DiveState) -> None:
+        """Undo everything that was fixed since `state`."""
+        del self.fixed[state.fixed :]
+        self.packs, self.uncovered = state.packs, state.uncovered.copy()
 
     @property
     def unplaced_sequences(self) -> IntArray:
@@ -300,7 +311,7 @@ class _FixedPacks:
         unplaced = np.maximum.accumulate(np.maximum(balance, 0))
         return np.diff(unplaced, prepend=0)[::-1]
 
-    def strategy_counts(self, rest: StrategyCounts | None = None) -> StrategyCounts:
+    def combined_strategy_counts(self, rest: StrategyCounts | None = None) -> StrategyCounts:
         """Return the strategy counts of all fixed packs, together with those of the rest."""
         result = dict(rest or {})
         for strategy, count in self.fixed:
@@ -321,7 +332,7 @@ class _DiveState:
         self._raised: IntArray = np.zeros(0, dtype=np.int64)
         self.is_spent = False
 
-    def choose_step(self, settings: DiveSettings) -> IntArray:
+    def choose_packs_to_fix(self, settings: DiveSettings) -> IntArray:
         """Choose how many packs of each strategy to fix next, int64 [strategies].
 
         Integer parts are always fixed. If they are few, the largest fractions are rounded up as well.
@@ -342,7 +353,7 @@ class _DiveState:
         self.is_spent = not steps.any()
         return steps.astype(np.int64)
 
-    def record_failure(self) -> None:
+    def record_lost_target(self) -> None:
         """Record that the last step lost the target, so that the next step rounds up fewer fractions, or another one."""
         self._share /= FEWER
         if len(self._raised) <= 1:
@@ -350,82 +361,92 @@ class _DiveState:
         self.is_spent |= len(self._barred) > MOST_BARRED or not len(self._raised)
 
 
-def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> tuple[StrategyCounts, IntArray, bool]:
-    """Find whole packs for the sequences of a solved program, at most `target` packs if the dive succeeds.
+class DiveResult(NamedTuple):
+    """The result of a dive.
+
+    Attributes:
+        strategy_counts: The packs, whose slots may hold shorter sequences (see `fill_planned_slots`).
+        unplaced: The number of sequences of each occurring length that have no slot in these packs, int64 [rows].
+        is_hopeless: Whether no packs can meet the target, whatever the settings.
+    """
+
+    strategy_counts: StrategyCounts
+    unplaced: IntArray
+    is_hopeless: bool
+
+
+def dive_to_whole_packs(linear_program: LinearProgram, target_packs: int, settings: DiveSettings) -> DiveResult:
+    """Find whole packs for the sequences of a solved program, at most `target_packs` packs if the dive succeeds.
 
     Afterwards, the program's demand is what the dive left uncovered.
 
     Args:
         linear_program: the program, with its relaxation.
-        target: the number of packs to reach.
+        target_packs: the number of packs to reach.
         settings: how the dive rounds fractions up.
-
-    Returns:
-        (packs, waiting, is_hopeless): strategy counts whose slots may hold shorter sequences (see `fill_slots`), the
-            sequences that these do not hold, int64 [rows], and whether no packs can meet the target, whatever the settings.
     """
     path = _FixedPacks(linear_program.lengths, linear_program.demand)
     furthest: StrategyCounts = {}
     not_held = path.unplaced_sequences
-    packs, is_certain = _search_rest(linear_program, path, target)
+    packs, is_certain = _search_packs_for_rest(linear_program, path, target_packs)
     if is_certain and packs is None:
-        return furthest, not_held, True
+        return DiveResult(furthest, not_held, True)
     linear_program.set_remaining_demand(path.uncovered, path.unplaced_sequences)
-    linear_program.master.solve(dual=True)
-    levels = [_DiveState(path, linear_program.master.usage(), settings.share)]
+    linear_program.master.minimize_packs(use_dual_simplex=True)
+    levels = [_DiveState(path, linear_program.master.strategy_usage(), settings.share)]
     steps = failures = 0
     while packs is None and levels and steps < settings.max_steps and failures < settings.max_failures:
         if linear_program.work.is_exhausted and path.fixed:
             break
-        path.fix_packs(linear_program.master.strategies, levels[-1].choose_step(settings))
+        path.fix_packs(linear_program.master.strategies, levels[-1].choose_packs_to_fix(settings))
         steps += 1
-        packs, is_certain = _search_rest(linear_program, path, target)
-        if packs is None and not is_certain and _solve_rest(linear_program, path, target):
-            levels.append(_DiveState(path, linear_program.master.usage(), settings.share))
+        packs, is_certain = _search_packs_for_rest(linear_program, path, target_packs)
+        if packs is None and not is_certain and _solve_rest_within_target(linear_program, path, target_packs):
+            levels.append(_DiveState(path, linear_program.master.strategy_usage(), settings.share))
             if path.packs > count_packs(furthest):
-                furthest, not_held = path.strategy_counts(), path.unplaced_sequences
+                furthest, not_held = path.combined_strategy_counts(), path.unplaced_sequences
         elif packs is None:  # undo the step, and those before it for which no other choice is left
             failures += 1
-            levels[-1].record_failure()
+            levels[-1].record_lost_target()
             while levels and levels[-1].is_spent:
                 levels.pop()
                 if levels:
-                    levels[-1].record_failure()
+                    levels[-1].record_lost_target()
             if levels:
-                path.restore(levels[-1])
+                path.undo_back_to(levels[-1])
     if packs is None:
-        return furthest, not_held, False
-    return path.strategy_counts(packs), np.zeros_like(linear_program.demand), False
+        return DiveResult(furthest, not_held, False)
+    return DiveResult(path.combined_strategy_counts(packs), np.zeros_like(linear_program.demand), False)
 
 
-def _search_rest(linear_program: LinearProgram, path: _FixedPacks, target: int) -> _SearchResult:
+def _search_packs_for_rest(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> _SearchResult:
     """Search for packs that hold the uncovered sequences and do not exceed the target."""
-    waiting = path.unplaced_sequences
+    waiting = fixed_packs.unplaced_sequences
     if waiting.sum() > MOST_SEARCHED:
-        return None, False
-    return _search_packs(
+        return _SearchResult(None, False)
+    return _search_exhaustively(
         linear_program.lengths,
         waiting,
-        linear_program.prices,
+        linear_program.proven_prices,
         linear_program.max_length,
         linear_program.depth,
-        target - path.packs,
+        target_packs - fixed_packs.packs,
         SEARCH_NODES,
         linear_program.work,
     )
 
 
-def _solve_rest(linear_program: LinearProgram, path: _FixedPacks, target: int) -> bool:
+def _solve_rest_within_target(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> bool:
     """Solve the program for the uncovered sequences.
 
     Return False if they provably need more packs than the target allows.
     """
-    linear_program.set_remaining_demand(path.uncovered, path.unplaced_sequences)
-    allowed = target - path.packs + WHOLE
-    if linear_program.master.solve(dual=True) <= allowed:
+    linear_program.set_remaining_demand(fixed_packs.uncovered, fixed_packs.unplaced_sequences)
+    allowed = target_packs - fixed_packs.packs + WHOLE
+    if linear_program.master.minimize_packs(use_dual_simplex=True) <= allowed:
         return True
-    demand = path.uncovered.astype(np.float64)
-    rest = generate_columns(
+    demand = fixed_packs.uncovered.astype(np.float64)
+    rest = run_column_generation(
         linear_program.master, linear_program.pricer, demand, linear_program.relaxation, target_objective=allowed
     )
     return rest.objective <= allowed
