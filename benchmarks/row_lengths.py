@@ -22,7 +22,7 @@ import numpy as np
 from measuring import InOwnProcess, show, show_processor
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, row_cost
+from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, estimate_row_cost
 from gaudi_bert.rows.types import Sequences
 
 HIDDEN, POSITIONS, VOCABULARY, BATCH, RATE = 256, 8192, 8000, 8, 1e-9
@@ -104,7 +104,7 @@ def chosen_rows(lengths: IntArray, given: tuple[int, ...] | None) -> RowLengths:
     """The rows of the sequences: of given lengths, or of those that cost least."""
     counts = np.bincount(lengths)[1:]
     return choose_row_lengths(
-        counts, partial(row_cost, hidden_size=HIDDEN), lengths=given, longest=POSITIONS, batch_sequences=BATCH
+        counts, partial(estimate_row_cost, hidden_size=HIDDEN), lengths=given, longest=POSITIONS, batch_sequences=BATCH
     )
 
 

@@ -18,7 +18,13 @@ from gaudi_bert.common.errors import ArgumentError, InputError, short_repr, shor
 from gaudi_bert.packing.certificate import certify_token_or_count_bound
 from gaudi_bert.packing.exact.bounds import prove_lower_bound
 from gaudi_bert.packing.exact.optimal import pack_optimally
-from gaudi_bert.packing.heuristics import pack_first_fit, pack_greedily, pack_longest_first, pack_shortest_first, pack_singly
+from gaudi_bert.packing.heuristics import (
+    pack_first_fit,
+    pack_greedily,
+    pack_longest_first,
+    pack_one_per_pack,
+    pack_shortest_first,
+)
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.nnls import pack_by_nnls, pack_ennlshp, pack_nnlshp
 from gaudi_bert.packing.strategies import (
@@ -77,7 +83,9 @@ def _determine_masked_slots(
         needed = max((sum(map(histogram.max_masked_positions, strategy)) for strategy in strategy_counts), default=0)
     min_slots = needed if max_predictions is None else max(max_predictions + depth, needed or 0)
     if requested_slots is not None and min_slots is not None and requested_slots < min_slots:
-        raise InputError(f"packing.masked_slots is {requested_slots}, but these packs need {min_slots}; increase or omit it")
+        raise InputError(
+            f"packing.masked_slots is {requested_slots}, but these packs need {min_slots}; increase or omit the setting"
+        )
     return _MaskedSlots(needed, requested_slots or min_slots)
 
 
@@ -98,7 +106,7 @@ ALGORITHMS: dict[str, Callable[..., StrategyCounts | AlgorithmResult]] = {
     "lpfhp": pack_longest_first,
     "greedy": pack_greedily,
     "ffd": pack_first_fit,
-    "none": pack_singly,
+    "none": pack_one_per_pack,
 }
 """Algorithm functions by name. Each takes the counts (int64 [L]) and the depth. It also receives those keyword arguments of
 `run_algorithm` that its signature names.
@@ -126,7 +134,7 @@ def check_algorithm_name(algorithm: str, known_algorithms: Collection[str]) -> N
     if not isinstance(algorithm, str) or algorithm not in known_algorithms:
         algorithm = algorithm if isinstance(algorithm, str) else short_repr(algorithm)
         near = difflib.get_close_matches(algorithm, known_algorithms, n=1, cutoff=0.5)
-        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known_algorithms)}"
+        hint = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(known_algorithms)}"
         raise InputError(f"algorithm `{shorten(algorithm)}` is unknown; {hint}")
 
 
@@ -161,7 +169,8 @@ def run_algorithm(
     distinct = np.count_nonzero(length_counts)
     if distinct > MAX_DISTINCT_LENGTHS:
         raise InputError(
-            f"the histogram has {distinct:,} distinct lengths, more than {MAX_DISTINCT_LENGTHS:,}; round the lengths up"
+            f"the histogram has {distinct:,} distinct lengths, but at most {MAX_DISTINCT_LENGTHS:,} are supported; round "
+            "the lengths up"
         )
     pack = ALGORITHMS[algorithm]
     options: dict[str, Any] = {"leftovers": leftovers, "seed": seed, "work": work, "effort": effort}

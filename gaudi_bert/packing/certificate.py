@@ -112,7 +112,7 @@ def check_certificate(certificate: Certificate, length_counts: IntArray) -> int:
     worth = sum_prices(certificate.prices, length_counts)
     bound = -(-worth // max_pack_worth) if max_pack_worth else 0
     if bound < certificate.bound:
-        raise FailedError(f"the prices prove {bound} packs, not the {certificate.bound} that the certificate claims")
+        raise FailedError(f"the prices prove only {bound} packs, but the certificate claims {certificate.bound}")
     return bound
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.packing.algorithms import ALGORITHMS, resolve_depth, run_algorithm
-from gaudi_bert.packing.heuristics import count_greedy_packs, count_sorted_tokens
+from gaudi_bert.packing.heuristics import count_greedy_packs, count_tokens_of_sorted_batches
 from gaudi_bert.packing.histogram import Histogram, resize_histogram
 from gaudi_bert.packing.strategies import AlgorithmResult, WorkBudget, count_packs
 
@@ -107,7 +107,7 @@ class _SlotUsage(NamedTuple):
 def _run_and_count_slots(histogram: Histogram, algorithm: str, depth: int, work: WorkBudget | None) -> _SlotUsage:
     """Run an algorithm on a histogram, and return how many slots it uses."""
     if algorithm == "sort":
-        return _SlotUsage(count_sorted_tokens(histogram.counts, SORTED_BATCH_SEQUENCES), None)
+        return _SlotUsage(count_tokens_of_sorted_batches(histogram.counts, SORTED_BATCH_SEQUENCES), None)
     result = None
     if algorithm == "greedy" or algorithm in SEPARATORS:
         packs = count_greedy_packs(histogram.counts, depth, seed=0, separators=SEPARATORS.get(algorithm, 0))

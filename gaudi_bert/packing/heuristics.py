@@ -17,9 +17,9 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.strategies import Strategy, StrategyCounts, add_packs, count_strategies, sort_strategies
 
 
-def pack_singly(counts: IntArray, depth: int = 1) -> StrategyCounts:
+def pack_one_per_pack(length_counts: IntArray, depth: int = 1) -> StrategyCounts:
     """Put each sequence into a pack of its own, whatever the depth. This is the baseline of every comparison."""
-    return {(length,): int(counts[length - 1]) for length in (np.flatnonzero(counts) + 1).tolist()}
+    return {(length,): int(length_counts[length - 1]) for length in (np.flatnonzero(length_counts) + 1).tolist()}
 
 
 # --- SPFHP, LPFHP, best fit
@@ -56,10 +56,10 @@ class OpenPacks:
         """Return the packs of a plan as open packs of `length` tokens and at most `depth` sequences."""
         packs = cls(depth)
         for strategy, count in sort_strategies(strategy_counts).items():
-            packs.add(strategy, count, length - sum(strategy))
+            packs.add_packs(strategy, count, length - sum(strategy))
         return packs
 
-    def add(self, pack: Strategy, count: int, room: int) -> None:
+    def add_packs(self, pack: Strategy, count: int, room: int) -> None:
         """Add `count` equal packs that have room for `room` more tokens.
 
         Raises:
@@ -89,7 +89,7 @@ class OpenPacks:
         position = bisect_left(self._rooms, length)
         return self._rooms[position] if position < len(self._rooms) else None
 
-    def peek(self, room: int) -> tuple[int, Strategy]:
+    def top_entry(self, room: int) -> tuple[int, Strategy]:
         """Return the (count, pack) entry that was added last among those with this room, without removing it."""
         return self._stacks[room][-1]
 
@@ -114,30 +114,30 @@ class OpenPacks:
         return self._closed
 
 
-def pack_shortest_first(counts: IntArray, depth: int) -> StrategyCounts:
+def pack_shortest_first(length_counts: IntArray, depth: int) -> StrategyCounts:
     """Pack by SPFHP, shortest-pack-first histogram-packing (paper 3.1.1, F.2 and G.2): worst fit on the histogram.
 
     From the longest length to the shortest, put sequences into the open packs with the most room, as many as the stack of
     equal packs can take. If no pack has enough room, open new packs for the rest. SPFHP is almost instant, but it uses up
     the room of the emptiest packs first. It is also not monotone: a larger depth may need more packs.
     """
-    packs = OpenPacks(depth)
-    for length in (np.flatnonzero(counts)[::-1] + 1).tolist():
-        waiting = int(counts[length - 1])
+    open_packs = OpenPacks(depth)
+    for length in (np.flatnonzero(length_counts)[::-1] + 1).tolist():
+        waiting = int(length_counts[length - 1])
         while waiting:
-            room = packs.largest_room()
+            room = open_packs.largest_room()
             if room is None or room < length:
-                packs.add((length,), waiting, len(counts) - length)
+                open_packs.add_packs((length,), waiting, len(length_counts) - length)
                 break
-            available, pack = packs.peek(room)
+            available, pack = open_packs.top_entry(room)
             moved = min(available, waiting)
-            packs.remove_from_top(room, moved)
-            packs.add((*pack, length), moved, room - length)
+            open_packs.remove_from_top(room, moved)
+            open_packs.add_packs((*pack, length), moved, room - length)
             waiting -= moved
-    return packs.close_all()
+    return open_packs.close_all()
 
 
-def pack_longest_first(counts: IntArray, depth: int, packs: OpenPacks | None = None) -> StrategyCounts:
+def pack_longest_first(length_counts: IntArray, depth: int, open_packs: OpenPacks | None = None) -> StrategyCounts:
     """Pack by LPFHP, longest-pack-first histogram-packing (paper R): best fit on the histogram, with split counts.
 
     Works like SPFHP, but sequences go to the open packs with the least sufficient room, and a pack takes as many copies of a
@@ -146,56 +146,56 @@ def pack_longest_first(counts: IntArray, depth: int, packs: OpenPacks | None = N
     lower bound.
 
     Args:
-        counts: int64 [L], the sequences to pack.
+        length_counts: int64 [L], the sequences to pack.
         depth: the most sequences per pack.
-        packs: open packs to fill first; None for no packs.
+        open_packs: open packs to fill first; None for no packs.
     """
-    packs = OpenPacks(depth) if packs is None else packs
-    for length in (np.flatnonzero(counts)[::-1] + 1).tolist():
-        waiting = fill_open_packs(packs, length, int(counts[length - 1]))
+    open_packs = OpenPacks(depth) if open_packs is None else open_packs
+    for length in (np.flatnonzero(length_counts)[::-1] + 1).tolist():
+        waiting = fill_open_packs(open_packs, length, int(length_counts[length - 1]))
         while waiting:
-            copies = min(len(counts) // length, depth, waiting)
+            copies = min(len(length_counts) // length, depth, waiting)
             opened = waiting // copies
-            packs.add((length,) * copies, opened, len(counts) - copies * length)
+            open_packs.add_packs((length,) * copies, opened, len(length_counts) - copies * length)
             waiting -= opened * copies
-    return packs.close_all()
+    return open_packs.close_all()
 
 
-def fill_open_packs(packs: OpenPacks, length: int, waiting: int) -> int:
+def fill_open_packs(open_packs: OpenPacks, length: int, sequence_count: int) -> int:
     """Put sequences of one length into open packs, least room first, and return how many sequences remain.
 
     Args:
-        packs: the open packs, which are changed.
+        open_packs: the open packs, which are changed.
         length: tokens of each sequence.
-        waiting: the number of sequences to place.
+        sequence_count: the number of sequences to place.
     """
-    while waiting:
-        room = packs.smallest_room_for(length)
+    while sequence_count:
+        room = open_packs.smallest_room_for(length)
         if room is None:
             break
-        available, pack = packs.peek(room)
-        copies = min(room // length, packs.depth - len(pack), waiting)
-        moved = min(available, waiting // copies)
-        packs.remove_from_top(room, moved)
-        packs.add(pack + (length,) * copies, moved, room - copies * length)
-        waiting -= moved * copies
-    return waiting
+        available, pack = open_packs.top_entry(room)
+        copies = min(room // length, open_packs.depth - len(pack), sequence_count)
+        moved = min(available, sequence_count // copies)
+        open_packs.remove_from_top(room, moved)
+        open_packs.add_packs(pack + (length,) * copies, moved, room - copies * length)
+        sequence_count -= moved * copies
+    return sequence_count
 
 
-def add_by_best_fit(strategy_counts: StrategyCounts, counts: IntArray, depth: int) -> StrategyCounts:
+def add_by_best_fit(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> StrategyCounts:
     """Add sequences to packs that already exist, by best fit decreasing.
 
     Each sequence, longest first, goes to the pack with the least room that still holds it, or into a new pack. This is LPFHP
     started from existing packs, so it costs the same for one sequence as for a million.
     """
-    packs = OpenPacks.with_packs(strategy_counts, len(counts), depth)
-    return sort_strategies(pack_longest_first(counts, depth, packs))
+    open_packs = OpenPacks.with_packs(strategy_counts, len(length_counts), depth)
+    return sort_strategies(pack_longest_first(length_counts, depth, open_packs))
 
 
 # --- FFD, first-fit decreasing: the classical heuristic with which the paper compares its algorithms (4.1, F.2)
 
 
-def pack_first_fit(counts: IntArray, depth: int) -> StrategyCounts:
+def pack_first_fit(length_counts: IntArray, depth: int) -> StrategyCounts:
     """Pack by FFD: each sequence, from longest to shortest, goes into the first opened pack that has room.
 
     Consecutive packs that are equal so far form a run. Each length fills complete runs and splits at most one of them, at
@@ -204,10 +204,10 @@ def pack_first_fit(counts: IntArray, depth: int) -> StrategyCounts:
     """
     # int64 [3, runs]: the number of packs in each run, and the tokens and sequences that each pack can still take. The last
     # run contains the packs that are not opened yet.
-    runs = np.array([[int(counts.sum())], [len(counts)], [depth]])
+    runs = np.array([[int(length_counts.sum())], [len(length_counts)], [depth]])
     held: list[Strategy] = [()]
-    for length in (np.flatnonzero(counts)[::-1] + 1).tolist():
-        waiting = int(counts[length - 1])
+    for length in (np.flatnonzero(length_counts)[::-1] + 1).tolist():
+        waiting = int(length_counts[length - 1])
         for first in np.flatnonzero((runs[1] >= length) & (runs[2] > 0)).tolist():
             for run in range(first, first + 3):
                 packs, room, slots = runs[:, run].tolist()
@@ -240,11 +240,11 @@ MOST_SEQUENCES = 200_000_000
 """The most sequences that GREEDY accepts, because it needs a list of all sequences in memory."""
 
 
-def count_greedy_packs(counts: IntArray, depth: int, *, seed: int, separators: int = 0) -> int:
+def count_greedy_packs(length_counts: IntArray, depth: int, *, seed: int, separators: int = 0) -> int:
     """Return the number of packs that GREEDY needs, without listing its strategies, of which nearly every pack has its own.
 
     Args:
-        counts: int64 [L], the sequences to pack.
+        length_counts: int64 [L], the sequences to pack.
         depth: the most sequences per pack; T5 has no such limit.
         seed: the seed of the order of the sequences.
         separators: separator tokens between two sequences of a pack.
@@ -252,39 +252,40 @@ def count_greedy_packs(counts: IntArray, depth: int, *, seed: int, separators: i
     Raises:
         InputError: there are more than `MOST_SEQUENCES` sequences.
     """
-    lengths = _shuffled_lengths(counts, seed)
-    return int(_next_fit(lengths, len(counts), depth, separators, np.zeros(0, dtype=np.int64)))
+    lengths = _shuffled_lengths(length_counts, seed)
+    return int(_pack_by_next_fit(lengths, len(length_counts), depth, separators, np.zeros(0, dtype=np.int64)))
 
 
-def pack_greedily(counts: IntArray, depth: int, *, seed: int) -> StrategyCounts:
+def pack_greedily(length_counts: IntArray, depth: int, *, seed: int) -> StrategyCounts:
     """Pack by GREEDY: each sequence, in shuffled order, goes into the current pack, or into a new pack if it does not fit.
 
     This is what "just concatenate" does. It leaves about a fifth of the slots empty. For the arguments, see
     `count_greedy_packs`.
     """
-    lengths = _shuffled_lengths(counts, seed)
+    lengths = _shuffled_lengths(length_counts, seed)
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
-    packs = int(_next_fit(lengths, len(counts), depth, 0, starts))
+    packs = int(_pack_by_next_fit(lengths, len(length_counts), depth, 0, starts))
     starts[packs] = len(lengths)
     return sort_strategies(count_strategies(lengths, starts[: packs + 1]))
 
 
-def _shuffled_lengths(counts: IntArray, seed: int) -> Int32Array:
+def _shuffled_lengths(length_counts: IntArray, seed: int) -> Int32Array:
     """Return the length of each sequence in shuffled order, int32 [sequences]."""
-    sequences = int(counts.sum())
+    sequences = int(length_counts.sum())
     if sequences > MOST_SEQUENCES:
         raise InputError(
-            f"greedy packs at most {MOST_SEQUENCES:,} sequences, not {sequences:,}; use another algorithm, such as nnls"
+            f"the algorithm greedy supports at most {MOST_SEQUENCES:,} sequences, but there are {sequences:,}; use another "
+            "algorithm, such as nnls"
         )
-    lengths = np.repeat(np.arange(1, len(counts) + 1, dtype=np.int32), counts)
+    lengths = np.repeat(np.arange(1, len(length_counts) + 1, dtype=np.int32), length_counts)
     return lengths[permutation(sequences, seed, "greedy")]
 
 
 @kernel
-def _next_fit(lengths: Int32Array, capacity: int, depth: int, separators: int, starts: IntArray) -> int:
+def _pack_by_next_fit(lengths: Int32Array, pack_tokens: int, depth: int, separators: int, pack_starts: IntArray) -> int:
     """Pack the sequences in their order by next fit, and return the number of packs.
 
-    The index of the first sequence of each pack is written to `starts`, unless `starts` is empty.
+    The index of the first sequence of each pack is written to `pack_starts`, unless `pack_starts` is empty.
     """
     packs = 0
     held = depth
@@ -292,11 +293,11 @@ def _next_fit(lengths: Int32Array, capacity: int, depth: int, separators: int, s
     for index in range(len(lengths)):
         needed = lengths[index] + separators
         if held == depth or needed > room:
-            if len(starts):
-                starts[packs] = index
+            if len(pack_starts):
+                pack_starts[packs] = index
             packs += 1
             held = 0
-            room = capacity
+            room = pack_tokens
             needed = lengths[index]
         room -= needed
         held += 1
@@ -306,7 +307,7 @@ def _next_fit(lengths: Int32Array, capacity: int, depth: int, separators: int, s
 # --- SORT, sorted batching (paper 1 and table 1)
 
 
-def count_sorted_tokens(counts: IntArray, batch_sequences: int) -> int:
+def count_tokens_of_sorted_batches(length_counts: IntArray, batch_sequences: int) -> int:
     """Return the tokens, including padding, that sorted batching processes.
 
     Sequences are sorted by length, cut into batches, and padded to the longest sequence of their batch. There is almost no
@@ -314,12 +315,12 @@ def count_sorted_tokens(counts: IntArray, batch_sequences: int) -> int:
     random samples. This count is for estimates only, because there is nothing to write.
 
     Args:
-        counts: int64 [L], the sequences to batch.
+        length_counts: int64 [L], the sequences to batch.
         batch_sequences: sequences per batch; the last batch may contain fewer.
     """
-    lengths = np.arange(len(counts), 0, -1)
-    ends = np.cumsum(counts[::-1])
-    starts = ends - counts[::-1]
+    lengths = np.arange(len(length_counts), 0, -1)
+    ends = np.cumsum(length_counts[::-1])
+    starts = ends - length_counts[::-1]
     # Batch k begins at sorted position k * batch_sequences, where its longest sequence is.
     batches_started = -(-ends // batch_sequences) - -(-starts // batch_sequences)
     sequences = int(ends[-1]) if len(ends) else 0

@@ -159,9 +159,11 @@ def validate_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
     wrong, is_integer = find_non_integer(values, 1, longest), _is_integer_array(values)
     if wrong >= 0 or not is_integer:
         index = max(wrong, 0)
-        remedy = "truncate or split longer ones, drop empty ones" if is_integer else "convert them, `lengths.astype(int)`"
+        remedy = "truncate or split longer sequences, and drop empty ones" if is_integer else "use `lengths.astype(int)`"
         value = _format_entry(values, index) + ("" if is_integer else f", of type {values.dtype}")
-        raise ArgumentError(f"lengths[{index}] is {value}; lengths must be integers from 1 to {longest} (a row): {remedy}")
+        raise ArgumentError(
+            f"lengths[{index}] is {value}; lengths must be integers from 1 to {longest}, the row length; {remedy}"
+        )
     return values.astype(np.uint16 if longest < 2**16 else np.int32)
 
 

@@ -94,7 +94,10 @@ def solve_nnls(
     """
     max_length = len(target)
     if max_length > MAX_NNLS_LENGTH:
-        raise InputError(f"this algorithm packs at most {MAX_NNLS_LENGTH} tokens, not {max_length}; use nnls or optimal")
+        raise InputError(
+            f"this algorithm supports packs of at most {MAX_NNLS_LENGTH} tokens, but they have {max_length}; use nnls or "
+            "optimal"
+        )
     work = WorkBudget() if work is None else work
     depth = max(1, min(depth, max_length))
     scale = max(float(np.max(target, initial=0)), 1.0)

@@ -68,10 +68,12 @@ class Packs:
         try:
             index = range(len(self))[pack]
         except IndexError:
-            raise IndexError(f"packs[{pack}] does not exist: there are {len(self):,} packs, numbered from 0") from None
+            raise IndexError(
+                f"packs[{pack}] does not exist, because there are only {len(self):,} packs, numbered from 0"
+            ) from None
         except TypeError:
             raise TypeError(
-                f"packs[{short_repr(pack)}]: use an integer for one pack, or a slice such as [2:5] for several"
+                f"packs[{short_repr(pack)}]: the index must be an integer, or a slice such as [2:5] for several packs"
             ) from None
         return self.indices[self.offsets[index] : self.offsets[index + 1]]
 
@@ -264,7 +266,7 @@ def pack_histogram(
 def _pack_and_prove(histogram: Histogram, depth: int | str, algorithm: str, seed: int, effort: str) -> Packing:
     """Pack a histogram, check the result and prove its bound. Errors in the arguments are raised as ArgumentError."""
     if effort not in get_args(Effort):
-        raise ArgumentError(f"effort is {short_repr(effort)}; it must be {' or '.join(get_args(Effort))}")
+        raise ArgumentError(f"effort must be {' or '.join(get_args(Effort))}, but is {short_repr(effort)}")
     try:
         with _report_progress_if_long(f"packing {histogram.sequences:,} sequences by {algorithm}") as work:
             return pack_counts(histogram, algorithm, depth, seed=seed, effort=cast(Effort, effort), work=work)

@@ -52,7 +52,7 @@ Cost = Callable[[int], float]
 """The cost of a row with this many positions, in any unit."""
 
 
-def row_cost(length: int, hidden_size: int) -> float:
+def estimate_row_cost(length: int, hidden_size: int) -> float:
     """Return the cost of a row of `length` positions, in units of the cost of a token without attention."""
     return length * (1 + length / (_ATTENTION_SHARE * hidden_size))
 
@@ -70,18 +70,19 @@ class RowLengths:
     @property
     def packings(self) -> tuple[Packing, ...]:
         """The packings of the row lengths, planned on first use."""
-        return tuple(self._rows.plan(*interval) for interval in self._rows.occupied_intervals(self.lengths))
+        return tuple(self._rows.plan_interval(*interval) for interval in self._rows.intervals_with_sequences(self.lengths))
 
     def format_cost(self) -> str:
         """Return a line of text that compares the cost with one row length and with padded batches."""
         one, padded = self.cost / self.one_length_cost, self.cost / self.padded_cost
-        beside = f"{one:.2f} of that of rows of one length, " if len(self.lengths) > 1 else ""
+        beside = f"{one:.2f} times that of rows of one length, " if len(self.lengths) > 1 else ""
         lengths = join_with_and(f"{length:,}" for length in self.lengths)
-        return f"rows of {lengths}: estimated cost {beside}{padded:.2f} of that of batches padded to their longest sequence"
+        padded_text = f"{padded:.2f} times that of batches padded to their longest sequence"
+        return f"rows of {lengths}: the estimated cost is {beside}{padded_text}"
 
 
 def choose_row_lengths(
-    counts: IntArray,
+    length_counts: IntArray,
     cost: Cost,
     *,
     lengths: tuple[int, ...] | None = None,
@@ -94,7 +95,7 @@ def choose_row_lengths(
     """Choose row lengths for a histogram of sequences.
 
     Args:
-        counts: int64 [longest sequence], the number of sequences of length 1, 2, and so on; at least one sequence.
+        length_counts: int64 [longest sequence], the number of sequences of length 1, 2, and so on; at least one sequence.
         cost: the cost of a row, as a function of its length.
         lengths: the row lengths to use, ascending, or None to choose them. Lengths that no sequence needs are dropped.
         multiple: chosen lengths are multiples of this, except `longest` itself.
@@ -109,45 +110,45 @@ def choose_row_lengths(
     Raises:
         InputError: a sequence is longer than the longest row, or there is no sequence.
     """
-    if not counts.any():
+    if not length_counts.any():
         raise InputError("there are no sequences, so row lengths cannot be chosen")
-    needed = int(np.flatnonzero(counts)[-1]) + 1
+    needed = int(np.flatnonzero(length_counts)[-1]) + 1
     if longest is not None and needed > longest:
         raise InputError(f"the longest sequence has {needed} tokens, but rows have at most {longest}; truncate or drop it")
     if lengths is not None and needed > lengths[-1]:
         raise InputError(
             f"the longest sequence has {needed} tokens, but the longest row has {lengths[-1]}; add a longer row"
         )
-    rows = _RowPlanner(counts, cost, depth, algorithm)
+    planner = _RowPlanner(length_counts, cost, depth, algorithm)
     last = -(-needed // multiple)
     steps = range(1, last + 1) if last <= _MOST_CANDIDATES else np.geomspace(1, last, _MOST_CANDIDATES).round().astype(int)
     candidates = sorted({min(int(step) * multiple, longest or last * multiple) for step in steps})
-    best = lengths or _choose_cheapest(rows, candidates)
+    best = lengths or _choose_cheapest_lengths(planner, candidates)
     # For batches of random single sequences: the probability that each length is the longest of its batch.
-    occurring, sequences = np.flatnonzero(counts) + 1, int(counts.sum())
-    none_longer = (np.cumsum(counts[occurring - 1]) / sequences) ** min(batch_sequences, sequences)
+    occurring, sequences = np.flatnonzero(length_counts) + 1, int(length_counts.sum())
+    none_longer = (np.cumsum(length_counts[occurring - 1]) / sequences) ** min(batch_sequences, sequences)
     is_longest = np.diff(none_longer, prepend=0.0)
     return RowLengths(
-        lengths=tuple(length for _, length in rows.occupied_intervals(best)),
-        cost=rows.cost(best),
-        one_length_cost=rows.cost((candidates[-1],)),
+        lengths=tuple(length for _, length in planner.intervals_with_sequences(best)),
+        cost=planner.total_cost(best),
+        one_length_cost=planner.total_cost((candidates[-1],)),
         padded_cost=float(sequences * (is_longest @ np.array([cost(length) for length in occurring.tolist()]))),
-        _rows=rows,
+        _rows=planner,
     )
 
 
-def _choose_cheapest(rows: _RowPlanner, candidates: list[int]) -> tuple[int, ...]:
+def _choose_cheapest_lengths(planner: _RowPlanner, candidates: list[int]) -> tuple[int, ...]:
     """Return the cheapest row lengths, or the longest candidate alone if several lengths save too little."""
     *shorter, longest = candidates
     choices = [(*some, longest) for number in range(1, MOST_LENGTHS) for some in combinations(shorter, number)]
     best: tuple[int, ...] = (longest,)
-    best_cost = rows.cost(best) * (1.0 - LEAST_GAIN)
-    by_min_cost = sorted((rows.cost(choice, rows.bound), choice) for choice in choices)
+    best_cost = planner.total_cost(best) * (1.0 - LEAST_GAIN)
+    by_min_cost = sorted((planner.total_cost(choice, planner.min_packs), choice) for choice in choices)
     for min_cost, choice in by_min_cost[:_MOST_PLANNED]:
         if min_cost >= best_cost:
             break
-        if rows.cost(choice) < best_cost:
-            best, best_cost = choice, rows.cost(choice)
+        if planner.total_cost(choice) < best_cost:
+            best, best_cost = choice, planner.total_cost(choice)
     return best
 
 
@@ -159,41 +160,48 @@ class _RowPlanner:
         self._bounds: dict[tuple[int, int], int] = {}
         self._packings: dict[tuple[int, int], Packing] = {}
 
-    def occupied_intervals(self, choice: tuple[int, ...]) -> list[tuple[int, int]]:
+    def intervals_with_sequences(self, row_lengths: tuple[int, ...]) -> list[tuple[int, int]]:
         """Return the (above, length) intervals of the chosen lengths that contain at least one sequence."""
-        return [(above, length) for above, length in pairwise((0, *choice)) if self._counts[above:length].any()]
+        return [(above, length) for above, length in pairwise((0, *row_lengths)) if self._counts[above:length].any()]
 
-    def plan(self, above: int, length: int) -> Packing:
-        """Return the packing of the sequences of an interval into rows of `length` tokens."""
-        if (above, length) not in self._packings:
-            histogram = Histogram(length, self._counts_between(above, length))
-            self._packings[above, length] = pack_histogram(histogram, self._algorithm, self._depth)
-        return self._packings[above, length]
+    def plan_interval(self, above: int, row_length: int) -> Packing:
+        """Return the packing of the sequences of an interval into rows of `row_length` tokens."""
+        if (above, row_length) not in self._packings:
+            histogram = Histogram(row_length, self._counts_between(above, row_length))
+            self._packings[above, row_length] = pack_histogram(histogram, self._algorithm, self._depth)
+        return self._packings[above, row_length]
 
-    def cost(self, choice: tuple[int, ...], pack_count: Callable[[int, int], int] | None = None) -> float:
+    def total_cost(
+        self, row_lengths: tuple[int, ...], count_interval_packs: Callable[[int, int], int] | None = None
+    ) -> float:
         """Return the cost of all rows.
 
-        `pack_count` returns the number of packs of an interval. With `bound`, the result is a lower bound of the cost.
+        `count_interval_packs` returns the number of packs of an interval. With `min_packs`, the result is a lower bound of
+        the cost.
         """
-        pack_count_of = pack_count or self._estimate_packs
-        return sum(pack_count_of(*interval) * self._cost(interval[1]) for interval in self.occupied_intervals(choice))
+        pack_count_of = count_interval_packs or self._estimate_packs
+        return sum(
+            pack_count_of(*interval) * self._cost(interval[1]) for interval in self.intervals_with_sequences(row_lengths)
+        )
 
-    def _estimate_packs(self, above: int, length: int) -> int:
+    def _estimate_packs(self, above: int, row_length: int) -> int:
         """Return the number of rows of an interval: the bound if it is accurate enough, otherwise that of a plan."""
-        bound = self.bound(above, length)
-        return bound if self._algorithm == "optimal" and bound >= _MANY_PACKS else self.plan(above, length).packs
+        bound = self.min_packs(above, row_length)
+        return (
+            bound if self._algorithm == "optimal" and bound >= _MANY_PACKS else self.plan_interval(above, row_length).packs
+        )
 
-    def bound(self, above: int, length: int) -> int:
+    def min_packs(self, above: int, row_length: int) -> int:
         """Return a lower bound on the number of rows of an interval."""
-        if (above, length) not in self._bounds:
-            part, depth = self._counts_between(above, length), resolve_depth(self._depth, length)
+        if (above, row_length) not in self._bounds:
+            part, depth = self._counts_between(above, row_length), resolve_depth(self._depth, row_length)
             proofs = certify_token_or_count_bound(part, depth), certify_threshold_bound(part, depth)
-            self._bounds[above, length] = max(proof.bound for proof in proofs)
-        return self._bounds[above, length]
+            self._bounds[above, row_length] = max(proof.bound for proof in proofs)
+        return self._bounds[above, row_length]
 
-    def _counts_between(self, above: int, length: int) -> IntArray:
+    def _counts_between(self, above: int, row_length: int) -> IntArray:
         """Return the counts of the sequences of an interval, int64 [length]."""
-        part = np.zeros(length, dtype=np.int64)
-        own = self._counts[above:length]
+        part = np.zeros(row_length, dtype=np.int64)
+        own = self._counts[above:row_length]
         part[above : above + len(own)] = own
         return part

@@ -22,7 +22,7 @@ from gaudi_bert.common.arrays import BatchArrays, Float32Array, IntArray
 from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.packing.algorithms import run_algorithm
 from gaudi_bert.packing.heuristics import OpenPacks, fill_open_packs
-from gaudi_bert.packing.row_lengths import row_cost
+from gaudi_bert.packing.row_lengths import estimate_row_cost
 from gaudi_bert.packing.strategies import StrategyCounts, count_packs, count_slots
 from gaudi_bert.rows.packs import BatchShape, IncompleteBatch, PackedSequences, sample_packs_of
 from gaudi_bert.rows.types import Sequences
@@ -149,18 +149,20 @@ def plan_window(
     """
     tokens, longest = int(lengths.sum()), int(lengths.max(initial=1))
     rounded = fixed_row_length or min(_round_up(longest), max_row_length or _round_up(longest))
-    unpacked_cost = len(lengths) * row_cost(rounded, hidden_size)
+    unpacked_cost = len(lengths) * estimate_row_cost(rounded, hidden_size)
     alone, alone_cost = [rounded], unpacked_cost
     if packed and fixed_row_length is None:
         alone, alone_cost = _choose_row_lengths(
-            _count_lengths(lengths, rounded), rounded, lambda row: row_cost(row, hidden_size)
+            _count_lengths(lengths, rounded), rounded, lambda row: estimate_row_cost(row, hidden_size)
         )
     choices = _candidate_lengths(longest, rounded, fixed_row_length, max_row_length) if packed else ()
     solved = [_pack_into_rows(lengths, choice) for choice in choices]
 
     def cost(mixtures: list[tuple[int, StrategyCounts]]) -> float:
         """Return the estimated cost of packs with one or two row lengths."""
-        return sum(count_packs(strategy_counts) * row_cost(length, hidden_size) for length, strategy_counts in mixtures)
+        return sum(
+            count_packs(strategy_counts) * estimate_row_cost(length, hidden_size) for length, strategy_counts in mixtures
+        )
 
     best = min(solved, key=cost, default=None)
     if best is not None and alone_cost >= LEAST_GAIN * cost(best):

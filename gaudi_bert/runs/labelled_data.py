@@ -15,7 +15,7 @@ from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, TaskSetting
 from gaudi_bert.model.config import ModelSizes
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, row_cost
+from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, estimate_row_cost
 from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
@@ -266,7 +266,7 @@ def pack_into_row_lengths(counts: IntArray, section: FineTuneSettings, sizes: Mo
     """
     return choose_row_lengths(
         counts,
-        partial(row_cost, hidden_size=sizes.hidden_size),
+        partial(estimate_row_cost, hidden_size=sizes.hidden_size),
         lengths=get_explicit_row_lengths(section) or None,
         longest=sizes.positions,
         depth=depth,

@@ -37,7 +37,7 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.row_lengths import USUAL_HIDDEN_SIZE, choose_row_lengths, row_cost
+from gaudi_bert.packing.row_lengths import USUAL_HIDDEN_SIZE, choose_row_lengths, estimate_row_cost
 from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.packs.write import GroupInputs, PackingJob, write_packs
 from gaudi_bert.rows.tokenizer import open_tokenizer, save_tokenizer
@@ -310,7 +310,7 @@ def _choose_row_lengths(table: str | Path, settings: TableSettings, reporter: Re
         )
     chosen = choose_row_lengths(
         counts,
-        partial(row_cost, hidden_size=USUAL_HIDDEN_SIZE),
+        partial(estimate_row_cost, hidden_size=USUAL_HIDDEN_SIZE),
         lengths=settings.explicit_row_lengths or None,
         longest=most,
         depth=settings.depth,

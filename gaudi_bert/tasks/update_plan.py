@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from gaudi_bert.common.arrays import FloatArray, IntArray, permutation
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.sampling import SampledPacks
-from gaudi_bert.packing.row_lengths import row_cost
+from gaudi_bert.packing.row_lengths import estimate_row_cost
 from gaudi_bert.rows.packs import BatchShape
 
 _LENGTH_STEP = 8
@@ -225,7 +225,7 @@ def choose_update_shape(
 
     def cost(shape: UpdateShape) -> float:
         """Return the estimated cost of an update of this shape."""
-        return shape.pack_count * row_cost(shape.batch.length, hidden_size)
+        return shape.pack_count * estimate_row_cost(shape.batch.length, hidden_size)
 
     sampled = _SAMPLED_ROWS // stream.batch_rows + 1
     if sampled < stream.examined_updates:

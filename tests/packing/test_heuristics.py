@@ -12,7 +12,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.exact.optimal import pack_optimally
 from gaudi_bert.packing.heuristics import (
     count_greedy_packs,
-    count_sorted_tokens,
+    count_tokens_of_sorted_batches,
     pack_first_fit,
     pack_greedily,
     pack_longest_first,
@@ -79,7 +79,7 @@ def test_too_many_sequences_are_refused() -> None:
 @given(histogram=small_histograms(), batch=st.integers(1, 9))
 @examples(120)
 def test_equals_sorting_and_cutting(histogram: Histogram, batch: int) -> None:
-    assert count_sorted_tokens(histogram.counts, batch) == sorted_batches(histogram.counts, batch)
+    assert count_tokens_of_sorted_batches(histogram.counts, batch) == sorted_batches(histogram.counts, batch)
 
 
 def test_more_depth_can_mean_more_packs_for_a_heuristic_and_never_for_optimal() -> None:

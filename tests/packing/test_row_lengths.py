@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.row_lengths import LEAST_GAIN, MOST_LENGTHS, Cost, choose_row_lengths, row_cost
+from gaudi_bert.packing.row_lengths import LEAST_GAIN, MOST_LENGTHS, Cost, choose_row_lengths, estimate_row_cost
 from tests.builders.agree import agree
 from tests.builders.histograms import bimodal, lognormal, uniform
 from tests.builders.properties import examples
 from tests.oracles.packing import fewest_packs
 
-ENCODER = partial(row_cost, hidden_size=256)
+ENCODER = partial(estimate_row_cost, hidden_size=256)
 """A small ModernBERT."""
 
 

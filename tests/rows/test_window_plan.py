@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.rows.packs import IncompleteBatch
 from gaudi_bert.rows.types import Sequences
-from gaudi_bert.rows.window_plan import LEAST_GAIN, PackRunner, RowLengthPacks, WindowPlan, plan_window, row_cost
+from gaudi_bert.rows.window_plan import LEAST_GAIN, PackRunner, RowLengthPacks, WindowPlan, estimate_row_cost, plan_window
 from tests.builders.properties import examples
 
 # --- plans of windows: every sequence once, in a row that holds it; cheaper than unpacked, or unpacked
@@ -30,7 +30,7 @@ def check(plan: WindowPlan, lengths: np.ndarray) -> None:
 
 
 def cost(plan: WindowPlan) -> float:
-    return sum(len(part.packs) * row_cost(part.length, 384) for part in plan.parts)
+    return sum(len(part.packs) * estimate_row_cost(part.length, 384) for part in plan.parts)
 
 
 @examples(60)

@@ -110,7 +110,7 @@ def test_rows_of_several_lengths_are_taken_up_to_the_same_bits(files: Any, model
     listener = Listener()
     run("multi-label", *rows, model, tmp_path / "out", listener, finetune=changes)
     assert "rows of 10, 16 and 61" in listener.text
-    assert "of that of batches padded to their longest sequence" in listener.text
+    assert "times that of batches padded to their longest sequence" in listener.text
     for update in (1, 4):
         with pytest.raises(StoppedError):
             run("multi-label", *rows, model, tmp_path / "stopped", StopAfter(update), finetune=changes)
