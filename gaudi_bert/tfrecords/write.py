@@ -31,7 +31,7 @@ from gaudi_bert.common.progress import Task, format_bytes, format_count
 from gaudi_bert.common.sampling import sample_packs
 from gaudi_bert.common.threads import choose_worker_count, map_in_threads
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.packing.certificate import Certificate, check_certificate, certify_token_or_count_bound
+from gaudi_bert.packing.certificate import Certificate, certify_token_or_count_bound, check_certificate
 from gaudi_bert.packs.plan import plan_packs
 from gaudi_bert.packs.write import GroupInputs, PackingJob, write_packs
 from gaudi_bert.tfrecords.files import RecordInputs, open_inputs, records_folder
