@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, model_validator
@@ -73,6 +73,18 @@ class CountedFile(InputFile):
             stated = f"{self.sequences} sequences and {self.tokens} tokens"
             raise ValueError(f"the counts of {shorten(self.name)} do not add up to the stated {stated}")
         return self
+
+
+class _LengthTotals(NamedTuple):
+    """The totals over all files for each length 1 .. L, as arrays int64 [L].
+
+    Attributes:
+        counts: The number of sequences.
+        max_masked: The maximum number of masked positions of a sequence.
+    """
+
+    counts: IntArray
+    max_masked: IntArray
 
 
 class HistogramFile(Artefact):
@@ -174,20 +186,18 @@ class HistogramFile(Artefact):
             if one == other:
                 raise ValueError(f"the file {shorten(one)} was counted twice")
         if self.files is not None:
-            in_files, _ = self._sum_files()
-            for number, (count, counted) in enumerate(zip(self.counts, in_files.tolist(), strict=True), start=1):
-                if count != counted:
-                    raise ValueError(f"length {number} occurs {count} times in total, but {counted} times in the files")
+            counts_of_files = self._sum_files().counts.tolist()
+            for length, (count, file_count) in enumerate(zip(self.counts, counts_of_files, strict=True), start=1):
+                if count != file_count:
+                    raise ValueError(f"length {length} occurs {count} times in total, but {file_count} times in the files")
         return self
 
     def compute_max_masked(self) -> IntArray | None:
         """Return the maximum number of masked positions for each length, int64 [L], or None without counts per file."""
-        return None if self.files is None else self._sum_files()[1]
+        return None if self.files is None else self._sum_files().max_masked
 
-    def _sum_files(self) -> tuple[IntArray, IntArray]:
-        """Return the number of sequences and the maximum number of masked positions for each length 1 .. L.
-
-        Both arrays are int64 [L].
+    def _sum_files(self) -> _LengthTotals:
+        """Return the totals over all files for each length.
 
         Raises:
             ValueError: A length or a number of masked positions is out of range.
@@ -205,7 +215,7 @@ class HistogramFile(Artefact):
                     )
             np.add.at(counts, lengths - 1, sequences)
             np.maximum.at(max_masked, lengths - 1, masked)
-        return counts, max_masked
+        return _LengthTotals(counts, max_masked)
 
     def summary(self) -> dict[str, Any]:
         """Return the totals over all files. `max_predictions` is 0 if no sequence has masked positions."""

@@ -25,12 +25,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from gaudi_bert.artefacts.base import find_complete_parts
 from gaudi_bert.artefacts.object_store import ObjectInfo, ObjectStore
 from gaudi_bert.common.errors import GaudiBertError, InputError
 from gaudi_bert.common.files import Mirror, explain_os_errors, find_mirror, is_in_store, mount_mirror, store_url
 from gaudi_bert.config.places import StoreSettings
+
+
+class _FileState(NamedTuple):
+    """The size and the modification time (in nanoseconds) of a local file, by which changes are detected."""
+
+    bytes: int
+    modified_ns: int
 
 
 @dataclass(frozen=True)
@@ -43,14 +51,14 @@ class _MirroredFolder(Mirror):
         objects: Access to the store.
         listed: The size and version of files when they were listed. If they have changed when the file is downloaded, the
             download fails.
-        same: The size and modification time of local files that are equal to their objects in the store.
+        uploaded_states: The states of local files that are equal to their objects in the store.
     """
 
     folder: Path
     url: str
     objects: ObjectStore
     listed: dict[Path, ObjectInfo] = field(default_factory=dict)
-    same: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    uploaded_states: dict[Path, _FileState] = field(default_factory=dict)
 
     def object_url(self, path: Path) -> str:
         """Return the URL of a local path."""
@@ -67,10 +75,10 @@ class _MirroredFolder(Mirror):
 
     def upload(self, path: Path) -> None:
         """Upload a file."""
-        state = _state(path)
+        state = _read_file_state(path)
         self.listed.pop(path, None)
         self.objects.upload(path, self.object_url(path))
-        self.same[path] = state
+        self.uploaded_states[path] = state
 
     def download(self, path: Path) -> None:
         """Download a file.
@@ -79,7 +87,7 @@ class _MirroredFolder(Mirror):
             InputError: The store does not have the file, or it has changed since it was listed.
         """
         self.objects.download(self.object_url(path), path, self.listed.get(path))
-        self.same[path] = _state(path)
+        self.uploaded_states[path] = _read_file_state(path)
 
     def download_if_present(self, path: Path) -> None:
         """Download a file if the store has it."""
@@ -88,10 +96,14 @@ class _MirroredFolder(Mirror):
             self.listed[path] = info
             self.download(path)
 
+    def has_changed(self, path: Path) -> bool:
+        """Return whether a file is not hidden and differs from its object in the store."""
+        return self.is_visible(path) and self.uploaded_states.get(path) != _read_file_state(path)
+
     def remove(self, path: Path) -> None:
         """Remove the object of a local path. The local file stays."""
         self.listed.pop(path, None)
-        self.same.pop(path, None)
+        self.uploaded_states.pop(path, None)
         self.objects.remove(self.object_url(path))
 
     def run_in_threads(self, action: Callable[[Path], None], paths: Iterable[Path]) -> None:
@@ -101,10 +113,10 @@ class _MirroredFolder(Mirror):
                 pass
 
 
-def _state(path: Path) -> tuple[int, int]:
-    """Return the size and the modification time of a local file, by which changes are detected."""
+def _read_file_state(path: Path) -> _FileState:
+    """Return the current state of a local file."""
     status = path.stat()
-    return status.st_size, status.st_mtime_ns
+    return _FileState(status.st_size, status.st_mtime_ns)
 
 
 def _find_mirrored_folder(path: Path) -> _MirroredFolder | None:
@@ -174,8 +186,7 @@ def publish_files(*paths: Path) -> None:
         mirror = _find_mirrored_folder(path)
         if mirror is not None:
             files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-            changed = [file for file in files if mirror.is_visible(file) and mirror.same.get(file) != _state(file)]
-            mirror.run_in_threads(mirror.upload, changed)
+            mirror.run_in_threads(mirror.upload, filter(mirror.has_changed, files))
 
 
 def remove_local_copies(*paths: Path) -> None:

@@ -88,7 +88,7 @@ class PlanTotals(Artefact):
 
     def format_choices(self) -> list[str]:
         """Return lines of text that describe how the packs were chosen."""
-        tokens = f"the tokens alone fill {format_count(self.token_bound, 'pack')}"
+        tokens = f"the tokens alone need {format_count(self.token_bound, 'pack')}"
         masked = f"{self.masked_slots} masked slots per pack (the data need {self.masked_slots_needed})"
         lines = [tokens, describe_algorithm(self.algorithm, self.algorithms_used, self.depth_used)]
         return [*lines, masked] if self.masked_slots_needed else lines

@@ -65,6 +65,13 @@ class GroupShards(Artefact):
         return self
 
 
+class ShardLocation(NamedTuple):
+    """The place of a shard: its group, and its number in this group."""
+
+    group: int
+    number: int
+
+
 @dataclass(frozen=True)
 class ShardTable:
     """The shards of a packed folder as arrays. 640,000 shards take only a few megabytes.
@@ -86,10 +93,10 @@ class ShardTable:
     def __len__(self) -> int:
         return len(self.packs)
 
-    def locate_shard(self, shard: int) -> tuple[int, int]:
-        """Return (the group of a shard, the number of the shard in this group)."""
+    def locate_shard(self, shard: int) -> ShardLocation:
+        """Return the group of a shard, and the number of the shard in this group."""
         group = int(np.searchsorted(self.first_shards, shard, side="right")) - 1
-        return group, shard - int(self.first_shards[group])
+        return ShardLocation(group, shard - int(self.first_shards[group]))
 
     def file_name(self, shard: int) -> str:
         """Return the file name of a shard."""

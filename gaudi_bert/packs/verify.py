@@ -221,11 +221,11 @@ class GroupVerifier(Protocol[_Manifest]):
         ...
 
 
-def verify_packs(reader: GroupVerifier[Any], run: StageRun) -> StageOutput[Verification] | PlainResult:
+def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Verification] | PlainResult:
     """Verify a packed folder: all of its groups, the groups of a part, or the sums of all parts.
 
     Args:
-        reader: reads the packs and their source.
+        verifier: compares the groups with their source.
         run: how to run the stage, and for which part.
 
     Returns:
@@ -235,7 +235,7 @@ def verify_packs(reader: GroupVerifier[Any], run: StageRun) -> StageOutput[Verif
         FailedError: the packs are not those of their source, or a file of the folder is wrong.
         InputError: a part is to be verified in a folder that is read-only.
     """
-    folder = reader.folder
+    folder = verifier.folder
     path = folder.json_folder / VERIFICATION_NAME
     writable = is_mirrored(folder.path) or os.access(folder.json_folder, os.W_OK)
     if not writable and not run.does_all_parts:
@@ -250,7 +250,7 @@ def verify_packs(reader: GroupVerifier[Any], run: StageRun) -> StageOutput[Verif
     else:
         parts = []
         try:
-            proof = _verify_groups(reader, run.select_part(folder.group_numbers))
+            proof = _verify_groups(verifier, run.select_part(folder.group_numbers))
         except FailedError:
             if writable:
                 remove_files(path)
@@ -261,7 +261,7 @@ def verify_packs(reader: GroupVerifier[Any], run: StageRun) -> StageOutput[Verif
     sums = PackedTotals()
     for manifest in folder.read_manifests():
         sums.add_group(manifest, folder.metadata.groups[manifest.group].manifest_crc32c)
-    folder.check_metadata(reader.build_expected_metadata(sums))
+    folder.check_metadata(verifier.build_expected_metadata(sums))
     metadata = folder.metadata
     if metadata.lower_bound > min(proof.lower_bound, metadata.packs):
         depth = metadata.depth or metadata.max_sequence_length
@@ -283,10 +283,10 @@ def verify_packs(reader: GroupVerifier[Any], run: StageRun) -> StageOutput[Verif
     return StageOutput(proof)
 
 
-def _verify_groups(reader: GroupVerifier[Any], group_numbers: Sequence[int]) -> Verification:
+def _verify_groups(verifier: GroupVerifier[Any], group_numbers: Sequence[int]) -> Verification:
     """Read groups, check the manifest of each, and return the sums of what was proven."""
-    folder, sums, bound, fingerprint, shards = reader.folder, PackedTotals(), 0, 0, 0
-    for group in reader.verify_groups(folder.read_manifests(group_numbers)):
+    folder, sums, bound, fingerprint, shards = verifier.folder, PackedTotals(), 0, 0, 0
+    for group in verifier.verify_groups(folder.read_manifests(group_numbers)):
         stored, expected = group.stored_manifest, group.expected_manifest
         check_same_content(manifest_path(folder.json_folder, stored.group), stored, expected, stored.remedy)
         sums.add_group(expected)

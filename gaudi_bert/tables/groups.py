@@ -139,9 +139,23 @@ class GroupRows(NamedTuple):
         return tokens
 
 
+class GroupContent(NamedTuple):
+    """The rows of a group, and the sequences to pack that were made from them.
+
+    Attributes:
+        rows: The rows.
+        sequences: The sequences of these rows whose length is in `settings.accepted_sequence_lengths`.
+        too_long: What the policy for rows that are too long did to all rows.
+    """
+
+    rows: GroupRows
+    sequences: RowSequences
+    too_long: TooLongRows
+
+
 def read_sequences(
     table: GroupedTable, group: int, settings: TableSettings, *, lengths_only: bool = False, threads: bool = True
-) -> tuple[GroupRows, RowSequences, TooLongRows]:
+) -> GroupContent:
     """Read and check the rows of a group, and apply the policy for rows that are too long.
 
     Args:
@@ -151,10 +165,6 @@ def read_sequences(
         lengths_only: Whether values are skipped, because only lengths are needed.
         threads: Whether several threads decode.
 
-    Returns:
-        The rows, their sequences with a length in `settings.accepted_sequence_lengths`, and what the policy did to all
-        rows.
-
     Raises:
         InputError: A row is invalid, or is too long under the policy "error".
     """
@@ -162,7 +172,7 @@ def read_sequences(
     most = settings.longest_row_length if settings.too_long == "error" else _LARGEST_LENGTH
     rows = _read_rows(table.groups[group], columns, most, keep_values=not lengths_only, threads=threads)
     sequences, too_long = _apply_too_long_policy(rows.lengths, settings.longest_row_length, settings.too_long)
-    return rows, sequences.select_lengths(settings.accepted_sequence_lengths), too_long
+    return GroupContent(rows, sequences.select_lengths(settings.accepted_sequence_lengths), too_long)
 
 
 def _read_rows(

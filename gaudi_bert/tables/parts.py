@@ -72,6 +72,22 @@ class TablePart(NamedTuple):
         return self.rows
 
 
+class _JsonBlock(NamedTuple):
+    """A block of lines of a JSON file.
+
+    Attributes:
+        start: The byte at which the block begins.
+        end: The byte after the block.
+        rows: The number of rows.
+        memory_bytes: The estimated size of the rows in memory.
+    """
+
+    start: int
+    end: int
+    rows: int
+    memory_bytes: int
+
+
 def read_table_schema(path: Path) -> Any:
     """Return the pyarrow schema of a table. For JSON lines, it is inferred from the first block.
 
@@ -256,15 +272,15 @@ def _is_json(path: Path) -> bool:
     return path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
-def _list_json_blocks(path: Path) -> list[tuple[int, int, int, int]]:
-    """Return (start, end, rows, bytes in memory) for each block. A gzipped file is a single block."""
-    parts, end = [], 0
+def _list_json_blocks(path: Path) -> list[_JsonBlock]:
+    """Return the blocks of a JSON file. A gzipped file is a single block."""
+    blocks, end = list[_JsonBlock](), 0
     for block in _read_blocks(path, 0, None):
-        parts.append((end, end + len(block), len(_split_lines(block)), _MEMORY_OF_TEXT * len(block)))
+        blocks.append(_JsonBlock(end, end + len(block), len(_split_lines(block)), _MEMORY_OF_TEXT * len(block)))
         end += len(block)
-    if path.suffix != ".gz" or not parts:
-        return parts
-    return [(0, end, sum(part[2] for part in parts), sum(part[3] for part in parts))]
+    if path.suffix != ".gz" or not blocks:
+        return blocks
+    return [_JsonBlock(0, end, sum(block.rows for block in blocks), sum(block.memory_bytes for block in blocks))]
 
 
 def _read_json_lines(path: Path, start: int, end: int, first_row: int, schema: Any) -> Any:

@@ -54,7 +54,7 @@ def test_a_folder_half_done_is_resumed_only_with_its_own_settings(tmp_path: Path
     (folder / "packed-00000-00000.tfrecord").write_text("x")
     assert not begin_artefact(folder, final, OLD)
     assert (folder / "packed-00000-00000.tfrecord").exists()
-    with pytest.raises(InputError, match="depth: 3 there"):
+    with pytest.raises(InputError, match="depth: 3 in the file"):
         begin_artefact(folder, final, NEW)
     begin_artefact(folder, final, NEW, overwrite=True)
     assert [path.name for path in folder.iterdir()] == ["settings.json"]
@@ -91,7 +91,7 @@ def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
     [
         ({"a": 1}, {"a": 1, "b": 2}, "b: missing in the file, 2 now"),
         ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, "a.b[1]: 2 in the file, 3 now"),
-        ({"a": [1]}, {"a": [1, 2]}, "a: [1] there, [1, 2] now"),
+        ({"a": [1]}, {"a": [1, 2]}, "a: [1] in the file, [1, 2] now"),
     ],
 )
 def test_the_first_difference_is_named(

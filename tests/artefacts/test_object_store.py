@@ -66,7 +66,9 @@ def test_an_object_that_changes_while_it_is_read_is_refused(s3: S3Server, tmp_pa
             direct.write(url, b"another" * 100)
 
         proxy.faults, proxy.share, proxy.after_get = ("truncated",), 1.0, replace
-        with pytest.raises(InputError, match=r"changing: changed while it was read \(300 bytes before, 700 now\)"):
+        with pytest.raises(
+            InputError, match=r"changing: the object changed while it was read \(300 bytes before, 700 bytes now\)"
+        ):
             ObjectStore(quick(proxy.endpoint)).download(url, tmp_path / "copy")
     known = direct.info(url)
     direct.write(url, b"third" * 100)
@@ -83,7 +85,7 @@ def test_what_is_empty_or_not_there(s3: S3Server, tmp_path: Path) -> None:
     assert objects.info("s3://bucket/none") is None
     assert objects.list("s3://bucket/none") == {}
     assert objects.list("s3://no-such-bucket/none") == {}
-    with pytest.raises(InputError, match="s3://no-such-bucket/x: no such object, or no such bucket"):
+    with pytest.raises(InputError, match="s3://no-such-bucket/x: the object or its bucket does not exist"):
         objects.download("s3://no-such-bucket/x", tmp_path / "copy")
     with pytest.raises(InputError, match="s3://no-such-bucket/x: cannot upload: the bucket does not exist"):
         objects.write("s3://no-such-bucket/x", b"x")
@@ -105,7 +107,10 @@ def test_a_server_that_is_away_is_asked_again_with_growing_pauses(
     assert pauses == [0.5, 1, 2, 3]
     said = capsys.readouterr().err.splitlines()
     assert said, "one line in some seconds, on a slow machine more"
-    assert all(re.fullmatch(r"s3://bucket/x: cannot look at: .*; attempt [2-5] of 5 in [\d.]+ s", line) for line in said)
+    assert all(
+        re.fullmatch(r"s3://bucket/x: cannot read the state of: .*; attempt [2-5] of 5 follows in [\d.]+ s", line)
+        for line in said
+    )
 
 
 def test_a_library_that_cannot_be_loaded_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

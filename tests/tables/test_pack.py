@@ -90,7 +90,7 @@ def test_rows_of_several_lengths(tmp_path: Path, policy: str) -> None:
     pack_table(tmp_path / "rows.arrow", tmp_path / "parts", chosen, a_run(finish=True))
     verify_table(tmp_path / "rows.arrow", tmp_path / "parts", a_run())
     assert contents(tmp_path / "parts") == contents(tmp_path / "out")
-    with pytest.raises(InputError, match=r"row_lengths: \[9, 40, 61\] there, \[40, 61\] now"):
+    with pytest.raises(InputError, match=r"row_lengths: \[9, 40, 61\] in the file, \[40, 61\] now"):
         other = settings(too_long=policy, group_sequences=7, row_lengths=(40, 61))
         pack_table(tmp_path / "rows.arrow", tmp_path / "out", other, a_run())
     pack_table(tmp_path / "rows.arrow", tmp_path / "out", settings(too_long=policy), a_run(overwrite=True))

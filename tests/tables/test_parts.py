@@ -83,7 +83,7 @@ def test_rows_follow_the_first_ones(tmp_path: Path, later: dict) -> None:
 def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"a": "' + b"x" * (LONGEST_ROW_BYTES + (17 << 20)) + b'"}\n', 1))
-    with pytest.raises(InputError, match=r"rows\.jsonl\.gz: a line is longer than 64 MiB; write one JSON object on each"):
+    with pytest.raises(InputError, match=r"rows\.jsonl\.gz: a line is longer than 64 MiB; write one JSON object per line"):
         read_table_schema(path)
 
 

@@ -22,7 +22,7 @@ from tests.oracles.packed_table import packs_of
 def test_only_chosen_columns_are_packed(tmp_path: Path) -> None:
     rows = [{"input_ids": [1, 2], "tags": ["a", "b"], "labels": [1, 2], "name": "x"}]
     tables.write_lines(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(InputError, match=r"column tags holds list<.*>; only lists of numbers are packed"):
+    with pytest.raises(InputError, match=r"column tags has type list<.*>, but only lists of numbers can be packed"):
         pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(), a_run())
     pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(columns=("labels",)), a_run(), verify=True)
     (pack,) = packs_of(tmp_path / "out")

@@ -146,7 +146,10 @@ def test_pairs_are_what_the_tokenizer_makes_of_two_texts(tmp_path: Path, kind: s
     assert created.content.too_long.dropped_tokens == dropped
     for other in ("split", "error"):
         wrong = settings.model_copy(update={"too_long": other})
-        with pytest.raises(InputError, match=r"\(row \d+\): gives \d+ tokens, .* truncate or drop \(a pair is not split\)"):
+        with pytest.raises(
+            InputError,
+            match=r"\(row \d+\): expected 1 to \d+ tokens, found \d+; .* truncate or drop \(a pair is not split\)",
+        ):
             tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path / "any.json", tmp_path / other, wrong, a_run())
 
 
@@ -208,7 +211,7 @@ def test_row_groups_and_empty_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             {"too_long": "error", "max_sequence_length": 9},
             r"t\.jsonl: line 1 \(row 1\): expected 1 to 9 tokens, found \d+; increase",
         ),
-        ({"max_sequence_length": 2}, "--max-sequence-length 2: .* adds 2 special tokens to each row; allowed is 3"),
+        ({"max_sequence_length": 2}, "--max-sequence-length 2: .* adds 2 special tokens to each row, .* at least 3"),
         ({"max_sequence_length": 3, "too_long": "drop"}, "every text is empty or too long"),
     ],
 )

@@ -77,19 +77,19 @@ def swap_sequences(packs: list[Pack]) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (set_value("input_ids", 3, 1), r"pack 0: input_ids is not that of row \d+"),
+        (set_value("input_ids", 3, 1), r"pack 0: input_ids differs from row \d+"),
         (set_value("labels", 119, 0), r"pack 0: labels is wrong at slot 119"),
         (set_value("position_ids", 1, 0), r"pack 0: position_ids is wrong at slot 1"),
         (set_value("position_ids", 119, 77), r"pack 0: position_ids is wrong at slot 119"),
         (set_value("sequence_ids", 0, 2), r"pack 0: sequence_ids is wrong at slot 0"),
-        (set_value("name", 0, "other"), r"name is not that of the rows"),
-        (set_value("score", 0, None), r"score is not that of the rows"),
+        (set_value("name", 0, "other"), r"name differs from the rows"),
+        (set_value("score", 0, None), r"score differs from the rows"),
         (set_value("seq_lens", 0, 99), r"differs from the table|contains more than 120 tokens"),
         (set_value("indices", 0, 60), r"row 60 differs from the table"),
         (set_value("starts", 0, 1), r"row \d+ differs from the table"),
         (lambda packs: packs[1].update(packs[0]), "a sequence occurs in two packs"),
-        (lambda packs: packs.pop(), r"row \d+ of the table is in no pack"),
-        (swap_sequences, r"is not that of row|is not that of the rows"),
+        (lambda packs: packs.pop(), r"no pack contains row \d+ of the table"),
+        (swap_sequences, r"differs from row|differs from the rows"),
     ],
 )
 def test_damage_is_named(folder: Path, change: Callable[[list[Pack]], None], reason: str) -> None:
@@ -127,7 +127,7 @@ def test_values_are_compared_in_the_type_that_parquet_stores(tmp_path: Path, col
     for one, other in ((0, 1), (1, 2), (2, 3), (4, 0)):
         shutil.copytree(tmp_path / "packed", tmp_path / "changed")
         rewrite(tmp_path / "changed", partial(swap_values, one, other))
-        with pytest.raises(FailedError, match="x is not that of the rows"):
+        with pytest.raises(FailedError, match="x differs from the rows"):
             verify_table(tmp_path / "rows.arrow", tmp_path / "changed", a_run())
         shutil.rmtree(tmp_path / "changed")
 
@@ -166,11 +166,11 @@ def list_no_length(packed: Path) -> None:
         (lambda packed: shutil.rmtree(packed / "rows-9"), "rows-9/.*/settings.json: cannot read: No such file"),
         (
             lambda packed: shutil.copytree(packed / "rows-9", packed / "rows-12"),
-            "rows-12: is not in .*row_lengths.json; remove",
+            "rows-12: the folder is not listed in .*row_lengths.json; remove",
         ),
         (lambda packed: (packed / "rows-9" / SHARD).unlink(), f"rows-9/{SHARD}: .*missing"),
-        (lambda packed: rewrite(packed / "rows-9", set_value("input_ids", 0, 1)), r"input_ids is not that of row \d+"),
-        (lambda packed: rewrite(packed / "rows-30", lambda packs: packs.pop()), r"row \d+ of the table is in no pack"),
+        (lambda packed: rewrite(packed / "rows-9", set_value("input_ids", 0, 1)), r"input_ids differs from row \d+"),
+        (lambda packed: rewrite(packed / "rows-30", lambda packs: packs.pop()), r"no pack contains row \d+ of the table"),
         (
             list_no_length,
             "row_lengths.json: .*`row_lengths` = .*: must have a length of at least 1; pack the table again",
@@ -211,7 +211,7 @@ def test_a_bound_that_cannot_be_proven_is_refused_though_all_files_agree_on_it(t
 
 def test_a_table_in_a_store_is_verified_at_once(whole: Path, s3: S3Server) -> None:
     part = a_run(part=(0, 2), store=quick(s3.endpoint))
-    with pytest.raises(InputError, match=r"s3://bucket/packed: parts of a table are not verified in a store, .* at once"):
+    with pytest.raises(InputError, match=r"s3://bucket/packed: --shard is not supported .* at once"):
         verify_table(whole / "rows.parquet", Path("s3://bucket/packed"), part)
 
 

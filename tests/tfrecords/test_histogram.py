@@ -142,15 +142,18 @@ TWO = file_entry("b.tfrecord", [[4, 1, 2]])
     ("value", "message"),
     [
         ({"max_sequence_length": 2, "counts": [0, 0]}, "contains no sequences"),
-        ({"max_sequence_length": 3, "counts": [1, 1]}, "2 counts for lengths 1 to 3"),
+        ({"max_sequence_length": 3, "counts": [1, 1]}, "expected 3 counts, for lengths 1 to 3, found 2"),
         ({**content(ONE), "counts": [0, 3, 0, 2]}, "length 4 occurs 2 times in total, but 1 times in the files"),
         (content({**ONE, "sequences": 5}), "the counts of a.tfrecord do not add up to the stated 5 sequences"),
         ({**content(ONE), "tokens": 11}, "tokens is 11, but the counts add up to 10"),
         (content(ONE, ONE), "a.tfrecord was counted twice"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, 1, 3], [4]]}]}, "must be a list of rows of three integers"),
-        ({**content(ONE), "files": [{**ONE, "counts": [[2, -1, 3]]}]}, "a.tfrecord has a negative count"),
+        ({**content(ONE), "files": [{**ONE, "counts": [[2, -1, 3]]}]}, "a.tfrecord contains a negative count"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, 9, 3], [4, 2, 1]]}]}, "a masked count of a.tfrecord is 9"),
-        (content(ONE) | {"files": [{**ONE, "sequences": 1, "tokens": 9, "counts": [[9, 1, 1]]}]}, "a.tfrecord is 9"),
+        (
+            content(ONE) | {"files": [{**ONE, "sequences": 1, "tokens": 9, "counts": [[9, 1, 1]]}]},
+            "a.tfrecord must be between 1 and 4, but is 9",
+        ),
     ],
 )
 def test_bad_files_are_one_clear_line(tmp_path: Path, value: Any, message: str) -> None:

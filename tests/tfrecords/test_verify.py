@@ -122,7 +122,7 @@ DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     ),
     (rewritten(SHARD, rotated), f"{SHARD}: its CRC-32C differs"),
     (removed(SHARD), f"{SHARD}: the shard is missing"),
-    (copied(SHARD, "packed/packed-00009-00000.tfrecord"), r"packed-00009-00000.tfrecord: is .*metadata\.json"),
+    (copied(SHARD, "packed/packed-00009-00000.tfrecord"), r"packed-00009-00000.tfrecord: the file is not .*metadata\.json"),
     (copied(INDEX, "packed/group-00002.index"), r"group-00002.index: .*metadata\.json"),
     (
         rewritten(INDEX, lambda data: data[:5] + bytes([data[5] ^ 1]) + data[6:]),
