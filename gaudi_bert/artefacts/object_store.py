@@ -164,19 +164,19 @@ class ObjectStore:
         except FileNotFoundError as error:
             raise _missing_object_error(url) from error
 
-    def download(self, url: str | Path, path: Path, known: ObjectInfo | None = None) -> None:
+    def download(self, url: str | Path, path: Path, expected_state: ObjectInfo | None = None) -> None:
         """Download an object to a local file, atomically.
 
         Args:
             url: The object.
             path: The local file. Its folder is created if necessary.
-            known: The expected state of the object, or None for its current state.
+            expected_state: The expected state of the object, or None for its current state.
 
         Raises:
             InputError: There is no such object, or it is not, or does not remain, in the expected state.
         """
         url = store_url(url)
-        before = known or self.info(url)
+        before = expected_state or self.info(url)
         if before is None:
             raise _missing_object_error(url)
         path.parent.mkdir(parents=True, exist_ok=True)

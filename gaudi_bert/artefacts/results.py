@@ -61,10 +61,10 @@ class StageRun:
         """Whether the run does all parts and writes the final file."""
         return self.part is None and not self.finish
 
-    def select_part(self, groups: Sequence[_Group]) -> Sequence[_Group]:
+    def select_part(self, items: Sequence[_Group]) -> Sequence[_Group]:
         """Return the groups that belong to the part of this run, or all groups if it has no part."""
         number, parts = self.part or (0, 1)
-        return groups[number::parts]
+        return items[number::parts]
 
 
 # --- results

@@ -144,9 +144,9 @@ class ShardTable:
 # The packs of a group are in random order (`common.sampling`), so that every shard is a random sample of its group.
 
 
-def shard_name(group: int, shard: int, ending: str) -> str:
+def shard_name(group: int, number: int, ending: str) -> str:
     """Return the file name of a shard, `packed-GGGGG-SSSSS` with the given suffix."""
-    return f"packed-{group:05d}-{shard:05d}{ending}"
+    return f"packed-{group:05d}-{number:05d}{ending}"
 
 
 def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes: int, small_shard_packs: int = 0) -> int:

@@ -30,7 +30,7 @@ from gaudi_bert.common.progress import Task
 Inputs = TypeVar("Inputs")
 
 
-class GroupInputs(NamedTuple):
+class PendingGroups(NamedTuple):
     """What the groups that are still to be written are read from.
 
     Attributes:
@@ -89,7 +89,7 @@ class PackingJob(ABC, Generic[Inputs]):
         """Return the number of groups in the source."""
 
     @abstractmethod
-    def check_groups(self, inputs: Inputs, group_numbers: Sequence[int]) -> GroupInputs:
+    def check_groups(self, inputs: Inputs, group_numbers: Sequence[int]) -> PendingGroups:
         """Check that the groups with these numbers can be written, before any of them is, and return their files and size.
 
         Raises:
@@ -150,11 +150,11 @@ def write_packs(job: PackingJob[Any]) -> StageOutput[PackedMetadata] | PlainResu
     return StageOutput(metadata, seconds=round(time.monotonic() - started, 3))
 
 
-def _write_groups(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutput, numbers: Sequence[int]) -> None:
+def _write_groups(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutput, group_numbers: Sequence[int]) -> None:
     """Check the groups with these numbers, and then write the shards and the manifest of each."""
-    paths, amount = job.check_groups(inputs, numbers)
+    paths, amount = job.check_groups(inputs, group_numbers)
     with output.reporter.task("write", amount, job.unit) as task, prefetch_batches(paths) as batches:
-        for batch, number in enumerate(numbers):
+        for batch, number in enumerate(group_numbers):
             with batches.provide_batch(batch), output.lock_group(number, f"{output.folder}: group {number}") as is_missing:
                 if is_missing:
                     job.write_group(inputs, number, task).write(output.summary_path(number))

@@ -230,7 +230,7 @@ def _read_checked_lists(part: TablePart, table: Any, columns: TableColumns, max_
         InputError: A row is empty, too long or padded, a token id is invalid, or a column has another number of values than
             `input_ids`.
     """
-    lists = {name: convert_list_column(part.path, part.first_row, name, table.column(name)) for name in columns.aligned}
+    lists = {name: convert_lists_to_numpy(part.path, part.first_row, name, table.column(name)) for name in columns.aligned}
     tokens = lists[TOKENS_COLUMN]
     lengths = np.diff(tokens.offsets)
     _raise_for_first_row(part, lengths == 0, "the row contains no token; omit empty rows")
@@ -265,13 +265,13 @@ def _raise_for_first_row(part: TablePart, is_wrong: BoolArray, problem: str) -> 
         raise InputError(f"{part.path}: row {part.first_row + int(np.argmax(is_wrong))}: {problem}")
 
 
-def convert_list_column(path: Path, first_row: int, name: str, column: Any) -> ListValues:
+def convert_lists_to_numpy(path: Path, first_row: int, column_name: str, column: Any) -> ListValues:
     """Return a pyarrow column of lists of numbers or booleans as numpy arrays. The column must have been validated before.
 
     Args:
         path: The file, for messages.
         first_row: The number of the first row, for messages.
-        name: The name of the column, for messages.
+        column_name: The name of the column, for messages.
         column: The column.
 
     Raises:
@@ -286,7 +286,7 @@ def convert_list_column(path: Path, first_row: int, name: str, column: Any) -> L
             )
     if column.null_count:
         row = first_row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-        raise InputError(f"{path}: row {row}: {name} is null; replace the null with a list, or omit the row")
+        raise InputError(f"{path}: row {row}: {column_name} is null; replace the null with a list, or omit the row")
     if pyarrow.types.is_fixed_size_list(column.type):
         size = column.type.list_size
         offsets = np.arange(column.offset, column.offset + len(column) + 1) * size
@@ -297,7 +297,7 @@ def convert_list_column(path: Path, first_row: int, name: str, column: Any) -> L
         used = values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).is_null().to_numpy(zero_copy_only=False)
         if used.any():
             row = first_row + int(np.searchsorted(offsets - offsets[0], int(np.argmax(used)), side="right")) - 1
-            raise InputError(f"{path}: row {row}: {name} contains a null; replace it with a value, or omit the row")
+            raise InputError(f"{path}: row {row}: {column_name} contains a null; replace it with a value, or omit the row")
         values = values.fill_null(0)
     if pyarrow.types.is_boolean(values.type):
         values = values.cast(pyarrow.uint8())

@@ -39,7 +39,7 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.row_lengths import USUAL_HIDDEN_SIZE, choose_row_lengths, estimate_row_cost
 from gaudi_bert.packing.strategies import Packing
-from gaudi_bert.packs.write import GroupInputs, PackingJob, write_packs
+from gaudi_bert.packs.write import PackingJob, PendingGroups, write_packs
 from gaudi_bert.rows.tokenizer import open_tokenizer, save_tokenizer
 from gaudi_bert.rows.tokenizer_files import TOKENIZER_NAME
 from gaudi_bert.tables.groups import (
@@ -143,12 +143,12 @@ class _TablePacking(PackingJob[GroupedTable]):
         """Return the number of groups in the table."""
         return len(inputs.groups)
 
-    def check_groups(self, inputs: GroupedTable, group_numbers: Sequence[int]) -> GroupInputs:
+    def check_groups(self, inputs: GroupedTable, group_numbers: Sequence[int]) -> PendingGroups:
         """Return an empty list of files for each group, and the total number of rows.
 
         No file has to be fetched, because the files of a table are already on this machine.
         """
-        return GroupInputs(
+        return PendingGroups(
             [()] * len(group_numbers), sum(part.rows for number in group_numbers for part in inputs.groups[number])
         )
 
@@ -215,7 +215,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         return build_table_metadata(inputs, self.settings, totals, self.signature.inputs, __version__)
 
 
-def _pack_group(sequences: RowSequences, settings: TableSettings, group: int) -> tuple[PackSequences, Packing]:
+def _pack_group(sequences: RowSequences, settings: TableSettings, group_number: int) -> tuple[PackSequences, Packing]:
     """Pack the sequences of a group, and return them in the order in which they are written, with the packing."""
     slots = settings.max_sequence_length
     packing = pack_histogram(
@@ -226,7 +226,7 @@ def _pack_group(sequences: RowSequences, settings: TableSettings, group: int) ->
         effort=settings.effort,
         quick_bound=settings.depth == "max",  # without a depth limit, the bound from the token count is nearly as good
     )
-    dealt = sample_packs(sequences.lengths, list(packing.strategy_counts.items()), settings.seed, group)
+    dealt = sample_packs(sequences.lengths, list(packing.strategy_counts.items()), settings.seed, group_number)
     order = dealt.members.astype(np.int64)
     packs = PackSequences(dealt.starts, sequences.rows[order], sequences.starts[order], sequences.lengths[order])
     return packs, packing
@@ -241,9 +241,9 @@ def _open_locally(source: str | Path, out: Path, store: StoreSettings | None) ->
         yield table, folder
 
 
-def _check_output_folder(folder: Path, files: Sequence[Path]) -> None:
+def _check_output_folder(folder: Path, table_files: Sequence[Path]) -> None:
     """Check that the packs are not written into the folder of the table."""
-    if resolve_links(folder) in {resolve_links(file).parent for file in files}:
+    if resolve_links(folder) in {resolve_links(file).parent for file in table_files}:
         raise InputError(f"{folder}: the output folder must not be the folder of the table; choose another one")
 
 

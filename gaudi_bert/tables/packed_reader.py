@@ -59,6 +59,11 @@ class _Footer(NamedTuple):
     ends: IntArray
     pieces: IntArray
 
+    @property
+    def rows(self) -> int:
+        """The number of rows in the file."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
 
 def open_packed_tables(folder: Path, paths: Sequence[Path]) -> StoredPacks:
     """Open the packed tables of a folder.
@@ -103,7 +108,7 @@ class TableFiles(ShardFiles["_Footer"]):
         self._groups: dict[int, _RowGroup] = {}
         self._windows: dict[int, int] = {}
         _read_footer(self.paths[0])  # rejects a table that is not packed before anything is read
-        self.sizes = np.array([_rows(_read_footer(path)) for path in self.paths], np.int64) if sizes is None else sizes
+        self.sizes = np.array([_read_footer(path).rows for path in self.paths], np.int64) if sizes is None else sizes
         """The number of rows in each file, int64."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -125,11 +130,10 @@ class TableFiles(ShardFiles["_Footer"]):
         Raises:
             InputError: The file is not a packed table, or has another number of rows than expected.
         """
-        footer = _read_footer(self.paths[file])
-        if _rows(footer) != self.sizes[file]:
-            raise InputError(
-                f"{self.paths[file]}: expected {self.sizes[file]:,} rows, found {_rows(footer):,}; pack the table again"
-            )
+        path = self.paths[file]
+        footer = _read_footer(path)
+        if footer.rows != self.sizes[file]:
+            raise InputError(f"{path}: expected {self.sizes[file]:,} rows, found {footer.rows:,}; pack the table again")
         self._windows[file] = int(np.diff(footer.ends, prepend=0).max(initial=1))
         return footer
 
@@ -250,12 +254,7 @@ def _read_footer(path: Path) -> _Footer:
     return _Footer(metadata, np.cumsum([group.num_rows for group in groups], dtype=np.int64), np.array(begins, np.int64))
 
 
-def _find_row_group_start(group: Any) -> int:
+def _find_row_group_start(row_group: Any) -> int:
     """Return the position in the file at which a row group begins."""
-    column = group.column(0)
+    column = row_group.column(0)
     return int(column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset)
-
-
-def _rows(footer: _Footer) -> int:
-    """Return the number of rows in a file, given its footer."""
-    return int(footer.ends[-1]) if len(footer.ends) else 0

@@ -89,7 +89,7 @@ def padding_value(column: str) -> int:
 
 
 def write_table_shard(
-    path: Path, layout: PackLayout, rows: GroupRows, packs: PackSequences, scalars: Any, bounds: tuple[int, int]
+    path: Path, layout: PackLayout, rows: GroupRows, packs: PackSequences, scalars: Any, pack_range: tuple[int, int]
 ) -> Shard:
     """Write some packs of a group to a Parquet file.
 
@@ -99,7 +99,7 @@ def write_table_shard(
         rows: The rows of the group.
         packs: The packs of the group.
         scalars: A pyarrow table of the scalar columns, in the order of the sequences of `packs`, or None.
-        bounds: The first pack, and the end of the packs to write.
+        pack_range: The first pack, and the end of the packs to write.
 
     Returns:
         The name, the number of packs, the size and the CRC-32C of the file.
@@ -107,7 +107,7 @@ def write_table_shard(
     pyarrow = require_pyarrow()
     from pyarrow import parquet
 
-    first, last = bounds
+    first, last = pack_range
     most = max(1, _SLOTS_PER_ROW_GROUP // layout.max_sequence_length)
     schema = layout.build_schema()
     with (
@@ -151,13 +151,13 @@ def _choose_encodings(layout: PackLayout) -> dict[str, Any]:
 
 
 def _build_columns(
-    layout: PackLayout, rows: GroupRows, packs: PackSequences, scalars: Any, first: int, last: int
+    layout: PackLayout, rows: GroupRows, packs: PackSequences, scalars: Any, first_pack: int, end_pack: int
 ) -> dict[str, Any]:
-    """Return all columns of the packs `first` .. `last` - 1, as pyarrow arrays by name."""
+    """Return all columns of the packs `first_pack` .. `end_pack` - 1, as pyarrow arrays by name."""
     pyarrow = require_pyarrow()
-    slots, (begin, end) = layout.max_sequence_length, packs.offsets[[first, last]].tolist()
+    slots, (begin, end) = layout.max_sequence_length, packs.offsets[[first_pack, end_pack]].tolist()
     of_rows, starts, lengths = packs.rows[begin:end], packs.starts[begin:end], packs.lengths[begin:end]
-    offsets = pyarrow.array((packs.offsets[first : last + 1] - begin).astype(np.int32))
+    offsets = pyarrow.array((packs.offsets[first_pack : end_pack + 1] - begin).astype(np.int32))
 
     def lists(values: Any, kind: Any = None) -> Any:
         """Return a pyarrow array with one list per pack."""
@@ -168,8 +168,8 @@ def _build_columns(
     for name, each in counted.items():
         array = pyarrow.array(each)
         columns[name] = lists(array, _list_type(array.type))
-    positions, numbers = (np.empty((last - first) * slots, np.int32) for _ in range(2))
-    _fill_positions_and_numbers(packs, first, last, slots, positions, numbers)
+    positions, numbers = (np.empty((end_pack - first_pack) * slots, np.int32) for _ in range(2))
+    _fill_positions_and_numbers(packs, first_pack, end_pack, slots, positions, numbers)
     along = {"position_ids": pyarrow.array(positions), "sequence_ids": pyarrow.array(numbers)}
     tokens, is_token = rows.find_token_positions(of_rows, starts, lengths), numbers > 0
     for name, kind in layout.columns.aligned.items():
@@ -209,22 +209,22 @@ class PackSequences(NamedTuple):
 
 @borrowing_kernel
 def _fill_positions_and_numbers(
-    packs: PackSequences, first: int, last: int, row_slots: int, positions: Int32Array, numbers: Int32Array
+    packs: PackSequences, first_pack: int, end_pack: int, row_slots: int, positions: Int32Array, sequence_numbers: Int32Array
 ) -> None:
     """Set the position of every slot in its sequence, and the number of that sequence from 1.
 
     Padding has the number 0, and its positions count from 0 as in one more sequence.
     """
     at = 0
-    for pack in range(first, last):
+    for pack in range(first_pack, end_pack):
         end = at + row_slots
         begin = packs.offsets[pack]
         for index in range(begin, packs.offsets[pack + 1]):
             for position in range(packs.lengths[index]):
                 positions[at + position] = position
-                numbers[at + position] = index - begin + 1
+                sequence_numbers[at + position] = index - begin + 1
             at += packs.lengths[index]
         for position in range(end - at):
             positions[at + position] = position
-            numbers[at + position] = 0
+            sequence_numbers[at + position] = 0
         at = end

@@ -178,14 +178,14 @@ def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, 
         yield table
 
 
-def _check_row_count(part: TablePart, table: Any) -> Any:
+def _check_row_count(part: TablePart, arrow_table: Any) -> Any:
     """Return the table of a part, after checking that it has as many rows as when the parts were listed."""
-    if table.num_rows != part.rows:
+    if arrow_table.num_rows != part.rows:
         raise InputError(
             f"{part.path}: the file changed while it was read: expected {part.rows} rows from row {part.first_row} on, "
-            f"found {table.num_rows}; do not write the table while it is read, and write one JSON object per line"
+            f"found {arrow_table.num_rows}; do not write the table while it is read, and write one JSON object per line"
         )
-    return table
+    return arrow_table
 
 
 def _is_parquet(path: Path) -> bool:
@@ -283,13 +283,13 @@ def _list_json_blocks(path: Path) -> list[_JsonBlock]:
     return [_JsonBlock(0, end, sum(block.rows for block in blocks), sum(block.memory_bytes for block in blocks))]
 
 
-def _read_json_lines(path: Path, start: int, end: int, first_row: int, schema: Any) -> Any:
+def _read_json_lines(path: Path, start_byte: int, end_byte: int, first_row: int, schema: Any) -> Any:
     """Return the lines between two bytes of a file as a pyarrow Table of `schema`.
 
     For a gzipped file, decompressed bytes count.
     """
     tables = [schema.empty_table()]
-    for block in _read_blocks(path, start, end):
+    for block in _read_blocks(path, start_byte, end_byte):
         rows = _parse_rows(path, block, first_row)
         while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
             tables.append(_build_checked_table(path, some, first_row, schema))
@@ -297,11 +297,21 @@ def _read_json_lines(path: Path, start: int, end: int, first_row: int, schema: A
     return require_pyarrow().concat_tables(tables)
 
 
-def _read_blocks(path: Path, start: int, end: int | None) -> Iterator[bytes]:
-    """Yield the decompressed text from byte `start` on, in blocks that end after a line feed, except perhaps the last."""
+def _read_blocks(path: Path, start_byte: int, end_byte: int | None) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a file in blocks of complete lines.
+
+    Args:
+        path: The file.
+        start_byte: The first byte to read. It must begin a line.
+        end_byte: The byte at which to stop, or None to read to the end of the file. The last block ends there, even within
+            a line.
+
+    Raises:
+        InputError: A line is too long.
+    """
     with open_text(path, "gzip" if path.suffix == ".gz" else None) as handle:
-        handle.seek(start)
-        remaining = None if end is None else end - start
+        handle.seek(start_byte)
+        remaining = None if end_byte is None else end_byte - start_byte
         rest = b""
         while piece := handle.read(_BLOCK_BYTES if remaining is None else min(_BLOCK_BYTES, remaining)):
             remaining = None if remaining is None else remaining - len(piece)

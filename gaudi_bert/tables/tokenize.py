@@ -163,19 +163,19 @@ def _tokenize_sources(
 
 
 def _write_summary(
-    parts: int,
+    part_count: int,
     tokenizer: RowTokenizer,
     encoder: _Encoder,
     output: _TokensOutput,
     identities: Sequence[dict[str, Any]],
 ) -> StageOutput[TokenisedTexts] | PlainResult:
     """Write tokens.json and the tokenizer if all parts are complete. Otherwise return the number of remaining parts."""
-    files = tuple(file for _, file in output.read_complete_groups(range(parts)))
-    missing = parts - len(files)
+    files = tuple(file for _, file in output.read_complete_groups(range(part_count)))
+    missing = part_count - len(files)
     if missing:
-        output.reporter.say(f"{format_path(output.folder)}: {missing} of {parts} parts remain for other shards")
-        left = f"{missing} of {format_count(parts, 'part')} remain for other shards"
-        return PlainResult([left], {"parts": parts, "missing_parts": missing})
+        output.reporter.say(f"{format_path(output.folder)}: {missing} of {part_count} parts remain for other shards")
+        left = f"{missing} of {format_count(part_count, 'part')} remain for other shards"
+        return PlainResult([left], {"parts": part_count, "missing_parts": missing})
     settings = encoder.settings
     if not any(file.rows for file in files):
         raise InputError(
@@ -200,15 +200,15 @@ def _write_summary(
     return StageOutput(content)
 
 
-def _write_part(part: RowPart, target: Path, encoder: _Encoder, output: _TokensOutput, task: Task) -> TokenisedPart:
+def _write_part(part: RowPart, path: Path, encoder: _Encoder, output: _TokensOutput, task: Task) -> TokenisedPart:
     """Write the table of a part, and return its summary."""
     counts: Counter[str] = Counter()
-    size = _write_tables(target, encoder.columns, _tokenize_part(part, encoder, task, counts, output.reporter.say))
-    remove_local_copies(target)
+    size = _write_tables(path, encoder.columns, _tokenize_part(part, encoder, task, counts, output.reporter.say))
+    remove_local_copies(path)
     too_long = TooLongRows(
         policy=encoder.settings.too_long, rows=counts["too_long"], **{name: counts[name] for name in _LOST}
     )
-    return TokenisedPart(name=target.name, bytes=size, too_long=too_long, **{name: counts[name] for name in _COUNTED})
+    return TokenisedPart(name=path.name, bytes=size, too_long=too_long, **{name: counts[name] for name in _COUNTED})
 
 
 def _tokenize_part(

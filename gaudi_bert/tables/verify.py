@@ -44,7 +44,7 @@ from gaudi_bert.tables.groups import (
     RowSequences,
     build_manifest_fields,
     build_table_metadata,
-    convert_list_column,
+    convert_lists_to_numpy,
     open_table,
     read_sequences,
 )
@@ -249,7 +249,7 @@ class _TableVerifier:
 # --- comparing a row group of a shard with the rows of the table
 
 
-def _find_sequences(stored: _PackedRowGroup, rows: GroupRows, sequences: RowSequences, is_there: BoolArray) -> IntArray:
+def _find_sequences(stored: _PackedRowGroup, rows: GroupRows, sequences: RowSequences, was_found: BoolArray) -> IntArray:
     """Return which sequences of the group some packs contain, int64, after checking that none of them occurred before.
 
     Raises:
@@ -267,7 +267,7 @@ def _find_sequences(stored: _PackedRowGroup, rows: GroupRows, sequences: RowSequ
     if not right.all():
         wrong = int(np.argmin(right))
         raise FailedError(f"{stored.location}: row {stored.indices[wrong]} differs from the table; pack the table again")
-    if is_there[members].any() or np.unique(members).size < members.size:
+    if was_found[members].any() or np.unique(members).size < members.size:
         raise FailedError(f"{stored.location}: a sequence occurs in two packs; pack the table again")
     return members
 
@@ -329,37 +329,37 @@ def _read_row_groups(path: Path, layout: PackLayout) -> Iterator[_PackedRowGroup
         raise FailedError(str(error)) from error
 
 
-def _check_packs(path: Path, layout: PackLayout, first: int, table: Any) -> _PackedRowGroup:
+def _check_packs(path: Path, layout: PackLayout, first_pack: int, arrow_table: Any) -> _PackedRowGroup:
     """Return a row group, after checking that each sequence has one length and one index, and that no pack is too long."""
-    lengths, offsets = convert_list_column(path, first, "seq_lens", table.column("seq_lens"))
-    indices, others = convert_list_column(path, first, "indices", table.column("indices"))
+    lengths, offsets = convert_lists_to_numpy(path, first_pack, "seq_lens", arrow_table.column("seq_lens"))
+    indices, others = convert_lists_to_numpy(path, first_pack, "indices", arrow_table.column("indices"))
     starts = np.zeros(lengths.size, np.int32)
     if layout.with_starts:
-        starts, more = convert_list_column(path, first, "starts", table.column("starts"))
+        starts, more = convert_lists_to_numpy(path, first_pack, "starts", arrow_table.column("starts"))
         if not np.array_equal(more, others):
             raise FailedError(
-                f"{path}: from pack {first} on: starts and indices have different lengths; pack the table again"
+                f"{path}: from pack {first_pack} on: starts and indices have different lengths; pack the table again"
             )
-    packs = _PackedRowGroup(path, first, offsets.astype(np.int64), indices, starts, lengths, table)
+    packs = _PackedRowGroup(path, first_pack, offsets.astype(np.int64), indices, starts, lengths, arrow_table)
     if not np.array_equal(offsets, others) or (np.diff(offsets) < 1).any() or (lengths < 1).any():
         raise FailedError(f"{packs.location}: seq_lens and indices contradict each other; pack the table again")
     used = np.add.reduceat(lengths.astype(np.int64), offsets[:-1]) if lengths.size else lengths
     if (used > layout.max_sequence_length).any():
-        pack = first + int(np.argmax(used > layout.max_sequence_length))
+        pack = first_pack + int(np.argmax(used > layout.max_sequence_length))
         raise FailedError(
             f"{path}: pack {pack}: the pack contains more than {layout.max_sequence_length} tokens; pack the table again"
         )
     return packs
 
 
-def _check_tokens(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
+def _check_tokens(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, row_of_sequence: IntArray) -> None:
     """Check that every slot of every column with one value per token has the expected value.
 
     Args:
         packs: The packs.
         layout: The columns and sizes.
         rows: The rows of the group.
-        of_rows: int64, the row of each sequence.
+        row_of_sequence: int64, the row of each sequence.
 
     Raises:
         FailedError: A slot differs from the row, or padding is not the padding value.
@@ -375,7 +375,7 @@ def _check_tokens(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, o
     numbers[is_token] = np.repeat(in_pack + 1, lengths)
     for name, expected in (("position_ids", positions), ("sequence_ids", numbers)):
         _raise_for_first_slot(packs, name, _read_token_column(packs, name, *positions.shape) != expected)
-    tokens = rows.find_token_positions(of_rows, packs.starts, lengths)
+    tokens = rows.find_token_positions(row_of_sequence, packs.starts, lengths)
     for name in layout.columns.aligned:
         stored, right = _read_token_column(packs, name, *positions.shape), rows.values[name][tokens]
         _raise_for_first_slot(packs, name, ~is_token & (stored != padding_value(name)))
@@ -390,22 +390,22 @@ def _check_tokens(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, o
             )
 
 
-def _read_token_column(packs: _PackedRowGroup, name: str, count: int, slots: int) -> AnyArray:
+def _read_token_column(packs: _PackedRowGroup, column: str, pack_count: int, slots: int) -> AnyArray:
     """Return a column as an array [packs, L], after checking its number of slots."""
-    values, offsets = convert_list_column(packs.path, packs.first, name, packs.table.column(name))
+    values, offsets = convert_lists_to_numpy(packs.path, packs.first, column, packs.table.column(column))
     if not (np.diff(offsets) == slots).all():
-        raise FailedError(f"{packs.location}: {name} does not have {slots} slots per pack; pack the table again")
-    return values[offsets[0] : offsets[-1]].reshape(count, slots)
+        raise FailedError(f"{packs.location}: {column} does not have {slots} slots per pack; pack the table again")
+    return values[offsets[0] : offsets[-1]].reshape(pack_count, slots)
 
 
-def _raise_for_first_slot(packs: _PackedRowGroup, name: str, wrong: AnyArray) -> None:
+def _raise_for_first_slot(packs: _PackedRowGroup, column: str, is_wrong: AnyArray) -> None:
     """Raise a FailedError for the first slot that is marked as wrong, if there is one."""
-    if wrong.any():
-        pack, slot = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
-        raise FailedError(f"{packs.path}: pack {packs.first + pack}: {name} is wrong at slot {slot}; pack the table again")
+    if is_wrong.any():
+        pack, slot = np.unravel_index(int(np.argmax(is_wrong)), is_wrong.shape)
+        raise FailedError(f"{packs.path}: pack {packs.first + pack}: {column} is wrong at slot {slot}; pack the table again")
 
 
-def _check_scalars(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
+def _check_scalars(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, row_of_sequence: IntArray) -> None:
     """Check that every scalar column contains, for each sequence, the value of the row from which the sequence comes."""
     pyarrow = require_pyarrow()
     for name in layout.columns.scalars:
@@ -413,7 +413,7 @@ def _check_scalars(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, 
         stored = column.chunk(0) if isinstance(column, pyarrow.ChunkedArray) else column
         if stored.null_count or not np.array_equal(np.diff(stored.offsets.to_numpy()), np.diff(packs.offsets)):
             raise FailedError(f"{packs.location}: {name} does not have one value per sequence; pack the table again")
-        values, expected, first = stored.flatten(), rows.scalars.column(name).take(pyarrow.array(of_rows)), 0
+        values, expected, first = stored.flatten(), rows.scalars.column(name).take(pyarrow.array(row_of_sequence)), 0
         for chunk in expected.chunks:
             held = values.slice(first, len(chunk))
             try:

@@ -33,7 +33,7 @@ from gaudi_bert.common.threads import choose_worker_count, map_in_threads
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.certificate import Certificate, certify_token_or_count_bound, check_certificate
 from gaudi_bert.packs.plan import plan_packs
-from gaudi_bert.packs.write import GroupInputs, PackingJob, write_packs
+from gaudi_bert.packs.write import PackingJob, PendingGroups, write_packs
 from gaudi_bert.tfrecords.files import RecordInputs, open_inputs, records_folder
 from gaudi_bert.tfrecords.histogram import OnBadFile, count_records
 from gaudi_bert.tfrecords.packed_shards import PackEncoder
@@ -207,7 +207,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         packs = np.array([group.packs for group in self.plan.groups], np.int64)
         return np.cumsum(packs) - packs
 
-    def check_groups(self, inputs: _PlannedRecords, group_numbers: Sequence[int]) -> GroupInputs:
+    def check_groups(self, inputs: _PlannedRecords, group_numbers: Sequence[int]) -> PendingGroups:
         """Check the bounds of groups, and that each of them fits into memory.
 
         Args:
@@ -230,7 +230,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
             self._prove_bound(number)
             _check_group_memory(number, self.plan.groups[number], inputs.list_group_files(number), available)
         size = sum(self.plan.groups[number].input_bytes for number in group_numbers)
-        return GroupInputs(list(map(inputs.list_group_files, group_numbers)), size)
+        return PendingGroups(list(map(inputs.list_group_files, group_numbers)), size)
 
     def write_group(self, inputs: _PlannedRecords, group_number: int, task: Task) -> RecordManifest:
         """Read, pack and write one group.
