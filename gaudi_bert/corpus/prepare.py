@@ -1,4 +1,4 @@
-"""Run the stage `prepare`, which converts plain text to unpacked pretraining examples, for training and for evaluation.
+"""The stage `prepare`, which converts plain text to unpacked pretraining examples, for training and for evaluation.
 
     out/train/part-00000-of-00008.tfrecord ...   out/evaluation/part-...
     out/vocab.txt                                 given by the user, or trained from the training documents
@@ -61,7 +61,7 @@ _VOCABULARY_CHARACTERS = 256 << 20
 
 @dataclass(frozen=True)
 class _Corpus:
-    """The text and how it is divided.
+    """The text of the sources, and how it is divided into splits, blocks and sections.
 
     Attributes:
         scans: The sources, with their formats and document sizes.
@@ -78,7 +78,7 @@ class _Corpus:
     sections: list[Section]
 
     def mark_documents_of(self, split: str) -> BoolArray:
-        """Return bool [documents], True for the documents of a split."""
+        """Return bool [documents], True for the documents of the given split."""
         return self.held_out if split == "evaluation" else ~self.held_out
 
 
@@ -89,7 +89,7 @@ def prepare_examples(
     *,
     pipeline_folder: Path,
 ) -> StageOutput[PreparedExamples] | PlainResult:
-    """Make the examples.
+    """Convert the text to pretraining examples, and write them to a folder.
 
     Args:
         settings: The settings of the stage.
@@ -119,7 +119,7 @@ def prepare_examples(
 def _prepare_local_files(
     settings: PrepareSettings, out: Path, run: StageRun, pipeline_folder: Path
 ) -> StageOutput[PreparedExamples] | PlainResult:
-    """Make the examples from local files in a local folder. See `prepare`."""
+    """Convert local text files to examples in a local folder. The parameters are those of `prepare_examples`."""
     sources = find_sources(list(settings.text or ()), pipeline_folder)
     vocab = settings.vocab
     given_vocabulary = None if vocab is None else read_vocabulary(pipeline_folder / Path(vocab).expanduser())
@@ -159,7 +159,7 @@ def _prepare_local_files(
 def _compute_signature(
     settings: PrepareSettings, sources: Sequence[Source], given_vocabulary: Vocabulary | None
 ) -> Signature:
-    """Return the settings and the identities of all inputs, which are stored as settings.json."""
+    """Return the settings and the identities of all inputs, which are stored in settings.json."""
     stored = settings.model_dump(mode="json", exclude={"text", "vocab", "records", "evaluation_records"})
     if given_vocabulary is not None:
         del stored["train_vocab"]
@@ -202,9 +202,10 @@ def _read_and_divide_text(settings: PrepareSettings, sources: Sequence[Source], 
 def _get_vocabulary(
     settings: PrepareSettings, given_vocabulary: Vocabulary | None, corpus: _Corpus, out: Path, reporter: Reporter
 ) -> Vocabulary:
-    """Return the vocabulary, and write it as vocab.txt next to the examples.
+    """Return the vocabulary, and write it to vocab.txt next to the examples.
 
-    The vocabulary is the given one, or the one that an earlier run has trained, or a new one that is trained here.
+    It is the vocabulary that the user has given, or the one that an earlier run has trained, or else a new one that is
+    trained here.
     """
     path = out / "vocab.txt"
     fetch_files(path)
@@ -235,7 +236,7 @@ def _write_section_files(
     task: Task,
     workers: int | None,
 ) -> None:
-    """Write the files of a section, and then its summary.
+    """Make the examples of a section, write its output files, and then write its summary.
 
     Args:
         section: The section.

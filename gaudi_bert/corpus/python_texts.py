@@ -1,4 +1,4 @@
-"""Provide the documentation that ships with CPython as small corpora that need no download.
+"""The documentation that is bundled with CPython, as small corpora that need no download.
 
 `python-docs` contains the topics of the manual (`pydoc_data.topics`), about 80 long texts. `python-docstrings` contains the
 docstrings of the standard library, about 6,000 texts, most of which are shorter than a row. Both differ a little between
@@ -50,7 +50,7 @@ HELD_OUT_OF = 5
 
 @lru_cache(maxsize=2)
 def python_texts(corpus_name: str) -> dict[str, str]:
-    """Return the texts of a built-in corpus.
+    """Return all texts of a built-in corpus, by name.
 
     Args:
         corpus_name: A key of `BUILT_IN_TEXTS`.
@@ -59,7 +59,7 @@ def python_texts(corpus_name: str) -> dict[str, str]:
         Each text by the name of its topic, or by the qualified name of the module, class or function that it documents.
 
     Raises:
-        InputError: This Python ships without the source files of its standard library.
+        InputError: This Python was installed without the source files of its standard library.
     """
     if corpus_name == "python-docs":
         from pydoc_data import topics
@@ -74,7 +74,9 @@ def python_texts(corpus_name: str) -> dict[str, str]:
 
 
 def _read_library_docstrings(library_folder: Path) -> dict[str, str]:
-    """Return the docstrings of all modules that are written in Python, in the order of their names and files."""
+    """Return the docstrings of all Python files of the standard library by qualified name, in the order of packages and
+    files.
+    """
     texts: dict[str, str] = {}
     # Parsing creates millions of nodes, which the garbage collector would search again and again without freeing any, so
     # disable it.
@@ -95,7 +97,7 @@ def _read_library_docstrings(library_folder: Path) -> dict[str, str]:
 
 
 def _find_docstrings(node: ast.AST, qualified_name: str) -> Iterator[tuple[str, str]]:
-    """Yield the docstrings in a module as (qualified name, dedented docstring), in the order of the source."""
+    """Find the docstrings in the syntax tree of a module, and yield (qualified name, dedented docstring) in source order."""
     if isinstance(node, _Documented):
         text = ast.get_docstring(node)
         if text:
@@ -110,7 +112,7 @@ def _find_docstrings(node: ast.AST, qualified_name: str) -> Iterator[tuple[str, 
 
 
 def convert_texts_to_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Convert texts to documents, which are lists of sentences, sorted by name. Texts without a sentence are left out."""
+    """Convert texts to documents, which are lists of sentences, by name. Texts without a sentence are left out."""
     seen_paragraphs: set[str] = set()
     documents: dict[str, list[str]] = {}
     for name in sorted(texts, key=lambda name: (len(texts[name]), name)):
@@ -121,7 +123,7 @@ def convert_texts_to_documents(texts: Mapping[str, str]) -> dict[str, list[str]]
 
 
 def _split_text(text: str, seen_paragraphs: set[str]) -> list[str]:
-    """Return the sentences of a text. Each line of a code example or a table counts as one sentence.
+    """Split a text into sentences. Each line of a code example or a table counts as one sentence.
 
     Args:
         text: The text.
@@ -163,7 +165,7 @@ HeldOutRows = list[tuple[dict[str, str], bool]]
 
 
 def make_labelled_docstring_rows(docstrings: Mapping[str, str]) -> HeldOutRows:
-    """Return docstrings as rows for classification, with the package as the label.
+    """Make rows for classification from docstrings. The label of a row is the package of its docstring.
 
     Only the `LABELS` packages with the most docstrings are used. Each text occurs only once, so that no held-out row is also
     a training row.
@@ -187,7 +189,7 @@ def make_labelled_docstring_rows(docstrings: Mapping[str, str]) -> HeldOutRows:
 
 
 def make_titled_docstring_rows(docstrings: Mapping[str, str]) -> HeldOutRows:
-    """Return docstrings as pairs for search: the first line is the anchor, and the rest is the positive.
+    """Make pairs for search from docstrings: the first line is the anchor, and the rest is the positive.
 
     Docstrings with too few words after the first line are left out. Each anchor and each positive occurs only once.
 
@@ -216,5 +218,5 @@ def _find_package(qualified_name: str) -> str:
 
 
 def _is_held_out(qualified_name: str) -> bool:
-    """Return whether the row with this name is held out. The hash of the name decides it."""
+    """Return whether the row of a docstring is held out for evaluation, which the hash of its qualified name decides."""
     return int.from_bytes(hashlib.sha256(qualified_name.encode()).digest()[:8], "big") % HELD_OUT_OF == 0

@@ -53,7 +53,7 @@ _WIDEST_WRAPPED_LINE = 200
 
 
 def split_sentences(text: str) -> list[str]:
-    """Return the sentences of a text without surrounding white space. Empty sentences are left out."""
+    """Split a text into sentences, and return them without surrounding white space. Empty sentences are left out."""
     sentences: list[str] = []
     start = 0
     for boundary in _BOUNDARY.finditer(text):
@@ -70,7 +70,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _is_sentence_continued(text: str, sentence_start: int, boundary: re.Match[str]) -> bool:
-    """Return whether a sentence continues after punctuation that could end it.
+    """Return whether the sentence continues after punctuation that could end it, for example after an abbreviation.
 
     Args:
         text: The text.
@@ -94,7 +94,7 @@ def _is_sentence_continued(text: str, sentence_start: int, boundary: re.Match[st
 
 
 def detect_layout(documents: Sequence[Sequence[str]]) -> Layout:
-    """Detect the layout of a file.
+    """Detect how the lines of a file are related to its sentences.
 
     Args:
         documents: A sample of its documents, each a list of stripped, non-empty lines.
@@ -110,7 +110,7 @@ def detect_layout(documents: Sequence[Sequence[str]]) -> Layout:
 
 
 def _has_wrapped_lines(documents: Sequence[Sequence[str]]) -> bool:
-    """Return whether lines seem to be broken at a fixed width.
+    """Return whether the lines of a sample seem to be broken at a fixed width.
 
     All lines except the last line of a document must have nearly the same width, and lines must often begin in lower case.
     """
@@ -128,11 +128,11 @@ def _has_wrapped_lines(documents: Sequence[Sequence[str]]) -> bool:
 
 
 def split_lines_into_sentences(lines: Sequence[str], layout: Layout) -> list[str]:
-    """Return the sentences of a document.
+    """Return the sentences in the lines of a document.
 
     Args:
         lines: The non-empty lines of the document.
-        layout: The layout of the file.
+        layout: The layout of the file, from `detect_layout`.
     """
     if layout == "sentences":
         return list(lines)

@@ -55,7 +55,11 @@ class Vocabulary:
         return len(self.tokens)
 
     def token_id(self, token: str) -> int:
-        """Return the id of a token. Raises a `ValueError` if the vocabulary does not contain the token."""
+        """Return the id of a token.
+
+        Raises:
+            ValueError: The vocabulary does not contain the token.
+        """
         return self.tokens.index(token)
 
     @property
@@ -106,7 +110,9 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 
 def _make_wordpiece_tokenizer(tokens: Iterable[str], lower_case: bool) -> Tokenizer:
-    """Return a BERT tokenizer: Google's text normalization, splitting at spaces, punctuation and CJK characters, WordPiece.
+    """Return a BERT tokenizer for the given tokens.
+
+    It applies Google's text normalization, splits at spaces, punctuation and CJK characters, and divides words by WordPiece.
 
     Args:
         tokens: The tokens in the order of their ids.
@@ -123,7 +129,9 @@ def _make_wordpiece_tokenizer(tokens: Iterable[str], lower_case: bool) -> Tokeni
 
 
 def train_vocabulary(documents: Callable[[], Iterable[list[str]]], size: int, lower_case: bool) -> Vocabulary:
-    """Train a WordPiece vocabulary. The memory grows with the number of different words, and not with the size of the text.
+    """Train a WordPiece vocabulary on documents, and return it.
+
+    The memory grows with the number of different words, and not with the size of the text.
 
     Args:
         documents: Called twice. Each time it must return all documents, each a list of sentences.
@@ -155,7 +163,7 @@ def train_vocabulary(documents: Callable[[], Iterable[list[str]]], size: int, lo
 
 
 def _collect_alphabet(documents: Iterable[list[str]], tokenizer: Tokenizer) -> list[str]:
-    """Return the 1000 most frequent characters of normalized text, sorted by code point."""
+    """Return the 1000 most frequent characters of documents after normalization, sorted by code point."""
     raw: Counter[str] = Counter()
     for sentences in documents:
         for sentence in sentences:
@@ -200,20 +208,20 @@ class TokenBlock:
 
 
 class _WordCache:
-    """A cache with the token ids of all words so far, so that every word is tokenized only once."""
+    """Tokenizes words, and keeps the token ids of all words so far, so that every word is tokenized only once."""
 
     def __init__(self, vocabulary: Vocabulary, lower_case: bool) -> None:
         self._tokenizer = _make_wordpiece_tokenizer(vocabulary.tokens, lower_case)
         self._clear()
 
     def _clear(self) -> None:
-        """Empty the cache."""
+        """Remove all words from the cache."""
         self._numbers: dict[str, int] = {}
         self._tokens: Int32Array = np.zeros(0, dtype=np.int32)
         self._starts: IntArray = np.zeros(1, dtype=np.int64)
 
     def _add_words(self, words: Sequence[str]) -> None:
-        """Tokenize the words that are not in the cache, and add them. If the cache would be too large, empty it first."""
+        """Tokenize the words that are not in the cache, and add them. If the cache would be too large, clear it first."""
         if len(self._numbers) + len(words) > MOST_KNOWN_WORDS:
             self._clear()
         new = [word for word in dict.fromkeys(words) if word not in self._numbers]
@@ -240,7 +248,7 @@ _get_word_cache = lru_cache(maxsize=2)(_WordCache)
 
 
 def tokenize_documents(documents: Sequence[Sequence[str]], vocabulary: Vocabulary, lower_case: bool) -> TokenBlock:
-    """Tokenize documents. Sentences without tokens and documents without sentences are left out.
+    """Tokenize documents, and return their token ids. Sentences without tokens and documents without sentences are left out.
 
     Args:
         documents: The documents, each a list of sentences.
