@@ -231,7 +231,9 @@ class GlobalOrder:
         return GlobalOrder, (self.sizes, self.seed, self.window_packs, self.streams, self.sets, self._regions)
 
     def locate(self, epoch: int, pack_numbers: IntArray) -> PackLocations:
-        """Return where packs are, given their numbers, int64 [n], each from 0 to `packs` - 1."""
+        """Return the turn, round, stream, shard and position of packs, given their numbers, int64 [n], from 0 to `packs` -
+        1.
+        """
         return self._get_schedule(epoch).locate(pack_numbers)
 
     def compute_shard_order(self, epoch: int, shard: int) -> ShardOrder:
@@ -298,7 +300,7 @@ class GlobalOrder:
 
 
 class _ShardSchedule(NamedTuple):
-    """Which stream reads which shard when, in one epoch.
+    """The shards that each stream reads in one epoch, and when it reads them.
 
     The shards are listed stream after stream, in reading order. The epoch is divided into segments, which are ranges of
     rounds in which the same streams have packs.
@@ -348,7 +350,7 @@ class _ShardSchedule(NamedTuple):
         return cls(shards, first_packs, last_packs, stream_firsts, *by_segment, lengths, streams_per_set)
 
     def locate(self, pack_numbers: IntArray) -> PackLocations:
-        """Return where packs are, given their numbers, int64 [n]."""
+        """Return the turn, round, stream, shard and position of packs, given their numbers, int64 [n]."""
         segment = np.searchsorted(self.numbers, pack_numbers, side="right") - 1
         count = self.stream_counts[segment]
         block, in_block = np.divmod(pack_numbers - self.numbers[segment], TURN_ROUNDS * count)

@@ -44,7 +44,10 @@ class ShardFiles(Generic[Prepared]):
     threads: int = 1
 
     def prepare_shard(self, shard: int) -> Prepared:
-        """Do the slow part of opening a shard, and return the result. Called in any thread. Must not keep a file open."""
+        """Do the slow part of opening a shard, and return its result, which `open_shard` needs.
+
+        May be called in any thread. Must not keep a file open.
+        """
         raise NotImplementedError
 
     def open_shard(self, shard: int, prepared: Prepared) -> None:
@@ -254,7 +257,7 @@ class StreamReader(Generic[Prepared]):
         """
 
         def is_upcoming(epoch_visit: _EpochVisit) -> bool:
-            """Return whether the visit is still to come."""
+            """Return whether the process still has to open the shard of this visit."""
             epoch, visit = epoch_visit
             if epoch > self._epoch:
                 return True
@@ -263,7 +266,7 @@ class StreamReader(Generic[Prepared]):
             return not (is_past or is_here)
 
         def is_later(epoch_visit: _EpochVisit) -> bool:
-            """Return whether the visit begins after the packs that are being opened."""
+            """Return whether the visit begins after the packs whose shards are being opened now."""
             return epoch_visit[0] > self._epoch or (epoch_visit[1].turn, epoch_visit[1].begin) > (turn, last_round)
 
         upcoming = [epoch_visit for epoch_visit in self._upcoming_visits if is_upcoming(epoch_visit)]

@@ -88,7 +88,9 @@ class _Layout(NamedTuple):
 
 
 class _MeasuredPack(NamedTuple):
-    """What is computed about a pack before its first byte is written. Each thread needs its own instance.
+    """The feature sizes and masked positions of a pack, which are computed before its first byte is written.
+
+    Each thread needs its own instance.
 
     Attributes:
         sizes: int64 [features], the encoded size of each feature's values, in bytes.

@@ -169,7 +169,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
         self.discard_shard(file)
 
     def discard_shard(self, file: int) -> None:
-        """Release what `prepare` has reserved in the cache for a file that will not be opened."""
+        """Release what `prepare_shard` has reserved in the cache for a file that will not be opened."""
         if self._cache is not None:
             self._cache.release(file)
 

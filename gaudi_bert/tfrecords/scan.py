@@ -312,7 +312,7 @@ class UnpackedFormat:
 
     @classmethod
     def for_pieces(cls, schema: UnpackedSchema, buffer: ByteArray) -> UnpackedFormat:
-        """Return a format whose index has room for the records of one piece in `buffer`."""
+        """Return a record format whose index has room for all records of one piece. The pieces are read into `buffer`."""
         rows = (PIECE_BYTES + MAX_RECORD_BYTES) // (3 * schema.max_sequence_length + 16) + 1
         return cls(schema, IndexedSequences.empty(buffer, rows))
 
