@@ -79,8 +79,9 @@ class TextCutter:
                 return part
             size *= _GROWTH
         if len(text) > most:
-            problem = f"has {len(text):,} characters; its {'last' if from_left else 'first'} {most:,} have no place to cut"
-            raise InputError(f"a text {problem} or not more than {tokens:,} tokens; shorten it")
+            end = "last" if from_left else "first"
+            problem = f"its {end} {most:,} cannot be cut between words, or have no more than {tokens:,} tokens"
+            raise InputError(f"a text has {len(text):,} characters, and {problem}; shorten it")
         return text
 
     def cut_pair(self, first: str, second: str, *, from_left: bool = False) -> tuple[str, str]:

@@ -104,7 +104,11 @@ class RowParser:
         if self.task == "reranking":
             setting = {"text": "query", "text_pair": "document"}.get(setting, setting)
         remedy = f"name the column with {column_option(setting)} (now {shorten(column)})"
-        return f"{remedy}; without a header line, name all: --columns text,label,id" if self.named_by_header else remedy
+        return (
+            f"{remedy}; if the file has no header line, name all columns: --columns text,label,id"
+            if self.named_by_header
+            else remedy
+        )
 
     def _parse_text_row(self, position: RowPosition, record: Record) -> TextRow:
         """Return a text or a pair of texts, with its label if the task has labels.
@@ -141,36 +145,40 @@ class RowParser:
         score = next((name for name in (settings.label, *_SCORES) if record.get(name) is not None), None)
         if score is not None:
             columns = f"task.text={settings.anchor} --set task.text_pair={settings.positive} --label-column {score}"
-            problem = f"has a {score} beside {settings.anchor} and {settings.positive}, which belong together whatever it is"
-            raise _row_error(problem, f"leave it out, or learn it as their score: --set {columns}")
+            problem = (
+                f"has a column {score} in addition to {settings.anchor} and {settings.positive}, whose rows need no score"
+            )
+            raise _row_error(problem, f"remove the column, or train with it as the score of pairs: --set {columns}")
         negatives = _read_negatives(record, settings)
         return TupleRow(position, (*self._check_different((anchor, positive)), *negatives))
 
     def _check_different(self, texts: tuple[str, str]) -> tuple[str, str]:
         """Return the texts unchanged after checking that they are different."""
         if texts[0] == texts[1]:
-            raise _row_error(f"both texts are {short_repr(texts[0])}", "leave it out: it teaches nothing")
+            raise _row_error(
+                f"both texts are {short_repr(texts[0])}", "remove the row, because nothing can be learned from it"
+            )
         return texts
 
     def _read_text(self, record: Record, column: str, setting: str = "text") -> str:
         """Return the text in a column. An empty text is rejected if the record is used for training."""
         if column not in record:
             raise _row_error(
-                f"has no {column!r}, only {_list_columns(record)}", self._missing_column_remedy(setting, column)
+                f"has no column {column!r}, only {_list_columns(record)}", self._missing_column_remedy(setting, column)
             )
         value = record[column]
         if not isinstance(value, str):
             raise _row_error(f"{column} is {short_repr(value)}", "it must be a text")
         if not value.strip() and (self.labelled or self.task in LANGUAGE_MODELLING):  # training learns nothing from it
-            raise _row_error(f"{column} is empty", "give it a text, or leave the row out")
+            raise _row_error(f"{column} is empty", "write a text there, or remove the row")
         return self._check_characters(column, value)
 
     def _check_characters(self, column: str, text: str) -> str:
         """Return the text unchanged after checking that it contains no lone surrogate."""
         half = None if text.isascii() else _LONE_SURROGATE.search(text)
         if half is not None:  # tokenizers reject lone surrogates
-            problem = f"{column} holds half a character, \\u{ord(half[0]):04x} at {half.start()}"
-            raise _row_error(problem, "write the other half too, or leave it out")
+            problem = f"{column} contains a lone surrogate, \\u{ord(half[0]):04x}, at character {half.start()}"
+            raise _row_error(problem, "write both surrogates of the character, or remove it")
         return text
 
     def _read_label(self, record: Record) -> str | tuple[str, ...] | float:
@@ -178,7 +186,9 @@ class RowParser:
         column = self.settings.label
         value = record.get(column)
         if value is None:
-            problem = f"has no {column!r}, only {_list_columns(record)}" if column not in record else f"{column} is null"
+            problem = (
+                f"has no column {column!r}, only {_list_columns(record)}" if column not in record else f"{column} is null"
+            )
             raise _row_error(problem, self._missing_column_remedy("label", column))
         if self.task in ("regression", "reranking", "embedding"):
             return self._parse_number(value)
@@ -200,9 +210,11 @@ class RowParser:
         if not abs(result) <= _LARGEST_FLOAT32:
             result = math.nan
         if self.task == "reranking" and not 0 <= result <= 1:
-            raise _row_error(f"{self.settings.label} is {short_repr(value)}", "reranking needs a number of 0 to 1")
+            raise _row_error(
+                f"{self.settings.label} is {short_repr(value)}", "labels of reranking must be numbers from 0 to 1"
+            )
         if math.isnan(result):
-            remedy = f"{self.task} needs a finite number that fits into float32"
+            remedy = f"a label of {self.task} must be a finite number in the range of float32"
             raise _row_error(f"{self.settings.label} is {short_repr(value)}", remedy)
         return result
 
@@ -217,14 +229,21 @@ class RowParser:
             index = int(digits[1] + digits[2][:_MOST_DIGITS])
         if index is not None:
             if names is None:
-                raise _row_error(f"{column} is the number {short_repr(value)}", "name the labels: --labels FILE")
+                raise _row_error(
+                    f"{column} is the number {short_repr(value)}", "pass the names of the labels: --labels FILE"
+                )
             if not 0 <= index < len(names):
-                raise _row_error(f"{column} is {short_repr(value)}", f"--labels names 0 to {len(names) - 1}")
+                raise _row_error(
+                    f"{column} is {short_repr(value)}", f"the file of --labels names the labels 0 to {len(names) - 1}"
+                )
             return names[index]
         if not isinstance(value, str) or not value.strip():
             raise _row_error(f"{column} is {short_repr(value)}", "it must be the name of a label")
         if names is not None:
-            raise _row_error(f"{column} is {short_repr(value)}", "--labels does not name it; add it, or fix the row")
+            raise _row_error(
+                f"{column} is {short_repr(value)}",
+                "the file of --labels does not contain this name; add the name, or correct the row",
+            )
         return self._check_characters(column, value.strip())
 
     def _parse_tagged_row(self, position: RowPosition, record: Record) -> TaggedRow:
@@ -236,28 +255,28 @@ class RowParser:
         if settings.tokens not in record:
             if self.labelled or settings.text not in record or "tokens" in settings.keys_set_by_user:
                 remedy = self._missing_column_remedy("tokens", settings.tokens)
-                raise _row_error(f"has no {settings.tokens!r}, only {_list_columns(record)}", remedy)
+                raise _row_error(f"has no column {settings.tokens!r}, only {_list_columns(record)}", remedy)
             return split_into_words(position, self._read_text(record, settings.text))
         words = record[settings.tokens]
         if not isinstance(words, list | tuple):
             raise _row_error(f"{settings.tokens} is {short_repr(words)}", "it must be a list of words")
         for index, word in enumerate(words):
             if not isinstance(word, str) or not word.strip():
-                raise _row_error(f"{settings.tokens}[{index}] is {short_repr(word)}", "each must be a word")
+                raise _row_error(f"{settings.tokens}[{index}] is {short_repr(word)}", "each element must be a word")
         tokens = tuple(self._check_characters(settings.tokens, word) for word in words)
         if not self.labelled:
             return TaggedRow(position, tokens)
         if not tokens:
-            raise _row_error(f"{settings.tokens} is empty", "give it words, or leave the row out")
+            raise _row_error(f"{settings.tokens} is empty", "write at least one word, or remove the row")
         value = record.get(settings.tags)
         if value is None:
-            problem = f"has no {settings.tags!r}, only {_list_columns(record)}"
+            problem = f"has no column {settings.tags!r}, only {_list_columns(record)}"
             raise _row_error(problem, self._missing_column_remedy("tags", settings.tags))
         if not isinstance(value, list | tuple):
-            raise _row_error(f"{settings.tags} is {short_repr(value)}", "it must be a list, a tag for each word")
+            raise _row_error(f"{settings.tags} is {short_repr(value)}", "it must be a list with one tag for each word")
         tags = tuple(self._parse_label_name(settings.tags, tag) for tag in value)
         if len(tags) != len(tokens):
-            raise _row_error(f"has {len(tokens)} words and {len(tags)} tags", "give each word a tag")
+            raise _row_error(f"has {len(tokens)} words and {len(tags)} tags", "write one tag for each word")
         return TaggedRow(position, tokens, tags)
 
     def _parse_question_row(self, position: RowPosition, record: Record) -> QuestionRow:
@@ -271,7 +290,7 @@ class RowParser:
         if self.labelled:
             given = [] if record.get("is_impossible") is True else record.get("answers")
             if given is None:
-                raise _row_error("has no `answers`", "give some, an empty list where there is none")
+                raise _row_error("has no `answers`", "write a list of answers, which is empty if the question has no answer")
             answers = tuple(self._parse_answer(record["context"], answer) for answer in self._list_answers(given))
         return QuestionRow(position, str(record.get("id", position.number)), record["question"], record["context"], answers)
 
@@ -285,17 +304,21 @@ class RowParser:
             if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
                 return [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
         if not isinstance(answers, list):
-            raise _row_error(f"answers is {short_repr(answers)}", "it must be a list of text and answer_start")
+            raise _row_error(f"answers is {short_repr(answers)}", "it must be a list of objects with text and answer_start")
         return answers
 
     def _parse_answer(self, context: str, answer: Any) -> tuple[str, int]:
         """Return (text, first character) of an answer, after checking that the context contains it at this position."""
         text, start = (answer.get(key) if isinstance(answer, dict) else None for key in ("text", "answer_start"))
         if not isinstance(text, str) or not text or isinstance(start, bool) or not isinstance(start, int):
-            raise _row_error(f"an answer is {short_repr(answer)}", "it must have a text and answer_start, an integer")
+            raise _row_error(
+                f"an answer is {short_repr(answer)}", "an answer must contain text and the integer answer_start"
+            )
         if start < 0 or context[start : start + len(text)] != text:
             actual = context[max(start, 0) : max(start, 0) + len(text)]
-            problem = f"the answer {short_repr(text)} is not at {start}, {short_repr(actual)} is"
+            problem = (
+                f"expected the answer {short_repr(text)} at character {start} of the context, found {short_repr(actual)}"
+            )
             raise _row_error(problem, "correct answer_start")
         return text, start
 
@@ -303,11 +326,11 @@ class RowParser:
         """Return the token ids that a record contains, after checking that they are in the allowed range."""
         values = record[_INPUT_IDS]
         if not isinstance(values, list | tuple) or not values:
-            raise _row_error(f"{_INPUT_IDS} is {short_repr(values)}", "it must be a list of token numbers, not empty")
+            raise _row_error(f"{_INPUT_IDS} is {short_repr(values)}", "it must be a list of token ids that is not empty")
         for index, value in enumerate(values):
             if not is_integer_in_range(value, 0, MOST_TOKEN_ID):
                 problem = f"{_INPUT_IDS}[{index}] is {short_repr(value)}"
-                raise _row_error(problem, f"token numbers are integers of 0 to {MOST_TOKEN_ID}")
+                raise _row_error(problem, f"a token id must be an integer from 0 to {MOST_TOKEN_ID}")
         return IdsRow(position, tuple(values))
 
 
@@ -362,7 +385,7 @@ def expand_into_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *
             continue
         try:
             if settings.positive not in record:
-                raise InputError(f"has no {settings.positive!r}; name it: --set task.positive=NAME")
+                raise InputError(f"has no column {settings.positive!r}; name the column: --set task.positive=NAME")
             documents = _labelled_documents(record, settings, labelled=labelled)
         except InputError as error:
             yield position, error
@@ -384,7 +407,7 @@ def _labelled_documents(record: Record, settings: TaskSettings, *, labelled: boo
         return [*((text, 1.0) for text in texts), *((text, 0.0) for text in negatives)]
     column, labels = columns[0], record[columns[0]]
     if len(columns) > 1 or "score" in column:
-        remedy = "reranking learns one column, `label` or `labels`, of numbers from 0 to 1; remove the others"
+        remedy = "reranking reads one column, `label` or `labels`, with numbers from 0 to 1; remove the other columns"
         raise _row_error(f"has {' and '.join(columns)} in addition to {settings.positive}", remedy)
     if negatives:
         named = ", ".join(find_negative_columns(record, settings))
@@ -394,7 +417,7 @@ def _labelled_documents(record: Record, settings: TaskSettings, *, labelled: boo
     labels = labels if isinstance(labels, list | tuple) else [labels]
     if len(labels) != len(texts):
         raise _row_error(
-            f"has {len(texts)} texts in {settings.positive} and {len(labels)} in {column}", "give each text a label"
+            f"has {len(texts)} texts in {settings.positive} and {len(labels)} in {column}", "write one label for each text"
         )
     return list(zip(texts, labels, strict=True))
 
@@ -424,8 +447,8 @@ def _read_negatives(record: Record, settings: TaskSettings) -> list[str]:
     """
     columns = find_negative_columns(record, settings)
     if "negative" in settings.keys_set_by_user and settings.negative is not None and settings.negative not in record:
-        remedy = "name the column: --set task.negative=NAME (a row without negatives has null there)"
-        raise _row_error(f"has no {settings.negative!r}, only {_list_columns(record)}", remedy)
+        remedy = "name the column with --set task.negative=NAME, and write null there in rows without negatives"
+        raise _row_error(f"has no column {settings.negative!r}, only {_list_columns(record)}", remedy)
     return [text for column in columns if record.get(column) is not None for text in _read_texts(record, column)]
 
 
@@ -439,9 +462,9 @@ def _read_texts(record: Record, column: str) -> list[str]:
     texts = list(value) if isinstance(value, list | tuple) else [value]
     for text in texts:
         if not isinstance(text, str):
-            raise InputError(f"{column} is {short_repr(text)}; it must be a text, or a list of texts")
+            raise InputError(f"{column} is {short_repr(text)}; it must be a text or a list of texts")
         if not text.strip():
-            raise InputError(f"{column} is empty; give it a text, or leave it out")
+            raise InputError(f"{column} contains an empty text; write a text there, or remove it")
     return texts
 
 
@@ -457,9 +480,9 @@ def read_label_names(path: Path) -> tuple[str, ...]:
     try:
         text = read_file(path).decode("utf-8-sig").rstrip()
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
+        raise InputError(f"{path}: is not UTF-8 at byte {error.start}; save the file as UTF-8") from error
     if not text:
-        raise InputError(f"{path}: names no label; write one per line")
+        raise InputError(f"{path}: contains no label; write one label per line")
     names = tuple(line.strip() for line in text.split("\n"))
     known: set[str] = set()
     for number, name in enumerate(names, start=1):

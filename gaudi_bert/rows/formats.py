@@ -64,7 +64,9 @@ def read_table(
     rows = _split_rows_at_tabs(part, lines, separator) if part.kind == "tsv" else _parse_csv_rows(part, lines, separator)
     columns = list(settings.columns) if settings.columns is not None else None
     if columns is None and settings.no_header:
-        raise InputError(f"{part.name}: without a header, name the columns too: --columns text,label,id")
+        raise InputError(
+            f"{part.name}: --no-header needs the names of the columns; pass, for example, --columns text,label,id"
+        )
     if columns is not None and not settings.no_header:
         columns, rows = _use_given_columns(part, settings, columns, rows)
     columns = columns or _read_header(part, settings, rows, separator, needed)
@@ -73,8 +75,10 @@ def read_table(
         if isinstance(cells, UnicodeDecodeError):
             yield position, part.decoding_error(cells)
         elif len(cells) != len(columns):
-            problem = f"has {len(cells):,} cells, the columns are {len(columns):,} ({', '.join(columns[:99])[:80]})"
-            remedy = _separator_remedy(cells, separator, len(columns)) or "fix the row"
+            problem = (
+                f"has {len(cells):,} cells, but the table has {len(columns):,} columns ({', '.join(columns[:99])[:80]})"
+            )
+            remedy = _separator_remedy(cells, separator, len(columns)) or "correct the row"
             yield position, InputError(f"{problem}; {remedy}")
         else:
             named = zip(columns, cells, strict=True)
@@ -104,17 +108,17 @@ def _read_header(
         columns = [cell.strip().strip('"') for cell in columns[0].split(_guess_separator(columns, separator))]
     twice = next((column for column, times in Counter(columns).items() if times > 1), None)
     if twice is not None and not remedies:
-        raise InputError(f"{part.name}: two columns are called {short_repr(twice)}; name them apart, or pass --columns")
+        raise InputError(f"{part.name}: two columns are called {short_repr(twice)}; rename one of them, or pass --columns")
     missing = needed(columns) if columns else []
     if not remedies and not missing:
         return columns
     if missing:
-        missing.append("without a header line, name all: --columns text,label,id")
+        missing.append("if the file has no header line, name all columns: --columns text,label,id")
     if part.path is not None and len(remedies) == (other is not None):
         with part.open_lines() as lines:
             wrong = next((each for _, each in islice(lines, _EXAMINED_LINES) if isinstance(each, UnicodeDecodeError)), None)
         remedies += [part.encoding_remedy(wrong)] if wrong is not None else []
-    problem = f"its header is {short_repr(', '.join(columns))}"
+    problem = f"the header is {short_repr(', '.join(columns))}"
     raise InputError(f"{part.name}: line {line:,}: {problem}; {'; '.join([*remedies, *missing])}")
 
 
@@ -156,7 +160,7 @@ def _separator_remedy(cells: Sequence[str], separator: str, columns: int | None 
     other = _guess_separator(cells, separator, columns)
     if other is None:
         return None
-    return f"its cells are separated by {other!r}: pass --delimiter {'TAB' if other == chr(9) else repr(other)}"
+    return f"the cells seem to be separated by {other!r}: pass --delimiter {'TAB' if other == chr(9) else repr(other)}"
 
 
 def _use_given_columns(
@@ -176,7 +180,9 @@ def _use_given_columns(
         if "columns" not in settings.keys_set_by_user:
             return None, chain(beginning, rows)
         where = part.format_location(RowPosition(1, line))
-        raise InputError(f"{where}: {short_repr(first)} looks like a header; leave --columns out, or pass --no-header")
+        raise InputError(
+            f"{where}: {short_repr(first)} looks like a header line; remove --columns, or pass --no-header if it is data"
+        )
     return columns, chain(beginning, rows)
 
 
@@ -219,7 +225,7 @@ def _parse_csv_rows(part: RowPart, lines: Iterator[tuple[int, Line]], separator:
                 yield first, cells
             first = reader.line_num + 1
     except csv.Error as error:
-        problem = f"not CSV ({error}); fix its quotes, or name what separates its cells with --delimiter"
+        problem = f"is not CSV ({error}); correct the quotes, or pass the separator of the cells with --delimiter"
         raise InputError(f"{part.name}: line {reader.line_num:,}: {problem}") from error
 
 
@@ -244,7 +250,9 @@ class _CsvLines:
             raise InputError(f"{self._part.name}: line {number:,}: {self._part.decoding_error(line)}")
         self.row_size += len(line)
         if self.row_size > files.LONGEST_ROW_BYTES:
-            problem = f"the row that ends here is longer than {format_max_row_size()}; is a quote missing?"
+            problem = (
+                f"the row that ends here is longer than {format_max_row_size()}; add the closing quote if it is missing"
+            )
             raise InputError(f"{self._part.name}: line {number:,}: {problem}")
         _check_cell_count(self._part, number, line, self._separator)
         return _AFTER_RETURN.split(line) if "\r" in line[:-2] else [line]
@@ -253,7 +261,9 @@ class _CsvLines:
 def _check_cell_count(part: RowPart, number: int, line: str, separator: str) -> None:
     """Check that a line has at most _MAX_CELLS cells. A line with more is hardly part of a table."""
     if line.count(separator) > _MAX_CELLS:
-        raise InputError(f"{part.name}: line {number:,}: has more than {_MAX_CELLS:,} cells; is this a table?")
+        raise InputError(
+            f"{part.name}: line {number:,}: has more than {_MAX_CELLS:,} cells; pass a table with fewer columns"
+        )
 
 
 def _dict_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -265,7 +275,7 @@ def _dict_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in record if keys.count(key) > 1)
-        raise InputError(f"has the key {short_repr(twice)} twice; leave one out")
+        raise InputError(f"has the key {short_repr(twice)} twice; remove one of them")
     return record
 
 
@@ -296,17 +306,19 @@ def read_squad_questions(part: RowPart) -> Iterator[PlacedRecord]:
     try:
         content = JSON.decode(data.decode(part.encoding).removeprefix(BYTE_ORDER_MARK))
     except UnicodeDecodeError as error:
-        raise InputError(f"{part.name}: not {part.encoding}; name its encoding with --encoding") from error
+        raise InputError(f"{part.name}: is not {part.encoding}; pass the encoding of the file with --encoding") from error
     except InputError as error:
         raise InputError(f"{part.name}: {error}") from error
     except (ValueError, RecursionError) as error:
         problem = shorten(str(error))
-        raise InputError(f"{part.name}: not JSON ({problem}); give a SQuAD file, or JSON lines as .jsonl") from error
-    for article in _read_list(part, content, "data", "it"):
+        raise InputError(
+            f"{part.name}: is not JSON ({problem}); pass a SQuAD file, or a file of JSON lines that ends in .jsonl"
+        ) from error
+    for article in _read_list(part, content, "data", "the file"):
         for paragraph in _read_list(part, article, "paragraphs", "an article"):
             for question in _read_list(part, paragraph, "qas", "a paragraph"):
                 if "context" not in paragraph:
-                    raise _squad_format_error(part, "a paragraph has no `context`")
+                    raise _squad_format_error(part, "a paragraph has no key `context`")
                 number += 1
                 position = RowPosition(number)
                 if isinstance(question, dict):
@@ -320,11 +332,11 @@ def _read_list(part: RowPart, value: Any, key: str, what: str) -> list[Any]:
     """Return the list that `value` contains under `key`, or raise an InputError that names `what`."""
     entries = value.get(key) if isinstance(value, dict) else None
     if not isinstance(entries, list):
-        raise _squad_format_error(part, f"{what} has no list `{key}`")
+        raise _squad_format_error(part, f"{what} contains no list `{key}`")
     return entries
 
 
 def _squad_format_error(part: RowPart, problem: str) -> InputError:
     """Return the error for a file that does not have the structure of SQuAD."""
     form = '{"data": [{"paragraphs": [{"context": "...", "qas": [...]}]}]}'
-    return InputError(f"{part.name}: is not SQuAD's JSON, {problem}; it is {form}")
+    return InputError(f"{part.name}: does not have the structure of SQuAD, because {problem}; expected {form}")

@@ -117,14 +117,16 @@ class RowPart:
     def decoding_error(self, error: UnicodeDecodeError) -> InputError:
         """Return the error for a line whose bytes are not valid in the encoding."""
         encoding = "UTF-8" if self.encoding == "utf-8" else self.encoding
-        return InputError(f"not {encoding} at its byte {error.start}; {self.encoding_remedy(error).partition(': ')[2]}")
+        return InputError(
+            f"is not {encoding} at byte {error.start} of the line; {self.encoding_remedy(error).partition(': ')[2]}"
+        )
 
     def encoding_remedy(self, error: UnicodeDecodeError) -> str:
         """Return the remedy for a line whose bytes are not valid in the encoding: the option that names another encoding."""
         other = "cp1252" if self.encoding == "utf-8" else "utf-8"
         if self.encoding == "utf-8" and error.object[:2] in _UTF_16_MARKS:
             other = "utf-16"
-        return f"its text is not {self.encoding}: say what it is, such as --encoding {other}, or save it as UTF-8"
+        return f"the text is not {self.encoding}: pass the encoding, such as --encoding {other}, or save the file as UTF-8"
 
 
 def _has_one_byte_line_feed(encoding: str) -> bool:
@@ -165,7 +167,7 @@ def _read_lines_of_text(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
             _check_line_length(part, len(line))
             yield line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
     except UnicodeError as error:
-        raise InputError(f"{part.name}: not {part.encoding} ({shorten(str(error))}); name another --encoding") from error
+        raise InputError(f"{part.name}: is not {part.encoding} ({shorten(str(error))}); pass another --encoding") from error
     finally:
         text.detach()
 
@@ -173,7 +175,7 @@ def _read_lines_of_text(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
 def _check_line_length(part: RowPart, length: int) -> None:
     """Raise an InputError if a line exceeds the largest length of a row, so that only its beginning was read."""
     if length >= files.LONGEST_ROW_BYTES:
-        raise InputError(f"{part.name}: a line is longer than {format_max_row_size()}; break it, if this is text")
+        raise InputError(f"{part.name}: a line is longer than {format_max_row_size()}; divide it into several lines")
 
 
 def format_max_row_size() -> str:
@@ -194,10 +196,13 @@ def complete_file_part(path: str | Path, settings: TaskSettings) -> RowPart:
     if str(path) == STANDARD_INPUT:  # standard input has no ending, so JSON lines are the default
         return RowPart(format_source_name(path), None, settings.format or "jsonl", encoding=settings.encoding)
     if Path(path).is_dir():
-        raise InputError(f"{path}: cannot read: Is a directory; give a file in it")
+        raise InputError(f"{path}: is a folder; pass a file in it")
     kind = settings.format or _format_from_ending(path)
     if kind is None:
-        raise InputError(f"{path}: unknown ending; known are {', '.join(_ENDINGS)} (and .gz, .zst), or give --format jsonl")
+        raise InputError(
+            f"{path}: the ending of the file is not supported; pass --format, or a file that ends in {', '.join(_ENDINGS)}, "
+            "optionally with .gz or .zst"
+        )
     # The default encoding comes from the model's training data, and applies only to tables.
     encoding = settings.encoding if kind in TABLES or "encoding" in settings.keys_set_by_user else "utf-8"
     return RowPart(str(path), Path(path), kind, _detect_compression(Path(path)), encoding)
@@ -280,7 +285,9 @@ def _detect_format(path: Path, compression: Compression | None) -> RowFormat:
         beginning = handle.read(6)
     for magic, name in _UNSUPPORTED_COMPRESSIONS.items():
         if beginning.startswith(magic):
-            raise InputError(f"{path}: compressed with {name}; unpack it, or compress it with gzip or zstd")
+            raise InputError(
+                f"{path}: compression with {name} is not supported; decompress the file, or compress it with gzip or zstd"
+            )
     if beginning.startswith(_PARQUET):
         return "parquet"
     with open_text(path, compression) as handle:
@@ -288,7 +295,10 @@ def _detect_format(path: Path, compression: Compression | None) -> RowFormat:
         while not first.strip() and (line := handle.readline(files.LONGEST_ROW_BYTES)):
             first = line.removeprefix(_UTF_8_MARK)
     if first.startswith(b"<doc "):
-        raise InputError(f"{path}: holds WikiExtractor's <doc ...>; extract it once more with --json, a text on each line")
+        raise InputError(
+            f"{path}: contains the <doc ...> elements of WikiExtractor; run WikiExtractor again with --json, which writes "
+            "one text per line"
+        )
     return "jsonl" if is_json_line(first.lstrip(), path) else "txt"
 
 

@@ -122,7 +122,8 @@ class SkippedRows:
         self.rows, self.first = 0, ""
 
     def __str__(self) -> str:
-        return f"{format_count(self.rows, 'row')} cannot be read: left out; the first: {self.first}"
+        verb = "was" if self.rows == 1 else "were"
+        return f"{format_count(self.rows, 'row')} cannot be read and {verb} skipped; the first problem: {self.first}"
 
     def add(self, problem: str) -> None:
         """Count a row. Keep its problem if it is the first."""
@@ -240,28 +241,34 @@ def _check_options_apply(part: RowPart, task: TaskName | None, settings: TaskSet
         InputError: The format does not match, or an option would have no effect.
     """
     if part.kind == "squad" and task != "question-answering":
-        others = "plain texts need" if task is None else f"{task} needs"
-        raise InputError(f"{part.name}: SQuAD's JSON is for question-answering, {others} JSON lines (.jsonl) or a table")
+        reader = "plain texts need" if task is None else f"{task} needs"
+        raise InputError(f"{part.name}: only question-answering reads SQuAD files; {reader} JSON lines (.jsonl) or a table")
     if part.kind == "conll" and task != "token-classification":
-        raise InputError(f"{part.name}: CoNLL is for token-classification; give JSON lines (.jsonl) or a table")
+        raise InputError(f"{part.name}: only token-classification reads CoNLL files; pass JSON lines (.jsonl) or a table")
     of_tables = {"--columns": settings.columns, "--no-header": settings.no_header or None, "--delimiter": settings.delimiter}
     keys = (name for name, value in of_tables.items() if value is not None)
     option = next((name for name in keys if name.strip("-").replace("-", "_") in settings.keys_set_by_user), None)
     if part.kind not in TABLES and option is not None:
-        raise InputError(f"{part.name}: {option} is for CSV and TSV, this is {part.kind}; leave it out")
+        raise InputError(
+            f"{part.name}: {option} applies only to CSV and TSV, but the format is {part.kind}; remove the option"
+        )
     if part.kind in ("parquet", "built-in") and "encoding" in settings.keys_set_by_user and settings.encoding != "utf-8":
-        raise InputError(f"{part.name}: --encoding is for files of text, this is {part.kind}; leave it out")
+        raise InputError(
+            f"{part.name}: --encoding applies only to text files, but the format is {part.kind}; remove the option"
+        )
     has_columns = part.kind in (*TABLES, "jsonl", "parquet")
     forms = _possible_forms(task, labelled)
     of_task = set().union(*forms)
     for key in sorted(_ALL_COLUMNS & settings.keys_set_by_user):
         if not (has_columns and key in of_task):
-            reason = f"no {key} is read here" if has_columns else "this file has no named columns"
-            raise InputError(f"{part.name}: {_format_setting_name(key)} does not apply, {reason}; leave it out")
+            reason = f"because the task reads no {key}" if has_columns else "because the file has no named columns"
+            raise InputError(f"{part.name}: {_format_setting_name(key)} has no effect, {reason}; remove it")
     named = settings.keys_set_by_user & of_task
     if not any(named <= set(form) for form in forms):
         kinds, both = " or ".join(", ".join(form) for form in forms), " and ".join(map(_format_setting_name, sorted(named)))
-        raise InputError(f"{part.name}: {both} are of rows of two kinds; name columns of one: {kinds}")
+        raise InputError(
+            f"{part.name}: {both} mix the columns of two kinds of rows; name the columns of only one kind: {kinds}"
+        )
 
 
 def _possible_forms(task: TaskName | None, labelled: bool) -> list[tuple[str, ...]]:
@@ -299,7 +306,10 @@ def _missing_column_remedies(
         key: getattr(settings, key) for key in keys if key not in _OPTIONAL_COLUMNS or key in settings.keys_set_by_user
     }
     missing = {key: column for key, column in needed.items() if column not in columns}
-    return [f"it has no column {short_repr(column)}: name one with {column_option(key)}" for key, column in missing.items()]
+    return [
+        f"it has no column {short_repr(column)}: name the column with {column_option(key)}"
+        for key, column in missing.items()
+    ]
 
 
 def _describe_first_row(part: RowPart, settings: TaskSettings, row: Row, columns: list[str]) -> str:
@@ -375,9 +385,9 @@ def _parse_json_record(line: str) -> Record | InputError:
     except InputError as error:
         return error
     except (ValueError, RecursionError) as error:
-        return InputError(f"not JSON ({shorten(str(error))}); write one object per line")
+        return InputError(f"is not JSON ({shorten(str(error))}); write one object per line")
     if not isinstance(record, dict):
-        return InputError(f'{shorten(line)} is not an object; write for example {{"text": "..."}}')
+        return InputError(f'{shorten(line)} is not an object; write, for example, {{"text": "..."}}')
     return record
 
 
@@ -391,7 +401,7 @@ def _read_parquet(part: RowPart, settings: TaskSettings, task: TaskName | None) 
         InputError: The part is standard input, which cannot be read as Parquet.
     """
     if part.path is None:
-        raise InputError("standard input: Parquet cannot be read as it comes; give the name of the file")
+        raise InputError("standard input: Parquet cannot be read from a stream; pass a file name")
     known = (settings.text, settings.text_pair, settings.label, settings.tokens, settings.tags, *_OTHER_COLUMNS)
     with open_parquet(part.path) as table:
         names = table.schema_arrow.names
@@ -430,7 +440,7 @@ def _read_conll(part: RowPart, settings: TaskSettings, labelled: bool) -> Iterat
             if not any(cells) or cells[0] == _DOCUMENT_LINE:
                 if words:  # the sentence ends
                     if tags and len(tags) != len(words):
-                        problem = f"a sentence of {len(words)} words has {len(tags)} tags; give each word one"
+                        problem = f"a sentence of {len(words)} words has {len(tags)} tags; write one tag for each word"
                         raise InputError(f"{part.format_location(position)}: {problem}")
                     yield position, {settings.tokens: words, settings.tags: tags} if tags else {settings.tokens: words}
                     words, tags, position, size = [], [], RowPosition(position.number + 1), 0
@@ -438,11 +448,11 @@ def _read_conll(part: RowPart, settings: TaskSettings, labelled: bool) -> Iterat
             position, size = position if words else position._replace(line=number), size + len(line)
             problem = ""
             if size > files.LONGEST_ROW_BYTES:
-                problem = f"the sentence is longer than {format_max_row_size()}; end it by a blank line"
+                problem = f"the sentence is longer than {format_max_row_size()}; end each sentence with a blank line"
             elif not cells[0]:
-                problem = "has no word before its tag; write WORD, a tab, TAG"
+                problem = "there is no word before the tag; write a word, a tab and a tag on each line"
             elif labelled and len(cells) < 2:
-                problem = f"the word {short_repr(cells[0])} has no tag; write WORD, a tab, TAG"
+                problem = f"the word {short_repr(cells[0])} has no tag; write a word, a tab and a tag on each line"
             if problem:
                 raise InputError(f"{part.format_location(position._replace(line=number))}: {problem}")
             words.append(cells[0])

@@ -98,7 +98,7 @@ class RowTokenizer:
         """The largest token id plus one."""
         numbers = self.tokenizer.get_vocab().values()
         if not numbers:
-            raise InputError(f"{self.file}: its vocabulary is empty; give the tokenizer of a BERT")
+            raise InputError(f"{self.file}: the vocabulary is empty; pass a tokenizer with a vocabulary")
         return max(numbers) + 1
 
     def special_tokens_around_text(self) -> tuple[list[int], list[int]]:
@@ -112,7 +112,7 @@ class RowTokenizer:
             text = [at for at, special in enumerate(encoding.special_tokens_mask) if not special]
             if text:
                 return encoding.ids[: text[0]], encoding.ids[text[-1] + 1 :]
-        raise InputError(f"{self.file}: makes no token of a letter; give the tokenizer of a model for text")
+        raise InputError(f"{self.file}: the tokenizer returns no token for a letter; pass the tokenizer of a text model")
 
     def tokenizer_for_words(self) -> Tokenizer:
         """Return the tokenizer for text that was already split into words.
@@ -145,7 +145,7 @@ class RowTokenizer:
                 first, second, end = text[0], text[tokens], text[-1] + 1
                 segments = (pair.type_ids[first], pair.type_ids[second]) if self.has_segments else (0, 0)
                 return pair.ids[:first], pair.ids[first + tokens : second], pair.ids[end:], *segments
-        raise InputError(f"{self.file}: makes no pair of two texts; give the tokenizer of a model for text")
+        raise InputError(f"{self.file}: the tokenizer cannot encode a pair of texts; pass the tokenizer of a text model")
 
     @property
     def special_ids(self) -> tuple[int, ...]:
@@ -165,7 +165,7 @@ class RowTokenizer:
         """The id of the mask token. Raises an InputError if there is none."""
         number = self._find_mask_id()
         if number is None:
-            raise InputError(f"{self.file}: has no token like [MASK]; give the tokenizer of a model of masked words")
+            raise InputError(f"{self.file}: the tokenizer has no mask token; pass the tokenizer of a masked language model")
         return number
 
     def _find_mask_id(self) -> int | None:
@@ -204,17 +204,23 @@ class RowTokenizer:
             InputError: An id is too large, or a single text gets another segment id than 0.
         """
         if self.vocabulary_size > vocab_size:
-            sizes = f"{self.vocabulary_size:,} tokens, the model has {vocab_size:,}"
-            raise InputError(f"{self.file}: has {sizes}; give the tokenizer that it was trained with")
+            sizes = f"{self.vocabulary_size:,} tokens, but the model has only {vocab_size:,}"
+            raise InputError(f"{self.file}: the tokenizer has {sizes}; pass the tokenizer with which the model was trained")
         for encoding in (self.tokenizer.encode("a"), self.tokenizer.encode("a", "a")):
             segments = encoding.type_ids if self.has_segments else []
             largest_ids = max(encoding.ids, default=0), max(segments, default=0)
             for what, largest, most in zip(("token", "segment"), largest_ids, (vocab_size, type_vocab_size), strict=True):
                 if largest >= most:
-                    number = f"{what} {largest}, the model's are 0 to {most - 1:,}"
-                    raise InputError(f"{self.file}: its template gives the {number}; give the model's own tokenizer")
+                    number = f"the {what} id {largest}, but the ids of the model are 0 to {most - 1:,}"
+                    raise InputError(
+                        f"{self.file}: the template of the tokenizer uses {number}; pass the tokenizer with which the model "
+                        "was trained"
+                    )
         if self.has_segments and any(self.tokenizer.encode("a").type_ids):
-            raise InputError(f"{self.file}: its template gives a single text another segment than 0, which is not supported")
+            raise InputError(
+                f"{self.file}: the template of the tokenizer assigns another segment id than 0 to a single text, which is "
+                "not supported"
+            )
 
 
 # --- opening a tokenizer
@@ -241,7 +247,7 @@ def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, l
     folder = folder.parent if folder.name == _CHECKPOINTS else folder  # the tokenizer is in the folder of the run
     if not has_tokenizer(folder):
         raise InputError(
-            f"{folder}: holds no tokenizer; put {TOKENIZER_NAME} or {VOCABULARY_NAME} there, or finetune with --vocab"
+            f"{folder}: contains no tokenizer; put {TOKENIZER_NAME} or {VOCABULARY_NAME} there, or pass --vocab to finetune"
         )
     for name in _READ_BY_TRANSFORMERS:  # transformers silently ignores a file that it cannot read
         if os.path.lexists(folder / name):
@@ -251,7 +257,7 @@ def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, l
         tokenizer = _open_with_transformers(folder, settings or {})
     elif settings:
         raise InputError(
-            f"{folder}: only transformers can apply {', '.join(settings)} to its tokenizer; install transformers"
+            f"{folder}: only transformers can apply the setting {', '.join(settings)} to a tokenizer; install transformers"
         )
     else:
         library, own_settings = read_tokenizer_files(folder)
@@ -288,7 +294,9 @@ def wrap_tokenizer(given: Any) -> RowTokenizer:
     if isinstance(given, Tokenizer):
         return _make_row_tokenizer(clone_tokenizer(given), file, {})
     if not hasattr(given, "special_tokens_map"):
-        raise InputError(f"{type(given).__name__}: is not a tokenizer of the library tokenizers; use AutoTokenizer")
+        raise InputError(
+            f"{type(given).__name__}: is not a tokenizer of transformers or tokenizers; pass what AutoTokenizer returns"
+        )
     opened = _convert_transformers_tokenizer(given, file)
     return _make_row_tokenizer(clone_tokenizer(opened.tokenizer), file, opened.settings)
 
@@ -327,12 +335,11 @@ def _convert_transformers_tokenizer(given: Any, file: Path) -> RowTokenizer:
         named = {**given.special_tokens_map, "extra_special_tokens": list(given.added_tokens_encoder)}
         library = build_esm_tokenizer(given.get_vocab(), named, file)
         if given.split_special_tokens:
-            raise InputError(
-                f"{file}: splits the special tokens of an ESM model, which is not supported; leave that setting out"
-            )
+            raise InputError(f"{file}: split_special_tokens is not supported for ESM models; remove that setting")
     if not isinstance(library, Tokenizer):
         raise InputError(
-            f"{file}: {kind} is not a fast tokenizer of transformers; use AutoTokenizer, or save a tokenizer.json"
+            f"{file}: {kind} is not a fast tokenizer of transformers; open the tokenizer with AutoTokenizer, or save a "
+            "tokenizer.json"
         )
     with convert_library_errors(file):
         for step in (library.normalizer, library.pre_tokenizer):

@@ -91,7 +91,9 @@ def convert_library_errors(path: Path) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = shorten(str(error), 300)
-        raise InputError(f"{path}: not a tokenizer ({reason}); save it again with save_pretrained") from error
+        raise InputError(
+            f"{path}: does not contain a valid tokenizer ({reason}); save it again with save_pretrained"
+        ) from error
 
 
 def read_tokenizer_class(folder: Path) -> tuple[str | None, dict[str, Any]]:
@@ -127,7 +129,7 @@ def read_tokenizer_files(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
     is_bert = named_class == "bert" or (named_class is None and (is_bare or (folder / "bert_config.json").is_file()))
     kind = _BERT if is_bert else str(named_class or GENERAL_CLASS).removesuffix("Fast")
     if is_bare and (kind not in (_BERT, ESM_CLASS) or not os.path.lexists(folder / VOCABULARY_NAME)):
-        raise _needs_transformers_error(folder, f"has a {kind} without {TOKENIZER_NAME}")
+        raise _needs_transformers_error(folder, f"contains a {kind} without {TOKENIZER_NAME}")
     named = {_BERT: _BERT_TOKENS, ESM_CLASS: _ESM_TOKENS}.get(kind, {})
     settings = {**named, **settings}
     decoder = _read_added_tokens(folder, settings)
@@ -159,7 +161,7 @@ def _needs_transformers_error(path: Path, what: str) -> InputError:
 
 def _contradiction_error(path: Path, name: str, value: object, stored: object) -> InputError:
     """Return the error for a setting whose value contradicts tokenizer.json."""
-    problem = f"{name} is {json.dumps(value)}, but {TOKENIZER_NAME} has {json.dumps(stored)}"
+    problem = f"{name} is {json.dumps(value)}, but it is {json.dumps(stored)} in {TOKENIZER_NAME}"
     return InputError(f"{path}: {problem}; correct one of them, or install transformers, which applies the setting")
 
 
@@ -179,7 +181,7 @@ def _check_settings_supported(folder: Path, kind: str, settings: Mapping[str, An
     for name, allowed in (("truncation_side", ("left", "right")), ("split_special_tokens", (True, False))):
         if settings.get(name, allowed[0]) not in allowed:
             raise InputError(
-                f"{file}: {name} is {short_repr(settings[name])}, allowed are {allowed[0]} and {allowed[1]}; correct it"
+                f"{file}: {name} must be {allowed[0]} or {allowed[1]}, but is {short_repr(settings[name])}; correct it"
             )
     if kind == ESM_CLASS and settings.get("split_special_tokens"):
         raise _needs_transformers_error(file, f"splits the special tokens of an {kind}")
@@ -240,7 +242,10 @@ def _add_missing_tokens(
                 library.add_tokens([token])
             if library.token_to_id(token.content) != number:
                 has = library.token_to_id(token.content)
-                raise InputError(f"{folder}: the added token {token.content!r} is {number}, the vocabulary has it as {has}")
+                raise InputError(
+                    f"{folder}: expected the token id {number} for the added token {token.content!r}, found {has} in the "
+                    "vocabulary"
+                )
         known = {token.content for token in library.get_added_tokens_decoder().values()}
         for content, value in _special_tokens_in_settings(settings).items():
             flags = (
@@ -264,12 +269,14 @@ def _check_json_matches_settings(library: Tokenizer, kind: str, settings: Mappin
         raise _contradiction_error(file, "add_prefix_space", bool(settings.get("add_prefix_space", False)), prefix)
     is_byte_level = content["normalizer"] is None and prefix is not None and content["model"]["type"] == "BPE"
     if kind not in (_BERT, *_AS_IT_IS) and not (kind == _ROBERTA and is_byte_level):
-        remedy = f"install transformers, which builds its own, or pass {TOKENIZER_NAME} itself where a file is taken"
-        raise InputError(f"{file}: {kind} is not known here; {remedy}")
+        remedy = f"install transformers, which can build it, or pass the file {TOKENIZER_NAME} if the option accepts a file"
+        raise InputError(f"{file}: the tokenizer class {kind} is supported only with transformers; {remedy}")
     if kind != _BERT:
         return
     if content["model"]["type"] != "WordPiece":
-        raise _needs_transformers_error(file, f"has a {kind}, but {TOKENIZER_NAME} is of another kind")
+        raise _needs_transformers_error(
+            file, f"names the class {kind}, but {TOKENIZER_NAME} contains another kind of tokenizer"
+        )
     with convert_library_errors(folder / TOKENIZER_NAME):
         expected = _build_bert_tokenizer(library.get_vocab(with_added_tokens=False), settings)
     meant = json.loads(expected.to_str())
@@ -280,12 +287,14 @@ def _check_json_matches_settings(library: Tokenizer, kind: str, settings: Mappin
     model = {key: value for key, value in content["model"].items() if key != "vocab"}
     same = found == wanted and content["pre_tokenizer"] == meant["pre_tokenizer"]
     if not same or model != {key: value for key, value in meant["model"].items() if key != "vocab"}:
-        raise _needs_transformers_error(file, f"has a {kind}, but {TOKENIZER_NAME} is of another kind")
+        raise _needs_transformers_error(
+            file, f"names the class {kind}, but {TOKENIZER_NAME} contains another kind of tokenizer"
+        )
     _add_missing_tokens(expected, {}, settings, folder)
     with convert_library_errors(folder / TOKENIZER_NAME):
         pairs = [each.encode("a", "a") for each in (library, expected)]
         if pairs[0].type_ids != pairs[1].type_ids or pairs[0].special_tokens_mask != pairs[1].special_tokens_mask:
-            raise _needs_transformers_error(file, f"has a {kind}, but {TOKENIZER_NAME} frames texts in another way")
+            raise _needs_transformers_error(file, f"names the class {kind}, but {TOKENIZER_NAME} adds other special tokens")
 
 
 def _read_bert_vocabulary(vocabulary: Path, settings: Mapping[str, Any]) -> Tokenizer:
@@ -340,11 +349,13 @@ def build_esm_tokenizer(numbers: Mapping[str, int], settings: Mapping[str, Any],
     special = list(_ESM_TOKENS.values())
     missing = [token for token in special if token not in numbers]
     if missing:
-        raise InputError(f"{file}: has no token {missing[0]}; give the vocab.txt of an ESM model")
+        raise InputError(f"{file}: contains no token {missing[0]}; pass the vocab.txt of an ESM model")
     named = {name: _token_text(settings.get(name, token)) for name, token in _ESM_TOKENS.items()}
     if named != _ESM_TOKENS or set(_special_tokens_in_settings(settings)) - set(special):
         known = ", ".join(special)
-        raise InputError(f"{file}: {SETTINGS_NAME} names other special tokens; an ESM model can have only {known} here")
+        raise InputError(
+            f"{file}: {SETTINGS_NAME} names other special tokens than {known}, which is not supported for ESM models"
+        )
     tokenizer = Tokenizer(models.WordLevel(dict(numbers), unk_token="<unk>"))
     known = "|".join(re.escape(token) for token in sorted(filter(None, numbers), key=len, reverse=True))
     pieces = pre_tokenizers.Split(Regex(known), behavior="isolated")

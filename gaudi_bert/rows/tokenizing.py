@@ -75,7 +75,9 @@ def check_too_long_policy(task: TaskName | None, settings: TaskSettings) -> None
         InputError: The policy is "window", and the task does not support windows.
     """
     if settings.too_long == "window" and task not in _TASKS_WITH_WINDOWS:
-        raise InputError(f"task.too_long = window: {task or 'a text'} cannot be taken in windows; use truncate, or error")
+        raise InputError(
+            f"task.too_long = window: {task or 'texts without a task'} cannot be split into windows; set truncate or error"
+        )
 
 
 def tokenize_rows(
@@ -137,8 +139,8 @@ def _check_no_empty_sequence(sequences: Sequences, rows: Sequence[Row], source: 
         named = ", ".join(str(rows[row].position) for row in empty[:_MAX_NAMED_ROWS])
         more = f" and {format_count(len(empty) - _MAX_NAMED_ROWS, 'more row')}" if len(empty) > _MAX_NAMED_ROWS else ""
         raise InputError(
-            f"{source}: {named}{more}: the text has no token, and the tokenizer adds none, so there is nothing to compute; "
-            "write a text there, or leave the row out"
+            f"{source}: {named}{more}: the text has no tokens, and the tokenizer adds no special tokens; "
+            "write a text there, or remove the row"
         )
 
 
@@ -233,7 +235,7 @@ class _RowEncoder:
         if self.cut_rows and not self.tokenizer.can_truncate_pairs:
             for row, (input_ids, _, _) in zip(rows, encoded, strict=True):
                 if row.text_pair is not None and len(input_ids) >= self.most:
-                    problem = f"has {self.most:,} tokens or more, and pairs of an ESM model are not cut"
+                    problem = f"has {self.most:,} tokens or more, and pairs cannot be truncated for ESM models"
                     raise InputError(f"{self.source}: {row.position}: {problem}; shorten it, or raise {self.length_key}")
         lengths = np.fromiter((len(input_ids) for input_ids, _, _ in encoded), np.int64, len(encoded))
         if lengths.max() > self.most:
@@ -329,8 +331,9 @@ class _RowEncoder:
         """Return the error for a row that is too long."""
         also = ", or window" if self.task in _TASKS_WITH_WINDOWS else ""
         return InputError(
-            f"{self.source}: {position}: has {more_than}{tokens:,} tokens, a sequence has at most {self.most:,}; shorten "
-            f"it, raise {self.length_key}, or say what becomes of it: --too-long truncate{also}"
+            f"{self.source}: {position}: has {more_than}{tokens:,} tokens, but a sequence may have at most {self.most:,}; "
+            "shorten "
+            f"it, raise {self.length_key}, or pass --too-long truncate{also}"
         )
 
     def _add_special_tokens(self, ids: Int32Array) -> Int32Array:
@@ -406,7 +409,9 @@ class _RowEncoder:
         framed = np.array([*before, *question.ids, *between], np.int32)
         room = self.most - len(framed) - len(after)
         if room < 1:
-            problem = f"the question has {len(question.ids):,} tokens, and {self.most:,} leave no room for its context"
+            problem = (
+                f"the question has {len(question.ids):,} tokens, so a sequence of {self.most:,} has no room for the context"
+            )
             raise InputError(f"{self.source}: {row.position}: {problem}; shorten it, or raise {self.length_key}")
         ids, characters = np.array(context.ids, np.int32), np.array(context.offsets, np.int64).reshape(-1, 2)
         for start, end in self._bound_windows(row.position, len(ids), room, self.settings.stride, always=True).tolist():
@@ -425,8 +430,10 @@ class _RowEncoder:
         if isinstance(row, IdsRow):
             ids, room = np.array(row.input_ids, np.int32), self.most
             if ids.max() >= self.tokenizer.vocabulary_size:
-                problem = f"the token {ids.max()} is not of this vocabulary of {self.tokenizer.vocabulary_size:,}"
-                raise InputError(f"{self.source}: {row.position}: {problem}; use the model's own tokenizer")
+                problem = f"the token id {ids.max()} is not in the vocabulary of {self.tokenizer.vocabulary_size:,} tokens"
+                raise InputError(
+                    f"{self.source}: {row.position}: {problem}; tokenize the data with the tokenizer of this model"
+                )
         else:
             text = row.text if isinstance(row, TextRow) else ""
             added = sum(map(len, self._special_tokens_around_text))
@@ -508,7 +515,7 @@ def _find_label_number(numbers: Mapping[str, int], name: str, position: RowPosit
     """Return the number of a label, or raise an InputError if the label is unknown."""
     if name not in numbers:
         known = ", ".join(list(numbers)[:8]) + (", ..." if len(numbers) > 8 else "")
-        raise InputError(f"{source}: {position}: the label {short_repr(name)} is unknown, known are {known}; fix it")
+        raise InputError(f"{source}: {position}: the label {short_repr(name)} is none of {known}; correct it")
     return numbers[name]
 
 
@@ -537,7 +544,7 @@ def _split_into_windows(
         stride = min(_USUAL_STRIDE, max(room, 0) // 2)
     if stride >= room:
         windows = f"{tokens:,} tokens for windows of {max(room, 0)}"
-        raise InputError(f"{row}: has {windows}, which cannot share {stride}; lower task.stride, or raise {length_key}")
+        raise InputError(f"{row}: has {windows}, which cannot overlap by {stride}; lower task.stride, or raise {length_key}")
     count = -(-(tokens - room) // (room - stride)) + 1
     starts = np.arange(count, dtype=np.int64) * (room - stride)
     return np.stack([starts, np.minimum(starts + room, tokens)], axis=1)

@@ -59,13 +59,16 @@ def _write_export(weights: Weights, out: Path, vocabulary: Path | None, reporter
     """Check the weights, and write them with their configuration and vocabulary into the local folder `out`."""
     config = weights.config
     if config is None:
-        raise InputError(f"{weights.path}: its config is not known; put bert_config.json next to it")
+        raise InputError(f"{weights.path}: the weights have no configuration; put bert_config.json next to them")
     if weights.missing_variables:
         raise InputError(
-            f"{weights.path}: {weights.missing_variables[0]} is missing; export a model with its pretraining heads"
+            f"{weights.path}: {weights.missing_variables[0]} is missing; pass a model that contains the pretraining heads"
         )
     if config.attention != "bidirectional":
-        raise InputError(f"{weights.path}: its attention is {config.attention}; a BERT of transformers sees both sides")
+        raise InputError(
+            f"{weights.path}: the attention is {config.attention}, but a BERT of transformers has bidirectional attention; "
+            "pass a model with bidirectional attention"
+        )
     words = _find_vocabulary(weights, config, vocabulary, reporter)
     files = _build_files(weights, config, words)
     signature = Signature("export", {}, {name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
@@ -75,7 +78,7 @@ def _write_export(weights: Weights, out: Path, vocabulary: Path | None, reporter
             with atomic_file(out / name) as handle:
                 handle.write(content)
     names = tuple(sorted(files))
-    done = "already there, nothing to do" if is_done else f"{weights.path} ({weights.kind}): {', '.join(names)}"
+    done = "already complete, nothing to do" if is_done else f"{weights.path} ({weights.kind}): {', '.join(names)}"
     reporter.say(f"{format_path(out) if is_done else 'export'}: {done}")
     parameters, known = count_parameters(config), "without a vocabulary" if words is None else f"with the vocabulary {words}"
     return PlainResult(
@@ -122,10 +125,10 @@ def _find_vocabulary(weights: Weights, config: BertConfig, given: Path | None, r
         words = sum(1 for _ in open_file(path))
     if words <= config.vocab_size:
         return path
-    problem = f"{path}: has {words:,} tokens, the model has {config.vocab_size:,}"
+    problem = f"{path}: has {words:,} tokens, but the model has only {config.vocab_size:,}"
     if given is not None:
-        raise InputError(f"{problem}; give the vocabulary that it was trained with")
-    reporter.say(f"note: {problem}, so it is omitted")
+        raise InputError(f"{problem}; pass the vocabulary with which the model was trained")
+    reporter.say(f"note: {problem}, so the vocabulary is not exported")
     return None
 
 

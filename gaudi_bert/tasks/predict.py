@@ -103,7 +103,7 @@ def predict(
         described = read_task_description(path)
         name = changes.get("name", described.task)
         if name != described.task:
-            problem = f"{path} is a model of {described.task}; leave it out, or fine-tune another"
+            problem = f"{path} was fine-tuned for {described.task}; remove the setting, or fine-tune another model"
             raise InputError(f"task.name = {name}: {problem}")
         # The defaults come from the training, so only settings that the user named have to apply to the task.
         settings = described.settings.copy_with_user_settings(changes)
@@ -113,7 +113,7 @@ def predict(
             conflicts = {"--on-bad-row skip": settings.on_bad_row == "skip", "--out -": out == STANDARD_OUTPUT}
             check_combination({"--group-by": options.group_by, **conflicts})
             if described.task != "reranking":
-                problem = f"is for models of reranking, but {path} is a model of {described.task}; leave it out"
+                problem = f"applies only to reranking, but {path} was fine-tuned for {described.task}; remove the option"
                 raise InputError(f"--group-by {options.group_by}: {problem}")
         check_first_row(rows_file, described.task, settings)
         task = described.make_task(settings)
@@ -160,13 +160,13 @@ def _copy_files_locally(
         InputError: The predictions would overwrite the rows.
     """
     if is_in_store(data) and is_in_store(out) and store_url(data) == store_url(out):
-        raise InputError(f"{store_url(out)}: is the data itself; give another URL with --out")
+        raise InputError(f"{store_url(out)}: is also the input; pass another URL to --out")
     with open_local_copies((model, data), store) as (weights, rows), mirror_folder(Path(out).parent, store) as folder:
         answers = str(folder / Path(out).name) if is_in_store(out) else out
         rows_file = str(rows) if is_in_store(data) else data
         is_pipe = rows_file == STANDARD_INPUT or answers == STANDARD_OUTPUT
         if not is_pipe and Path(answers).exists() and Path(rows_file).exists() and Path(answers).samefile(rows_file):
-            raise InputError(f"{answers}: is the data itself; give another file with --out")
+            raise InputError(f"{answers}: is also the input; pass another file to --out")
         yield weights or model, rows_file, answers
 
 
@@ -215,7 +215,9 @@ def load_task_model(described: TaskDescription, task: Task, options: PredictOpti
     """
     path = described.path
     if isinstance(task.head, VectorHead) or not task.head.needs_outputs:
-        raise InputError(f"{path}: {task.name} has no answers to predict; embed its texts, or fine-tune another task")
+        raise InputError(
+            f"{path}: a model for {task.name} has no predictions; run `gaudi-bert embed`, or fine-tune another task"
+        )
     return _load_model(path, task, task.head, options, described.texts, described.max_sequence_length)
 
 
@@ -255,7 +257,9 @@ def _load_model(
     tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
     requested = options.max_sequence_length
     if requested is not None and not 3 <= requested <= positions:
-        raise InputError(f"--max-sequence-length {requested}: the model has {positions} positions; give 3 to {positions}")
+        raise InputError(
+            f"--max-sequence-length {requested}: must be between 3 and {positions}, the number of positions of the model"
+        )
     longest = requested or min(usual_length or positions, positions)
     with _add_remedy(path):
         device, precision, notes = _open_device(engine, options)
@@ -306,7 +310,7 @@ def _add_remedy(path: Path) -> Iterator[None]:
         reason = str(error).removesuffix(f"; {NO_PACKS_REMEDY}")
         if reason == str(error):
             raise
-        way_on = "transformers or sentence-transformers run it, a text in each row"
+        way_on = "run it with transformers or sentence-transformers, with one text per row"
         raise InputError(f"{path}: {reason}; {way_on}") from error
 
 
@@ -339,8 +343,9 @@ def _predict_windows(
             bad = loaded.runner.find_non_finite_row(outputs, sequences)
             if bad is not None:
                 raise InputError(
-                    f"{loaded.path}: its outputs for {good[bad].position} are no finite numbers; its weights are damaged or "
-                    "too large: train it again with a lower learning rate, or give an earlier checkpoint"
+                    f"{loaded.path}: the outputs for {good[bad].position} are not finite, because the weights are damaged "
+                    "or "
+                    "too large; train the model again with a lower learning rate, or pass an earlier checkpoint"
                 )
             encoded = encode(outputs, sequences, good)
         else:
@@ -432,7 +437,9 @@ def embed(
     """
     ending = ".jsonl" if out == STANDARD_OUTPUT else Path(out).suffix
     if ending not in _ENDINGS:
-        raise InputError(f"{out}: vectors are written as {', '.join(_ENDINGS)}; give it one of these endings")
+        raise InputError(
+            f"{out}: embeddings can be written only as {', '.join(_ENDINGS)}; pass a file with one of these endings"
+        )
     with (
         _copy_files_locally(model, data, out) as (path, rows_file, answers_file),
         show_progress("embed", rows_file, answers_file, reporter) as progress,
@@ -445,7 +452,8 @@ def embed(
         prompt = own.find_prompt(options.prompt_name) if options.prompt is None else options.prompt
         if prompt and not own.pools_prompt:
             raise InputError(
-                f"{path}: leaves the prompt out of the mean, which cannot be done here; give --prompt '' for none"
+                f"{path}: this model excludes the prompt from the mean, which is not supported; pass --prompt '' to embed "
+                "without a prompt"
             )
         normalize = own.normalize if options.normalize is None else options.normalize
         loaded = load_encoder(path, own, options, normalize=normalize)

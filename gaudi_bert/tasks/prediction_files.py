@@ -86,7 +86,7 @@ def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None
         InputError: The value is not allowed.
     """
     if value is not None and value not in allowed:
-        raise InputError(f"--{name} {value}: choose one of {', '.join(allowed)}")
+        raise InputError(f"--{name} {value}: must be one of {', '.join(allowed)}")
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def show_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> It
     except KeyboardInterrupt as error:
         if out == STANDARD_OUTPUT or not _progress_path(Path(out)).exists():
             raise StoppedError(
-                "stopped before the first rows were answered; the same command starts from the beginning"
+                "stopped before the first predictions were written; run the same command again to start from the beginning"
             ) from error
         raise
 
@@ -320,7 +320,8 @@ class PredictionStream:
         if (skipped, checksum) != (self.progress.rows, self.progress.input_checksum):
             if self._rows.is_pipe:
                 raise InputError(
-                    f"{self.name}: standard input brings other rows than those answered already; pass --overwrite"
+                    f"{self.name}: standard input contains other rows than the interrupted run; pass --overwrite to start "
+                    "again"
                 )
             self.progress = _StreamProgress(signature=self.progress.signature)
             remaining = split_into_windows(self._rows.read_rows(), WINDOW_ROWS)
@@ -331,7 +332,7 @@ class PredictionStream:
         self._last_line = time.monotonic()
         yield from remaining
         if not self.progress.rows:
-            raise InputError("the input holds no rows; give it at least one")
+            raise InputError("the input contains no rows; pass a file with at least one row")
 
     def advance_progress(self, rows: float, times: int = 1) -> None:
         """Advance the progress display by `rows` * `times` rows."""
@@ -373,9 +374,8 @@ class PredictionStream:
         if not self._reported_gain:
             padding = f"{100 * (1 - tokens / max(slots, 1)):.1f} % padding"
             packed = f"on, {gain:.2f} times less computation than with one sequence per row, {padding}"
-            self._reporter.say(
-                f"packing: {packed if gain > 1 else f'off, it would gain less than 2 % on these rows; {padding}'}"
-            )
+            unpacked = f"off, because it would save less than 2 % of the computation for these rows; {padding}"
+            self._reporter.say(f"packing: {packed if gain > 1 else unpacked}")
             self._reported_gain = True
         self._packed |= gain > 1
         is_time = self._reporter.live or time.monotonic() - self._last_line >= LOG_LINE_EVERY_SECONDS
@@ -405,10 +405,12 @@ class PredictionStream:
         done = self.progress
         if done.cut_rows:
             is_cut = too_long_policy(self._rows.task, self._rows.settings) == "truncate"
-            were = "cut to" if is_cut else "read in windows of"
+            were = "truncated to" if is_cut else "split into windows of"
             self._reporter.say(f"{done.cut_rows:,} of {done.rows:,} rows were too long and were {were} {length} tokens")
         if done.bad_rows:
-            self._reporter.say(f"{done.bad_rows:,} of {done.rows:,} rows cannot be read: their answers name the problem")
+            self._reporter.say(
+                f"{done.bad_rows:,} of {done.rows:,} rows cannot be read, and their predictions contain the problem"
+            )
         padding = round(1 - done.tokens / done.slots, 4) if done.slots else 0.0
         return StreamResult(
             done.rows, done.cut_rows, done.tokens, padding, self._packed, bad_rows=done.bad_rows, max_sequence_length=length
@@ -432,7 +434,7 @@ class _PredictionFile(PredictionStream):
         if self.finished:
             if rows.is_pipe:
                 raise InputError(f"{out}: already exists; choose another file, or pass --overwrite")
-            reporter.say(f"{self.name}: already there, nothing to do")
+            reporter.say(f"{self.name}: already complete, nothing to do")
         inputs = {name: value for name, value in signature.inputs.items() if name != "data"}
         self.progress = _StreamProgress(signature=replace(signature, inputs=inputs).sha256)
         starts_again = overwrite and rows.is_pipe

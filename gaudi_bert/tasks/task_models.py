@@ -74,7 +74,7 @@ def is_bert(path: Path) -> bool:
     content = read_json(config) if config.is_file() else {}
     kind = content.get("model_type", "bert") if isinstance(content, dict) else "bert"
     if kind != "bert":
-        _check_transformers_installed(f"{path}: is a model of type {kind}, which")
+        _check_transformers_installed(f"{path}: a model of type {kind}")
     return bool(kind == "bert")
 
 
@@ -107,7 +107,8 @@ def check_run_is_finished(path: Path) -> None:
     if kind != "bert":
         stage = "train" if "task" in stored else "finetune"
         raise InputError(
-            f"{path}: is a run of `gaudi-bert {stage}` that was stopped; its {kind} model is written when it ends: run "
+            f"{path}: the folder belongs to a run of `gaudi-bert {stage}` that was stopped before its {kind} model was "
+            "written; run "
             f"`gaudi-bert {stage}` again to finish it"
         )
 
@@ -115,7 +116,7 @@ def check_run_is_finished(path: Path) -> None:
 def _check_transformers_installed(what: str) -> None:
     """Check that `transformers` is installed. The error begins with `what`, which needs it."""
     if importlib.util.find_spec("transformers") is None:
-        raise InputError(f"{what} needs transformers; run: {install_command('pytorch')}")
+        raise InputError(f"{what} needs transformers, which is not installed; run: {install_command('pytorch')}")
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ def start_language_model(
         name, known = str(path), encoders.list_model_types()
         if name not in known:
             near = difflib.get_close_matches(name, [*MODELS, *known], n=1, cutoff=0.6) if "/" not in name else []
-            hint = f"did you mean {near[0]}?" if near else "not a folder; give one, a config.json, or a type of transformers"
+            hint = f"did you mean {near[0]}?" if near else "must be a folder, a config.json, or a model type of transformers"
             raise InputError(f"--model {shorten(name)}: {hint}")
         given = EncoderConfig({"model_type": name})
     task = _make_language_task(encoders.find_language_modelling_task(given), settings, tokenizer)
@@ -232,7 +233,9 @@ def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: boo
         return StartWeights(folder, kind, other, sizes, name, values, fresh, identity)
     weights = read_weights(path)
     if weights.config is None:
-        raise InputError(f"{weights.path}: its config is not known; put config.json or bert_config.json next to it")
+        raise InputError(
+            f"{weights.path}: the weights have no configuration; put config.json or bert_config.json next to them"
+        )
     is_causal = isinstance(head, TaskHead) and head.is_causal
     config = dataclasses.replace(weights.config, attention="causal") if is_causal else weights.config
     specs = parameter_specs_with_head(config, head)
@@ -245,7 +248,7 @@ def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: boo
     fresh = tuple(name for name in specs if name not in variables)
     for name in fresh:
         if name.startswith("bert/") and not name.startswith("bert/pooler/"):
-            raise InputError(f"{weights.path}: {name} is missing; give the weights of a complete encoder")
+            raise InputError(f"{weights.path}: {name} is missing; pass the weights of a complete encoder")
     checksum, unread = 0, {}
     for name, value in sorted(weights.variables.items()):
         content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
@@ -308,8 +311,9 @@ def read_task_description(path: Path) -> TaskDescription:
     file = path / "config.json"
     if not file.is_file():
         raise InputError(
-            f"{path}: holds no config.json; give a folder that transformers has written, or a finished one of "
-            "`gaudi-bert finetune`: one that was stopped is finished by the same command"
+            f"{path}: contains no config.json; pass a folder that transformers or `gaudi-bert finetune` wrote. If a "
+            "fine-tuning "
+            "run was stopped, run its command again to finish it"
         )
     values = TaskConfig.read(file)
     own, labels, cross_encoder = values.gaudi_bert, values.labels, None
@@ -317,8 +321,8 @@ def read_task_description(path: Path) -> TaskDescription:
     if name.endswith("ForSequenceClassification"):
         cross_encoder = read_cross_encoder_settings(path, values)
     if values.id2label and values.num_labels not in (None, len(values.id2label)):
-        problem = f"num_labels is {values.num_labels}, and id2label has {format_count(len(values.id2label), 'label')}"
-        raise InputError(f"{file}: {problem}; remove the one that is wrong")
+        problem = f"num_labels is {values.num_labels}, but id2label has {format_count(len(values.id2label), 'label')}"
+        raise InputError(f"{file}: {problem}; correct one of them")
     is_reranker = cross_encoder is not None and len(labels) == 1
     task = own.task or ("reranking" if is_reranker else _infer_task(name, values.problem_type, labels, path))
     if task in TASKS_WITH_LABELS:
@@ -333,11 +337,13 @@ def _infer_task(name: str, problem: str | None, labels: tuple[str, ...], path: P
     """Return the task of a model, given the name of its class, its problem type and its labels."""
     if name.endswith("ForSequenceClassification"):
         if problem == "regression" and len(labels) > 1:
-            raise InputError(f"{path}: is a regression of {len(labels)} values, and only one value can be predicted here")
+            raise InputError(f"{path}: predicts {len(labels)} values, but only a regression of one value is supported")
         return TASK_BY_PROBLEM_TYPE[problem or ("regression" if len(labels) == 1 else "single_label_classification")]
     task = next((task for ending, task in _ARCHITECTURES.items() if name.endswith(ending)), None)
     if task is None:
-        raise InputError(f"{path}: its architecture is {name}, which has no head for a task; fine-tune it first")
+        raise InputError(
+            f"{path}: the architecture is {name}, which has no head for a supported task; fine-tune the model first"
+        )
     return task
 
 

@@ -150,7 +150,7 @@ class WordTargets:
             return {**batch, "targets": following_BL * same_BL, "target_weights": same_BL.astype(np.float32)}
         real_BL, lengths_N = numbers_BL > 0, np.concatenate([pack["seq_lens"] for pack in packs]).astype(np.int64)
         if int(lengths_N.sum()) != np.count_nonzero(real_BL):
-            raise InputError("seq_lens and sequence_ids of a pack differ; pack the table again")
+            raise InputError("the columns seq_lens and sequence_ids of a pack contradict each other; pack the table again")
         rows_N = np.concatenate([pack["indices"] for pack in packs]).astype(np.uint64)
         starts_N = np.concatenate([pack.get("starts", np.zeros(len(pack["seq_lens"]))) for pack in packs])
         at_T = (np.repeat(starts_N, lengths_N) + positions_BL[real_BL]).astype(np.uint64)

@@ -238,7 +238,8 @@ class Reranking(SequenceTask):
         if not other:
             return None
         return (
-            f"note: {format_count(len(other), 'pair')} of a query and a document had another label before, the first in "
+            f"note: {format_count(len(other), 'pair')} of a query and a document occur with another label in an earlier "
+            "row, the first time in "
             f"{other[0]}: all are learnt"
         )
 
@@ -292,7 +293,7 @@ def _group_documents_by_query(sequences: Sequences, rows: Sequence[Row]) -> RowG
     labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)
     if not ((documents > 1) & (np.bincount(of_row, labels) > 0)).any():
         raise InputError(
-            "task.loss = listwise: no query has several documents, one of them with a label above 0; leave it out"
+            "task.loss = listwise: no query has several documents of which one has a label above 0; remove the setting"
         )
     groups = GroupedRows(np.argsort(of_row, kind="stable"), np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)]))
 

@@ -57,7 +57,7 @@ def task_class(name: str) -> type[Task]:
         InputError: There is no task of this name.
     """
     if name not in TASKS:
-        raise InputError(f"task {name!r} is unknown; known: {', '.join(TASK_NAMES)}")
+        raise InputError(f"task {name!r}: must be one of {', '.join(TASK_NAMES)}")
     module, class_name = TASKS[name]
     task: type[Task] = getattr(importlib.import_module(f"{__package__}.{module}"), class_name)
     return task
@@ -89,7 +89,9 @@ def check_settings_apply(task: TaskName | None, settings: TaskSettings) -> None:
         value = getattr(settings, key)
         if key in settings.keys_set_by_user and task not in tasks and value != fields[key].default:
             what = task or "a text without a task"
-            raise InputError(f"task.{key} = {value}: changes nothing of {what}, it is for {', '.join(tasks)}; leave it out")
+            raise InputError(
+                f"task.{key} = {value}: has no effect on {what}, only on {', '.join(tasks)}; remove the setting"
+            )
 
 
 EVALUATION_EPOCH = -1
@@ -234,7 +236,9 @@ class Task(ABC):
         Raises:
             InputError: The task has no predictions.
         """
-        raise InputError(f"task {self.name}: it has no answers to predict; embed its texts, or fine-tune another task")
+        raise InputError(
+            f"task {self.name}: this task has no predictions; run `gaudi-bert embed`, or fine-tune another task"
+        )
 
     def labelled_predictions(
         self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]
