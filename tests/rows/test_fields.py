@@ -30,43 +30,85 @@ def test_words_of_a_text_know_where_they_start(tmp_path: Path) -> None:
 
 MISPLACED = '{"question": "q", "context": "cat", "answers": [{"text": "at", "answer_start": 0}]}'
 BAD: list[tuple[str, str | bytes, str, str]] = [
-    ("x.jsonl", '{"txt": "a", "label": "b"}', "classification", "line 1 (row 1): has no 'text', only 'txt', 'label'"),
-    ("x.jsonl", '{"text": "a"}', "classification", "line 1 (row 1): has no 'label'"),
+    ("x.jsonl", '{"txt": "a", "label": "b"}', "classification", "line 1 (row 1): has no column 'text', only 'txt', 'label'"),
+    ("x.jsonl", '{"text": "a"}', "classification", "line 1 (row 1): has no column 'label'"),
     ("x.jsonl", '{"text": " ", "label": "b"}', "classification", "line 1 (row 1): text is empty"),
     ("x.jsonl", '{"text": 3, "label": "b"}', "classification", "line 1 (row 1): text is 3; it must be a text"),
-    ("x.jsonl", '{"text": "a", "label": 3}', "classification", "line 1 (row 1): label is the number 3; name the labels"),
+    (
+        "x.jsonl",
+        '{"text": "a", "label": 3}',
+        "classification",
+        "line 1 (row 1): label is the number 3; pass the names of the labels",
+    ),
     ("x.jsonl", '{"text": "a", "label": ["b"]}', "classification", "label is ['b']; it must be the name of a label"),
     ("x.jsonl", '{"text": "a", "label": true}', "multi-label", "label is True; it must be a list of names"),
-    ("x.jsonl", '{"text": "a", "label": NaN}', "regression", "label is nan; regression needs a finite number"),
+    ("x.jsonl", '{"text": "a", "label": NaN}', "regression", "label is nan; a label of regression must be a finite number"),
     ("x.jsonl", '{"text": "a", "label": -1' + "0" * 400 + "}", "regression", "label is a number of 1,329 bits"),
-    ("x.tsv", "text\tlabel\na\t1_000", "regression", "label is '1_000'; regression needs a finite number"),
-    ("x.jsonl", '{"input_ids": [2, true]}', "causal-language-modelling", "input_ids[1] is True; token numbers are"),
+    ("x.tsv", "text\tlabel\na\t1_000", "regression", "label is '1_000'; a label of regression must be a finite number"),
+    (
+        "x.jsonl",
+        '{"input_ids": [2, true]}',
+        "causal-language-modelling",
+        "input_ids[1] is True; a token id must be an integer",
+    ),
     ("x.jsonl", '{"tokens": ["a"], "tags": []}', "token-classification", "line 1 (row 1): has 1 words and 0 tags"),
     ("x.jsonl", '{"tokens": ["a", ""], "tags": ["O", "O"]}', "token-classification", "tokens[1] is ''"),
-    ("x.jsonl", '{"text": "a"}', "token-classification", "line 1 (row 1): has no 'tokens', only 'text'"),
+    ("x.jsonl", '{"text": "a"}', "token-classification", "line 1 (row 1): has no column 'tokens', only 'text'"),
     ("x.jsonl", '{"question": "q", "context": "c"}', "question-answering", "line 1 (row 1): has no `answers`"),
-    ("x.jsonl", MISPLACED, "question-answering", "line 1 (row 1): the answer 'at' is not at 0, 'ca' is"),
-    ("x.json", '{"data": {}}', "question-answering", "is not SQuAD's JSON, it has no list `data`"),
-    ("x.json", '{"data": [{"paragraphs": [{"qas": [1]}]}]}', "question-answering", "a paragraph has no `context`"),
+    (
+        "x.jsonl",
+        MISPLACED,
+        "question-answering",
+        "line 1 (row 1): expected the answer 'at' at character 0 of the context, found 'ca'",
+    ),
+    (
+        "x.json",
+        '{"data": {}}',
+        "question-answering",
+        "does not have the structure of SQuAD, because the file contains no list `data`",
+    ),
+    ("x.json", '{"data": [{"paragraphs": [{"qas": [1]}]}]}', "question-answering", "a paragraph has no key `context`"),
     ("x.json", '{"data": []} garbage', "question-answering", "not JSON (Extra data"),
-    ("x.jsonl", '{"text": "a", "label": "b", "text": "c"}', "classification", "has the key 'text' twice; leave one out"),
+    (
+        "x.jsonl",
+        '{"text": "a", "label": "b", "text": "c"}',
+        "classification",
+        "has the key 'text' twice; remove one of them",
+    ),
     ("x.conll", "a\u00a0b\n", "token-classification", "line 1 (row 1): the word 'a\\xa0b' has no tag"),
-    ("x.conll", "a O\n\n\tO\n", "token-classification", "line 3 (row 2): has no word before its tag"),
-    ("x.json", json.dumps(SQUAD), "classification", "SQuAD's JSON is for question-answering"),
-    ("x.csv", "good,joy\nbad,fear\n", "classification", "without a header line, name all: --columns text,label,id"),
-    ("x.csv", 'text,label\n"a,b\n', "classification", "line 2: not CSV"),
-    ("x.xyz", "a", "classification", "unknown ending"),
+    ("x.conll", "a O\n\n\tO\n", "token-classification", "line 3 (row 2): there is no word before the tag"),
+    ("x.json", json.dumps(SQUAD), "classification", "only question-answering reads SQuAD files"),
+    (
+        "x.csv",
+        "good,joy\nbad,fear\n",
+        "classification",
+        "if the file has no header line, name all columns: --columns text,label,id",
+    ),
+    ("x.csv", 'text,label\n"a,b\n', "classification", "line 2: is not CSV"),
+    ("x.xyz", "a", "classification", "the ending of the file is not supported"),
     ("x.parquet", "no", "classification", "cannot be read as a Parquet"),
 ]
 RETRIEVAL: list[tuple[str, str, str]] = [
-    ("embedding", '{"anchor": "a cat"}', "has no 'positive', only 'anchor'; name the"),
+    ("embedding", '{"anchor": "a cat"}', "has no column 'positive', only 'anchor'; name the"),
     ("embedding", '{"anchor": "cat", "positive": "cat"}', "both texts are 'cat'"),
-    ("embedding", '{"anchor": "a", "positive": "b", "label": 0}', "has a label beside anchor and positive"),
-    ("reranking", '{"query": "a", "document": "b", "label": 2}', "label is 2; reranking needs a number of 0 to 1"),
-    ("reranking", '{"query": "a", "label": 1}', "has no 'document', only"),
-    ("reranking", '{"query": "a", "positive": 5}', "positive is 5; it must be a text, or a list of texts"),
-    ("reranking", '{"query": "a", "positive": "b", "negatives": ["c", " "]}', "negatives is empty; give it a text"),
-    ("reranking", '{"query": "a", "positive": "b", "label": 2}', "label is 2; reranking needs a number of 0 to 1"),
+    ("embedding", '{"anchor": "a", "positive": "b", "label": 0}', "has a column label in addition to anchor and positive"),
+    (
+        "reranking",
+        '{"query": "a", "document": "b", "label": 2}',
+        "label is 2; labels of reranking must be numbers from 0 to 1",
+    ),
+    ("reranking", '{"query": "a", "label": 1}', "has no column 'document', only"),
+    ("reranking", '{"query": "a", "positive": 5}', "positive is 5; it must be a text or a list of texts"),
+    (
+        "reranking",
+        '{"query": "a", "positive": "b", "negatives": ["c", " "]}',
+        "negatives contains an empty text; write a text there",
+    ),
+    (
+        "reranking",
+        '{"query": "a", "positive": "b", "label": 2}',
+        "label is 2; labels of reranking must be numbers from 0 to 1",
+    ),
     ("reranking", '{"query": "a", "positive": ["b", "c"], "labels": [1]}', "has 2 texts in positive and 1 in labels"),
     ("reranking", '{"query": "a", "positive": ["b"], "scores": [0.5]}', "has scores in addition to positive"),
     ("reranking", '{"query": "a", "positive": "b", "score": 0.5}', "has score in addition to positive"),
@@ -82,7 +124,11 @@ RETRIEVAL: list[tuple[str, str, str]] = [
         "has scores in addition to positive",
     ),
     ("embedding", '{"anchor": "a", "positive": ["b", "c"], "labels": [1, 0]}', "positive is ['b', 'c']; it must be a text"),
-    ("embedding", '{"anchor": "a", "positive": "b", "negative_1": "c", "scores": [0.9, 0.1]}', "has a scores beside anchor"),
+    (
+        "embedding",
+        '{"anchor": "a", "positive": "b", "negative_1": "c", "scores": [0.9, 0.1]}',
+        "has a column scores in addition to anchor",
+    ),
 ]
 BAD += [("x.jsonl", row, task, f"line 1 (row 1): {message}") for task, row, message in RETRIEVAL]
 
@@ -103,7 +149,7 @@ def test_numbers_beyond_the_names_of_labels(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", '{"text": "a", "label": 1}\n{"text": "a", "label": "no"}\n{"text": "a", "label": 2}')
     found = read_rows(path, "classification", TaskSettings(labels=str(labels)), labelled=True)
     assert [next(found).label, next(found).label] == ["yes", "no"]  # type: ignore[union-attr]
-    with pytest.raises(InputError, match=r"line 3 \(row 3\): label is 2; --labels names 0 to 1"):
+    with pytest.raises(InputError, match=r"line 3 \(row 3\): label is 2; the file of --labels names the labels 0 to 1"):
         next(found)
     write(labels, "no\nno\n")
     with pytest.raises(InputError, match="line 2: 'no' is listed twice"):
@@ -115,7 +161,7 @@ def test_a_class_number_may_have_leading_zeros(tmp_path: Path) -> None:
     (row,) = rows_of(write(tmp_path / "x.tsv", f"text\tlabel\na\t{'0' * zeros}1\n"), "classification", labels=labels)
     assert row[1:] == ("a", None, "yes")
     for digits in (f"{'0' * zeros}2", f"-{'0' * zeros}1", f"{10**400}"):
-        with pytest.raises(InputError, match="--labels names 0 to 1"):
+        with pytest.raises(InputError, match="the file of --labels names the labels 0 to 1"):
             rows_of(write(tmp_path / "x.tsv", f"text\tlabel\na\t{digits}\n"), "classification", labels=labels)
 
 

@@ -114,7 +114,7 @@ ANCHOR, LIST = '{"anchor": "a", "positive": "b", "negatives": ["c"]}', '{"query"
 def test_a_column_that_is_named_is_there(tmp_path: Path, task: Any, content: str, named: dict[str, str]) -> None:
     path = write(tmp_path / "x.jsonl", content)
     assert rows_of(path, task)
-    with pytest.raises(InputError, match="has no '"):
+    with pytest.raises(InputError, match="has no column '"):
         rows_of(path, task, **named)
 
 
@@ -172,7 +172,7 @@ def test_a_column_that_is_named_is_read_or_refused(tmp_path: Path, task: Any, ki
         applies = kind in ("jsonl", "csv", "tsv") and key in APPLY[task] - (set() if labelled else {"label", "tags"})
         with pytest.raises(InputError) as caught:
             rows_of(path, task, labelled, **{key: "none"})
-        refused = ("does not apply", "CoNLL is for token-classification")
+        refused = ("has no effect", "only token-classification reads CoNLL files")
         assert any(reason in str(caught.value) for reason in refused) is not applies
 
 
@@ -180,13 +180,15 @@ def test_names_of_columns_are_for_tables(tmp_path: Path) -> None:
     for kind in ("jsonl", "txt", "conll"):
         (tmp_path / f"x.{kind}").write_text(FORMATS[kind])
         for option in ({"columns": ("text", "x")}, {"no_header": True}, {"delimiter": ";"}):
-            with pytest.raises(InputError, match=r"--(columns|no-header|delimiter) is for CSV and TSV"):
+            with pytest.raises(InputError, match=r"--(columns|no-header|delimiter) applies only to CSV and TSV"):
                 rows_of(tmp_path / f"x.{kind}", "token-classification", **option)
 
 
 def test_a_second_text_that_is_named_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"text": "a", "b": "c"}\n{"text": "a", "b": null}\n{"text": "a"}\n')
-    with pytest.raises(InputError, match=r"line 3 \(row 3\): has no 'b', only 'text'; name the column with --text-pair"):
+    with pytest.raises(
+        InputError, match=r"line 3 \(row 3\): has no column 'b', only 'text'; name the column with --text-pair"
+    ):
         rows_of(tmp_path / "x.jsonl", text_pair="b")
     (tmp_path / "x.csv").write_text("text,b\na,c\na,\n")
     assert rows_of(tmp_path / "x.csv", text_pair="b") == [

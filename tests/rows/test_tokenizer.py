@@ -124,23 +124,26 @@ def changed(settings: dict[str, Any], **files: Any) -> Kind:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (changed({"truncation_side": "up"}), "truncation_side is 'up', allowed are left and right"),
-        (Kind(None, {"tokenizer_class": "RobertaTokenizer"}, "roberta"), "has a RobertaTokenizer without tokenizer.json"),
-        (Kind(byte_level(), BERT), "has a BertTokenizer, but tokenizer.json is of another kind"),
+        (changed({"truncation_side": "up"}), "truncation_side must be left or right, but is 'up'"),
+        (
+            Kind(None, {"tokenizer_class": "RobertaTokenizer"}, "roberta"),
+            "contains a RobertaTokenizer without tokenizer.json",
+        ),
+        (Kind(byte_level(), BERT), "names the class BertTokenizer, but tokenizer.json contains another kind"),
         (
             changed({"added_tokens_decoder": {"3": {"content": "<x>"}}}),
-            "the added token '<x>' is 3, the vocabulary has it as",
+            "expected the token id 3 for the added token '<x>', found",
         ),
         (changed({"never_split": ["cat"]}), "has the setting never_split of BertTokenizer"),
-        (changed({"added_tokens_decoder": 3}), "not a tokenizer"),
+        (changed({"added_tokens_decoder": 3}), "does not contain a valid tokenizer"),
         (Kind(None, [3]), r"tokenizer_config.json: expected an object, found \[3\]"),  # type: ignore[arg-type]
         (
             Kind(None, {"tokenizer_class": "EsmTokenizer"}, "esm", vocabulary=ESM[1:]),
-            "has no token <cls>; give the vocab.txt",
+            "contains no token <cls>; pass the vocab.txt",
         ),
         (
             Kind(None, {"tokenizer_class": "EsmTokenizer", "additional_special_tokens": ["<x>"]}, "esm", vocabulary=ESM),
-            "names other special tokens; an ESM model can have only <cls>",
+            "names other special tokens than <cls>",
         ),
     ],
 )
@@ -151,15 +154,17 @@ def test_what_is_wrong_is_named(kind: Kind, message: str, tmp_path: Path) -> Non
 
 def test_pairs_of_esm_are_not_cut(tmp_path: Path) -> None:
     library, settings = read_tokenizer_files(KINDS["esm"].write(tmp_path / "m"))
-    with pytest.raises(InputError, match="row 0: has 12 tokens or more, and pairs of an ESM model are not cut; shorten it"):
+    with pytest.raises(
+        InputError, match="row 0: has 12 tokens or more, and pairs cannot be truncated for ESM models; shorten it"
+    ):
         ours(RowTokenizer(library, tmp_path, settings))
 
 
 def test_folders_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no tokenizer; put tokenizer.json or vocab.txt there"):
+    with pytest.raises(InputError, match=r"contains no tokenizer; put tokenizer.json or vocab.txt there"):
         open_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(InputError, match="not a tokenizer"):
+    with pytest.raises(InputError, match="does not contain a valid tokenizer"):
         open_tokenizer(tmp_path)
     with pytest.raises(InputError, match=r"nowhere: no such folder; check the path"):
         open_tokenizer(tmp_path / "nowhere")

@@ -115,7 +115,9 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 
 def test_a_text_far_too_long_is_refused_by_its_row(tokenizer: RowTokenizer) -> None:
     rows: list[Row] = [TextRow(RowPosition(number), "cat " * words) for number, words in ((3, 1), (7, 9999), (8, 10))]
-    with pytest.raises(InputError, match=r"x\.jsonl: row 7: has more than \d{2,3} tokens, a sequence has at most 9"):
+    with pytest.raises(
+        InputError, match=r"x\.jsonl: row 7: has more than \d{2,3} tokens, but a sequence may have at most 9"
+    ):
         tokenized(rows, tokenizer, None, 9, too_long="error")
 
 
@@ -249,10 +251,15 @@ AT = RowPosition(4)
 @pytest.mark.parametrize(
     ("row", "task", "settings", "message"),
     [
-        (TextRow(AT, "the cat sat on the mat"), None, {"too_long": "error"}, "has 8 tokens, a sequence has at most 7"),
+        (
+            TextRow(AT, "the cat sat on the mat"),
+            None,
+            {"too_long": "error"},
+            "has 8 tokens, but a sequence may have at most 7",
+        ),
         (TaggedRow(AT, ("cat",) * 6), "token-classification", {"too_long": "error"}, "has 8 tokens, .* truncate, or window"),
         (QuestionRow(AT, "a", "the cat sat on", "mat"), "question-answering", {}, "the question has 4 tokens"),
-        (IdsRow(AT, (5, 999)), "masked-language-modelling", {}, "the token 999 is not of this vocabulary"),
+        (IdsRow(AT, (5, 999)), "masked-language-modelling", {}, "the token id 999 is not in the vocabulary"),
     ],
 )
 def test_what_does_not_fit_is_named(
@@ -260,13 +267,13 @@ def test_what_does_not_fit_is_named(
 ) -> None:
     with pytest.raises(InputError, match=f"row 4: {message}"):
         tokenized([row], tokenizer, task, 7, **settings)
-    with pytest.raises(InputError, match="cannot be taken in windows"):
+    with pytest.raises(InputError, match="cannot be split into windows"):
         tokenized([TextRow(AT, "cat")], tokenizer, None, 7, too_long="window")
 
 
 def test_a_label_that_the_model_does_not_know(tokenizer: RowTokenizer) -> None:
     given: dict[str, Any] = {"task": "classification", "settings": TaskSettings(), "max_sequence_length": 8}
-    with pytest.raises(InputError, match=r"x.tsv: row 9: the label 'c' is unknown, known are a, b"):
+    with pytest.raises(InputError, match=r"x.tsv: row 9: the label 'c' is none of a, b"):
         tokenize_rows([TextRow(RowPosition(9), "cat", None, "c")], tokenizer, labels=("a", "b"), file="x.tsv", **given)
 
 

@@ -88,7 +88,7 @@ def test_a_model_that_cannot_be_fine_tuned_is_refused(files, model, tmp_path) ->
     bare = shutil.copytree(model, tmp_path / "bare")
     for name in ("vocab.txt", "tokenizer_config.json"):
         (bare / name).unlink()
-    with pytest.raises(InputError, match=r"holds no tokenizer; .*--vocab"):
+    with pytest.raises(InputError, match=r"contains no tokenizer; .*--vocab"):
         run("classification", data, None, bare, tmp_path / "out")
     with pytest.raises(InputError, match=r"max_sequence_length = 65: the model has only 64 positions"):
         run("classification", data, None, model, tmp_path / "out", finetune={"max_sequence_length": 65})

@@ -242,7 +242,7 @@ def test_folders_that_cannot_be_served_are_refused_in_one_line(folders: dict[str
         "question-answering": changed(set_config(architectures=["RobertaForQuestionAnswering"]), "answers"),
     }
     write_encoder(tmp_path / "deberta", "deberta")
-    cases["sentence-transformers run it"] = tmp_path / "deberta"
+    cases["run it with transformers or sentence-transformers"] = tmp_path / "deberta"
     for named, model in cases.items():
         assert named in refusal("serve", "--model", model, "--port", 0)
     model = folders["embedding"]

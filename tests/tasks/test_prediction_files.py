@@ -50,10 +50,10 @@ class Rows(RowSource):
 
     given: Callable[[], Iterator[Row]] = field(default=lambda: iter(ROWS))
 
-    def read(self, say: Any = None) -> Iterator[Row | BadRow]:
+    def read_rows(self, say: Any = None) -> Iterator[Row | BadRow]:
         return self.given()
 
-    def check(self, window: Sequence[Row | BadRow]) -> None:
+    def check_window(self, window: Sequence[Row | BadRow]) -> None:
         if BAD in window:
             raise InputError("row 8: has 92 tokens")
 
@@ -144,9 +144,9 @@ def test_a_pipe_must_bring_the_same_rows_again(tmp_path: Path) -> None:
     with pytest.raises(KilledError):
         run(out, Answer(3), replayable=False)
     others: list[Row] = [TextRow(RowPosition(1), "another"), *ROWS[1:]]
-    with pytest.raises(InputError, match="brings other rows than those answered already"):
+    with pytest.raises(InputError, match="contains other rows than the interrupted run"):
         run(out, Answer(), others, replayable=False)
-    with pytest.raises(InputError, match="brings other rows"):
+    with pytest.raises(InputError, match="contains other rows"):
         run(out, Answer(), ROWS[:3], replayable=False)
     anew = Answer(4)
     with pytest.raises(KilledError):
@@ -175,7 +175,9 @@ def test_a_row_that_cannot_be_read_is_met_before_anything_is_computed(tmp_path: 
     assert (out.read_bytes(), after.windows) == (EXPECTED, 5 - before.windows)
 
 
-@pytest.mark.parametrize(("rows", "message"), [([], "holds no rows"), ([*ROWS[:7], BAD, *ROWS[8:]], "row 8: has 92 tokens")])
+@pytest.mark.parametrize(
+    ("rows", "message"), [([], "contains no rows"), ([*ROWS[:7], BAD, *ROWS[8:]], "row 8: has 92 tokens")]
+)
 def test_no_rows_and_what_the_tokenizer_would_refuse_are_met_as_early(tmp_path: Path, rows: list[Row], message: str) -> None:
     answer = Answer()
     with pytest.raises(InputError, match=message):
@@ -225,4 +227,4 @@ def test_a_stop_says_whether_anything_is_kept(tmp_path: Path, windows: int) -> N
     error = KeyboardInterrupt if windows else StoppedError
     with pytest.raises(error) as caught, show_progress("embed", "-", str(out), Reporter(quiet=True)):
         raise KeyboardInterrupt
-    assert windows or "starts from the beginning" in str(caught.value)
+    assert windows or "start from the beginning" in str(caught.value)

@@ -55,8 +55,12 @@ def hidden_of(model: Any, text: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "command", "message"),
     [
-        ("deberta", "embed", "m: model type 'deberta-v2': no mask is right for it .*; transformers or sent"),
-        ("roberta", "predict", "m: its architecture is RobertaModel, which has no head for a task; fine-tune it first"),
+        ("deberta", "embed", "m: model type 'deberta-v2': no mask is right for it .*; run it with transformers or sent"),
+        (
+            "roberta",
+            "predict",
+            "m: the architecture is RobertaModel, which has no head for a supported task; fine-tune the model first",
+        ),
     ],
 )
 def test_what_cannot_be_served_has_a_way_on(tmp_path: Path, name: str, command: str, message: str) -> None:
@@ -78,7 +82,7 @@ def test_without_one_of_both_softwares(tmp_path: Path, monkeypatch: pytest.Monke
     agree(np.load(tmp_path / "pytorch.npy"), np.load(tmp_path / "tensorflow.npy"), 1e-5, scale=1.0)
     hidden |= {"torch", "transformers"}
     done = answered(tmp_path, "embed", "none.npy", "--model", "roberta")
-    reason = "roberta: is a model of type roberta, which needs transformers; run: "
+    reason = "roberta: a model of type roberta needs transformers, which is not installed; run: "
     assert (done.returncode, reason in done.stderr) == (2, True)
     monkeypatch.setattr(errors, "_TENSORFLOW_PYTHONS", ())  # as on Python 3.12
     done = answered(tmp_path, "embed", "none.npy")
@@ -114,7 +118,9 @@ def test_a_stopped_run_is_named_with_how_to_finish_it(files: dict[str, Any], tmp
             ("export", "--checkpoint", given, "--out", "v"),
         ):
             said = refusal(*words, folder=tmp_path)
-            assert re.search(r"`gaudi-bert finetune` that was stopped; its roberta model .* again to finish it$", said), said
+            assert re.search(
+                r"`gaudi-bert finetune` that was stopped before its roberta model .* again to finish it$", said
+            ), said
 
 
 TUNE = "finetune --task classification --data rows.jsonl --model m --out tuned --set=finetune.epochs=1"
