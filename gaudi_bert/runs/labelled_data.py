@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
@@ -114,7 +115,7 @@ def read_labelled_data(
             )
     tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
     reader = _RowReader(section, task, tokenizer, max_sequence_length, start.sizes, reporter)
-    data, notes = reader.read(files.data, section.depth, packs=packs_training_rows, is_training_file=True)
+    data, notes = reader.read_file(files.data, section.depth, packs_rows=packs_training_rows, is_training_file=True)
     # If some questions have no answer, the model may predict "no answer", for which it needs a threshold.
     has_unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
     if has_unanswerable and task_settings.null_score_threshold is None:
@@ -123,7 +124,7 @@ def read_labelled_data(
     task = make_task(task_settings, labels, make_mask_vocabulary(tokenizer) if masks_words else NO_VOCABULARY)
     held_out = None
     if files.evaluation_data is not None:
-        held_out, _ = replace(reader, task=task).read(files.evaluation_data, section.evaluation_depth, packs=True)
+        held_out, _ = replace(reader, task=task).read_file(files.evaluation_data, section.evaluation_depth, packs_rows=True)
     if section.best_metric is not None and held_out is None:
         raise InputError("finetune.best_metric: the setting requires evaluation data; pass --evaluation FILE")
     best_metric = section.best_metric or task.best_metric
@@ -186,6 +187,13 @@ def get_explicit_row_lengths(section: FineTuneSettings) -> tuple[int, ...]:
     return section.row_lengths if isinstance(section.row_lengths, tuple) else ()
 
 
+class _RowFile(NamedTuple):
+    """The rows of a file, and notes for the user about the row lengths that were chosen for them."""
+
+    data: TaskData
+    notes: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class _RowReader:
     """Reads files of rows for a task, a tokenizer and a model.
@@ -206,19 +214,14 @@ class _RowReader:
     sizes: ModelSizes
     reporter: Reporter
 
-    def read(
-        self, path: Path, depth: int | str, *, packs: bool, is_training_file: bool = False
-    ) -> tuple[TaskData, tuple[str, ...]]:
+    def read_file(self, path: Path, depth: int | str, *, packs_rows: bool, is_training_file: bool = False) -> _RowFile:
         """Read, tokenize and pack the rows of a file, and tell the user about skipped and truncated rows.
 
         Args:
             path: The file.
             depth: The maximum number of sequences in a pack, or "max".
-            packs: Whether the rows are packed.
+            packs_rows: Whether the rows are packed.
             is_training_file: Whether this is the training file, for which a line also states how files are read.
-
-        Returns:
-            The rows, and notes for the user about the chosen row lengths.
 
         Raises:
             InputError: The file cannot be read, or its rows do not fit into rows of the given lengths.
@@ -250,9 +253,9 @@ class _RowReader:
             except InputError as error:
                 raise InputError(f"finetune.row_lengths: {path}: {error}") from error
             packings, notes = chosen.packings, (chosen.format_cost(),)
-        elif packs:
+        elif packs_rows:
             packings = (pack_histogram(Histogram(length, counts), self.section.algorithm, depth),)
-        return TaskData(path, file_identity(path), rows, sequences, packings), notes
+        return _RowFile(TaskData(path, file_identity(path), rows, sequences, packings), notes)
 
 
 def pack_into_row_lengths(counts: IntArray, section: FineTuneSettings, sizes: ModelSizes, depth: int | str) -> RowLengths:

@@ -145,7 +145,7 @@ class PairJob(FineTuneJob):
     evaluates_first = True
 
     def __init__(self, section: FineTuneSettings, read: LabelledData, out: Path) -> None:
-        super().__init__(section, _with_best_metric(section, read), out)
+        super().__init__(section, replace(read, best_metric=_choose_best_metric(section, read)), out)
         self._rows = _group_rows(section, read)
         self._stream = RowStream(
             read.data.sequences.lengths, self._rows.groups, section.batch_sequences, section.epochs, section.seed
@@ -226,24 +226,24 @@ def check_pair_settings(settings: PipelineSettings) -> None:
             )
 
 
-def _with_best_metric(section: FineTuneSettings, read: LabelledData) -> LabelledData:
-    """Check the rows of a task with pairs, and choose the metric that selects the best checkpoint.
+def _choose_best_metric(section: FineTuneSettings, read: LabelledData) -> str:
+    """Return the metric that selects the best checkpoint, after checking that the rows suit the settings of the task.
 
     Raises:
         InputError: The rows do not suit the settings of the task, or have no such metric.
     """
     first = read.data.rows[0]
     if not isinstance(first, TupleRow):  # then a row is a query with its documents
-        return read
+        return read.best_metric
     _check_pair_rows(first, read.data, read.held_out, read.task.settings)
     if (first.score is not None) == (read.best_metric in CORRELATIONS):
-        return read
+        return read.best_metric
     if section.best_metric is not None:
         raise InputError(
             f"finetune.best_metric = {section.best_metric}: the metric does not apply, because each row of {read.data.path} "
             f"{_describe_row_kind(first)}; remove the setting"
         )
-    return replace(read, best_metric="spearman")
+    return "spearman"
 
 
 def _group_rows(section: FineTuneSettings, read: LabelledData) -> RowGroups:

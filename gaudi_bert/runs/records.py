@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from typing_extensions import Unpack
@@ -187,7 +187,7 @@ class _RecordsJob(Job[TrainingResult]):
         # CPU time does not include the work of an accelerator, so its passes are measured in wall-clock time. On a CPU, wall
         # time would include the work of other programs, so CPU time is measured instead.
         clock = time.process_time if run.device.kind == "cpu" else time.perf_counter
-        unpacked = _first_sequences(packed, self._source.schema.max_predictions)
+        unpacked = _keep_first_sequences(packed, self._source.schema.max_predictions)
 
         def seconds(inputs: BatchArrays) -> float:
             """Return the time of a forward and backward pass in seconds."""
@@ -197,7 +197,7 @@ class _RecordsJob(Job[TrainingResult]):
 
         pairs = [(seconds(packed), seconds(unpacked)) for _ in range(_PAIRS + 1)]
         # The first pair is not used, because it builds the graphs.
-        self._speedup, line = _realized_speedup(self._source.packing_factor, *zip(*pairs[1:], strict=True))
+        self._speedup, line = _compute_speedup(self._source.packing_factor, *zip(*pairs[1:], strict=True))
         run.reporter.say(f"train: {line}")
 
     def load_initial_weights(self, model: Model, reporter: Reporter) -> None:
@@ -275,7 +275,19 @@ _PAIRS = 5
 _TOLERANCE = 1.05
 
 
-def _first_sequences(packed: BatchArrays, masked_slots: int) -> BatchArrays:
+class _Speedup(NamedTuple):
+    """How many times faster packs are than rows with one sequence, and a line for the user that says so.
+
+    Attributes:
+        value: The speed-up, or None if the measured value is larger than possible.
+        line: The line.
+    """
+
+    value: float | None
+    line: str
+
+
+def _keep_first_sequences(packed: BatchArrays, masked_slots: int) -> BatchArrays:
     """Return rows that contain only the first sequence of each pack, with `masked_slots` masked slots per row."""
     is_own_BL, is_own_BQ = packed["input_mask"] == 1, packed["masked_lm_weights"][:, :masked_slots] == 1
     unpacked: dict[str, AnyArray] = {}
@@ -287,27 +299,25 @@ def _first_sequences(packed: BatchArrays, masked_slots: int) -> BatchArrays:
     return unpacked
 
 
-def _realized_speedup(
-    factor: float, packed_seconds: Sequence[float], unpacked_seconds: Sequence[float]
-) -> tuple[float | None, str]:
+def _compute_speedup(packing_factor: float, packed_seconds: Sequence[float], unpacked_seconds: Sequence[float]) -> _Speedup:
     """Compute the speed-up from the times of alternating passes.
 
     Args:
-        factor: The number of sequences per pack.
+        packing_factor: The number of sequences per pack.
         packed_seconds: The time of each pass over a micro-batch of packs.
         unpacked_seconds: The time of each pass over equally many unpacked rows.
-
-    Returns:
-        The speed-up and a line for the user. The speed-up is None if it is larger than possible.
     """
-    measured = factor * float(np.median(np.array(unpacked_seconds) / np.array(packed_seconds)))
-    if measured > _TOLERANCE * factor:
-        return None, (
+    measured = packing_factor * float(np.median(np.array(unpacked_seconds) / np.array(packed_seconds)))
+    if measured > _TOLERANCE * packing_factor:
+        return _Speedup(
+            None,
             f"the realized speed-up could not be measured, because the machine was busy: {measured:.2f} was measured, but "
-            f"at most {factor:.2f} is possible"
+            f"at most {packing_factor:.2f} is possible",
         )
     packed, unpacked = (1000 * np.median(seconds) for seconds in (packed_seconds, unpacked_seconds))
-    return measured, (
-        f"the realized speed-up is {measured:.3f}, which is {measured / factor:.1%} of the {factor:.3f} sequences per pack: "
-        f"a micro-batch takes {packed:.1f} ms with packs, and {unpacked:.1f} ms with one sequence per row"
+    return _Speedup(
+        measured,
+        f"the realized speed-up is {measured:.3f}, which is {measured / packing_factor:.1%} of the {packing_factor:.3f} "
+        f"sequences per pack: a micro-batch takes {packed:.1f} ms with packs, and {unpacked:.1f} ms with one sequence per "
+        "row",
     )

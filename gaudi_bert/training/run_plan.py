@@ -79,6 +79,13 @@ class RowPacks(NamedTuple):
     packs: int
 
 
+class _BlockMicroBatches(NamedTuple):
+    """The number of micro-batches in a block, and the number of packs in each of them on one process."""
+
+    micro_batches: int
+    packs: int
+
+
 class _PackBlocks(NamedTuple):
     """How the packs of one row length are divided into blocks, and the blocks among the updates.
 
@@ -94,11 +101,11 @@ class _PackBlocks(NamedTuple):
     blocks_per_update: Fraction | int
     max_micro_batch_packs: int
 
-    def divide_among(self, processes: int) -> tuple[int, int]:
-        """Return the number of micro-batches in a block, and the number of packs in each of them on one process."""
+    def divide_among(self, processes: int) -> _BlockMicroBatches:
+        """Divide the packs of a block among processes, and the packs of a process into equally large micro-batches."""
         packs_of_process = -(-self.packs // processes)
         micro_batches = -(-packs_of_process // self.max_micro_batch_packs)
-        return micro_batches, -(-packs_of_process // micro_batches)
+        return _BlockMicroBatches(micro_batches, -(-packs_of_process // micro_batches))
 
 
 class MicroBatch(NamedTuple):

@@ -15,7 +15,7 @@ from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.rows.tokenizer import open_tokenizer
-from gaudi_bert.runs.records import _realized_speedup, train
+from gaudi_bert.runs.records import _compute_speedup, train
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint, read_newest_settings
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
@@ -239,5 +239,5 @@ def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(packed, tmp_path, monkeypa
     ],
 )
 def test_the_realized_speedup(factor: float, packed, unpacked, realized: float | None) -> None:
-    speedup, _ = _realized_speedup(factor, packed, unpacked)
+    speedup, _ = _compute_speedup(factor, packed, unpacked)
     assert speedup is None if realized is None else abs(speedup - realized) < 1e-9
