@@ -34,77 +34,82 @@ from gaudi_bert.rows.types import Row, RowPosition, Sequences, TaggedRow, TextRo
 from gaudi_bert.serving.bodies import read_request
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.schemas import (
-    Asked,
-    Cut,
     EmbedRequest,
     OpenAIEmbeddings,
     PredictRequest,
-    RefusedError,
+    RequestBody,
+    RequestError,
     RerankDocuments,
     RerankRequest,
     TokenizeRequest,
+    Truncation,
 )
 from gaudi_bert.serving.service import Service, Ticket
 
-_OPEN = ("/health", "/ping", "/metrics")
-_Write = Callable[[], bytes]
-_Answer = Callable[[Service, ServedModel, Ticket, Any], Awaitable[_Write]]
-"""Computes the answer to a request, and returns a function that writes the answer as JSON. This function may be called on
-another thread.
+_OPEN_ROUTES = ("/health", "/ping", "/metrics")
+_JsonWriter = Callable[[], bytes]
+_AnswerFunction = Callable[[Service, ServedModel, Ticket, Any], Awaitable[_JsonWriter]]
+"""The type of the functions that answer the requests to a route.
+
+Such a function computes the answer, and returns a function that writes the answer as JSON. The returned function may be
+called on another thread.
 """
-_LARGEST_TOKENIZED = 1 << 17
-"""The maximum number of characters of a text, and of tokens in an answer, for /tokenize. A token in the answer takes about
-70 bytes.
+_MAX_TOKENIZED = 1 << 17
+"""The maximum number of characters in a text sent to /tokenize, and of tokens in its answer.
+
+A token takes about 70 bytes in the answer.
 """
 
 _LARGE_BODY = 1 << 20  # bytes
 _FEW_CHARACTERS = 1 << 10  # the tokens of a text with at most this many characters are written on the event loop
-_LARGEST_TAGGED = 1 << 19
-"""The maximum number of characters of a request to a tagger, because its words take up to 50 bytes per character."""
+_MAX_TAGGED_CHARACTERS = 1 << 19
+"""The maximum number of characters in a request to a tagger. The words of the texts take up to 50 bytes per character."""
 
 
 def make_app(service: Service, api_key: str | None) -> FastAPI:
-    """Return the application.
+    """Return the web application with all routes of the server.
 
     Args:
-        service: Computes the answers.
+        service: The service that computes the answers.
         api_key: The key that all routes require, except those for probes and metrics. If it is None, no key is required.
     """
     app = FastAPI(title="gaudi-bert", version=__version__, description="Encoders over packed requests.")
     for path in ("/", *_ROUTES):
-        _add_post(app, service, path)
+        _add_post_route(app, service, path)
 
     async def health() -> Response:
         return Response(status_code=200 if service.is_healthy else 503)
 
     async def metrics() -> Response:
-        return Response(service.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(service.metrics.render_page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def info() -> Response:
-        return _json(_info(service, service.require_open()))
+        return _json_response(_model_info(service, service.require_open()))
 
     async def models() -> Response:
         listed = {"id": service.model_id, "object": "model", "created": 0, "owned_by": "gaudi-bert"}
-        return _json({"object": "list", "data": [listed]})
+        return _json_response({"object": "list", "data": [listed]})
 
     routes = {"/health": health, "/ping": health, "/metrics": metrics, "/info": info, "/v1/models": models}
     for path, route in routes.items():
         app.add_api_route(path, route, methods=["GET"], response_class=Response, response_model=None)
 
-    async def refused(http: Request, error: Exception) -> Response:
+    async def handle_error(http: Request, error: Exception) -> Response:
         """Return the response for an error that a route raised."""
         if isinstance(error, HTTPException):
-            error = RefusedError(error.status_code, "validation", error.detail)
-        return _refusal(http.url.path, error) if isinstance(error, RefusedError) else Response(status_code=500)
+            error = RequestError(error.status_code, "validation", error.detail)
+        return _error_response(http.url.path, error) if isinstance(error, RequestError) else Response(status_code=500)
 
-    app.add_exception_handler(RefusedError, refused)
-    app.add_exception_handler(HTTPException, refused)
-    app.add_middleware(_Gate, service=service, key=api_key)
+    app.add_exception_handler(RequestError, handle_error)
+    app.add_exception_handler(HTTPException, handle_error)
+    app.add_middleware(_RequestGate, service=service, key=api_key)
     return app
 
 
-class _Gate:
-    """Middleware that rejects requests without the key, and requests for which the queue has no room, before it reads them.
+class _RequestGate:
+    """Middleware that rejects requests before their bodies are read.
+
+    Requests without the API key are rejected, and requests for which the queue has no room.
 
     The key is compared in constant time. While the server stops, every response closes its connection.
     """
@@ -117,52 +122,54 @@ class _Gate:
         """Handle one request, as ASGI defines it."""
 
         async def send_closing(message: Message) -> None:
-            """Send a message. While the server stops, tell the client that the connection will be closed."""
+            """Send a message of the response. While the server is stopping, add `Connection: close` to the headers."""
             if message["type"] == "http.response.start" and self._service.stopping:
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
         self._service.requests += 1
         try:
-            if scope["path"] not in _OPEN:
-                self._check(scope)
+            if scope["path"] not in _OPEN_ROUTES:
+                self._authorize_and_count(scope)
             await self._app(scope, receive, send_closing)
-        except RefusedError as refusal:
-            await _refusal(scope["path"], refusal)(scope, receive, send_closing)
+        except RequestError as error:
+            await _error_response(scope["path"], error)(scope, receive, send_closing)
         finally:
             self._service.requests -= 1
 
-    def _check(self, scope: Scope) -> None:
+    def _authorize_and_count(self, scope: Scope) -> None:
         """Check the key, count the request, and check that the service accepts requests.
 
         Raises:
-            RefusedError: The key is missing or wrong, or the service does not accept requests now.
+            RequestError: The key is missing or wrong, or the service does not accept requests now.
         """
         sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = sent.partition(b" ")
         is_right = self._digest is None or hmac.compare_digest(hashlib.sha256(key.strip()).digest(), self._digest)
         if self._digest is not None and not (is_right and scheme.lower() == b"bearer"):
-            raise RefusedError(401, "unauthorized", "send the key as `Authorization: Bearer KEY`")
+            raise RequestError(
+                401, "unauthorized", "the API key is missing or wrong; send it in the header `Authorization: Bearer KEY`"
+            )
         if scope["method"] == "POST" and (scope["path"] == "/" or scope["path"] in _ROUTES):
-            self._service.metrics.requests.labels(_counted(scope["path"])).inc()
+            self._service.metrics.requests.labels(_metrics_label(scope["path"])).inc()
             try:
                 self._service.require_open()
-            except RefusedError as refusal:
-                self._service.metrics.failed.labels(refusal.kind).inc()
+            except RequestError as error:
+                self._service.metrics.failed.labels(error.kind).inc()
                 raise
 
 
-def _add_post(app: FastAPI, service: Service, path: str) -> None:
+def _add_post_route(app: FastAPI, service: Service, path: str) -> None:
     """Add a POST route to the application, with a description for `/docs`.
 
     The path `/` behaves like the main route for the kind of the model.
     """
-    counted = _counted(path)
+    counted = _metrics_label(path)
 
-    async def answered(ticket: Ticket, body: bytes) -> bytes:
+    async def compute_answer(ticket: Ticket, body: bytes) -> bytes:
         """Read the request in a body, compute the answer, and return it as JSON."""
         model = service.require_open()
-        kind, answer = _ROUTES[_BY_KIND[model.kind] if path == "/" else path]
+        kind, answer = _ROUTES[_MAIN_ROUTES[model.kind] if path == "/" else path]
         read = partial(read_request, kind, body, service.settings.request_texts)
         del body
         request = read() if ticket.is_small else await asyncio.get_running_loop().run_in_executor(service.reader, read)
@@ -174,14 +181,14 @@ def _add_post(app: FastAPI, service: Service, path: str) -> None:
         begun = time.monotonic()
         try:
             service.require_open()
-            body = await service.body(http)
-            with service.ticket(len(body)) as ticket:
-                answering = answered(ticket, body)
+            body = await service.read_body(http)
+            with service.accept_request(len(body)) as ticket:
+                answering = compute_answer(ticket, body)
                 del body
-                content = await service.while_connected(http, answering)
-        except RefusedError as refusal:
-            service.metrics.failed.labels(refusal.kind).inc()
-            return _refusal(path, refusal)
+                content = await service.run_while_connected(http, answering)
+        except RequestError as error:
+            service.metrics.failed.labels(error.kind).inc()
+            return _error_response(path, error)
         except ClientDisconnect:
             service.metrics.disconnects.inc()
             if int(http.headers.get("content-length", 0)) > _LARGE_BODY:
@@ -196,62 +203,65 @@ def _add_post(app: FastAPI, service: Service, path: str) -> None:
     app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=schema, response_model=None, name=counted)
 
 
-def _counted(path: str) -> str:
-    """Return the name of a path in the metrics."""
+def _metrics_label(path: str) -> str:
+    """Return the label that stands for the path of a route in the metrics."""
     return path.strip("/").replace("/", "_") or "root"
 
 
-def _json(content: object) -> Response:
+def _json_response(content: object) -> Response:
     """Return a response with JSON content."""
     return Response(to_json(content), media_type="application/json")
 
 
-def _refusal(path: str, refusal: RefusedError) -> Response:
+def _error_response(path: str, error: RequestError) -> Response:
     """Return the response for a rejected request, in the format of the interface that the path belongs to."""
-    headers = {} if refusal.retry_after is None else {"retry-after": str(refusal.retry_after)}
-    if refusal.status in (408, 413):
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    if error.status in (408, 413):
         headers["connection"] = "close"  # because the rest of the body will not be read
-    content = to_json(refusal.content(path))
-    return Response(content, refusal.status, headers, media_type="application/json")
+    content = to_json(error.to_json_content(path))
+    return Response(content, error.status, headers, media_type="application/json")
 
 
-def _write_vectors(make: Callable[[], Float32Array]) -> bytes:
-    """Return vectors as JSON. They are converted one at a time, so that other threads can run in between."""
-    return b"[" + b",".join(to_json(vector.tolist()) for vector in make()) + b"]"
+def _vectors_to_json(make_vectors: Callable[[], Float32Array]) -> bytes:
+    """Return vectors as a JSON list of lists.
+
+    The vectors are converted one at a time, so that other threads can run in between.
+    """
+    return b"[" + b",".join(to_json(vector.tolist()) for vector in make_vectors()) + b"]"
 
 
 # --- vectors
 
 
-def _no_answer(model: ServedModel, path: str) -> RefusedError:
+def _unsupported_route_error(model: ServedModel, path: str) -> RequestError:
     """Return the error for a request to a route that this kind of model does not support."""
     kind = "an embedding model" if model.kind == "embedding" else f"a {model.kind}"
-    return RefusedError(424, "backend", f"this model is {kind}: it has no answer to `{path}`")
+    return RequestError(424, "backend", f"this model is {kind}, which does not support `{path}`")
 
 
-def _listed(inputs: Any) -> list[Any]:
+def _as_list(inputs: Any) -> list[Any]:
     """Return inputs as a list. A single text, or the token ids of a single text, become a list with one element."""
     return inputs if isinstance(inputs, list) else [inputs]
 
 
-def _prompt(model: ServedModel, name: str | None) -> str:
+def _find_prompt(model: ServedModel, name: str | None) -> str:
     """Return the prompt with a name, or the default prompt if the name is None. Unknown names are rejected."""
     try:
-        return model.prompt(name)
+        return model.find_prompt(name)
     except InputError as error:
-        raise RefusedError(422, "validation", str(error)) from None
+        raise RequestError(422, "validation", str(error)) from None
 
 
-async def _pooled(
+async def _compute_pooled_outputs(
     service: Service,
     model: ServedModel,
     ticket: Ticket,
     inputs: Any,
     dimensions: int | None,
-    cut: Cut,
+    truncation: Truncation,
     prompt_name: str | None = None,
 ) -> tuple[Float32Array, int]:
-    """Compute the pooled outputs of texts.
+    """Compute the pooled outputs of an embedding model for the texts of a request.
 
     Args:
         service: Computes the outputs.
@@ -259,53 +269,61 @@ async def _pooled(
         ticket: The request.
         inputs: One text or several texts. A text may be given as token ids.
         dimensions: The requested number of values per vector, which is only checked here.
-        cut: How to handle texts that are too long.
+        truncation: How to handle texts that are too long.
         prompt_name: The name of the prompt that precedes each text. It does not apply to token ids.
 
     Returns:
         float32 [N, C], the pooled outputs of N texts before normalization, and the number of tokens of all texts.
     """
     if model.kind != "embedding":
-        raise _no_answer(model, "embed")
+        raise _unsupported_route_error(model, "embed")
     if dimensions is not None and dimensions > model.width:
-        raise RefusedError(422, "validation", f"`dimensions` is {dimensions}: vectors have {model.width} values")
-    texts = _listed(inputs)
-    prompt = _prompt(model, prompt_name) if any(isinstance(text, str) for text in texts) else ""
+        raise RequestError(422, "validation", f"`dimensions`: must be at most {model.width}, but is {dimensions}")
+    texts = _as_list(inputs)
+    prompt = _find_prompt(model, prompt_name) if any(isinstance(text, str) for text in texts) else ""
 
     def tokenize(texts: Sequence[tuple[int, str | array[int]]]) -> Sequences:
-        """Return the sequences of numbered texts, some of which may be token ids."""
+        """Tokenize texts, each given as (index, text). A text may also be given as its token ids."""
         parts, counts = [], []
         for is_text, group in groupby(texts, lambda each: isinstance(each[1], str)):
             some: list[Any] = list(group)
             if is_text:
                 rows = [TextRow(RowPosition(number), text) for number, text in some]
-                parts.append(model.tokenized(rows, prompt, cuts_left=model.cuts_left(cut.truncation_direction)))
+                parts.append(
+                    model.tokenize(rows, prompt, truncates_left=model.truncates_left(truncation.truncation_direction))
+                )
             else:
                 ids = [each for _, each in some]
-                parts.append(model.of_ids(ids, cuts_left=model.cuts_left(cut.truncation_direction)))
+                parts.append(
+                    model.sequences_from_ids(ids, truncates_left=model.truncates_left(truncation.truncation_direction))
+                )
             counts.append(len(some))
         return concatenate_sequences(parts, counts)
 
     lengths = [min(len(text), model.max_characters) for text in texts]
-    sequences = await service.tokenized(ticket, list(enumerate(texts)), tokenize, lengths, cut.truncate)
-    return (await service.computed(ticket, model, sequences)).outputs, len(sequences.input_ids)
+    sequences = await service.tokenize(ticket, list(enumerate(texts)), tokenize, lengths, truncation.truncate)
+    return (await service.compute(ticket, model, sequences)).outputs, len(sequences.input_ids)
 
 
-async def _embed(service: Service, model: ServedModel, ticket: Ticket, request: EmbedRequest) -> _Write:
+async def _answer_embed(service: Service, model: ServedModel, ticket: Ticket, request: EmbedRequest) -> _JsonWriter:
     """Answer POST /embed."""
-    outputs, _ = await _pooled(service, model, ticket, request.inputs, request.dimensions, request, request.prompt_name)
-    return partial(_write_vectors, partial(model.vectors, outputs, request.normalize, request.dimensions))
+    outputs, _ = await _compute_pooled_outputs(
+        service, model, ticket, request.inputs, request.dimensions, request, request.prompt_name
+    )
+    return partial(_vectors_to_json, partial(model.make_vectors, outputs, request.normalize, request.dimensions))
 
 
-async def _openai(service: Service, model: ServedModel, ticket: Ticket, request: OpenAIEmbeddings) -> _Write:
+async def _answer_openai_embeddings(
+    service: Service, model: ServedModel, ticket: Ticket, request: OpenAIEmbeddings
+) -> _JsonWriter:
     """Answer POST /v1/embeddings."""
-    outputs, tokens = await _pooled(service, model, ticket, request.input, request.dimensions, request)
+    outputs, tokens = await _compute_pooled_outputs(service, model, ticket, request.input, request.dimensions, request)
     is_base64 = request.encoding_format == "base64"
 
     def write() -> bytes:
         """Return the answer as JSON."""
         data = []
-        for index, vector in enumerate(model.vectors(outputs, None, request.dimensions)):
+        for index, vector in enumerate(model.make_vectors(outputs, None, request.dimensions)):
             value = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()
             data.append(to_json({"object": "embedding", "index": index, "embedding": value}))
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -315,41 +333,41 @@ async def _openai(service: Service, model: ServedModel, ticket: Ticket, request:
     return write
 
 
-# --- the outputs of heads: scores and labels
+# --- scores and labels
 
 
-async def _outputs(
-    service: Service, model: ServedModel, ticket: Ticket, rows: Sequence[Row], cut: Cut
+async def _compute_head_outputs(
+    service: Service, model: ServedModel, ticket: Ticket, rows: Sequence[Row], truncation: Truncation
 ) -> tuple[Float32Array, Sequences]:
-    """Compute the outputs of the model's head for rows.
+    """Compute the outputs of the model's classification head for the rows of a request.
 
     Returns:
         float32 [N, C] for N texts, or [T, C] for T tokens if the model is a tagger, and the sequences of the texts.
     """
-    lengths = [min(_characters(row), model.max_characters) for row in rows]
-    tokenize = partial(model.tokenized, cuts_left=model.cuts_left(cut.truncation_direction))
-    sequences = await service.tokenized(ticket, rows, tokenize, lengths, cut.truncate)
-    return (await service.computed(ticket, model, sequences)).outputs, sequences
+    lengths = [min(_count_characters(row), model.max_characters) for row in rows]
+    tokenize = partial(model.tokenize, truncates_left=model.truncates_left(truncation.truncation_direction))
+    sequences = await service.tokenize(ticket, rows, tokenize, lengths, truncation.truncate)
+    return (await service.compute(ticket, model, sequences)).outputs, sequences
 
 
-def _characters(row: Row) -> int:
-    """Return the number of characters of a row."""
+def _count_characters(row: Row) -> int:
+    """Return the number of characters in all texts or words of a row."""
     if isinstance(row, TaggedRow):
         return sum(map(len, row.tokens))
     return len(row.text) + len(row.text_pair or "") if isinstance(row, TextRow) else 0
 
 
-async def _scores(
+async def _rank_documents(
     service: Service,
     model: ServedModel,
     ticket: Ticket,
     query: str,
     documents: Sequence[str],
     *,
-    cut: Cut,
+    truncation: Truncation,
     raw: bool = False,
 ) -> list[tuple[int, float]]:
-    """Return the index and the score of each document, with the best document first.
+    """Score documents by their relevance to a query, and return (index, score) of each document, the best first.
 
     Documents are sorted by their logits, because two different logits may have the same rounded score.
 
@@ -359,79 +377,89 @@ async def _scores(
         ticket: The request.
         query: The query.
         documents: The documents.
-        cut: How to handle texts that are too long.
+        truncation: How to handle texts that are too long.
         raw: Whether to return logits instead of scores.
     """
     if model.kind == "embedding" or model.width != 1 or model.is_per_token:
-        raise _no_answer(model, "rerank")
+        raise _unsupported_route_error(model, "rerank")
     rows = [TextRow(RowPosition(number), query, document) for number, document in enumerate(documents)]
-    outputs, _ = await _outputs(service, model, ticket, rows, cut)
+    outputs, _ = await _compute_head_outputs(service, model, ticket, rows, truncation)
     logits = outputs[:, 0]
-    scores = (logits if raw else model.scores(logits)).tolist()
+    scores = (logits if raw else model.compute_scores(logits)).tolist()
     return [(number, scores[number]) for number in np.argsort(-logits, kind="stable").tolist()]
 
 
-async def _rerank(service: Service, model: ServedModel, ticket: Ticket, request: RerankRequest) -> _Write:
+async def _answer_rerank(service: Service, model: ServedModel, ticket: Ticket, request: RerankRequest) -> _JsonWriter:
     """Answer POST /rerank."""
-    ranked = await _scores(service, model, ticket, request.query, request.texts, cut=request, raw=request.raw_scores)
+    ranked = await _rank_documents(
+        service, model, ticket, request.query, request.texts, truncation=request, raw=request.raw_scores
+    )
     if request.return_text:
         return lambda: to_json([{"index": index, "text": request.texts[index], "score": score} for index, score in ranked])
     return lambda: to_json([{"index": index, "score": score} for index, score in ranked])
 
 
-async def _rerank_documents(service: Service, model: ServedModel, ticket: Ticket, request: RerankDocuments) -> _Write:
+async def _answer_rerank_documents(
+    service: Service, model: ServedModel, ticket: Ticket, request: RerankDocuments
+) -> _JsonWriter:
     """Answer POST /v1/rerank and POST /v2/rerank."""
     documents: Any = request.documents
-    ranked = await _scores(service, model, ticket, request.query, documents, cut=request)
+    ranked = await _rank_documents(service, model, ticket, request.query, documents, truncation=request)
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": score} for index, score in ranked[: request.top_n]]
     if request.return_documents:
         results = [{**result, "document": {"text": documents[result["index"]]}} for result in results]
     return lambda: to_json({"model": service.model_id, "results": results})
 
 
-async def _predict(service: Service, model: ServedModel, ticket: Ticket, request: PredictRequest) -> _Write:
+async def _answer_predict(service: Service, model: ServedModel, ticket: Ticket, request: PredictRequest) -> _JsonWriter:
     """Answer POST /predict."""
     if model.kind == "embedding":
-        raise _no_answer(model, "predict")
+        raise _unsupported_route_error(model, "predict")
     inputs: Any = request.inputs
     kinds = {type(each) for each in inputs} if isinstance(inputs, list) else {str}
     if len(kinds) > 1:
-        raise RefusedError(422, "validation", "`inputs` mixes texts and lists of texts; send each text in a list")
+        raise RequestError(422, "validation", "`inputs`: must not mix texts and lists of texts; send each text in a list")
     is_batch = kinds == {list}
     listed = inputs if is_batch else [inputs]
-    if model.kind == "tagger" and sum(len(text) for texts in listed for text in texts) > _LARGEST_TAGGED:
-        raise RefusedError(413, "validation", f"`inputs` have more than {_LARGEST_TAGGED:,} characters; send fewer")
+    if model.kind == "tagger" and sum(len(text) for texts in listed for text in texts) > _MAX_TAGGED_CHARACTERS:
+        raise RequestError(
+            413,
+            "validation",
+            f"`inputs`: must not contain more than {_MAX_TAGGED_CHARACTERS:,} characters; send fewer texts in a request",
+        )
 
     def make_rows() -> list[Row]:
         """Return all inputs as rows."""
-        return [_row(model, number, [texts] if isinstance(texts, str) else texts) for number, texts in enumerate(listed)]
+        return [
+            _make_row(model, number, [texts] if isinstance(texts, str) else texts) for number, texts in enumerate(listed)
+        ]
 
     rows = make_rows() if ticket.is_small else await asyncio.to_thread(make_rows)
-    outputs, sequences = await _outputs(service, model, ticket, rows, request)
+    outputs, sequences = await _compute_head_outputs(service, model, ticket, rows, request)
 
     def write() -> bytes:
         """Return the answer as JSON."""
-        answers = model.answers(outputs, sequences, rows)
+        answers = model.make_answers(outputs, sequences, rows)
         if model.kind != "tagger":
             chosen = zip(outputs.tolist(), answers, strict=True)
-            answers = [_labelled(model, values, answer, raw=request.raw_scores) for values, answer in chosen]
+            answers = [_rank_labels(model, values, answer, raw=request.raw_scores) for values, answer in chosen]
         return to_json(answers if is_batch else answers[0])
 
     return write
 
 
-def _row(model: ServedModel, number: int, texts: Sequence[str]) -> Row:
+def _make_row(model: ServedModel, number: int, texts: Sequence[str]) -> Row:
     """Return a text or a pair of texts as a row. For a tagger, the text is split into words."""
     most = 1 if model.kind == "tagger" else 2
     if not 1 <= len(texts) <= most:
-        raise RefusedError(422, "validation", f"`inputs`: {len(texts)} texts belong together, 1 to {most} can")
+        raise RequestError(422, "validation", f"`inputs`: a list must contain 1 to {most} texts, but contains {len(texts)}")
     if model.kind == "tagger":
         return split_into_words(RowPosition(number), texts[0])
     return TextRow(RowPosition(number), *texts)
 
 
-def _labelled(model: ServedModel, logits: list[float], answer: dict[str, Any], *, raw: bool) -> Any:
-    """Return all labels with their scores, sorted by descending logits.
+def _rank_labels(model: ServedModel, logits: list[float], answer: dict[str, Any], *, raw: bool) -> Any:
+    """Return the labels of a text with their scores, sorted by descending logits.
 
     Args:
         model: The model.
@@ -448,24 +476,30 @@ def _labelled(model: ServedModel, logits: list[float], answer: dict[str, Any], *
 # --- tokens
 
 
-async def _tokenize(service: Service, model: ServedModel, ticket: Ticket, request: TokenizeRequest) -> _Write:
+async def _answer_tokenize(service: Service, model: ServedModel, ticket: Ticket, request: TokenizeRequest) -> _JsonWriter:
     """Answer POST /tokenize."""
-    prompt = _prompt(model, request.prompt_name) if model.kind == "embedding" and request.prompt_name else ""
+    prompt = _find_prompt(model, request.prompt_name) if model.kind == "embedding" and request.prompt_name else ""
     written, tokens = list[bytes](), 0
-    for number, text in enumerate(_listed(request.inputs)):
-        if len(text) > _LARGEST_TOKENIZED:
-            problem = f"text {number} has {len(text):,} characters, at most {_LARGEST_TOKENIZED:,} are tokenized at a time"
-            raise RefusedError(413, "validation", f"`inputs`: {problem}; send it in parts")
-        encoding = await service.aside(ticket, len(text), model.encode, prompt + text, request.add_special_tokens)
+    for number, text in enumerate(_as_list(request.inputs)):
+        if len(text) > _MAX_TOKENIZED:
+            problem = f"text {number} must have at most {_MAX_TOKENIZED:,} characters, but has {len(text):,}"
+            raise RequestError(413, "validation", f"`inputs`: {problem}; send the text in parts")
+        encoding = await service.run_in_tokenizer_thread(
+            ticket, len(text), model.encode_text, prompt + text, request.add_special_tokens
+        )
         tokens += len(encoding)
-        if tokens > _LARGEST_TOKENIZED:
-            raise RefusedError(413, "validation", f"the texts have more than {_LARGEST_TOKENIZED:,} tokens; send fewer")
-        write = partial(_write_tokens, encoding)
+        if tokens > _MAX_TOKENIZED:
+            raise RequestError(
+                413,
+                "validation",
+                f"`inputs`: the texts have more than {_MAX_TOKENIZED:,} tokens; send fewer texts in a request",
+            )
+        write = partial(_tokens_to_json, encoding)
         written.append(write() if len(text) <= _FEW_CHARACTERS else await asyncio.to_thread(write))
     return lambda: b"[" + b",".join(written) + b"]"
 
 
-def _write_tokens(encoding: Any) -> bytes:
+def _tokens_to_json(encoding: Any) -> bytes:
     """Return the tokens of a text with their positions as JSON.
 
     They are converted one at a time, so that other threads can run in between.
@@ -478,27 +512,27 @@ def _write_tokens(encoding: Any) -> bytes:
     return b"[" + b",".join(parts) + b"]"
 
 
-_ROUTES: dict[str, tuple[type[Asked], _Answer]] = {
-    "/embed": (EmbedRequest, _embed),
-    "/rerank": (RerankRequest, _rerank),
-    "/predict": (PredictRequest, _predict),
-    "/tokenize": (TokenizeRequest, _tokenize),
-    "/v1/embeddings": (OpenAIEmbeddings, _openai),
-    "/v1/rerank": (RerankDocuments, _rerank_documents),
-    "/v2/rerank": (RerankDocuments, _rerank_documents),
+_ROUTES: dict[str, tuple[type[RequestBody], _AnswerFunction]] = {
+    "/embed": (EmbedRequest, _answer_embed),
+    "/rerank": (RerankRequest, _answer_rerank),
+    "/predict": (PredictRequest, _answer_predict),
+    "/tokenize": (TokenizeRequest, _answer_tokenize),
+    "/v1/embeddings": (OpenAIEmbeddings, _answer_openai_embeddings),
+    "/v1/rerank": (RerankDocuments, _answer_rerank_documents),
+    "/v2/rerank": (RerankDocuments, _answer_rerank_documents),
 }
 
 
-_BY_KIND = {"embedding": "/embed", "reranker": "/rerank", "classifier": "/predict", "tagger": "/predict"}
-"""The route that `POST /` behaves like, for each kind of model."""
+_MAIN_ROUTES = {"embedding": "/embed", "reranker": "/rerank", "classifier": "/predict", "tagger": "/predict"}
+"""The main route of each kind of model. `POST /` behaves like this route."""
 
 
-def _info(service: Service, model: ServedModel) -> dict[str, Any]:
-    """Return the content of the answer to GET /info, with the keys of text-embeddings-inference."""
+def _model_info(service: Service, model: ServedModel) -> dict[str, Any]:
+    """Return the answer to GET /info: the model and the limits, with the keys of text-embeddings-inference."""
     labels = dict(enumerate(model.task.labels)) if model.task is not None else {}
     named = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}}
     kinds = {"embedding": {"embedding": {"pooling": model.folder.pooling}}, "reranker": {"reranker": named}}
-    largest = max(service.costs)
+    largest = max(service.batch_seconds)
     return {
         "model_id": service.model_id,
         "served_model_name": service.model_id,
@@ -506,12 +540,12 @@ def _info(service: Service, model: ServedModel) -> dict[str, Any]:
         "model_dtype": model.loaded.precision,
         "model_type": kinds.get(model.kind, {"classifier": named}),
         "max_concurrent_requests": service.settings.queue_texts,
-        "max_input_length": model.longest,
+        "max_input_length": model.max_tokens,
         "max_batch_tokens": largest.slots,
         "max_batch_requests": None,
         "max_client_batch_size": service.settings.request_texts,
         "auto_truncate": service.settings.auto_truncate,
         "tokenization_workers": 1,
         "version": __version__,
-        "shapes": {str(shape): round(1000 * seconds, 3) for shape, seconds in service.costs.items()},
+        "shapes": {str(shape): round(1000 * seconds, 3) for shape, seconds in service.batch_seconds.items()},
     }

@@ -16,235 +16,243 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from gaudi_bert.serving.schemas import Asked, RefusedError, Shape
+from gaudi_bert.serving.schemas import RequestBody, RequestError, TextForms
 
-_MOST_KEYS, _MOST_VALUES, _MOST_OTHER_VALUES = 200, 1_000, 100_000
-"""Limits for everything except texts and token ids: the number of keys of an object, of values of one key, and of values in
-the whole body.
+_MAX_KEYS, _MAX_VALUES, _MAX_OTHER_VALUES = 200, 1_000, 100_000
+"""Limits for all fields that contain neither texts nor token ids.
+
+They are the maximum number of keys in an object, of values in one field, and of values in the whole body.
 """
-_IDS_AT_ONCE = 1 << 16  # this many bytes of token ids are converted to Python integers at a time
+_IDS_AT_ONCE = 1 << 16  # the number of bytes of token ids that are converted to Python integers at a time
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _LITERAL = re.compile(rb"[^\s,:\[\]{}\"]{1,400}")
 _IDS, _FIRST_ID = re.compile(rb"[-0-9, \t\n\r]*"), re.compile(rb"\[[ \t\n\r]*[-0-9]")
 _OTHER_KEY = "a key that is not known"
-_PAIR = Shape("a list of texts", ("text",))
+_PAIR = TextForms("a list of texts", ("text",))
 
 
-def read_request(kind: type[Asked], body: bytes, most_texts: int) -> Any:
+def read_request(request_type: type[RequestBody], body: bytes, max_texts: int) -> Any:
     """Parse the body of a request.
 
     Args:
-        kind: The type of the requests of the route.
+        request_type: The type of the requests of the route.
         body: The body.
-        most_texts: The maximum number of texts in a list.
+        max_texts: The maximum number of texts in a list.
 
     Returns:
-        The request, an instance of `kind`.
+        The request, an instance of `request_type`.
 
     Raises:
-        RefusedError: The body is not JSON, a value is wrong, or there are too many values. The message names the position of
+        RequestError: The body is not JSON, a value is wrong, or there are too many values. The message names the position of
             the first problem, and contains no text of the request.
     """
-    fields = {name: _shape_of(field.metadata) for name, field in kind.model_fields.items()}
-    values = _Reader(body, most_texts).request(fields)
+    fields = {name: _find_text_forms(field.metadata) for name, field in request_type.model_fields.items()}
+    values = _BodyParser(body, max_texts).parse_object(fields)
     try:
-        return kind.model_validate(values)
+        return request_type.model_validate(values)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise _wrong(str(problem["loc"][0]), problem["msg"]) from None
+        raise _wrong_value_error(str(problem["loc"][0]), problem["msg"]) from None
 
 
-def _shape_of(metadata: list[Any]) -> Shape | None:
-    """Return the shape in the annotations of a field, or None if the field contains no texts."""
-    return next((each for each in metadata if isinstance(each, Shape)), None)
+def _find_text_forms(metadata: list[Any]) -> TextForms | None:
+    """Return the `TextForms` in the annotations of a pydantic field, or None if the field contains no texts."""
+    return next((each for each in metadata if isinstance(each, TextForms)), None)
 
 
-def _wrong(position: str, problem: str) -> RefusedError:
-    """Return the error for a wrong value at a position in the body."""
-    return RefusedError(422, "validation", f"`{position}`: {problem}")
+def _wrong_value_error(position: str, problem: str) -> RequestError:
+    """Return the error for a wrong value. The position is the path of keys and indices in the body, such as `inputs.3`."""
+    return RequestError(422, "validation", f"`{position}`: {problem}")
 
 
-def _not_json() -> RefusedError:
+def _not_json_error() -> RequestError:
     """Return the error for a body that is not a JSON object."""
-    return RefusedError(422, "validation", "the body is not a JSON object")
+    return RequestError(422, "validation", "the body must be a JSON object")
 
 
-class _Reader:
-    """Parses one body from its beginning to its end.
+class _BodyParser:
+    """Parses the JSON body of one request, and stops at the first problem.
 
     Args:
         body: The body.
-        most_texts: The maximum number of texts in a list.
+        max_texts: The maximum number of texts in a list.
     """
 
-    def __init__(self, body: bytes, most_texts: int) -> None:
-        self._body, self._at, self._most_texts = body, 0, most_texts
-        self._values_left = _MOST_OTHER_VALUES
-        # JSON has backslashes only inside strings. In this copy, escaped backslashes and quotes are replaced, so that the
-        # end of a string is simply the next quote.
+    def __init__(self, body: bytes, max_texts: int) -> None:
+        self._body, self._offset, self._max_texts = body, 0, max_texts
+        self._remaining_values = _MAX_OTHER_VALUES
+        # In JSON, backslashes occur only inside strings. In this copy of the body, escaped backslashes and quotes are
+        # replaced, so that each string ends at the next quote.
         self._unescaped = body.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in body else body
 
-    def request(self, fields: Mapping[str, Shape | None]) -> dict[str, Any]:
-        """Read the whole body, which must be an object, and return the values of the known keys.
+    def parse_object(self, fields: Mapping[str, TextForms | None]) -> dict[str, Any]:
+        """Parse the whole body, which must be a JSON object, and return the values of the known keys.
 
         Args:
-            fields: The shape of each known field, or None for a field that contains no texts.
+            fields: The known keys. The value is the allowed forms of a field with texts, and None for another field.
         """
         values = {}
-        for name in self._keys():
-            shape, position = fields.get(name), name if name in fields else _OTHER_KEY
-            value = self._few_values(position) if shape is None else self._shaped(position, shape)
+        for name in self._iterate_keys():
+            forms, position = fields.get(name), name if name in fields else _OTHER_KEY
+            value = self._read_small_value(position) if forms is None else self._read_texts(position, forms)
             if name in fields:
                 values[name] = value
-        if self._next():
-            raise _not_json()
+        if self._peek_byte():
+            raise _not_json_error()
         return values
 
-    def _next(self) -> bytes:
+    def _peek_byte(self) -> bytes:
         """Skip white space, and return the next byte without reading it. At the end of the body, return b""."""
-        spaces = _SPACE.match(self._body, self._at)
-        self._at = self._at if spaces is None else spaces.end()
-        return self._body[self._at : self._at + 1]
+        spaces = _SPACE.match(self._body, self._offset)
+        self._offset = self._offset if spaces is None else spaces.end()
+        return self._body[self._offset : self._offset + 1]
 
-    def _take(self, *expected: bytes) -> bytes:
-        """Read the next byte, which must be one of the expected ones, and return it."""
-        found = self._next()
+    def _read_expected_byte(self, *expected: bytes) -> bytes:
+        """Read the next byte after white space and return it. If it is none of the expected bytes, reject the body."""
+        found = self._peek_byte()
         if found not in expected:
-            raise _not_json()
-        self._at += 1
+            raise _not_json_error()
+        self._offset += 1
         return found
 
-    def _elements(self, opening: bytes, closing: bytes) -> Iterator[int]:
-        """Read a list or an object. Before each element, yield its number. The caller must then read the element."""
-        self._take(opening)
-        if self._next() == closing:
-            self._at += 1
+    def _iterate_elements(self, opening: bytes, closing: bytes) -> Iterator[int]:
+        """Yield the index of each element of a list or an object, before the caller reads the element.
+
+        The opening bracket, the commas and the closing bracket are read by this method.
+        """
+        self._read_expected_byte(opening)
+        if self._peek_byte() == closing:
+            self._offset += 1
             return
         for number in itertools.count():
             yield number
-            if self._take(b",", closing) == closing:
+            if self._read_expected_byte(b",", closing) == closing:
                 return
 
-    def _keys(self) -> Iterator[str]:
-        """Read an object, and yield each key. The caller must then read the value of the key."""
-        for number in self._elements(b"{", b"}"):
-            if number == _MOST_KEYS:
-                raise RefusedError(422, "validation", f"an object has more than {_MOST_KEYS} keys")
-            if self._next() != b'"':
-                raise _not_json()
-            name = self._text()
-            self._take(b":")
+    def _iterate_keys(self) -> Iterator[str]:
+        """Yield each key of an object, before the caller reads the value of the key."""
+        for number in self._iterate_elements(b"{", b"}"):
+            if number == _MAX_KEYS:
+                raise RequestError(422, "validation", f"an object must not have more than {_MAX_KEYS} keys")
+            if self._peek_byte() != b'"':
+                raise _not_json_error()
+            name = self._read_string()
+            self._read_expected_byte(b":")
             yield name
 
-    def _decoded(self, part: bytes) -> Any:
-        """Return the value of a part of the body that is complete JSON."""
+    def _decode_json(self, part: bytes) -> Any:
+        """Parse a part of the body that is a complete JSON value, and return the value."""
         try:
             return from_json(part, allow_inf_nan=False, cache_strings=False)
         except ValueError:
-            raise _not_json() from None
+            raise _not_json_error() from None
 
-    def _skip_text(self) -> int:
-        """Skip a string, and return the position at which it begins."""
-        start, self._at = self._at, self._unescaped.find(b'"', self._at + 1) + 1
-        if not self._at:
-            raise _not_json()
+    def _skip_string(self) -> int:
+        """Skip a string, and return the offset in the body at which it begins."""
+        start, self._offset = self._offset, self._unescaped.find(b'"', self._offset + 1) + 1
+        if not self._offset:
+            raise _not_json_error()
         return start
 
-    def _text(self) -> str:
-        """Read a string."""
-        start = self._skip_text()
-        text: str = self._decoded(self._body[start : self._at])
+    def _read_string(self) -> str:
+        """Read the string at the current offset, and return it."""
+        start = self._skip_string()
+        text: str = self._decode_json(self._body[start : self._offset])
         return text
 
-    def _few_values(self, position: str) -> Any:
-        """Read the value of a field that contains no texts. A value with too many elements is rejected."""
-        mark, depth = self._next(), 0
-        start = self._at
-        for _ in range(_MOST_VALUES):
-            self._values_left -= 1
-            if self._values_left < 0:
+    def _read_small_value(self, position: str) -> Any:
+        """Read the value of a field that contains no texts, and reject it if it has too many elements."""
+        mark, depth = self._peek_byte(), 0
+        start = self._offset
+        for _ in range(_MAX_VALUES):
+            self._remaining_values -= 1
+            if self._remaining_values < 0:
                 break
             if mark == b'"':
-                self._skip_text()
+                self._skip_string()
             elif mark in (b"[", b"{", b"]", b"}", b",", b":"):
                 depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(mark, 0)
-                self._at += 1
-            elif literal := _LITERAL.match(self._body, self._at):
-                self._at = literal.end()
+                self._offset += 1
+            elif literal := _LITERAL.match(self._body, self._offset):
+                self._offset = literal.end()
             else:
-                raise _not_json()
+                raise _not_json_error()
             if depth <= 0:
-                return self._decoded(self._body[start : self._at])
-            mark = self._next()
-        raise _wrong(position, "holds too many values")
+                return self._decode_json(self._body[start : self._offset])
+            mark = self._peek_byte()
+        raise _wrong_value_error(position, "contains too many values")
 
-    def _shaped(self, position: str, shape: Shape) -> Any:
-        """Read the value of a field that contains texts, in one of the forms that its shape allows."""
-        mark = self._next()
-        if mark == b'"' and shape.is_alone:
-            return self._text()
-        if mark != b"[" or not shape.items:
-            raise _wrong(position, f"must be {shape.described}")
-        if "ids" in shape.items and _FIRST_ID.match(self._body, self._at):
-            return self._ids(position)
-        return self._items(position, shape, self._most_texts, 413)
+    def _read_texts(self, position: str, forms: TextForms) -> Any:
+        """Read the value of a field that contains texts, which must have one of the allowed forms."""
+        mark = self._peek_byte()
+        if mark == b'"' and forms.allows_single_text:
+            return self._read_string()
+        if mark != b"[" or not forms.element_kinds:
+            raise _wrong_value_error(position, f"must be {forms.description}")
+        if "ids" in forms.element_kinds and _FIRST_ID.match(self._body, self._offset):
+            return self._read_token_ids(position)
+        return self._read_list(position, forms, self._max_texts, 413)
 
-    def _items(self, position: str, shape: Shape, most: int, status: int) -> list[Any]:
+    def _read_list(self, position: str, forms: TextForms, max_elements: int, status: int) -> list[Any]:
         """Read a list of texts.
 
         Args:
-            position: The position of the list in the body, for errors.
-            shape: The allowed forms of the elements.
-            most: The maximum number of elements.
-            status: The HTTP status if there are more elements.
+            position: The position of the list in the body, for error messages.
+            forms: The allowed forms of the elements.
+            max_elements: The maximum number of elements.
+            status: The HTTP status of the error if there are more elements.
         """
         items = []
-        for number in self._elements(b"[", b"]"):
-            if number == most:
-                raise RefusedError(status, "validation", f"`{position}` has more than {most:,} texts; send fewer")
-            items.append(self._item(f"{position}.{number}", shape))
+        for number in self._iterate_elements(b"[", b"]"):
+            if number == max_elements:
+                raise RequestError(
+                    status, "validation", f"`{position}`: must contain at most {max_elements:,} texts; send fewer"
+                )
+            items.append(self._read_element(f"{position}.{number}", forms))
         if not items:
-            raise RefusedError(422, "validation", f"`{position}` cannot be empty; send at least one text")
+            raise RequestError(422, "validation", f"`{position}`: must not be empty; send at least one text")
         return items
 
-    def _item(self, position: str, shape: Shape) -> Any:
+    def _read_element(self, position: str, forms: TextForms) -> Any:
         """Read one element of a list of texts."""
-        mark = self._next()
-        if mark == b'"' and "text" in shape.items:
-            return self._text()
-        if mark == b"[" and "ids" in shape.items:
-            return self._ids(position)
-        if mark == b"[" and "texts" in shape.items:
-            return self._items(position, _PAIR, 2, 422)
-        if mark == b"{" and "document" in shape.items:
-            return self._document(position)
-        raise _wrong(position, f"`{position.partition('.')[0]}` must be {shape.described}")
+        mark = self._peek_byte()
+        if mark == b'"' and "text" in forms.element_kinds:
+            return self._read_string()
+        if mark == b"[" and "ids" in forms.element_kinds:
+            return self._read_token_ids(position)
+        if mark == b"[" and "texts" in forms.element_kinds:
+            return self._read_list(position, _PAIR, 2, 422)
+        if mark == b"{" and "document" in forms.element_kinds:
+            return self._read_document(position)
+        raise _wrong_value_error(position, f"`{position.partition('.')[0]}` must be {forms.description}")
 
-    def _document(self, position: str) -> str:
+    def _read_document(self, position: str) -> str:
         """Read an object with a key `text`, and return the text."""
         text: str | None = None
-        for name in self._keys():
-            value = self._text() if name == "text" and self._next() == b'"' else self._few_values(_OTHER_KEY)
+        for name in self._iterate_keys():
+            value = (
+                self._read_string() if name == "text" and self._peek_byte() == b'"' else self._read_small_value(_OTHER_KEY)
+            )
             text = value if name == "text" and isinstance(value, str) else text
         if text is None:
-            raise _wrong(f"{position}.text", "must be a text")
+            raise _wrong_value_error(f"{position}.text", "must be a text")
         return text
 
-    def _ids(self, position: str) -> array[int]:
+    def _read_token_ids(self, position: str) -> array[int]:
         """Read a list of token ids into an array of 32-bit integers."""
-        self._take(b"[")
-        end, ids = self._body.find(b"]", self._at), array("i")
-        if end < 0 or not _IDS.fullmatch(self._body, self._at, end):
-            raise _wrong(position, "token ids must be integers")
-        while self._at <= end:
-            is_last = end - self._at <= _IDS_AT_ONCE
-            stop = end if is_last else self._body.rfind(b",", self._at, self._at + _IDS_AT_ONCE)
-            part = self._decoded(b"[%s]" % self._body[self._at : max(stop, self._at)])
+        self._read_expected_byte(b"[")
+        end, ids = self._body.find(b"]", self._offset), array("i")
+        if end < 0 or not _IDS.fullmatch(self._body, self._offset, end):
+            raise _wrong_value_error(position, "token ids must be integers")
+        while self._offset <= end:
+            is_last = end - self._offset <= _IDS_AT_ONCE
+            stop = end if is_last else self._body.rfind(b",", self._offset, self._offset + _IDS_AT_ONCE)
+            part = self._decode_json(b"[%s]" % self._body[self._offset : max(stop, self._offset)])
             if not part:
-                raise _wrong(position, "a list of token ids cannot be empty")
+                raise _wrong_value_error(position, "a list of token ids must not be empty")
             try:
                 ids.extend(part)
             except OverflowError:
-                raise _wrong(position, "a token id is too large") from None
-            self._at = stop + 1
+                raise _wrong_value_error(position, "a token id is too large") from None
+            self._offset = stop + 1
         return ids

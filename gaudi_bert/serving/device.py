@@ -6,10 +6,12 @@ the device is lost, and the thread ends.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -20,40 +22,64 @@ from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.rows.packs import BatchShape, PackedSequences
 from gaudi_bert.rows.types import Sequences, sequences_from_ids
 from gaudi_bert.rows.window_plan import max_depth
-from gaudi_bert.serving.ladder import Shape
+from gaudi_bert.serving.batch_shapes import Shape
 from gaudi_bert.serving.model import ServedModel
-from gaudi_bert.serving.queue import Batch, Queue, join_batch
+from gaudi_bert.serving.queue import Batch, Queue, sequences_of_batch
 
-_TRIED_TOKENS = 16  # the number of tokens of each text in a batch that measures a shape
+_SHORTEST_ROW = 8  # the minimum number of slots of a shortened row
+_NEARLY_AS_FAST = 1.2
+"""A row is computed on one CPU thread if this takes at most this multiple of the time that all threads take.
+
+For a row of 16 slots of MiniLM on an idle AMD EPYC, two threads took 5.6 ms, and 9.1 ms of CPU time. One thread took 6.1 ms.
+"""
+_TEXT_TOKENS = 16  # the number of tokens of each text in a batch that measures a shape
 _FAILURES = (GaudiBertError, RuntimeError, ValueError, IndexError, ArithmeticError, MemoryError)
-"""Errors that a model raises for a batch, including those of a lost device."""
+"""The types of errors that a model may raise while it computes a batch, also if the device is lost."""
 
 
-def run_packs(model: ServedModel, sequences: Sequences, rows: Sequence[int], shape: Shape) -> Float32Array:
-    """Compute sequences in one batch, and return their outputs in the order of the sequences.
+def shorten_shape(model: ServedModel, shape: Shape, tokens: int) -> Shape:
+    """Return the shape in which a batch with this many tokens is computed, without the empty slots at the end of a row.
+
+    Only single rows are shortened, and only on a CPU, which can compute any shape. oneDNN compiles the matrix products for
+    each new length, which takes some milliseconds. Therefore rows are shortened to one of a few dozen lengths.
+
+    Args:
+        model: The model.
+        shape: The shape that was chosen for the batch.
+        tokens: The number of tokens of all texts in the batch.
+    """
+    if shape.rows > 1 or not model.is_eager_on_cpu:
+        return shape
+    step = max(2, (1 << (tokens - 1).bit_length()) // 16)
+    return Shape(1, min(shape.length, max(_SHORTEST_ROW, math.ceil(tokens / step) * step)))
+
+
+def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], shape: Shape) -> Float32Array:
+    """Compute one batch of packed sequences, and return the outputs in the order of the sequences.
 
     Args:
         model: The model.
         sequences: N sequences with T tokens in all.
         rows: The number of sequences in each row. The sequences of a row are consecutive.
-        shape: The static shape of the batch.
+        shape: The shape of the batch, which `shorten_shape` may shorten.
 
     Returns:
         float32 [N, C], or [T, C] for a model with outputs for each token. C is the model's `width`.
     """
+    shape = shorten_shape(model, shape, len(sequences.input_ids))
     starts: IntArray = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
     packed = PackedSequences(sequences, SampledPacks(np.arange(len(sequences), dtype=np.int64), starts))
     batch = packed.lay_out(np.arange(len(rows)), BatchShape(shape.rows, shape.length, max_depth(shape.length)))
     out = np.zeros((len(sequences.input_ids) if model.is_per_token else len(sequences), model.width), np.float32)
-    batch.scatter_outputs(model.outputs(batch.features()), out, per_token=model.is_per_token)
+    batch.scatter_outputs(model.compute_outputs(batch.features()), out, per_token=model.is_per_token)
     return out
 
 
 def compute_batch(model: ServedModel, batch: Batch) -> None:
     """Compute a batch, and write the outputs of its texts into their requests."""
-    sequences = join_batch(batch)
-    out = run_packs(model, sequences, [len(row) for row in batch.rows], batch.shape)
-    for index, (request, number) in enumerate(batch.texts()):
+    sequences = sequences_of_batch(batch)
+    out = compute_rows(model, sequences, [len(row) for row in batch.rows], batch.shape)
+    for index, (request, number) in enumerate(batch.list_texts()):
         if model.is_per_token:
             request.outputs[request.token_slice(number)] = out[sequences.offsets[index] : sequences.offsets[index + 1]]
         else:
@@ -61,8 +87,8 @@ def compute_batch(model: ServedModel, batch: Batch) -> None:
 
 
 def make_full_batch(model: ServedModel, shape: Shape) -> tuple[Sequences, list[int]]:
-    """Return short texts that fill a shape, and the number of texts in each row."""
-    tokens = min(_TRIED_TOKENS, shape.length)
+    """Return token sequences that fill all rows of a shape, and the number of sequences in each row."""
+    tokens = min(_TEXT_TOKENS, shape.length)
     per_row = shape.length // tokens
     count = per_row * shape.rows
     ids = np.resize(np.array(model.loaded.tokenizer.tokenizer.encode("a").ids, np.int32), tokens)
@@ -70,10 +96,10 @@ def make_full_batch(model: ServedModel, shape: Shape) -> tuple[Sequences, list[i
     return texts, [per_row] * shape.rows
 
 
-def measure_costs(model: ServedModel, shapes: Sequence[Shape]) -> dict[Shape, float]:
-    """Measure how many seconds a batch of each shape takes.
+def measure_batch_seconds(model: ServedModel, shapes: Sequence[Shape]) -> dict[Shape, float]:
+    """Measure how many seconds a full batch of each shape takes.
 
-    Each shape is computed three times, and the first time, in which it is compiled, does not count. If a shape with several
+    If a shape with several
     rows does not fit into the memory of the device, this shape and all larger shapes are left out.
 
     Args:
@@ -86,25 +112,54 @@ def measure_costs(model: ServedModel, shapes: Sequence[Shape]) -> dict[Shape, fl
     Raises:
         FailedError: A shape with one row cannot be computed.
     """
-    costs: dict[Shape, float] = {}
+    batch_seconds: dict[Shape, float] = {}
     for shape in shapes:
-        sequences, rows = make_full_batch(model, shape)
         try:
-            run_packs(model, sequences, rows, shape)
-            seconds = []
-            for _ in range(2):
-                begun = time.perf_counter()
-                run_packs(model, sequences, rows, shape)
-                seconds.append(time.perf_counter() - begun)
+            batch_seconds[shape] = _measure_seconds(model, shape)
         except RuntimeError as error:
             if shape.rows == 1:
-                raise FailedError(f"shape {shape}: cannot be computed: {error}; set a smaller --row-length") from error
+                raise FailedError(
+                    f"batch shape {shape}: cannot be computed ({error}); set a smaller --row-length"
+                ) from error
             break
-        costs[shape] = min(seconds)
-    for larger, smaller in pairwise(reversed(costs)):
+    for larger, smaller in pairwise(reversed(batch_seconds)):
         # A smaller shape cannot take longer. If it does, another process has disturbed its measurement.
-        costs[smaller] = min(costs[smaller], costs[larger])
-    return costs
+        batch_seconds[smaller] = min(batch_seconds[smaller], batch_seconds[larger])
+    return batch_seconds
+
+
+def measure_single_thread_slots(model: ServedModel, shapes: Sequence[Shape]) -> int:
+    """Measure the largest number of slots that one CPU thread computes nearly as fast as all threads, and return it.
+
+    A short row takes much less CPU time on one thread, because threads that share an operation wait for each other.
+
+    Args:
+        model: The model.
+        shapes: The shapes in ascending order. Only shapes with one row are measured.
+    """
+    slots = 0
+    for shape in shapes if model.is_eager_on_cpu else ():
+        on_one_thread, on_all_threads = (replace(model, single_thread_slots=most) for most in (shape.slots, 0))
+        all_seconds = _measure_seconds(on_all_threads, shape)
+        if shape.rows > 1 or _measure_seconds(on_one_thread, shape) > _NEARLY_AS_FAST * all_seconds:
+            break
+        slots = shape.slots
+    return slots
+
+
+def _measure_seconds(model: ServedModel, shape: Shape) -> float:
+    """Compute a full batch three times, and return the seconds of the fastest time.
+
+    The first time does not count, because a new shape may be compiled.
+    """
+    sequences, rows = make_full_batch(model, shape)
+    compute_rows(model, sequences, rows, shape)
+    seconds = []
+    for _ in range(2):
+        begun = time.perf_counter()
+        compute_rows(model, sequences, rows, shape)
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds)
 
 
 class DeviceThread(threading.Thread):
@@ -115,9 +170,9 @@ class DeviceThread(threading.Thread):
     Args:
         open_model: Opens the model and measures its shapes.
         queue: The queue.
-        ready: Called when the model is open and all shapes are measured.
-        computed: Called after each batch with the seconds that it took.
-        ended: Called when the thread ends, with None if the queue was closed, and otherwise with the error.
+        on_ready: Called with the model and the measured seconds of each shape when both are available.
+        on_computed: Called after each batch with the seconds that it took.
+        on_ended: Called when the thread ends. The argument is the error, or None if the queue was closed.
 
     Attributes:
         busy_since: The time at which the current batch began, or None while the device is free.
@@ -128,50 +183,52 @@ class DeviceThread(threading.Thread):
         open_model: Callable[[], tuple[ServedModel, dict[Shape, float]]],
         queue: Queue,
         *,
-        ready: Callable[[ServedModel, dict[Shape, float]], None],
-        computed: Callable[[Batch, float], None],
-        ended: Callable[[Exception | None], None],
+        on_ready: Callable[[ServedModel, dict[Shape, float]], None],
+        on_computed: Callable[[Batch, float], None],
+        on_ended: Callable[[Exception | None], None],
     ) -> None:
         super().__init__(name="device", daemon=True)
         self._open_model, self._queue = open_model, queue
-        self._ready, self._computed, self._ended = ready, computed, ended
+        self._on_ready, self._on_computed, self._on_ended = on_ready, on_computed, on_ended
         self.busy_since: float | None = None
         self._batch: Batch | None = None
         self._interrupted_seconds = 0.0
 
     def run(self) -> None:
         """Open the model, and compute batches until the queue is closed or the device is lost."""
-        reason: Exception | None = FailedError("the thread that computes has ended; this is a defect")
+        reason: Exception | None = FailedError(
+            "the device thread has ended without an error; please report this as a defect"
+        )
         try:
-            model, costs = self._open_model()
-            self._ready(model, costs)
-            smallest = min(costs)
-            model.call_between_layers(lambda: self._compute_small(model, smallest))
-            while (batch := self._queue.take()) is not None:
-                self._compute(model, batch, smallest)
+            model, batch_seconds = self._open_model()
+            self._on_ready(model, batch_seconds)
+            smallest = min(batch_seconds)
+            model.call_between_layers(lambda: self._compute_small_requests(model, smallest))
+            while (batch := self._queue.wait_for_batch()) is not None:
+                self._compute_batch(model, batch, smallest)
             reason = None
         except _FAILURES as error:
             reason = error
         finally:
-            self._ended(reason)
+            self._on_ended(reason)
 
-    def _compute_small(self, model: ServedModel, smallest: Shape) -> None:
-        """Compute a batch of small requests, if any wait, between two layers of the current batch of bulks.
+    def _compute_small_requests(self, model: ServedModel, smallest: Shape) -> None:
+        """Interrupt the current batch of bulks between two layers, to compute a batch of small requests if any wait.
 
-        The time of this batch does not count for the interrupted batch.
+        The time of the batch of small requests does not count as time of the interrupted batch.
         """
         interrupted, begun, earlier = self._batch, time.monotonic(), self._interrupted_seconds
-        if interrupted is None or (batch := self._queue.take_between_layers(interrupted)) is None:
+        if interrupted is None or (batch := self._queue.take_interrupting_batch(interrupted)) is None:
             return
-        self._compute(model, batch, smallest)
+        self._compute_batch(model, batch, smallest)
         self._batch, self.busy_since = interrupted, begun
         self._interrupted_seconds = earlier + time.monotonic() - begun
 
-    def _compute(self, model: ServedModel, batch: Batch, smallest: Shape) -> None:
-        """Compute a batch, and finish those of its requests that are complete.
+    def _compute_batch(self, model: ServedModel, batch: Batch, smallest: Shape) -> None:
+        """Compute a batch, and call `on_finished` of the requests all of whose texts have now been computed.
 
         Raises:
-            FailedError: The batch failed, and so did the test with the smallest shape.
+            FailedError: The batch failed, and a test batch of the smallest shape failed too.
         """
         begun = self.busy_since = time.monotonic()
         self._batch, self._interrupted_seconds = batch, 0.0
@@ -180,18 +237,18 @@ class DeviceThread(threading.Thread):
             seconds = time.monotonic() - begun - self._interrupted_seconds
         except _FAILURES as error:
             self._batch = None
-            for request in batch.requests():
+            for request in batch.list_requests():
                 self._queue.remove(request)
-                request.finished(request, error)
+                request.on_finished(request, error)
             try:
-                run_packs(model, *make_full_batch(model, smallest), smallest)
+                compute_rows(model, *make_full_batch(model, smallest), smallest)
             except _FAILURES as lost:
                 raise FailedError(f"the device is lost: {type(lost).__name__}: {lost}; start the server again") from lost
             return
         finally:
             self._batch = self.busy_since = None
-        self._computed(batch, seconds)
-        for request, texts in Counter(request for request, _ in batch.texts()).items():
+        self._on_computed(batch, seconds)
+        for request, texts in Counter(request for request, _ in batch.list_texts()).items():
             request.unfinished -= texts
             if not request.unfinished:
-                request.finished(request, None)
+                request.on_finished(request, None)

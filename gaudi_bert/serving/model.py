@@ -34,32 +34,34 @@ if TYPE_CHECKING:  # this module imports torch
 
 Kind = Literal["embedding", "reranker", "classifier", "tagger"]
 
-_KINDS: dict[str, Kind] = {"reranking": "reranker", "token-classification": "tagger"}
+_KINDS_BY_TASK: dict[str, Kind] = {"reranking": "reranker", "token-classification": "tagger"}
 _SOURCE = "the request"
-_WITH_ANSWERS = ("ForSequenceClassification", "ForTokenClassification")
+_HEAD_ARCHITECTURES = ("ForSequenceClassification", "ForTokenClassification")
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model on a device, with its tokenizer and everything else that is needed to convert texts to answers.
+    """A model on a device, with its tokenizer and all settings that are needed to answer requests.
 
     Attributes:
         kind: The kind of answers.
         task: The task of the model's head, or None for an embedding model.
         folder: The settings for pooling, prompts and normalization in the model folder.
         loaded: The model, its tokenizer and its lengths.
-        is_interruptible: Whether another batch can be computed between two layers of a batch. This is possible on a CPU, if
-            the model is not compiled.
+        is_eager_on_cpu: Whether the model runs on a CPU and is not compiled. Then a batch may have any shape, and another
+            batch can be computed between two of its layers.
+        single_thread_slots: Batches with at most this many slots are computed on a single CPU thread.
     """
 
     kind: Kind
     task: Task | None
     folder: SentenceSettings
     loaded: LoadedModel
-    is_interruptible: bool = False
+    is_eager_on_cpu: bool = False
+    single_thread_slots: int = 0
 
     @property
-    def longest(self) -> int:
+    def max_tokens(self) -> int:
         """The maximum number of tokens of a text."""
         return self.loaded.max_sequence_length
 
@@ -70,59 +72,64 @@ class ServedModel:
 
     @cached_property
     def cutter(self) -> TextCutter:
-        """The object that cuts long texts before they are tokenized."""
-        return TextCutter(self.loaded.tokenizer.tokenizer, self.longest)
+        """Cuts long texts before they are tokenized."""
+        return TextCutter(self.loaded.tokenizer.tokenizer, self.max_tokens)
 
     @property
     def width(self) -> int:
-        """The number of values of an output."""
+        """The number of values that the model computes for a text, or for a token if `is_per_token`."""
         return self.loaded.runner.width
 
     @property
-    def model(self) -> TorchModel:
-        """The model that computes batches."""
+    def torch_model(self) -> TorchModel:
+        """The PyTorch model that computes batches."""
         return cast("TorchModel", self.loaded.model)
 
     @property
     def is_per_token(self) -> bool:
-        """Whether the model has an output for each token and not one for each text."""
+        """Whether the model has one output for each token instead of one for each text."""
         return self.kind == "tagger"
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
-        """Call `callback` before each layer of each batch, if the model can be interrupted there."""
-        if self.is_interruptible:
-            self.model.call_between_layers(callback)
+        """Call `callback` before each layer of each batch from now on, unless batches cannot be interrupted."""
+        if self.is_eager_on_cpu:
+            self.torch_model.call_between_layers(callback)
 
-    def outputs(self, batch: BatchArrays) -> Float32Array:
-        """Compute a batch.
+    def compute_outputs(self, batch: BatchArrays) -> Float32Array:
+        """Compute the outputs of a batch, on a single CPU thread if the batch has few slots.
 
         Returns:
             float32 [rows, texts per row, C], or [rows, slots, C] if `is_per_token`. C is the `width`.
         """
-        return self.model.compute_outputs(batch)
+        if batch["input_ids"].size > self.single_thread_slots:
+            return self.torch_model.compute_outputs(batch)
+        from gaudi_bert.engines.pytorch.engine import limit_threads  # imported here, because it loads torch
 
-    def cuts_left(self, direction: str | None) -> bool:
-        """Return whether texts that are too long are cut at their beginning.
+        with limit_threads(1):
+            return self.torch_model.compute_outputs(batch)
+
+    def truncates_left(self, direction: str | None) -> bool:
+        """Return whether texts that are too long lose their beginning instead of their end.
 
         Args:
             direction: The side that the request names, or None for the setting of the tokenizer.
         """
         return (direction or self.loaded.tokenizer.truncation_side).lower() == "left"
 
-    def tokenized(self, rows: Sequence[Row], prompt: str = "", *, cuts_left: bool = False) -> Sequences:
+    def tokenize(self, rows: Sequence[Row], prompt: str = "", *, truncates_left: bool = False) -> Sequences:
         """Tokenize texts and return their sequences. Texts that are too long are truncated, or split for a tagger.
 
         Args:
             rows: The texts.
             prompt: The prompt that precedes each text. It is used for an embedding model only. Other models use the default
                 prompt of their folder.
-            cuts_left: Whether texts that are too long are cut at their beginning.
+            truncates_left: Whether texts that are too long are cut at their beginning.
 
         Raises:
             InputError: A text contains a token that would change the outputs of other texts in its row.
         """
         prompt = prompt if self.task is None else self.folder.find_prompt(None)
-        rows = [self._cut(row, prompt, cuts_left) if isinstance(row, TextRow) else row for row in rows]
+        rows = [self._cut_row(row, prompt, truncates_left) if isinstance(row, TextRow) else row for row in rows]
         name = None if self.task is None else self.task.settings.name
         too_long: Literal["window", "truncate"] = "window" if self.kind == "tagger" else "truncate"
         settings = (TaskSettings() if self.task is None else self.task.settings).model_copy(update={"too_long": too_long})
@@ -131,30 +138,30 @@ class ServedModel:
             self.loaded.tokenizer,
             task=name,
             settings=settings,
-            max_sequence_length=self.longest,
+            max_sequence_length=self.max_tokens,
             file=_SOURCE,
-            truncation_side="left" if cuts_left else "right",
+            truncation_side="left" if truncates_left else "right",
         )
-        return self._checked(sequences)
+        return self._check_sequences(sequences)
 
-    def _cut(self, row: TextRow, prompt: str, cuts_left: bool) -> TextRow:
-        """Return a row whose text begins with the prompt and is cut to the part that can affect the kept tokens."""
+    def _cut_row(self, row: TextRow, prompt: str, truncates_left: bool) -> TextRow:
+        """Add the prompt to the text of a row, and cut the text to the part that can affect the tokens that are kept."""
         if row.text_pair is not None:
-            text, pair = self.cutter.cut_pair(prompt + row.text, row.text_pair, from_left=cuts_left)
+            text, pair = self.cutter.cut_pair(prompt + row.text, row.text_pair, from_left=truncates_left)
             return row._replace(text=text, text_pair=pair)
         # If a text is cut at its beginning, its prompt is cut off too.
-        before = "" if cuts_left else prompt
-        cut = self.cutter.cut_text(row.text, before, from_left=cuts_left)
+        before = "" if truncates_left else prompt
+        cut = self.cutter.cut_text(row.text, before, from_left=truncates_left)
         return row._replace(text=(prompt if cut is row.text else before) + cut)
 
-    def of_ids(self, texts: Sequence[Sequence[int]], *, cuts_left: bool = False) -> Sequences:
+    def sequences_from_ids(self, texts: Sequence[Sequence[int]], *, truncates_left: bool = False) -> Sequences:
         """Return the sequences of texts that are given as token ids. Texts that are too long are truncated.
 
         If a text lacks the special tokens at its beginning and end, they are added.
 
         Args:
             texts: The token ids of each text.
-            cuts_left: Whether texts that are too long are cut at their beginning.
+            truncates_left: Whether texts that are too long are cut at their beginning.
 
         Raises:
             InputError: An id is not in the vocabulary, or a text contains a token that would change the outputs of other
@@ -162,33 +169,33 @@ class ServedModel:
         """
         largest = self.loaded.tokenizer.vocabulary_size - 1
         if any(not 0 <= min(ids) <= max(ids) <= largest for ids in texts):
-            raise InputError(f"a token id is not one of 0 to {largest:,}")
+            raise InputError(f"token ids must be between 0 and {largest:,}")
         before, after = self.loaded.tokenizer.special_tokens_around_text()
-        room, cut, parts = self.longest - len(before) - len(after), 0, []
+        room, cut, parts = self.max_tokens - len(before) - len(after), 0, []
         for ids in texts:
             is_framed = len(ids) >= len(before) + len(after)
             is_framed = is_framed and [*ids[: len(before)], *ids[len(ids) - len(after) :]] == [*before, *after]
             inner = ids[len(before) : len(ids) - len(after)] if is_framed else ids
             cut += len(inner) > room
-            shortened = inner[max(0, len(inner) - room) :] if cuts_left else inner[:room]
+            shortened = inner[max(0, len(inner) - room) :] if truncates_left else inner[:room]
             parts.append(np.array([*before, *shortened, *after], np.int32))
-        return self._checked(sequences_from_ids(parts, [np.zeros(len(part), np.int8) for part in parts], cut))
+        return self._check_sequences(sequences_from_ids(parts, [np.zeros(len(part), np.int8) for part in parts], cut))
 
-    def _checked(self, sequences: Sequences) -> Sequences:
-        """Return the sequences, after the model has checked that it can compute them together with other texts."""
-        self.model.prepare_batch({"input_ids": sequences.input_ids})
+    def _check_sequences(self, sequences: Sequences) -> Sequences:
+        """Check that the model can compute sequences in the same row as other texts, and return the sequences."""
+        self.torch_model.prepare_batch({"input_ids": sequences.input_ids})
         return sequences
 
-    def encode(self, text: str, special: bool) -> Any:
+    def encode_text(self, text: str, add_special_tokens: bool) -> Any:
         """Tokenize a text without truncation, and return an `Encoding` of the library `tokenizers`.
 
         Args:
             text: The text.
-            special: Whether to add special tokens.
+            add_special_tokens: Whether to add special tokens.
         """
-        return self.loaded.tokenizer.tokenizer.encode_batch([text], add_special_tokens=special)[0]
+        return self.loaded.tokenizer.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
-    def prompt(self, name: str | None) -> str:
+    def find_prompt(self, name: str | None) -> str:
         """Return the prompt with a name, or the default prompt of the folder if `name` is None.
 
         Raises:
@@ -197,13 +204,16 @@ class ServedModel:
         """
         if name is not None and name not in self.folder.prompts:
             known = ", ".join(self.folder.prompts) or "none"
-            raise InputError(f"`prompt_name` {short_repr(name)} is none of the model's prompts: {known}")
+            raise InputError(f"`prompt_name`: the model has no prompt {short_repr(name)}; its prompts are: {known}")
         prompt = self.folder.find_prompt(name)
         if prompt and not self.folder.pools_prompt:
-            raise InputError("the model leaves its prompt out of the mean, which cannot be done here; send none")
+            raise InputError(
+                "`prompt_name`: the model excludes prompts from mean pooling, which is not supported; "
+                "send texts without a prompt"
+            )
         return prompt
 
-    def vectors(self, outputs: Float32Array, normalize: bool | None, dimensions: int | None) -> Float32Array:
+    def make_vectors(self, outputs: Float32Array, normalize: bool | None, dimensions: int | None) -> Float32Array:
         """Convert pooled outputs to vectors, in the same way as `embed`.
 
         Args:
@@ -214,14 +224,14 @@ class ServedModel:
         """
         is_normal = self.folder.normalize if normalize is None else normalize
         if dimensions is not None:
-            return _normal(outputs[:, :dimensions]) if is_normal else outputs[:, :dimensions]
-        return self.folder.truncate_vectors(_normal(outputs) if is_normal else outputs, renormalize=normalize is True)
+            return _normalize(outputs[:, :dimensions]) if is_normal else outputs[:, :dimensions]
+        return self.folder.truncate_vectors(_normalize(outputs) if is_normal else outputs, renormalize=normalize is True)
 
-    def scores(self, logits: Float32Array) -> Float32Array:
+    def compute_scores(self, logits: Float32Array) -> Float32Array:
         """Convert the logits of N pairs to scores, float32 [N]."""
         return apply_activation(logits, "Sigmoid" if self.task is None else self.task.activation)
 
-    def answers(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def make_answers(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Return the answers for N rows, in the same form as `predict` writes them.
 
         Args:
@@ -245,11 +255,16 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
     check_model_exists(path)
     check_run_is_finished(path)
     if not any(path.glob("*.safetensors")):
-        raise InputError(f"{path}: holds no *.safetensors, and no other weights are read; save it with save_pretrained")
+        raise InputError(
+            f"{path}: contains no *.safetensors file, and other weight files are not supported; "
+            "save the model with save_pretrained"
+        )
     config = TaskConfig.read(path / "config.json")
     architecture = (config.architectures or ["a model without a name"])[0]
     if architecture.endswith("ForQuestionAnswering"):
-        raise InputError(f"{path}: a model of question-answering is not served; answer files with `gaudi-bert predict`")
+        raise InputError(
+            f"{path}: question-answering models cannot be served; answer the questions of a file with `gaudi-bert predict`"
+        )
     options = PredictOptions(
         settings.max_sequence_length,
         settings.precision,
@@ -257,7 +272,7 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
         device=settings.device,
         compile=settings.compile,
     )
-    if not architecture.endswith(_WITH_ANSWERS):
+    if not architecture.endswith(_HEAD_ARCHITECTURES):
         folder = read_sentence_settings(path, settings.pooling) or SentenceSettings(settings.pooling or "mean")
         served = ServedModel("embedding", None, folder, load_encoder(path, folder, options, normalize=False))
     else:
@@ -265,11 +280,11 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
         described.texts.find_prompt(None)  # rejects a default prompt that the folder does not have
         task = described.make_task()
         loaded = load_task_model(described, task, options)
-        served = ServedModel(_KINDS.get(task.name, "classifier"), task, described.texts, loaded)
-    return replace(served, is_interruptible=served.model.device.type == "cpu" and not settings.compile)
+        served = ServedModel(_KINDS_BY_TASK.get(task.name, "classifier"), task, described.texts, loaded)
+    return replace(served, is_eager_on_cpu=served.torch_model.device.type == "cpu" and not settings.compile)
 
 
-def _normal(vectors: Float32Array) -> Float32Array:
+def _normalize(vectors: Float32Array) -> Float32Array:
     """Return the vectors scaled to length 1. A zero vector does not change."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     normal: Float32Array = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)

@@ -1,11 +1,12 @@
-"""The queue between the thread that accepts requests and the thread that computes them.
+"""The queue between the event loop, which accepts requests, and the device thread, which computes them in batches.
 
 There are two kinds of requests. A request is *small* if all of its texts together fit into one row of the longest shape, and
 otherwise it is a *bulk*. A batch contains texts of one kind only. Requests of the same kind take turns with one text each,
 and each batch contains the oldest text of its kind.
 
-If both kinds wait, they share the time of the device equally. Small requests are computed first, even between the layers of
-a batch of bulks, until they have cost as much time as the last batch of bulks. Then the next batch of bulks is computed.
+If both kinds wait, they share the time of the device equally. Small requests are computed first, until they have taken as
+much time as the last batch of bulks. Then the next batch of bulks is computed. On a CPU, a batch of small requests is even
+computed between two layers of a batch of bulks.
 
 Therefore no text waits forever. Let C be the seconds of a batch of the largest shape, and p the number of texts of the same
 kind that precede a text, in older requests and in its own request. The text is computed within (p + 2) * 4 * C seconds, no
@@ -22,10 +23,10 @@ from typing import NamedTuple
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.rows.types import Sequences, sequences_from_ids
 from gaudi_bert.serving.arrivals import ArrivalForecast
-from gaudi_bert.serving.ladder import Shape, choose_fill
+from gaudi_bert.serving.batch_shapes import Shape, choose_and_fill_shape
 
-# A batch contains fewer texts than this. Considering more texts for a batch would take time in which the device is idle.
-_MOST_TEXTS_CONSIDERED = 1024
+# Choosing the texts of a batch takes time in which the device is idle. Therefore at most this many texts are considered.
+_MAX_TEXTS_CONSIDERED = 1024
 
 
 class PendingRequest:
@@ -34,10 +35,10 @@ class PendingRequest:
     Attributes:
         sequences: The N sequences of the request.
         outputs: float32 [N, C] with one row for each sequence, or [T, C] with one row for each token. They are complete when
-            `finished` is called.
-        finished: Called once with this request, and with the error if the request failed, or else with None.
+            `on_finished` is called.
+        on_finished: Called once with this request and an error. The error is None if all outputs have been computed.
         lengths: The number of tokens of each sequence.
-        waiting: The numbers of the sequences that still wait, in ascending order, as the keys of a dictionary.
+        waiting: The indices of the sequences that still wait, in ascending order, as the keys of a dictionary.
         waiting_tokens: The number of tokens of the sequences that still wait.
         unfinished: The number of sequences that are not yet computed.
         accepted_at: The time at which the queue accepted the request, in seconds of the queue's clock.
@@ -48,9 +49,9 @@ class PendingRequest:
         self,
         sequences: Sequences,
         outputs: Float32Array,
-        finished: Callable[[PendingRequest, Exception | None], None],
+        on_finished: Callable[[PendingRequest, Exception | None], None],
     ) -> None:
-        self.sequences, self.outputs, self.finished = sequences, outputs, finished
+        self.sequences, self.outputs, self.on_finished = sequences, outputs, on_finished
         self.lengths: list[int] = sequences.lengths.tolist()
         self.waiting = dict.fromkeys(range(len(self.lengths)))
         self.waiting_tokens, self.unfinished = sum(self.lengths), len(self.lengths)
@@ -62,13 +63,13 @@ class PendingRequest:
 
 
 class Batch(NamedTuple):
-    """Texts that are computed together.
+    """Texts of waiting requests that are computed together.
 
     Attributes:
-        shape: The static shape.
-        rows: For each row of the shape its texts, each as (request, number of the sequence in the request).
+        shape: The number of rows of the batch, and of slots in a row.
+        rows: The texts in each row. A text is given as (request, index of the sequence in the request).
         tokens: The number of tokens in all rows.
-        is_bulk: Whether the texts belong to bulks, so that small requests may be computed between its layers.
+        is_bulk: Whether the texts belong to bulks. Between two layers of such a batch, small requests may be computed.
     """
 
     shape: Shape
@@ -76,17 +77,17 @@ class Batch(NamedTuple):
     tokens: int
     is_bulk: bool
 
-    def texts(self) -> list[tuple[PendingRequest, int]]:
-        """Return all texts in the order of the rows, each as (request, number of the sequence in the request)."""
+    def list_texts(self) -> list[tuple[PendingRequest, int]]:
+        """Return all texts in the order of the rows, each as (request, index of the sequence in the request)."""
         return [text for row in self.rows for text in row]
 
-    def requests(self) -> list[PendingRequest]:
-        """Return the requests that have texts in the batch, each of them once."""
-        return list(dict.fromkeys(request for request, _ in self.texts()))
+    def list_requests(self) -> list[PendingRequest]:
+        """Return each request that has a text in the batch."""
+        return list(dict.fromkeys(request for request, _ in self.list_texts()))
 
 
 class Queue:
-    """The requests that wait. One thread adds requests, and another thread takes batches of their texts.
+    """The requests that wait to be computed. The event loop adds requests, and the device thread takes batches of texts.
 
     Args:
         max_texts: The maximum number of texts that may wait at once.
@@ -94,23 +95,24 @@ class Queue:
 
     Attributes:
         max_tokens: The maximum number of tokens that may wait at once.
-        costs: The seconds of a batch of each shape.
+        batch_seconds: The measured seconds that a batch of each shape takes.
         texts: The number of texts that wait now.
         tokens: The number of tokens that wait now.
-        count_arriving: Returns the number of requests that were accepted and will be in the queue in a moment.
+        count_arriving: Returns the number of requests that have been accepted but are not in the queue yet, because their
+            texts are still being tokenized.
     """
 
     def __init__(self, max_texts: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_texts, self.max_tokens, self._clock = max_texts, 0, clock
-        self.costs: Mapping[Shape, float] = {}
+        self.batch_seconds: Mapping[Shape, float] = {}
         self.texts = self.tokens = 0
         self.count_arriving: Callable[[], int] = lambda: 0
         self._small: dict[PendingRequest, None] = {}
         self._bulks: dict[PendingRequest, None] = {}
         self._changed, self._is_closed = threading.Condition(), False
         self._forecast, self._has_window = ArrivalForecast(), False
-        # The device seconds that small requests have used beyond their equal share. They are computed while it is not
-        # positive.
+        # How many more device seconds small requests have used than bulks, while both kinds waited. Small requests are
+        # computed first while this number is not positive.
         self._lead_seconds = 0.0
 
     @property
@@ -120,8 +122,8 @@ class Queue:
 
     def estimate_wait_seconds(self) -> float:
         """Return the estimated seconds until all tokens that wait now are computed, in full batches of the largest shape."""
-        largest = max(self.costs)
-        return self.tokens / largest.slots * self.costs[largest]
+        largest = max(self.batch_seconds)
+        return self.tokens / largest.slots * self.batch_seconds[largest]
 
     def add(self, request: PendingRequest) -> bool:
         """Add a request and return True, or return False if it would exceed the limit for texts or tokens."""
@@ -130,11 +132,11 @@ class Queue:
             if self.texts + texts > self._max_texts or self.tokens + tokens > self.max_tokens:
                 return False
             request.accepted_at = self._clock()
-            if tokens > max(self.costs).length:
+            if tokens > max(self.batch_seconds).length:
                 self._bulks[request] = None
             else:
                 self._small[request] = None
-                self._forecast.add_arrival(request.accepted_at, tokens, self.costs)
+                self._forecast.add_arrival(request.accepted_at, tokens, self.batch_seconds)
             self.texts += texts
             self.tokens += tokens
             self._changed.notify()
@@ -154,14 +156,22 @@ class Queue:
         return True
 
     def close(self) -> None:
-        """Close the queue, so that `take` returns None from now on."""
+        """Close the queue, so that `wait_for_batch` returns None from now on."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
 
-    def take(self) -> Batch | None:
+    def end_arrival_window(self) -> None:
+        """Stop counting arrivals for the forecast, because the device has computed its batch.
+
+        Requests that arrive from now on may be sent by clients that have just received their answers.
+        """
+        self._forecast.end_window()
+
+    def wait_for_batch(self) -> Batch | None:
         """Wait for the next batch and return it, or return None if the queue is closed."""
         with self._changed:
+            self.end_arrival_window()
             while not self._is_closed:
                 seconds = self.seconds_before_batch()
                 if seconds == 0.0:
@@ -170,7 +180,10 @@ class Queue:
         return None
 
     def seconds_before_batch(self) -> float | None:
-        """Return how many seconds a free device should wait for further requests, or None if no text waits."""
+        """Return how many seconds the free device should wait for further requests, or None if no text waits.
+
+        The result is 0 if the device should compute the next batch now.
+        """
         if not self.texts:
             return None
         if self._bulks:
@@ -179,59 +192,59 @@ class Queue:
         if not self._has_window:
             self._forecast.start_window(now)
             self._has_window = True
-        return max(0.0, self._forecast.wait_until(self.tokens, self.count_arriving(), self.costs) - now)
+        return max(0.0, self._forecast.compute_wait_deadline(self.tokens, self.count_arriving(), self.batch_seconds) - now)
 
     def take_batch(self) -> Batch:
         """Remove the texts of the next batch from the queue, and return the batch. At least one text must wait."""
         self._has_window = False
         if not self._bulks:
             self._lead_seconds = 0.0
-            return self._take_from(self._small)
+            return self._take_batch_from(self._small)
         if self._small and self._lead_seconds <= 0.0:
-            return self._take_small()
-        batch = self._take_from(self._bulks)
-        self._lead_seconds = max(0.0, self._lead_seconds) - self.costs[batch.shape]
+            return self._take_small_batch()
+        batch = self._take_batch_from(self._bulks)
+        self._lead_seconds = max(0.0, self._lead_seconds) - self.batch_seconds[batch.shape]
         return batch
 
-    def take_between_layers(self, batch: Batch) -> Batch | None:
+    def take_interrupting_batch(self, batch: Batch) -> Batch | None:
         """Return a batch of small requests to compute between two layers of `batch`, or None to continue with `batch`."""
         if not batch.is_bulk or not self._small:
             return None
         with self._changed:
-            return self._take_small() if self._small and self._lead_seconds <= 0.0 else None
+            return self._take_small_batch() if self._small and self._lead_seconds <= 0.0 else None
 
-    def _take_small(self) -> Batch:
-        """Take a batch of small requests, and add its time to the lead of small requests over bulks."""
-        batch = self._take_from(self._small)
-        self._lead_seconds += self.costs[batch.shape]
+    def _take_small_batch(self) -> Batch:
+        """Take a batch of small requests, and add its measured time to the device seconds that they have used."""
+        batch = self._take_batch_from(self._small)
+        self._lead_seconds += self.batch_seconds[batch.shape]
         return batch
 
-    def _take_from(self, requests: dict[PendingRequest, None]) -> Batch:
-        """Take a batch of texts of these requests, which must all be of the same kind."""
-        offered, tokens, largest = list[tuple[PendingRequest, int]](), 0, max(self.costs)
-        for request, number in _turns(requests):
+    def _take_batch_from(self, requests: dict[PendingRequest, None]) -> Batch:
+        """Remove the texts of a batch from these requests, which must all be of the same kind, and return the batch."""
+        offered, tokens, largest = list[tuple[PendingRequest, int]](), 0, max(self.batch_seconds)
+        for request, number in _iterate_in_turns(requests):
             offered.append((request, number))
             tokens += request.lengths[number]
-            if len(offered) == _MOST_TEXTS_CONSIDERED or tokens > 4 * largest.slots:
+            if len(offered) == _MAX_TEXTS_CONSIDERED or tokens > 4 * largest.slots:
                 break
-        fill = choose_fill([request.lengths[number] for request, number in offered], self.costs)
+        fill = choose_and_fill_shape([request.lengths[number] for request, number in offered], self.batch_seconds)
         rows = [[offered[index] for index in row] for row in fill.rows]
         batch, now = Batch(fill.shape, rows, fill.tokens, requests is self._bulks), self._clock()
-        for request, number in batch.texts():
+        for request, number in batch.list_texts():
             del request.waiting[number]
             request.waiting_tokens -= request.lengths[number]
             request.started_at = request.started_at or now
             if not request.waiting:
                 del requests[request]
-        self.texts -= len(batch.texts())
+        self.texts -= len(batch.list_texts())
         self.tokens -= batch.tokens
         return batch
 
 
-def _turns(requests: Iterable[PendingRequest]) -> Iterator[tuple[PendingRequest, int]]:
-    """Yield the waiting texts as (request, number of the sequence), in turns.
+def _iterate_in_turns(requests: Iterable[PendingRequest]) -> Iterator[tuple[PendingRequest, int]]:
+    """Yield the waiting texts of all requests, each as (request, index of the sequence in the request).
 
-    First one text of each request is yielded, then the next text of each request, and so on.
+    The first text of each request comes first, then the second text of each request, and so on.
     """
     turns = [(request, iter(request.waiting)) for request in requests]
     while turns:
@@ -244,7 +257,7 @@ def _turns(requests: Iterable[PendingRequest]) -> Iterator[tuple[PendingRequest,
         turns = remaining
 
 
-def join_batch(batch: Batch) -> Sequences:
-    """Return the sequences of all texts of a batch, in the order of its rows."""
-    parts = [(request.sequences, request.token_slice(number)) for request, number in batch.texts()]
+def sequences_of_batch(batch: Batch) -> Sequences:
+    """Return the token sequences of all texts of a batch, in the order of its rows."""
+    parts = [(request.sequences, request.token_slice(number)) for request, number in batch.list_texts()]
     return sequences_from_ids([of.input_ids[part] for of, part in parts], [of.segment_ids[part] for of, part in parts])

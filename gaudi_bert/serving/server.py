@@ -1,4 +1,4 @@
-"""Run the server process of `gaudi-bert serve`: its socket, its connections, its signals, its log, and its end.
+"""Run the server process of `gaudi-bert serve`, with its listening socket, connections, signals and log.
 
 The server listens while the model is being opened, and answers 503 meanwhile. On SIGTERM or Ctrl-C it accepts no more
 requests, answers the accepted requests within the grace period, and ends with exit code 0. If the device is lost, it ends
@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -33,21 +34,22 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.serving.app import make_app
-from gaudi_bert.serving.device import measure_costs
-from gaudi_bert.serving.ladder import Shape, make_ladder
+from gaudi_bert.serving.batch_shapes import Shape, list_batch_shapes
+from gaudi_bert.serving.device import measure_batch_seconds, measure_single_thread_slots
 from gaudi_bert.serving.model import ServedModel, open_served_model
 from gaudi_bert.serving.service import Service
 from gaudi_bert.serving.settings import ServeSettings
 
-# The numbers of slots of the shortest and the usual longest row, and of a full batch, for each device. In shorter rows more
-# slots stay empty, and in longer rows attention costs more, above all on a CPU.
+# For each kind of device: the number of slots in the shortest row, in the longest row by default, and in a full batch. In
+# shorter rows, more slots stay empty. In longer rows, attention costs more, above all on a CPU.
 _SHORTEST_ROW = {"cpu": 16, "cuda": 32, "hpu": 32}
 _USUAL_ROW = {"cpu": 256, "cuda": 512, "hpu": 512}
 _BATCH_SLOTS = {"cpu": 2048, "cuda": 16384, "hpu": 16384}
 _MOST_HEADER_BYTES, _PARSED_BYTES = 1 << 16, 1 << 12
 _ASK_SECONDS, _TCP_CLOSE = 0.2, 7  # TCP_INFO reports state 7 for a connection after a reset
 _STANDARD_ERROR, _MOST_LOG_TEXTS = 2, 1000
-_SWITCH_SECONDS = 0.0005  # the device thread waits at most this long for the thread that reads and rejects requests
+# Python's interval for switching threads. The device thread waits at most this long for the thread that reads requests.
+_SWITCH_SECONDS = 0.0005
 _POLL_SECONDS, _JOIN_SECONDS = 0.05, 10.0
 
 
@@ -77,9 +79,9 @@ class _Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse new data, or keep them for later if earlier requests are not yet answered."""
         self._unread += data
-        self._parse()
+        self._parse_unread_data()
 
-    def _parse(self) -> None:
+    def _parse_unread_data(self) -> None:
         """Parse the unread data in small parts. If a pipelined request must wait, keep the rest and pause reading.
 
         uvicorn stops the timer for headers as soon as any data arrive. This method keeps the timer until the headers are
@@ -103,12 +105,12 @@ class _Connection(HttpToolsProtocol):
             self.timeout_keep_alive_task = timer
 
     def on_message_begin(self) -> None:
-        """Begin to count the bytes of the headers."""
+        """Start counting the header bytes of a request."""
         super().on_message_begin()
         self._reads_headers, self._header_bytes = True, 0
 
     def on_headers_complete(self) -> None:
-        """Start the route of the request, which reads the body, and stop counting the bytes of the headers."""
+        """Start the route of the request, which reads the body, and stop counting header bytes."""
         super().on_headers_complete()
         self._reads_headers = False
 
@@ -116,14 +118,14 @@ class _Connection(HttpToolsProtocol):
         """Continue with the next request, or close the connection if the client has closed its side."""
         super().on_response_complete()
         if self._unread and not self.transport.is_closing():
-            self._parse()
+            self._parse_unread_data()
         if self._is_half_closed and self.cycle.response_complete:
             self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Ignore the wish of a request for another protocol, and close the connection after the answer.
+        """Ignore a request's `Upgrade` header, and close the connection after the answer.
 
-        uvicorn would write a line to the log for each such request.
+        By default, uvicorn writes a line to the log for each such request.
         """
         self._unread = b""
         if self.cycle is not None:
@@ -136,14 +138,14 @@ class _Connection(HttpToolsProtocol):
         """
         self._is_half_closed = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         if self._is_half_closed:
-            self.loop.call_later(_ASK_SECONDS, self._ask_whether_gone, True)
+            self.loop.call_later(_ASK_SECONDS, self._close_if_client_left, True)
         return self._is_half_closed
 
-    def _ask_whether_gone(self, is_first: bool) -> None:
-        """Close the connection if the client has closed both sides of it, and otherwise check again later.
+    def _close_if_client_left(self, is_first: bool) -> None:
+        """Close the connection if the client has left, and otherwise check again later.
 
-        The client's machine reports this by a reset, but only after it receives data. Therefore the first call sends an
-        interim response if this is possible.
+        A client that has left answers data with a TCP reset, but it must receive data first. Therefore the first call sends
+        an interim response if this is possible.
         """
         if self.transport.is_closing() or self.cycle.response_complete:
             return
@@ -153,10 +155,10 @@ class _Connection(HttpToolsProtocol):
             return
         if is_first and not self.pipeline and not self.cycle.response_started and self.scope["http_version"] == "1.1":
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # clients must ignore an interim response
-        self.loop.call_later(_ASK_SECONDS, self._ask_whether_gone, False)
+        self.loop.call_later(_ASK_SECONDS, self._close_if_client_left, False)
 
 
-class _Log(io.TextIOBase):
+class _LogStream(io.TextIOBase):
     """A text stream that a thread writes to standard error, so that the server does not block if nobody reads its log.
 
     Lines are lost if too many are waiting, or if they cannot be written.
@@ -191,9 +193,9 @@ def serve(path: Path, settings: ServeSettings) -> None:
         InputError: The model, the file with the key, or the address cannot be used.
         FailedError: The device is lost.
     """
-    api_key = None if settings.api_key_file is None else _read_key(settings.api_key_file)
+    api_key = None if settings.api_key_file is None else _read_api_key(settings.api_key_file)
 
-    log = cast("TextIO", _Log())
+    log = cast("TextIO", _LogStream())
     logging.basicConfig(stream=log, format="%(levelname)s: %(message)s")
 
     async def until_signal(listener: socket.socket) -> None:
@@ -201,14 +203,14 @@ def serve(path: Path, settings: ServeSettings) -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await answer_until(stop, listener, path, settings, api_key, Reporter(log))
+        await serve_until(stop, listener, path, settings, api_key, Reporter(log))
 
     sys.setswitchinterval(_SWITCH_SECONDS)
     with open_listener(settings) as listener:
         uvloop.run(until_signal(listener))
 
 
-async def answer_until(
+async def serve_until(
     stop: asyncio.Event,
     listener: socket.socket,
     path: Path,
@@ -230,7 +232,7 @@ async def answer_until(
         InputError: The model cannot be opened.
         FailedError: The device is lost.
     """
-    service = Service(lambda: opened(path, settings), settings, settings.model_id or path.resolve().name)
+    service = Service(lambda: open_and_measure_model(path, settings), settings, settings.model_id or path.resolve().name)
     config = uvicorn.Config(
         make_app(service, api_key),
         http=_Connection,
@@ -248,10 +250,10 @@ async def answer_until(
     waits = [asyncio.ensure_future(event.wait()) for event in (service.ready, stop, service.ended)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if service.ready.is_set():
-        gc.freeze()  # what is there now stays, so later collections need not look at it
+        gc.freeze()  # all objects that exist now stay alive, so later garbage collections may skip them
         for note in service.model.loaded.notes if service.model is not None else ():
             reporter.say(note)
-        reporter.say(_described(service, listener, time.monotonic() - begun))
+        reporter.say(_describe_server(service, listener, time.monotonic() - begun))
         await asyncio.wait(waits[1:], return_when=asyncio.FIRST_COMPLETED)
     service.stopping = True
     deadline = time.monotonic() + settings.grace_seconds
@@ -268,8 +270,8 @@ async def answer_until(
         raise service.reason
 
 
-def opened(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape, float]]:
-    """Open a model, measure each shape of its ladder, and return the model and the seconds of a batch of each shape.
+def open_and_measure_model(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape, float]]:
+    """Open the model of a folder and measure its batch shapes. Return the model and the seconds of a batch of each shape.
 
     Args:
         path: The model folder, or its URL.
@@ -281,25 +283,30 @@ def opened(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape
     """
     with open_local_copies((path,)) as (copy,):
         model = open_served_model(copy or path, settings)
-    positions, device = model.loaded.positions, model.model.device.type
-    row_length = settings.row_length or min(positions, max(model.longest, _USUAL_ROW[device]))
+    positions, device = model.loaded.positions, model.torch_model.device.type
+    row_length = settings.row_length or min(positions, max(model.max_tokens, _USUAL_ROW[device]))
     if row_length > positions:
-        raise InputError(f"--row-length {row_length}: the model has {positions} positions; give 3 to {positions}")
-    if row_length < model.longest:
         raise InputError(
-            f"--row-length {row_length}: is shorter than a text of {model.longest} tokens; give more, "
-            f"or --max-sequence-length {row_length}"
+            f"--row-length {row_length}: the model has only {positions} positions; pass a value from 3 to {positions}"
+        )
+    if row_length < model.max_tokens:
+        raise InputError(
+            f"--row-length {row_length}: must be at least the maximum text length, {model.max_tokens} tokens; "
+            f"pass a larger value, or --max-sequence-length {row_length}"
         )
     usual = max(1, _BATCH_SLOTS[device] // row_length)
-    shapes = make_ladder(row_length, settings.batch_rows or 1 << (usual.bit_length() - 1), _SHORTEST_ROW[device])
-    return model, measure_costs(model, shapes)
+    shapes = list_batch_shapes(row_length, settings.batch_rows or 1 << (usual.bit_length() - 1), _SHORTEST_ROW[device])
+    model = replace(model, single_thread_slots=measure_single_thread_slots(model, shapes))
+    return model, measure_batch_seconds(model, shapes)
 
 
-def _described(service: Service, listener: socket.socket, seconds: float) -> str:
-    """Return the line that says what is served at which address."""
+def _describe_server(service: Service, listener: socket.socket, seconds: float) -> str:
+    """Return the log line that states which model is served at which address."""
     host, port = listener.getsockname()[:2]
-    shapes, model = list(service.costs), service.model
-    kind = "" if model is None else f"{model.kind}, texts of up to {model.longest} tokens, {model.model.device.type}, "
+    shapes, model = list(service.batch_seconds), service.model
+    kind = (
+        "" if model is None else f"{model.kind}, texts of up to {model.max_tokens} tokens, {model.torch_model.device.type}, "
+    )
     steps = f"{len(shapes)} shapes from {shapes[0]} to {shapes[-1]}"
     address = f"[{host}]" if ":" in host else host
     return f"serving {service.model_id} on http://{address}:{port}: {kind}{steps}; ready after {seconds:.1f} s"
@@ -318,11 +325,13 @@ def open_listener(settings: ServeSettings) -> socket.socket:
         listener.bind(address)
         listener.listen(2048)
     except OSError as error:
-        raise InputError(f"--host {settings.host} --port {settings.port}: {error.strerror}; give another one") from error
+        raise InputError(
+            f"--host {settings.host} --port {settings.port}: {error.strerror}; choose another host or port"
+        ) from error
     return listener
 
 
-def _read_key(file: Path) -> str:
+def _read_api_key(file: Path) -> str:
     """Return the API key in a file.
 
     Raises:
@@ -330,10 +339,10 @@ def _read_key(file: Path) -> str:
     """
     try:
         if stat.S_IMODE(file.stat().st_mode) & stat.S_IROTH:
-            raise InputError(f"--api-key-file {file}: everybody may read it; run: chmod 600 {file}")
+            raise InputError(f"--api-key-file {file}: can be read by all users; run `chmod 600 {file}`")
         key = read_text(file).strip()
     except OSError as error:
-        raise InputError(f"--api-key-file {file}: {error.strerror}; give a file with the key") from error
+        raise InputError(f"--api-key-file {file}: {error.strerror}; pass a file that contains the key") from error
     if not key or not key.isascii() or len(key.split()) != 1:
-        raise InputError(f"--api-key-file {file}: must hold one word of ASCII, the key")
+        raise InputError(f"--api-key-file {file}: must contain only the key, as one ASCII word without spaces")
     return key

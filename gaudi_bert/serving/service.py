@@ -22,33 +22,34 @@ from starlette.requests import ClientDisconnect
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.rows.types import Sequences, concatenate_sequences
-from gaudi_bert.serving.device import DeviceThread
-from gaudi_bert.serving.ladder import Shape
+from gaudi_bert.serving.batch_shapes import Shape
+from gaudi_bert.serving.device import DeviceThread, shorten_shape
 from gaudi_bert.serving.metrics import Metrics
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.queue import Batch, PendingRequest, Queue
-from gaudi_bert.serving.schemas import RefusedError
+from gaudi_bert.serving.schemas import RequestError
 from gaudi_bert.serving.settings import ServeSettings
-from gaudi_bert.serving.turns import Requester, Turns
+from gaudi_bert.serving.turns import FairThread, Requester
 
-# The maximum number of texts and characters that are tokenized for a request before it is the turn of another request.
+# The tokenizer thread tokenizes at most this many texts and characters of a request before it turns to another request.
 _TEXTS_OF_TURN, _CHARACTERS_OF_TURN = 64, 1 << 14
-# All bodies together may have as many bytes as this many bodies of the maximum size. A body counts from its first byte until
-# its request is answered.
+# The bodies of all requests together may have as many bytes as this many bodies of the maximum size. The bytes of a body
+# count from their arrival until the request is answered.
 _BODIES_AT_ONCE = 16
-# Requests up to these sizes are read and answered on the event loop, and larger ones on other threads.
+# Parsing a large body, or writing a large answer, would keep the event loop from serving other requests. Therefore only
+# requests up to these sizes are parsed and answered on the event loop, and larger requests on other threads.
 _SMALL_BYTES, _SMALL_TEXTS = 1 << 16, 32
-# If a batch takes longer than this plus 20 times the measured time of the largest shape, the device counts as stuck.
+# /health reports a stuck device if a batch takes longer than this plus 20 times the measured time of the largest shape.
 _LONGEST_BATCH_SECONDS = 60.0
 
 
 class Ticket(Requester):
-    """One accepted request.
+    """A request whose body has been read, from then until it is answered.
 
     Attributes:
         size: The number of bytes of its body.
-        texts: The number of its texts, or 0 while it is not known.
-        is_arriving: Whether the request has no texts in the queue yet.
+        texts: The number of its texts, or 0 before the body is parsed.
+        is_arriving: Whether the request is still being parsed or tokenized, so that its texts are not in the queue yet.
     """
 
     def __init__(self, deadline: float, size: int) -> None:
@@ -71,8 +72,8 @@ class Service:
 
     Attributes:
         model: The model, or None while it is being opened.
-        costs: The seconds of a batch of each shape.
-        stopping: Whether the server stops, so that no more requests are accepted.
+        batch_seconds: The measured seconds that a batch of each shape takes.
+        stopping: Whether the server is stopping, so that no more requests are accepted.
         requests: The number of requests whose answers were not yet passed to the transport.
         arriving: The number of requests that were read completely but have no texts in the queue yet, because they are being
             parsed or tokenized. The device thread may read this number.
@@ -89,10 +90,10 @@ class Service:
         self.queue.count_arriving = lambda: self.arriving
         self.metrics = Metrics(lambda: (self.queue.texts, self.queue.tokens))
         self.model: ServedModel | None = None
-        self.costs: dict[Shape, float] = {}
+        self.batch_seconds: dict[Shape, float] = {}
         self.stopping, self.requests, self.arriving, self._body_bytes = False, 0, 0, 0
         self._waiting: dict[PendingRequest, asyncio.Future[None]] = {}
-        self._turns, self._characters = Turns("tokenizer"), 0
+        self._turns, self._characters = FairThread("tokenizer"), 0
         # Several threads that read large bodies at once would keep the event loop from running, and need more memory.
         self.reader = ThreadPoolExecutor(1, "reader")
         self.ready, self.ended = asyncio.Event(), asyncio.Event()
@@ -101,45 +102,49 @@ class Service:
         self.device = DeviceThread(
             open_model,
             self.queue,
-            ready=lambda *result: self._call(self._set_ready, *result),
-            computed=lambda batch, seconds: self._call(self._count, batch, seconds),
-            ended=lambda reason: self._call(self._end, reason),
+            on_ready=lambda *result: self._call_on_event_loop(self._store_model, *result),
+            on_computed=lambda batch, seconds: self._call_on_event_loop(self._count_batch, batch, seconds),
+            on_ended=lambda reason: self._call_on_event_loop(self._fail_waiting_requests, reason),
         )
 
     # --- callbacks of the device thread
 
-    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+    def _call_on_event_loop(self, function: Callable[..., None], *arguments: object) -> None:
         """Call a function on the event loop. This method may be called on any thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _set_ready(self, model: ServedModel, costs: dict[Shape, float]) -> None:
+    def _store_model(self, model: ServedModel, batch_seconds: dict[Shape, float]) -> None:
         """Store the model, and begin to accept requests."""
-        self.model, self.costs, self.queue.costs = model, costs, costs
-        self._bound_queue()
+        self.model, self.batch_seconds, self.queue.batch_seconds = model, batch_seconds, batch_seconds
+        self._limit_queued_tokens()
         self.ready.set()
 
-    def _bound_queue(self) -> None:
+    def _limit_queued_tokens(self) -> None:
         """Set the maximum number of waiting tokens to what the device can compute within `queue_seconds`."""
-        largest = max(self.costs)
-        computed = int(largest.slots / self.costs[largest] * self.settings.queue_seconds)
+        largest = max(self.batch_seconds)
+        computed = int(largest.slots / self.batch_seconds[largest] * self.settings.queue_seconds)
         self.queue.max_tokens = self.settings.queue_tokens or max(2 * largest.slots, computed)
 
-    def _count(self, batch: Batch, seconds: float) -> None:
-        """Count a batch that was computed, and correct the costs of its shape and of smaller shapes if it was faster."""
-        self.metrics.batch(batch.shape, sum(map(len, batch.rows)), batch.tokens, seconds)
-        if seconds < self.costs[batch.shape]:  # the measurement at the start was disturbed
-            self.costs.update({shape: min(cost, seconds) for shape, cost in self.costs.items() if shape <= batch.shape})
-            self._bound_queue()
+    def _count_batch(self, batch: Batch, seconds: float) -> None:
+        """Count a computed batch in the metrics, and correct the times of its shape and smaller shapes if it was faster."""
+        computed = batch.shape if self.model is None else shorten_shape(self.model, batch.shape, batch.tokens)
+        self.metrics.count_batch(batch.shape, computed.slots, sum(map(len, batch.rows)), batch.tokens, seconds)
+        # If a complete batch is faster than measured at the start, another process has disturbed the measurement.
+        if computed == batch.shape and seconds < self.batch_seconds[batch.shape]:
+            self.batch_seconds.update(
+                {shape: min(cost, seconds) for shape, cost in self.batch_seconds.items() if shape <= batch.shape}
+            )
+            self._limit_queued_tokens()
 
-    def _end(self, reason: Exception | None) -> None:
+    def _fail_waiting_requests(self, reason: Exception | None) -> None:
         """Let all waiting requests fail, because the device thread has ended."""
         self.reason, self.stopping = reason, True
         for pending in list(self._waiting):
-            self._settle(pending, reason or RefusedError(503, "unhealthy", "the server is stopping"))
+            self._wake_route(pending, reason or RequestError(503, "unhealthy", "the server is stopping"))
         self.ended.set()
 
-    def _settle(self, pending: PendingRequest, error: Exception | None) -> None:
+    def _wake_route(self, pending: PendingRequest, error: Exception | None) -> None:
         """Wake the route that waits for a request, with the error if the request failed."""
         future = self._waiting.pop(pending, None)
         if future is None or future.done():
@@ -153,58 +158,69 @@ class Service:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether requests are answered: the model is open, the server does not stop, and the device is not stuck."""
+        """Whether requests are answered: the model is open, the server is not stopping, and the device is not stuck."""
         busy_since = self.device.busy_since
-        longest = _LONGEST_BATCH_SECONDS + 20 * max(self.costs.values(), default=0.0)
+        longest = _LONGEST_BATCH_SECONDS + 20 * max(self.batch_seconds.values(), default=0.0)
         is_stuck = busy_since is not None and time.monotonic() - busy_since > longest
         return self.model is not None and not self.stopping and not is_stuck
 
     def require_open(self) -> ServedModel:
-        """Return the model, if the service accepts requests now.
+        """Return the model if the service accepts requests now.
 
         Raises:
-            RefusedError: The model is still being opened, the server stops, or the queue is full.
+            RequestError: The model is still being opened, the server is stopping, or the queue is full.
         """
         if self.model is None or self.stopping:
-            raise RefusedError(
-                503, "unhealthy", "the server is stopping" if self.stopping else "the model is being opened", 1
+            raise RequestError(
+                503, "unhealthy", "the server is stopping" if self.stopping else "the model is being loaded; retry", 1
             )
         if self.queue.is_full:
-            raise self._full()
+            raise self._overloaded_error()
         return self.model
 
-    def _full(self) -> RefusedError:
-        """Return the error for a request for which there is no room, with the seconds after which to try again."""
+    def _overloaded_error(self) -> RequestError:
+        """Return the error for a request that must wait for others, with the seconds after which the client may retry."""
         seconds = max(1, math.ceil(min(self.queue.estimate_wait_seconds(), self.settings.queue_seconds)))
-        return RefusedError(429, "overloaded", "too much waits to be computed; send it again later", seconds)
+        return RequestError(429, "overloaded", "the server is overloaded; retry later", seconds)
 
-    async def body(self, http: Request) -> bytes:
+    async def read_body(self, http: Request) -> bytes:
         """Read the body of a request, with limits on its size and on the time that it takes.
 
-        The caller must then call `ticket`, which counts the bytes of the body until the request is answered.
+        The caller must then call `accept_request`, which counts the bytes of the body until the request is answered.
 
         Raises:
-            RefusedError: The body is too large or takes too long, or the bodies of all requests together are too large.
+            RequestError: The body is too large or takes too long, or the bodies of all requests together are too large.
             ClientDisconnect: The client has closed the connection.
         """
         try:
-            return await asyncio.wait_for(self._read(http), self.settings.request_seconds)
+            return await asyncio.wait_for(self._read_limited_body(http), self.settings.request_seconds)
         except asyncio.TimeoutError:
-            raise RefusedError(408, "validation", f"the body took longer than {self.settings.request_seconds:g} s") from None
+            raise RequestError(
+                408, "validation", f"the body did not arrive within {self.settings.request_seconds:g} s; retry"
+            ) from None
 
-    async def _read(self, http: Request) -> bytes:
-        """Read the body of a request, with limits on its size. Its bytes count only while it is being read."""
+    async def _read_limited_body(self, http: Request) -> bytes:
+        """Read the body of a request, and reject it if it is too large.
+
+        The bytes of the body count towards the limit for all bodies only while this method runs.
+        """
         most, body = self.settings.request_bytes, bytearray()
         stated = http.headers.get("content-length", "")
         if stated.isdigit() and int(stated) > most:
-            raise RefusedError(413, "validation", f"the body has {int(stated):,} bytes, at most {most:,} are read")
+            raise RequestError(
+                413,
+                "validation",
+                f"the body has {int(stated):,} bytes, but at most {most:,} are allowed; send a smaller request",
+            )
         try:
             async for part in http.stream():
                 if len(body) + len(part) > most:
-                    raise RefusedError(413, "validation", f"the body has more than {most:,} bytes")
-                is_small = len(body) + len(part) <= _SMALL_BYTES  # a query is read, however many large bodies come
+                    raise RequestError(413, "validation", f"the body has more than {most:,} bytes; send a smaller request")
+                # Large bodies can use up the bytes for all bodies. Queries must still be answered, so small bodies are
+                # always read.
+                is_small = len(body) + len(part) <= _SMALL_BYTES
                 if not is_small and self._body_bytes + len(part) > _BODIES_AT_ONCE * most:
-                    raise self._full()
+                    raise self._overloaded_error()
                 self._body_bytes += len(part)
                 body += part
             return bytes(body)
@@ -212,27 +228,27 @@ class Service:
             self._body_bytes -= len(body)
 
     @contextmanager
-    def ticket(self, size: int) -> Iterator[Ticket]:
+    def accept_request(self, body_bytes: int) -> Iterator[Ticket]:
         """Count a request and the bytes of its body for the duration of the block, in which it is answered.
 
         Args:
-            size: The number of bytes of the body.
+            body_bytes: The number of bytes of the body.
         """
-        ticket = Ticket(time.monotonic() + self.settings.queue_seconds, size)
-        self._body_bytes += size
+        ticket = Ticket(time.monotonic() + self.settings.queue_seconds, body_bytes)
+        self._body_bytes += body_bytes
         self.arriving += 1
         try:
             yield ticket
         finally:
-            self._body_bytes -= size
-            self._arrived(ticket)
+            self._body_bytes -= body_bytes
+            self._note_arrived(ticket)
 
-    def _arrived(self, ticket: Ticket) -> None:
+    def _note_arrived(self, ticket: Ticket) -> None:
         """Note that a request is no longer arriving, because its texts are in the queue or it has ended."""
         self.arriving -= ticket.is_arriving
         ticket.is_arriving = False
 
-    async def while_connected(self, http: Request, answer: Coroutine[Any, Any, bytes]) -> bytes:
+    async def run_while_connected(self, http: Request, answer: Coroutine[Any, Any, bytes]) -> bytes:
         """Run a coroutine and return its result, or cancel it if the client closes the connection.
 
         Args:
@@ -242,7 +258,7 @@ class Service:
         Raises:
             ClientDisconnect: The client has closed the connection.
         """
-        answering, gone = asyncio.ensure_future(answer), asyncio.ensure_future(_gone(http))
+        answering, gone = asyncio.ensure_future(answer), asyncio.ensure_future(_wait_for_disconnect(http))
         try:
             await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
@@ -255,7 +271,7 @@ class Service:
             # request in memory, so break it.
             del answering
 
-    async def tokenized(
+    async def tokenize(
         self,
         ticket: Ticket,
         texts: Sequence[Any],
@@ -273,48 +289,52 @@ class Service:
             truncate: Whether to truncate texts that are too long. None means the setting of the server.
 
         Raises:
-            RefusedError: A text is too long, the texts have too many tokens, the model does not accept a text, or the
+            RequestError: A text is too long, the texts have too many tokens, the model does not accept a text, or the
                 request waited for too long.
         """
         begun, parts, tokens, ticket.texts = time.monotonic(), [], 0, len(texts)
-        portions = _portions(lengths)
-        with self._counted_characters(sum(lengths)):
+        portions = _divide_into_turns(lengths)
+        with self._reserve_characters(sum(lengths)):
             for portion in portions:
-                part = await self.aside(ticket, sum(lengths[portion]), tokenize, texts[portion])
+                part = await self.run_in_tokenizer_thread(ticket, sum(lengths[portion]), tokenize, texts[portion])
                 tokens += len(part.input_ids)
                 if part.cut_rows and not (self.settings.auto_truncate if truncate is None else truncate):
                     longest = f"a text has more than {int(part.lengths.max())} tokens"
-                    remedy = "send `truncate`: true to cut it, or start the server with --auto-truncate"
-                    raise RefusedError(422, "validation", f"{longest}; {remedy}")
+                    remedy = "send `truncate`: true, or start the server with --auto-truncate"
+                    raise RequestError(422, "validation", f"{longest}; {remedy}")
                 if tokens > self.queue.max_tokens:
-                    raise RefusedError(
-                        413, "validation", f"the texts have more than {self.queue.max_tokens:,} tokens; send fewer"
+                    raise RequestError(
+                        413,
+                        "validation",
+                        f"the texts have more than {self.queue.max_tokens:,} tokens; send fewer texts in a request",
                     )
                 parts.append(part)
         self.metrics.tokenization_seconds.observe(time.monotonic() - begun)
         return concatenate_sequences(parts, [portion.stop - portion.start for portion in portions])
 
     @contextmanager
-    def _counted_characters(self, characters: int) -> Iterator[None]:
+    def _reserve_characters(self, characters: int) -> Iterator[None]:
         """Count the characters of a request, which wait for the tokenizer, for the duration of the block.
 
         Args:
             characters: The number of characters that are tokenized for the request.
 
         Raises:
-            RefusedError: The tokenizer needs longer than `queue_seconds` for all waiting characters. For a request that
+            RequestError: The tokenizer needs longer than `queue_seconds` for all waiting characters. For a request that
                 takes a single turn, the limit is twice as high, so that large requests cannot keep small ones out.
         """
         most = self._turns.rate * self.settings.queue_seconds * (1 if characters > _CHARACTERS_OF_TURN else 2)
         if self._characters and self._characters + characters > most:
-            raise self._full()
+            raise self._overloaded_error()
         self._characters += characters
         try:
             yield
         finally:
             self._characters -= characters
 
-    async def aside(self, ticket: Ticket, characters: int, function: Callable[..., Any], *arguments: object) -> Any:
+    async def run_in_tokenizer_thread(
+        self, ticket: Ticket, characters: int, function: Callable[..., Any], *arguments: object
+    ) -> Any:
         """Call a function on the tokenizer thread, when it is the turn of the request, and return its result.
 
         Args:
@@ -324,17 +344,17 @@ class Service:
             *arguments: The arguments of the function.
 
         Raises:
-            RefusedError: The function rejected its input, or the request waited for too long.
+            RequestError: The function rejected its input, or the request waited for too long.
         """
         try:
-            return await self._turns.call(ticket, characters, function, *arguments)
+            return await self._turns.call_in_turn(ticket, characters, function, *arguments)
         except InputError as error:
-            raise RefusedError(422, "tokenizer", str(error)) from None
+            raise RequestError(422, "tokenizer", str(error)) from None
         except TimeoutError:
-            waited = f"waited {self.settings.queue_seconds:g} s for the tokenizer"
-            raise RefusedError(503, "overloaded", waited, 1) from None
+            waited = f"the request waited {self.settings.queue_seconds:g} s for the tokenizer; retry later"
+            raise RequestError(503, "overloaded", waited, 1) from None
 
-    async def computed(self, ticket: Ticket, model: ServedModel, sequences: Sequences) -> PendingRequest:
+    async def compute(self, ticket: Ticket, model: ServedModel, sequences: Sequences) -> PendingRequest:
         """Put the sequences of a request into the queue, and wait until the device has computed them.
 
         Args:
@@ -346,17 +366,17 @@ class Service:
             The request with its outputs.
 
         Raises:
-            RefusedError: The queue is full, the request waited for too long, its batch failed, or an output is not finite.
+            RequestError: The queue is full, the request waited for too long, its batch failed, or an output is not finite.
         """
         rows = len(sequences.input_ids) if model.is_per_token else len(sequences)
         outputs = np.zeros((rows, model.width), np.float32)
-        pending = PendingRequest(sequences, outputs, lambda *done: self._call(self._settle, *done))
+        pending = PendingRequest(sequences, outputs, lambda *done: self._call_on_event_loop(self._wake_route, *done))
         future = self._loop.create_future()
         # The device thread waits for arriving requests. If this request still counted as arriving when its texts are in the
         # queue, the thread would wait for nothing.
-        self._arrived(ticket)
+        self._note_arrived(ticket)
         if not self.queue.add(pending):
-            raise self._full()
+            raise self._overloaded_error()
         self._waiting[pending] = future
         for length in pending.lengths:
             self.metrics.tokens.observe(length)
@@ -364,9 +384,14 @@ class Service:
             await asyncio.wait({future}, timeout=max(0.0, ticket.deadline - time.monotonic()))
             if not future.done():
                 if self.queue.remove(pending):
-                    raise RefusedError(503, "overloaded", f"waited {self.settings.queue_seconds:g} s for the device", 1)
+                    raise RequestError(
+                        503,
+                        "overloaded",
+                        f"the request waited {self.settings.queue_seconds:g} s for the device; retry later",
+                        1,
+                    )
                 await asyncio.wait({future})
-            self._raise_failure(future, pending)
+            self._raise_if_failed(future, pending)
         finally:
             self._waiting.pop(pending, None)
             self.queue.remove(pending)
@@ -374,24 +399,26 @@ class Service:
         self.metrics.inference_seconds.observe(time.monotonic() - pending.started_at)
         return pending
 
-    def _raise_failure(self, future: asyncio.Future[None], pending: PendingRequest) -> None:
-        """Raise a `RefusedError` if a request has failed or its outputs are not finite."""
+    def _raise_if_failed(self, future: asyncio.Future[None], pending: PendingRequest) -> None:
+        """Raise a `RequestError` if a request has failed or its outputs are not finite."""
         error = future.exception()
-        if isinstance(error, RefusedError):
+        if isinstance(error, RequestError):
             raise error
         if error is not None:
-            raise RefusedError(424, "backend", f"the batch of this request failed: {type(error).__name__}") from error
+            raise RequestError(
+                424, "backend", f"the batch that contained this request failed: {type(error).__name__}"
+            ) from error
         if not np.isfinite(pending.outputs).all():
-            raise RefusedError(424, "backend", "the model's outputs for a text are not finite")
+            raise RequestError(424, "backend", "the model's outputs for a text are not finite numbers")
 
 
-async def _gone(http: Request) -> None:
+async def _wait_for_disconnect(http: Request) -> None:
     """Wait until the client has closed its connection."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
 
 
-def _portions(lengths: Sequence[int]) -> list[slice]:
+def _divide_into_turns(lengths: Sequence[int]) -> list[slice]:
     """Divide the texts of a request into turns, and return the slice of texts that are tokenized in each turn.
 
     Args:

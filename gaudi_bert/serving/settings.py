@@ -12,24 +12,40 @@ from gaudi_bert.model.heads import Pooling
 
 
 class ServeSettings(Settings):
-    """Settings of a served model: where, in which shapes, and how much may wait."""
+    """Settings of a served model: its address, its model, its batch shapes, and its limits."""
 
-    host: str = Field("127.0.0.1", description="the address to listen at; 0.0.0.0 for all")
-    port: int = Field(8080, ge=0, le=65535, description="the port; 0 for a free one")
-    model_id: str | None = Field(None, description="the model's name for clients; default: that of its folder")
-    device: Literal["auto", "cpu", "cuda", "hpu"] = Field("auto", description="auto: a card, if there is one")
-    precision: InferencePrecision = Field("float32", description="precision of matrix products; see docs/serving.md")
+    host: str = Field("127.0.0.1", description="the address to listen on; 0.0.0.0 listens on all addresses")
+    port: int = Field(8080, ge=0, le=65535, description="the port to listen on; 0 chooses a free port")
+    model_id: str | None = Field(None, description="the model name that clients see; default: the name of the model folder")
+    device: Literal["auto", "cpu", "cuda", "hpu"] = Field(
+        "auto", description="the device; auto uses a card if one is present"
+    )
+    precision: InferencePrecision = Field("float32", description="the precision of matrix products; see docs/serving.md")
     compile: bool | None = Field(None, description="compile the model; default: on Gaudi")
-    pooling: Pooling | None = Field(None, description="of an embedding model; default: the folder's own, or mean")
-    max_sequence_length: int | None = Field(None, ge=3, description="most tokens of a text; default: the model's own")
-    row_length: int | None = Field(None, ge=3, description="slots of the longest row; default: by the model")
-    batch_rows: int | None = Field(None, ge=1, le=4096, description="most rows of a batch; default: by the device")
-    auto_truncate: bool = Field(False, description="cut texts that are too long where a request does not say")
-    queue_texts: int = Field(8192, ge=1, description="most texts that wait")
-    queue_tokens: int | None = Field(None, ge=1, description="most tokens that wait; default: those of `queue_seconds`")
-    queue_seconds: float = Field(30.0, gt=0, le=3600, description="longest that a request waits")
-    grace_seconds: float = Field(25.0, gt=0, le=3600, description="longest that accepted requests have after SIGTERM")
-    request_texts: int = Field(2048, ge=1, description="most texts of a request")
-    request_bytes: Bytes = Field(8 * 2**20, description="most bytes of a request's body")
-    request_seconds: float = Field(20.0, gt=0, le=3600, description="longest that a request may take to arrive")
-    api_key_file: Path | None = Field(None, description="a file with the key that clients send as a bearer token")
+    pooling: Pooling | None = Field(
+        None, description="the pooling of an embedding model; default: the setting in the model folder, or mean"
+    )
+    max_sequence_length: int | None = Field(
+        None, ge=3, description="the maximum number of tokens in a text; default: that of the model"
+    )
+    row_length: int | None = Field(
+        None, ge=3, description="the number of slots in the longest row; default: depends on the model"
+    )
+    batch_rows: int | None = Field(
+        None, ge=1, le=4096, description="the maximum number of rows in a batch; default: depends on the device"
+    )
+    auto_truncate: bool = Field(False, description="truncate texts that are too long, unless the request says otherwise")
+    queue_texts: int = Field(8192, ge=1, description="the maximum number of waiting texts")
+    queue_tokens: int | None = Field(
+        None, ge=1, description="the maximum number of waiting tokens; default: what is computed within `queue_seconds`"
+    )
+    queue_seconds: float = Field(30.0, gt=0, le=3600, description="the maximum number of seconds that a request waits")
+    grace_seconds: float = Field(
+        25.0, gt=0, le=3600, description="the maximum number of seconds for accepted requests after SIGTERM"
+    )
+    request_texts: int = Field(2048, ge=1, description="the maximum number of texts in a request")
+    request_bytes: Bytes = Field(8 * 2**20, description="the maximum number of bytes in the body of a request")
+    request_seconds: float = Field(
+        20.0, gt=0, le=3600, description="the maximum number of seconds in which a request must arrive"
+    )
+    api_key_file: Path | None = Field(None, description="a file that contains the key, which clients send as a bearer token")

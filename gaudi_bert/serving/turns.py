@@ -1,9 +1,9 @@
-"""Share one thread fairly among requests, which take turns.
+"""Share the tokenizer thread fairly among requests, which take turns.
 
-The cost of a turn is the number of characters that it handles. The order of the turns is that of fair queuing: a virtual
-clock counts how much each waiting request would have received if the thread served all of them at the same time, in equal
-shares. The turn that would end first is the next turn. Therefore a short query overtakes any number of large requests, and
-large requests are served no matter how many queries arrive.
+In a turn, the thread handles some of the texts of one request. The order of the turns is that of fair queuing: a virtual
+clock counts how many characters of each waiting request would have been handled if the thread served all requests at the
+same time, at the same speed. The turn that would end first is the next turn. Therefore a short query overtakes any number of
+large requests, and large requests are served no matter how many queries arrive.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-_FIRST_RATE = 1e6  # the assumed characters per second before the first measurement
-_LEAST_MEASURED = 1_000  # turns with fewer characters are too short to measure the rate
+_ASSUMED_RATE = 1e6  # the assumed characters per second before the first measurement
+_MIN_MEASURED_CHARACTERS = 1_000  # turns with fewer characters are too short to measure the rate
 
 
 class Requester:
-    """A request that takes turns.
+    """A request that takes turns on a `FairThread`.
 
     Attributes:
         deadline: The time until which the request waits for a turn, in seconds of `time.monotonic`.
@@ -32,8 +32,8 @@ class Requester:
         self.deadline, self.end = deadline, 0.0
 
 
-class Turns:
-    """A thread, and the requests that wait for it. Methods must be called on the event loop.
+class FairThread:
+    """A thread that calls functions for requests, which take turns. Methods must be called on the event loop.
 
     Args:
         name: The name of the thread.
@@ -43,66 +43,68 @@ class Turns:
     """
 
     def __init__(self, name: str) -> None:
-        self.rate = _FIRST_RATE
+        self.rate = _ASSUMED_RATE
         self._thread = ThreadPoolExecutor(1, name)
         self._waiting: list[tuple[float, int, int, asyncio.Future[None]]] = []
         self._numbers, self._clock, self._is_taken = itertools.count(), 0.0, False
 
-    async def call(self, requester: Requester, cost: int, function: Callable[..., Any], *arguments: object) -> Any:
-        """Wait for a turn of a request, call a function on the thread, and return its result.
+    async def call_in_turn(
+        self, requester: Requester, characters: int, function: Callable[..., Any], *arguments: object
+    ) -> Any:
+        """Wait until it is the turn of a request, call a function on the thread, and return its result.
 
         Args:
             requester: The request.
-            cost: The number of characters that the function handles.
+            characters: The number of characters that the function handles.
             function: The function.
             *arguments: The arguments of the function.
 
         Raises:
             TimeoutError: The deadline of the request passed before its turn.
         """
-        await self._turn(requester, cost)
+        await self._wait_for_turn(requester, characters)
         begun = time.monotonic()
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
         finally:
-            if cost >= _LEAST_MEASURED:
-                self.rate += 0.1 * (cost / max(1e-6, time.monotonic() - begun) - self.rate)
-            self._next()
+            if characters >= _MIN_MEASURED_CHARACTERS:
+                self.rate += 0.1 * (characters / max(1e-6, time.monotonic() - begun) - self.rate)
+            self._start_next_turn()
 
-    async def _turn(self, requester: Requester, cost: int) -> None:
-        """Wait for the next turn of a request.
+    async def _wait_for_turn(self, requester: Requester, characters: int) -> None:
+        """Wait until it is the turn of a request.
 
         Raises:
             TimeoutError: The deadline of the request passed before.
         """
-        requester.end = max(self._clock, requester.end) + cost
+        requester.end = max(self._clock, requester.end) + characters
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
-        heapq.heappush(self._waiting, (requester.end, next(self._numbers), cost, turn))
+        heapq.heappush(self._waiting, (requester.end, next(self._numbers), characters, turn))
         if not self._is_taken:
-            self._next()
-        timer = loop.call_later(requester.deadline - time.monotonic(), _expire, turn)
+            self._start_next_turn()
+        timer = loop.call_later(requester.deadline - time.monotonic(), _expire_turn, turn)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._next()
+                self._start_next_turn()
             raise
         finally:
             timer.cancel()
 
-    def _next(self) -> None:
-        """Give the next turn to the request whose turn would end first, among those that still wait."""
+    def _start_next_turn(self) -> None:
+        """Start the turn of the waiting request whose turn would end first on the virtual clock."""
         self._is_taken = False
         while self._waiting and not self._is_taken:
-            _, _, cost, turn = heapq.heappop(self._waiting)
+            _, _, characters, turn = heapq.heappop(self._waiting)
             if not turn.done():
-                self._clock += cost / (1 + len(self._waiting))
+                self._clock += characters / (1 + len(self._waiting))
                 self._is_taken = True
                 turn.set_result(None)
 
 
-def _expire(turn: asyncio.Future[None]) -> None:
-    """Raise a `TimeoutError` in the request that waits for this turn, unless its turn has come."""
+def _expire_turn(turn: asyncio.Future[None]) -> None:
+    """Let the wait for a turn fail with a `TimeoutError`, unless the turn has started."""
     if not turn.done():
         turn.set_exception(TimeoutError())

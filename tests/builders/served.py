@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.serving.server import answer_until, open_listener
+from gaudi_bert.serving.server import open_listener, serve_until
 from gaudi_bert.serving.settings import ServeSettings
 from tests.builders.waiting import wait_until
 
@@ -81,7 +81,7 @@ def served_in_thread(model: Path, api_key: str | None = None, **settings: Any) -
         async def run() -> None:
             found["loop"], found["stop"] = asyncio.get_running_loop(), asyncio.Event()
             begun.set()
-            await answer_until(found["stop"], listener, model, chosen, api_key, Reporter())
+            await serve_until(found["stop"], listener, model, chosen, api_key, Reporter())
 
         thread = threading.Thread(target=lambda: asyncio.run(run()))
         thread.start()

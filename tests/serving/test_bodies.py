@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from gaudi_bert.serving.bodies import read_request
 from gaudi_bert.serving.schemas import (
-    Asked,
     EmbedRequest,
     PredictRequest,
-    RefusedError,
+    RequestBody,
+    RequestError,
     RerankDocuments,
     RerankRequest,
     TokenizeRequest,
@@ -25,13 +25,13 @@ from gaudi_bert.serving.schemas import (
 SIZE = 1 << 20
 
 
-def read(content: Any, kind: type[Asked] = EmbedRequest, most_texts: int = 2048) -> Any:
-    return read_request(kind, content if isinstance(content, bytes) else json.dumps(content).encode(), most_texts)
+def read(content: Any, kind: type[RequestBody] = EmbedRequest, max_texts: int = 2048) -> Any:
+    return read_request(kind, content if isinstance(content, bytes) else json.dumps(content).encode(), max_texts)
 
 
-def refused(content: Any, kind: type[Asked] = EmbedRequest, most_texts: int = 2048) -> RefusedError:
-    with pytest.raises(RefusedError) as caught:
-        read(content, kind, most_texts)
+def refused(content: Any, kind: type[RequestBody] = EmbedRequest, max_texts: int = 2048) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        read(content, kind, max_texts)
     return caught.value
 
 
@@ -63,10 +63,10 @@ def test_the_message_names_the_first_problem() -> None:
     assert "`inputs.1`" in refused({"inputs": ["a", None, 3]}).message
     assert "`inputs`" in refused({"inputs": {"a": "b"}}).message
     assert "`inputs.0`" in refused({"inputs": [["a", "b", "c"]]}, PredictRequest).message
-    assert "`texts` cannot be empty" in refused({"query": "a", "texts": []}, RerankRequest).message
+    assert "`texts`: must not be empty" in refused({"query": "a", "texts": []}, RerankRequest).message
     assert "`query`" in refused({"texts": ["a"]}, RerankRequest).message
     assert "`truncate`" in refused({"inputs": "a", "truncate": "yes"}).message
-    many = refused({"inputs": ["a"] * 6}, most_texts=5)
+    many = refused({"inputs": ["a"] * 6}, max_texts=5)
     assert (many.status, "`inputs` has more than 5 texts" in many.message) == (413, True)
     assert "secret" not in refused({"secret": [1] * 2000, "inputs": "a"}).message
 
@@ -114,13 +114,13 @@ LISTS = {
         (EmbedRequest, b"[{"),
     ],
 )
-def test_reading_takes_at_most_eight_times_the_bytes(kind: type[Asked], head: bytes, item: str) -> None:
+def test_reading_takes_at_most_eight_times_the_bytes(kind: type[RequestBody], head: bytes, item: str) -> None:
     body = head + LISTS[item] * (SIZE // len(LISTS[item]))
     body = body.rstrip(b",") + b"]" * head.count(b"[") + b"}" * head.count(b"{")
     tracemalloc.start()
     try:
         read(body, kind)
-    except RefusedError as refusal:
+    except RequestError as refusal:
         assert refusal.status in (413, 422)  # noqa: PT017 - some of them are right
     finally:
         most = tracemalloc.get_traced_memory()[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +11,15 @@ import pytest
 pytest.importorskip("torch")
 
 from gaudi_bert.rows.types import RowPosition, TextRow
-from gaudi_bert.serving.device import DeviceThread, make_full_batch, run_packs
-from gaudi_bert.serving.ladder import Shape, make_ladder
+from gaudi_bert.serving.batch_shapes import Shape, list_batch_shapes
+from gaudi_bert.serving.device import DeviceThread, compute_rows, make_full_batch, shorten_shape
 from gaudi_bert.serving.model import ServedModel, open_served_model
 from gaudi_bert.serving.queue import Batch, PendingRequest, Queue
 from gaudi_bert.serving.settings import ServeSettings
 from tests.builders.agree import agree, identical
 from tests.builders.encoders import TEXTS, write_encoder
 
-COSTS = {shape: 0.001 + 0.0001 * shape.slots for shape in make_ladder(64, 1)}
+COSTS = {shape: 0.001 + 0.0001 * shape.slots for shape in list_batch_shapes(64, 1)}
 
 
 @pytest.fixture(params=["minilm", "roberta"])
@@ -28,18 +29,18 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> ServedModel:
 
 
 def pending(model: ServedModel, texts: list[str], finished: list[PendingRequest]) -> PendingRequest:
-    sequences = model.tokenized([TextRow(RowPosition(number), text) for number, text in enumerate(texts)])
+    sequences = model.tokenize([TextRow(RowPosition(number), text) for number, text in enumerate(texts)])
     outputs = np.zeros((len(sequences), model.width), np.float32)
     return PendingRequest(sequences, outputs, lambda request, error: finished.append(request))
 
 
 def test_a_query_is_computed_between_the_layers_of_a_bulk(model: ServedModel) -> None:
-    expected = run_packs(model, *make_full_batch(model, Shape(1, 64)), Shape(1, 64))
+    expected = compute_rows(model, *make_full_batch(model, Shape(1, 64)), Shape(1, 64))
     finished: list[PendingRequest] = []
     batches: list[Batch] = []
     bulk, query = pending(model, TEXTS[:30], finished), pending(model, TEXTS[5:6], finished)
     queue = Queue(1000)
-    queue.costs, queue.max_tokens = COSTS, 10_000
+    queue.batch_seconds, queue.max_tokens = COSTS, 10_000
 
     def add_query() -> None:
         if batches == [] and query.accepted_at == 0.0:
@@ -55,9 +56,30 @@ def test_a_query_is_computed_between_the_layers_of_a_bulk(model: ServedModel) ->
         if len(finished) == 1 and not bulk.waiting:
             queue.close()
 
-    DeviceThread(lambda: (model, COSTS), queue, ready=begin, computed=count, ended=lambda reason: None).run()
+    DeviceThread(lambda: (model, COSTS), queue, on_ready=begin, on_computed=count, on_ended=lambda reason: None).run()
     assert finished == [query, bulk]
-    assert batches[0].requests() == [query]
-    assert batches[1].requests() == [bulk]
+    assert batches[0].list_requests() == [query]
+    assert batches[1].list_requests() == [bulk]
     agree(query.outputs[0], bulk.outputs[5])
-    identical(run_packs(model, *make_full_batch(model, Shape(1, 64)), Shape(1, 64)), expected)
+    identical(compute_rows(model, *make_full_batch(model, Shape(1, 64)), Shape(1, 64)), expected)
+
+
+@pytest.mark.parametrize("single_thread_slots", [0, 64])
+def test_empty_slots_of_a_row_are_left_out_on_a_cpu(model: ServedModel, single_thread_slots: int) -> None:
+    model = replace(model, single_thread_slots=single_thread_slots)
+    sequences = pending(model, TEXTS[:3], []).sequences
+    tokens = len(sequences.input_ids)
+    assert tokens <= shorten_shape(model, Shape(1, 64), tokens).slots < min(tokens + 5, 64)
+    static = replace(model, is_eager_on_cpu=False)
+    assert shorten_shape(static, Shape(1, 64), tokens) == Shape(1, 64)
+    import torch
+
+    threads = torch.get_num_threads()
+    agree(*(compute_rows(each, sequences, [3], Shape(1, 64)) for each in (model, static)))
+    assert torch.get_num_threads() == threads
+
+
+def test_a_shortened_row_has_one_of_few_lengths(model: ServedModel) -> None:
+    lengths = {shorten_shape(model, Shape(1, 250), tokens).length for tokens in range(1, 251)}
+    assert max(lengths) == 250
+    assert len(lengths) < 40

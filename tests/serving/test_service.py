@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import select
 import shutil
 import socket
 import threading
@@ -274,6 +276,22 @@ def test_too_many_texts_bytes_or_tokens_are_413(folders: dict[str, Path]) -> Non
         body = b'{"inputs": "alpha"}'
         assert served.send("POST", "/embed", body.ljust(2000), content_type="application/json").status == 200
         for _ in range(2 * _BODIES_AT_ONCE):  # of all bodies together, those that are read now count
+            assert served.post("/embed", {"inputs": "alpha", "unknown": "x" * 1900}).status == 200
+
+
+def test_a_query_is_read_although_large_bodies_have_used_up_the_bytes_of_all(folders: dict[str, Path]) -> None:
+    size = 200_000
+    unfinished = b"POST /embed HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (size, b" " * (size - 1))
+    with served_in_thread(folders["embedding"], batch_rows=1, request_bytes=size) as served, contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=60))
+            for _ in range(_BODIES_AT_ONCE + 1)
+        ]
+        for client in clients:
+            client.sendall(unfinished)
+        (rejected,), _, _ = select.select(clients, [], [], 60)
+        assert b" 429 " in rejected.recv(100)
+        for _ in range(5):
             assert served.post("/embed", {"inputs": "alpha", "unknown": "x" * 1900}).status == 200
 
 

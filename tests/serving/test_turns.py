@@ -1,4 +1,4 @@
-"""Turns on a thread: queries overtake bulks, bulks do not starve, and nothing is done for those who went away."""
+"""FairThread on a thread: queries overtake bulks, bulks do not starve, and nothing is done for those who went away."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert.serving.turns import Requester, Turns
+from gaudi_bert.serving.turns import FairThread, Requester
 from tests.builders.agree import agree
 
 
@@ -20,12 +20,12 @@ class Scene:
     """A thread that is held up until `open`, and the order in which it then worked."""
 
     def __init__(self) -> None:
-        self.turns, self.order, self.open = Turns("test"), list[str](), threading.Event()
+        self.turns, self.order, self.open = FairThread("test"), list[str](), threading.Event()
 
-    async def ask(self, name: str, *costs: int, deadline: float | None = None) -> None:
+    async def ask(self, name: str, *batch_seconds: int, deadline: float | None = None) -> None:
         requester = Requester(time.monotonic() + 1000 if deadline is None else deadline)
-        for cost in costs:
-            await self.turns.call(requester, cost, self.work, name)
+        for cost in batch_seconds:
+            await self.turns.call_in_turn(requester, cost, self.work, name)
 
     def work(self, name: str) -> None:
         self.open.wait()
@@ -95,7 +95,7 @@ def test_a_cancelled_turn_passes_on() -> None:
         first = await started(scene.ask("first", 1))
         second = await started(scene.ask("second", 1))
         third = await started(scene.ask("third", 1))
-        scene.turns._next()  # noqa: SLF001 - the second has its turn, and is cancelled before it notices
+        scene.turns._start_next_turn()  # noqa: SLF001 - the second has its turn, and is cancelled before it notices
         second.cancel()
         scene.open.set()
         await asyncio.gather(first, third)
@@ -115,9 +115,9 @@ def test_the_rate_follows_what_the_thread_achieves(monkeypatch: pytest.MonkeyPat
         clock[0] += 2
 
     async def scenario() -> None:
-        turns = Turns("test")
+        turns = FairThread("test")
         for _ in range(200):
-            await turns.call(Requester(deadline=1000), 10_000, work)
+            await turns.call_in_turn(Requester(deadline=1000), 10_000, work)
         agree(turns.rate, 5_000)
 
     run(scenario())

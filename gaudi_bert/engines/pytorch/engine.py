@@ -12,7 +12,8 @@ import ctypes
 import importlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -150,6 +151,17 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
         f"{_MAY_DIFFER}: the Gaudi software does not guarantee the same bits in every run",
     )
     return device("hpu", description="Gaudi card, PyTorch", notes=notes)
+
+
+@contextmanager
+def limit_threads(threads: int) -> Iterator[None]:
+    """Compute operations with at most this many CPU threads for the duration of the block."""
+    usual_threads = torch.get_num_threads()
+    torch.set_num_threads(min(threads, usual_threads))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual_threads)
 
 
 def _find_gaudi_problem() -> str | None:

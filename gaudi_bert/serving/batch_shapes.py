@@ -1,8 +1,10 @@
-"""Choose one of a few static batch shapes for the waiting texts, and pack the texts into its rows.
+"""Choose one of a few batch shapes for the waiting texts, and pack the texts into its rows.
 
-The shapes form a ladder. It begins with one row of 32 slots (16 on a CPU). The length of this row is doubled up to the
-longest row, and then the number of rows is doubled. A short query alone therefore costs 32 or 16 slots, and a full queue
-fills the largest shape. Texts are packed into rows by first fit, in the order in which they wait.
+A shape is a number of rows and a number of slots in each row. Devices that compile shapes compile each of them only once.
+
+The smallest shape is one row of 32 slots (16 on a CPU). From shape to shape, the length of this row is doubled up to the
+longest row, and then the number of rows is doubled. Therefore a short query alone costs only 32 or 16 slots, and a full
+queue fills the largest shape. Texts are packed into rows by first fit, in the order in which they wait.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from typing import NamedTuple
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.rows.window_plan import max_depth
 
-_MOST_SHAPES = 12
-_NEARLY = 0.9
-"""A shape is good enough if it computes at least this fraction of the tokens per second of the fastest shape.
+_MAX_SHAPES = 12
+_MIN_EFFICIENCY = 0.9
+"""The smallest shape is chosen that computes at least this fraction of the tokens per second of the fastest shape.
 
-The smallest shape that is good enough is chosen, because texts that arrive meanwhile must wait for the batch. In a
-simulation with 32 clients and the costs of MiniLM on a CPU, fractions of 1.0, 0.9 and 0.8 answered 90, 97 and 93 texts per
+Small shapes are preferred, because texts that arrive while a batch is computed must wait for it. In a
+simulation with 32 clients and the times of MiniLM on a CPU, fractions of 1.0, 0.9 and 0.8 answered 90, 97 and 93 texts per
 second of the mix of lengths, and 333, 322 and 300 queries per second.
 """
 
@@ -38,8 +40,8 @@ class Shape(NamedTuple):
         return f"{self.rows}x{self.length}"
 
 
-class Fill(NamedTuple):
-    """A shape that is filled with texts.
+class FilledShape(NamedTuple):
+    """A batch shape, and the texts with which it is filled.
 
     Attributes:
         shape: The shape.
@@ -52,8 +54,8 @@ class Fill(NamedTuple):
     tokens: int
 
 
-def make_ladder(row_length: int, batch_rows: int, shortest: int = 32) -> tuple[Shape, ...]:
-    """Return the ladder of shapes in ascending order. If it would have too many shapes, the smallest are left out.
+def list_batch_shapes(row_length: int, batch_rows: int, shortest: int = 32) -> tuple[Shape, ...]:
+    """Return the shapes that batches may have, in ascending order. If there would be too many, the smallest are left out.
 
     Args:
         row_length: The number of slots of the longest row.
@@ -69,15 +71,16 @@ def make_ladder(row_length: int, batch_rows: int, shortest: int = 32) -> tuple[S
     rows = [1]
     while rows[-1] < batch_rows:
         rows.append(min(2 * rows[-1], batch_rows))
-    if len(rows) >= _MOST_SHAPES:
+    if len(rows) >= _MAX_SHAPES:
         raise InputError(
-            f"--batch-rows {batch_rows}: would need {len(rows)} shapes, at most {_MOST_SHAPES} are supported; lower it"
+            f"--batch-rows {batch_rows}: would need {len(rows)} batch shapes, but at most {_MAX_SHAPES} are supported; "
+            "pass a smaller value"
         )
     shapes = [Shape(1, length) for length in lengths] + [Shape(count, row_length) for count in rows[1:]]
-    return tuple(shapes[-_MOST_SHAPES:])
+    return tuple(shapes[-_MAX_SHAPES:])
 
 
-def first_fit(lengths: Sequence[int], shape: Shape) -> list[list[int]]:
+def pack_first_fit(lengths: Sequence[int], shape: Shape) -> list[list[int]]:
     """Put each text into the first row that has room for it, and return the indices of the texts in each row.
 
     Texts for which no row has room are left out. The first n rows of the result equal the result for a shape with n rows of
@@ -103,30 +106,30 @@ def first_fit(lengths: Sequence[int], shape: Shape) -> list[list[int]]:
     return rows
 
 
-def choose_fill(lengths: Sequence[int], costs: Mapping[Shape, float]) -> Fill:
+def choose_and_fill_shape(lengths: Sequence[int], batch_seconds: Mapping[Shape, float]) -> FilledShape:
     """Choose the smallest shape that computes nearly as many tokens per second as the fastest one, and fill it with texts.
 
     Args:
         lengths: The number of tokens of each waiting text, which must not exceed the longest row. The first text is always
             included.
-        costs: The seconds of a batch of each shape. They must not decrease from a shape to the next larger shape.
+        batch_seconds: The seconds of a batch of each shape. They must not decrease from a shape to the next larger shape.
     """
-    largest = max(costs)
-    longest_rows = first_fit(lengths, largest)
+    largest = max(batch_seconds)
+    longest_rows = pack_first_fit(lengths, largest)
     fills = {}
-    for shape in costs:
+    for shape in batch_seconds:
         if shape.length >= lengths[0]:
-            rows = longest_rows[: shape.rows] if shape.length == largest.length else first_fit(lengths, shape)
-            fills[shape] = Fill(shape, rows, sum(lengths[index] for row in rows for index in row))
-    return fills[choose_shape({shape: fill.tokens for shape, fill in fills.items()}, costs)]
+            rows = longest_rows[: shape.rows] if shape.length == largest.length else pack_first_fit(lengths, shape)
+            fills[shape] = FilledShape(shape, rows, sum(lengths[index] for row in rows for index in row))
+    return fills[choose_efficient_shape({shape: fill.tokens for shape, fill in fills.items()}, batch_seconds)]
 
 
-def choose_shape(tokens: Mapping[Shape, float], costs: Mapping[Shape, float]) -> Shape:
+def choose_efficient_shape(tokens: Mapping[Shape, float], batch_seconds: Mapping[Shape, float]) -> Shape:
     """Return the smallest shape that computes nearly as many tokens per second as the fastest shape.
 
     Args:
         tokens: The number of tokens that a batch of each shape would contain.
-        costs: The seconds of a batch of each shape.
+        batch_seconds: The seconds of a batch of each shape.
     """
-    fastest = max(count / costs[shape] for shape, count in tokens.items())
-    return min(shape for shape, count in tokens.items() if count / costs[shape] >= _NEARLY * fastest)
+    fastest = max(count / batch_seconds[shape] for shape, count in tokens.items())
+    return min(shape for shape, count in tokens.items() if count / batch_seconds[shape] >= _MIN_EFFICIENCY * fastest)
