@@ -148,9 +148,10 @@ def measure_single_thread_slots(model: ServedModel, shapes: Sequence[Shape]) -> 
 
 
 def _measure_seconds(model: ServedModel, shape: Shape) -> float:
-    """Compute a full batch three times, and return the seconds of the fastest time.
+    """Measure how many seconds a full batch of a shape takes.
 
-    The first time does not count, because a new shape may be compiled.
+    The batch is computed three times. The first time does not count, because a new shape may be compiled, and the faster one
+    of the other two counts.
     """
     sequences, rows = make_full_batch(model, shape)
     compute_rows(model, sequences, rows, shape)

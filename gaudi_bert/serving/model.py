@@ -149,7 +149,7 @@ class ServedModel:
         if row.text_pair is not None:
             text, pair = self.cutter.cut_pair(prompt + row.text, row.text_pair, from_left=truncates_left)
             return row._replace(text=text, text_pair=pair)
-        # If a text is cut at its beginning, its prompt is cut off too.
+        # If a text loses its beginning, the prompt before it is lost too.
         before = "" if truncates_left else prompt
         cut = self.cutter.cut_text(row.text, before, from_left=truncates_left)
         return row._replace(text=(prompt if cut is row.text else before) + cut)

@@ -111,8 +111,8 @@ class Queue:
         self._bulks: dict[PendingRequest, None] = {}
         self._changed, self._is_closed = threading.Condition(), False
         self._forecast, self._has_window = ArrivalForecast(), False
-        # How many more device seconds small requests have used than bulks, while both kinds waited. Small requests are
-        # computed first while this number is not positive.
+        # While both kinds of requests wait: the device seconds that small requests have used, minus those of bulks. If the
+        # difference is positive, the next batch contains bulks. Otherwise, it contains small requests.
         self._lead_seconds = 0.0
 
     @property

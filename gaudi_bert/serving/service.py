@@ -138,7 +138,7 @@ class Service:
             self._limit_queued_tokens()
 
     def _fail_waiting_requests(self, reason: Exception | None) -> None:
-        """Let all waiting requests fail, because the device thread has ended."""
+        """Let all waiting requests fail with an error, because the device thread has ended."""
         self.reason, self.stopping = reason, True
         for pending in list(self._waiting):
             self._wake_route(pending, reason or RequestError(503, "unhealthy", "the server is stopping"))
@@ -179,7 +179,7 @@ class Service:
         return self.model
 
     def _overloaded_error(self) -> RequestError:
-        """Return the error for a request that must wait for others, with the seconds after which the client may retry."""
+        """Return the error for a request that exceeds the capacity of the server, with the seconds until a retry."""
         seconds = max(1, math.ceil(min(self.queue.estimate_wait_seconds(), self.settings.queue_seconds)))
         return RequestError(429, "overloaded", "the server is overloaded; retry later", seconds)
 
@@ -229,7 +229,9 @@ class Service:
 
     @contextmanager
     def accept_request(self, body_bytes: int) -> Iterator[Ticket]:
-        """Count a request and the bytes of its body for the duration of the block, in which it is answered.
+        """Accept a request whose body has been read, and count it and its bytes for the duration of the block.
+
+        The request must be answered within the block.
 
         Args:
             body_bytes: The number of bytes of the body.
@@ -279,7 +281,9 @@ class Service:
         lengths: Sequence[int],
         truncate: bool | None,
     ) -> Sequences:
-        """Tokenize the texts of a request in several turns, so that other requests are tokenized in between.
+        """Tokenize the texts of a request in the tokenizer thread, and return their token sequences.
+
+        The texts are tokenized in several turns, so that other requests are tokenized in between.
 
         Args:
             ticket: The request.
@@ -314,7 +318,7 @@ class Service:
 
     @contextmanager
     def _reserve_characters(self, characters: int) -> Iterator[None]:
-        """Count the characters of a request, which wait for the tokenizer, for the duration of the block.
+        """Count the characters of a request as waiting for the tokenizer for the duration of the block.
 
         Args:
             characters: The number of characters that are tokenized for the request.
@@ -372,8 +376,8 @@ class Service:
         outputs = np.zeros((rows, model.width), np.float32)
         pending = PendingRequest(sequences, outputs, lambda *done: self._call_on_event_loop(self._wake_route, *done))
         future = self._loop.create_future()
-        # The device thread waits for arriving requests. If this request still counted as arriving when its texts are in the
-        # queue, the thread would wait for nothing.
+        # The device thread waits for requests that count as arriving. If this request still counted when its texts are in
+        # the queue, the thread would wait for a request that it already has.
         self._note_arrived(ticket)
         if not self.queue.add(pending):
             raise self._overloaded_error()
