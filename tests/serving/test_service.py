@@ -137,14 +137,14 @@ def test_a_client_that_goes_away_takes_its_texts_along(
 @pytest.fixture
 def tokenizer_gate(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]:
     """An event that holds up tokenization until it is set, and the number of texts of each turn that began."""
-    is_open, turns, tokenized = threading.Event(), list[int](), ServedModel.tokenized
+    is_open, turns, tokenized = threading.Event(), list[int](), ServedModel.tokenize
 
     def wait_and_tokenize(self: ServedModel, rows: Any, *arguments: Any, **options: Any) -> Any:
         turns.append(len(rows))
         is_open.wait()
         return tokenized(self, rows, *arguments, **options)
 
-    monkeypatch.setattr(ServedModel, "tokenized", wait_and_tokenize)
+    monkeypatch.setattr(ServedModel, "tokenize", wait_and_tokenize)
     return is_open, turns
 
 
