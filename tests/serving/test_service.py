@@ -56,7 +56,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
         model.module.register_forward_pre_hook(made.hook, with_kwargs=True)
         return model
 
-    monkeypatch.setattr("gaudi_bert.engines.pytorch.engine.build_encoder", build)
+    monkeypatch.setattr("gaudi_bert.engines.pytorch.encoder_model.build_encoder", build)
     return made
 
 
