@@ -66,10 +66,11 @@ def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], 
     Returns:
         float32 [N, C], or [T, C] for a model with outputs for each token. C is the model's `width`.
     """
-    shape = shorten_shape(model, shape, len(sequences.input_ids))
+    # The depth is that of the complete shape, because it is the limit by which texts were put into the rows.
+    depth, shape = max_depth(shape.length), shorten_shape(model, shape, len(sequences.input_ids))
     starts: IntArray = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
     packed = PackedSequences(sequences, SampledPacks(np.arange(len(sequences), dtype=np.int64), starts))
-    batch = packed.lay_out(np.arange(len(rows)), BatchShape(shape.rows, shape.length, max_depth(shape.length)))
+    batch = packed.lay_out(np.arange(len(rows)), BatchShape(shape.rows, shape.length, depth))
     out = np.zeros((len(sequences.input_ids) if model.is_per_token else len(sequences), model.width), np.float32)
     batch.scatter_outputs(model.compute_outputs(batch.features()), out, per_token=model.is_per_token)
     return out
