@@ -47,7 +47,9 @@ class Certificate:
 
 
 def certify_token_or_count_bound(length_counts: IntArray, depth: int) -> Certificate:
-    """Return the better of two simple certificates: total tokens / L, or number of sequences / depth."""
+    """Return the certificate of the token bound (total tokens / L) or of the count bound (sequences / depth), whichever
+    bound is larger.
+    """
     lengths = np.arange(1, len(length_counts) + 1)
     by_tokens = -(-sum_prices(lengths, length_counts) // max(len(length_counts), 1))
     by_count = -(-int(length_counts.sum()) // depth)
@@ -57,7 +59,8 @@ def certify_token_or_count_bound(length_counts: IntArray, depth: int) -> Certifi
 
 
 def certify_threshold_bound(length_counts: IntArray, depth: int) -> Certificate:
-    """Return the best certificate of those in which a threshold length separates sequences that cannot share a pack.
+    """Prove a lower bound with a threshold length, above which two sequences cannot share a pack, and return its
+    certificate.
 
     For a threshold t, a sequence that is longer than both L - t and L / 2 cannot share its pack with any other sequence of t
     or more tokens, so it is worth a full pack. A shorter sequence of at least t tokens shares its pack with at most
@@ -117,8 +120,8 @@ def check_certificate(certificate: Certificate, length_counts: IntArray) -> int:
 
 
 def _max_pack_worth(prices: IntArray, depth: int) -> int:
-    """Return the most that a pack of at most `depth` sequences and L tokens can be worth, or an upper limit for very long
-    packs.
+    """Return the largest total price of the sequences in one pack of at most `depth` sequences and L tokens. For very long
+    packs, return an upper limit of it.
     """
     pack_tokens = len(prices)
     depth = min(depth, pack_tokens)
@@ -152,7 +155,8 @@ def _max_pack_worth(prices: IntArray, depth: int) -> int:
 
 
 def max_pack_worth_by_enumeration(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int | None:
-    """Return the worth of the best pack by enumerating all ways to fill it, or None if there are more than `MAX_LISTED`.
+    """Return the largest total price of the sequences in one pack, by enumerating all ways to fill a pack. Return None if
+    there are more than `MAX_LISTED` ways.
 
     Longer lengths are placed first. The shortest length takes as much of the remaining room as possible.
 
@@ -174,8 +178,8 @@ def max_pack_worth_by_enumeration(prices: IntArray, lengths: IntArray, pack_toke
 
 
 def limit_pack_worth_by_longest_sequence(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int:
-    """Return an upper limit of what a pack can be worth, from its longest sequence and the best price per token of the
-    others.
+    """Return an upper limit of the total price of the sequences in one pack. For each longest sequence of a pack, the other
+    sequences count with the best price per token.
 
     For each length as the longest of the pack, at most `depth` - 1 sequences of this length or less share the remaining
     room. Floating-point results are rounded up, so the limit is safe.

@@ -211,8 +211,7 @@ def compare_with_unpadding(histogram: Histogram, packing_factor: float) -> list[
 
 
 def _ideal_unpadding_speedup(histogram: Histogram, accelerators: int) -> float:
-    """Return the expected speed-up of ideal un-padding, whose time is exactly proportional to the tokens of the largest
-    batch.
+    """Return the expected speed-up of ideal un-padding, for which the time of a batch is exactly proportional to its tokens.
 
     The tokens of a device's batch are assumed to be normally distributed. All `accelerators` devices wait for the largest
     batch.

@@ -73,7 +73,7 @@ OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000
 
 
 class _SlotAssignment(NamedTuple):
-    """Which sequence is in which slot, for N sequences sorted by length and P packs. Slots are numbered pack by pack.
+    """An assignment of N sequences, sorted by length, to the slots of P packs. Slots are numbered pack by pack.
 
     There are as many slots as sequences, because empty slots contain sequences of length 0.
     """
@@ -89,7 +89,7 @@ class _SlotAssignment(NamedTuple):
 
 
 class AssignedPacks(NamedTuple):
-    """Packs with assigned sequences.
+    """The result of assigning sequences to the slots of a coarse plan.
 
     Attributes:
         strategy_counts: The strategy counts of the packs.
@@ -103,7 +103,8 @@ class AssignedPacks(NamedTuple):
 def assign_sequences_to_slots(
     coarse_plan: Mapping[Strategy, int], length_counts: IntArray, bins: int, depth: int, work: WorkBudget
 ) -> AssignedPacks:
-    """Assign sequences to the slots of a coarse plan, one by one, and swap sequences until the packs are not too full.
+    """Assign the sequences to the slots of a plan for rounded lengths, and swap sequences between packs until no pack is too
+    full.
 
     Args:
         coarse_plan: strategies of bins, with exactly as many slots as `length_counts` has sequences.
@@ -143,7 +144,9 @@ def assign_sequences_to_slots(
 
 
 def _assign_all_slots(assignment: _SlotAssignment, slot_bins: IntArray, slot_packs: IntArray, tokens_per_bin: float) -> None:
-    """Assign a sequence to every slot, largest bins first; equal bins of one pack are assigned one after the other."""
+    """Assign a sequence to every slot, starting with the slots of the largest bins. Equal bins of one pack are assigned one
+    after the other.
+    """
     number = len(slot_bins)
     position = np.arange(number) - assignment.first_slot[slot_packs]
     same = np.concatenate(([False], (slot_bins[1:] == slot_bins[:-1]) & (position[1:] > 0)))
@@ -167,7 +170,7 @@ def _assign_slot_groups(
     sequences: IntArray,
     group_ends: IntArray,
 ) -> None:
-    """Assign sequences to slots group by group: the fullest pack of a group gets its shortest sequence.
+    """Assign sequences to slots group by group. In each group, the fullest pack gets the shortest sequence.
 
     A group contains slots of one bin and as many sequences. `group_ends` are the ends of the groups in `slots` and
     `sequences`.
@@ -188,7 +191,7 @@ def _assign_slot_groups(
 
 
 def _swap_until_packs_fit(assignment: _SlotAssignment, spare_packs: int, work: WorkBudget) -> None:
-    """Swap sequences until no pack has an excess, or swaps no longer help.
+    """Swap sequences between packs until no pack contains too many tokens, or until swaps no longer help.
 
     The first `spare_packs` packs are empty. They are closed at first, and opened one by one if swaps stall.
     """
@@ -437,7 +440,8 @@ OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 def rematch_pack_halves(
     strategy_counts: StrategyCounts, max_length: int, depth: int, target_packs: int, work: WorkBudget
 ) -> StrategyCounts:
-    """Repack sequences in fewer packs if possible, by cutting packs in two and matching the parts again.
+    """Repack sequences in fewer packs if possible: cut all packs in two, match the halves so that they fit together, and
+    repeat.
 
     Args:
         strategy_counts: the packs to improve.
@@ -491,7 +495,7 @@ def select_packs_with_room(strategy_counts: StrategyCounts, max_length: int, max
 def _rematch_halves_once(
     lengths: IntArray, pack_starts: IntArray, random_integers: IntArray, max_length: int, max_half_size: int
 ) -> tuple[IntArray, IntArray]:
-    """Do one round of cutting and matching, and return the packs in the form of `flatten_packs`.
+    """Cut all packs in two and match the halves again once. Return the packs in the form of `flatten_packs`.
 
     The order in `lengths` is lost. `random_integers` are non-negative random integers, int64 [sequences]. A part contains at
     most `max_half_size` sequences.

@@ -165,7 +165,9 @@ def _solve_ennls(length_counts: IntArray, depth: int) -> _EnnlsSolution:
 
 
 def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: float) -> float:
-    """Return the step size from 0 to 1 along `change` at which the objective is minimal, by bisection on its slope."""
+    """Return the step size from 0 to 1 along `change` that minimizes the objective of ENNLSHP. It is found by bisection on
+    the slope.
+    """
 
     def rises(step: float) -> bool:
         """Return whether the objective rises at this step size."""
@@ -235,7 +237,7 @@ def iterative_residual_weights(max_sequence_length: int) -> FloatArray:
 def pack_by_nnls(
     length_counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", work: WorkBudget | None = None
 ) -> AlgorithmResult:
-    """Pack by the iterative algorithm, or by LPFHP if that needs fewer packs.
+    """Pack by the iterative NNLS algorithm with padding feedback, or by LPFHP if that needs fewer packs.
 
     Least squares aims at exact fills. If there are too few sequences to fill with (wikipedia-128), LPFHP is closer to the
     optimum. The published variant ("complement") is never replaced by LPFHP.
@@ -273,7 +275,7 @@ def _pack_iteratively(
     packs_to_beat: int | None = None,
     work: WorkBudget | None = None,
 ) -> StrategyCounts:
-    """Pack by the iterative algorithm. The slots of the result equal the counts exactly.
+    """Pack by the iterative NNLS algorithm. The slots of the packs equal the sequences exactly.
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
@@ -314,7 +316,9 @@ def _is_near_bound(strategy_counts: StrategyCounts, length_counts: IntArray, dep
 
 
 def _pack_on_coarse_grid(length_counts: IntArray, depth: int, leftovers: Leftovers, work: WorkBudget) -> StrategyCounts:
-    """Pack by the iterative algorithm on a coarse grid, assign the sequences to its slots, and add the rest by best fit."""
+    """Pack long packs: run the iterative algorithm on lengths rounded to a coarse grid, assign the sequences to the slots of
+    its plan, and add the rest by best fit.
+    """
     if length_counts.sum() > MAX_ASSIGNED_SEQUENCES:
         return pack_by_subsample(length_counts, depth, lambda part: _pack_on_coarse_grid(part, depth, leftovers, work))
     coarse = _pack_iteratively(split_counts_into_bins(length_counts, BINS), depth, leftovers, work=work.take_fraction(0.5))

@@ -40,7 +40,7 @@ DEEPER = 1  # packs may be this many sequences deeper than the mean; deeper pack
 
 @dataclass(frozen=True)
 class _NnlsSolution:
-    """The result of `solve_nnls`."""
+    """A solution of the weighted non-negative least squares problem."""
 
     strategies: list[tuple[int, ...]]  # the passive columns: ascending lengths that add up to L
     usage: FloatArray  # float64 [strategies], x of each strategy, > 0
@@ -171,7 +171,8 @@ def _run_active_set_method(
     max_rounds: int,
     max_operations: float,
 ) -> int:
-    """Run the outer loop: price, let columns enter, restore feasibility. Return the number of passive columns.
+    """Run the active-set method of Lawson and Hanson until it converges or reaches a limit, and return the number of passive
+    columns.
 
     `residual` [L + 1] is overwritten with b - A x.
     """
@@ -214,7 +215,9 @@ def _append_best_columns(
     scratch: _Scratch,
     size: int,
 ) -> int:
-    """Append the best columns without common lengths, highest gradient first, and return the new number of columns."""
+    """Append the columns with the highest gradients to the passive set, as long as they share no lengths, and return the new
+    number of columns.
+    """
     limit = min(size + ADDITIONS, state.usage.size - 1)
     values, taken = scratch.values, scratch.taken
     for length in range(taken.size):
@@ -270,7 +273,9 @@ def _write_best_column(anchor: int, chain: IntArray, state: _ActiveSet, scratch:
 def _append_passive_column(
     counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, scratch: _Scratch, size: int
 ) -> bool:
-    """Extend the factor by the column written after the `size` passive ones. Return False if it depends on them linearly."""
+    """Extend the Cholesky factor by the column that was written after the `size` passive ones. Return False if this column
+    depends on them linearly.
+    """
     weighted, products = scratch.weighted, scratch.products
     for length in range(weighted.size):
         weighted[length] = 0.0
@@ -291,7 +296,8 @@ def _append_passive_column(
 
 @inner_kernel
 def _remove_infeasible_columns(state: _ActiveSet, scratch: FloatArray, size: int) -> int:
-    """Move towards the unconstrained optimum, remove columns whose usage reaches zero, and return how many columns remain.
+    """Move the usages towards the unconstrained optimum, remove the columns whose usage reaches zero, and return how many
+    columns remain.
 
     This is the inner loop of Lawson and Hanson.
     """
@@ -371,7 +377,8 @@ SMALLEST_PIVOT = 1e-11
 def _append_cholesky_column(
     factor: FloatArray, size: int, products: FloatArray, diagonal: float, projected: FloatArray, moment: float
 ) -> bool:
-    """Extend the leading [size, size] block of the factor by one column. Return False if the column is linearly dependent.
+    """Extend the leading [size, size] block of the Cholesky factor by one column. Return False if the column is linearly
+    dependent.
 
     Args:
         factor: R, float64 [K, K].
@@ -430,7 +437,9 @@ def _subtract_four_scaled_rows(
 
 @inlined_kernel
 def _remove_cholesky_column(factor: FloatArray, size: int, removed: int, projected: FloatArray, carried: FloatArray) -> None:
-    """Remove a column from the leading [size, size] block of the factor; `carried` is scratch space, float64 [>= size]."""
+    """Remove a column from the leading [size, size] block of the Cholesky factor. `carried` is scratch space, float64 [>=
+    size].
+    """
     for row in range(removed):
         _shift_left(factor[row, removed:size])
     last = size - 1

@@ -73,7 +73,7 @@ def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
 
 @inner_kernel
 def update_elementwise_maximum(result: Worths, offset: float, values: Worths) -> None:
-    """Compute result = max(result, value + values) elementwise. `values` may be longer than `result`."""
+    """Compute result = max(result, offset + values) elementwise. `values` may be longer than `result`."""
     for position in range(result.size):
         result[position] = max(result[position], offset + values[position])
 
@@ -82,8 +82,8 @@ def update_elementwise_maximum(result: Worths, offset: float, values: Worths) ->
 def _update_elementwise_maximum_of_four(
     result: Worths, values: Worths, offset_3: float, offset_2: float, offset_1: float, offset_0: float
 ) -> None:
-    """Compute the maximum of result[t], first + values[t + 3], second + values[t + 2], third + values[t + 1], fourth +
-    values[t].
+    """Compute for each t the maximum of result[t], offset_3 + values[t + 3], offset_2 + values[t + 2], offset_1 + values[t +
+    1] and offset_0 + values[t], and write it to result[t].
     """
     for position in range(result.size):
         best = max(result[position], offset_3 + values[position + 3])
@@ -172,7 +172,7 @@ LARGEST_EXACT = 2.0**53
 
 
 def compute_best_pack_worth(prices: Worths, depth: int) -> int | float:
-    """Return the most that a pack of at most `depth` sequences and L tokens can be worth.
+    """Return the largest total price of the sequences in one pack of at most `depth` sequences and L tokens.
 
     Integer prices are added as floating-point numbers, because those kernels are compiled anyway. No intermediate sum
     exceeds the result, so the result is exact if it is below 2^53. Otherwise it is computed again in integers.
@@ -188,7 +188,7 @@ def compute_best_pack_worth(prices: Worths, depth: int) -> int | float:
 
 
 def _compute_max_plus_power_worth(prices: Worths, depth: int) -> int | float:
-    """Return the last element of the max-plus power of the prices."""
+    """Compute the max-plus power of the prices with exponent `depth`, and return its last element."""
     chain = plan_max_plus_products(depth, len(prices))
     table = np.zeros((len(chain) + 1, len(prices) + 1), dtype=prices.dtype)
     table[0, 1:] = prices

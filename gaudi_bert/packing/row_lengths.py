@@ -153,7 +153,9 @@ def _choose_cheapest_lengths(planner: _RowPlanner, candidates: list[int]) -> tup
 
 
 class _RowPlanner:
-    """Plans, bounds and costs for the sequences of more than `above` and at most `length` tokens. Each plan is made once."""
+    """Plans rows for intervals of lengths, and returns their bounds and costs. An interval (above, length) contains the
+    sequences of more than `above` and at most `length` tokens. Each interval is planned only once.
+    """
 
     def __init__(self, counts: IntArray, cost: Cost, depth: int | str, algorithm: str) -> None:
         self._counts, self._cost, self._depth, self._algorithm = counts, cost, depth, algorithm
@@ -174,7 +176,7 @@ class _RowPlanner:
     def total_cost(
         self, row_lengths: tuple[int, ...], count_interval_packs: Callable[[int, int], int] | None = None
     ) -> float:
-        """Return the cost of all rows.
+        """Return the cost of all rows if rows have the given lengths.
 
         `count_interval_packs` returns the number of packs of an interval. With `min_packs`, the result is a lower bound of
         the cost.

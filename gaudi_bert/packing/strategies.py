@@ -196,7 +196,9 @@ def fill_planned_slots(strategy_counts: Mapping[Strategy, int], length_counts: I
 
 
 def _distribute_sequences_over_slots(slots: IntArray, length_counts: IntArray) -> dict[int, list[_Share]]:
-    """For each slot length, return which sequences fill its slots. The last share of a list is used first."""
+    """Decide which sequences fill the slots of each length, and return this as lists of shares by slot length. The last
+    share of a list is used first.
+    """
     shares: dict[int, list[_Share]] = {}
     free: list[_Share] = []  # [slot length, number of slots], the shortest last
     for length in (np.flatnonzero((slots > 0) | (length_counts > 0))[::-1] + 1).tolist():
@@ -315,7 +317,7 @@ Effort = Literal["bounded", "unlimited"]
 
 @dataclass(frozen=True)
 class AlgorithmResult:
-    """What an algorithm returns: strategy counts, the algorithm that was used, and a certificate if it proved a bound."""
+    """The result of a packing algorithm."""
 
     strategy_counts: StrategyCounts
     algorithm_used: str

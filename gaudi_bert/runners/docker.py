@@ -109,7 +109,7 @@ def run_on_docker(
 def _build_container_options(
     settings: PipelineSettings, stage: str, pipeline_file: Path, work_root: Path, extra_options: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the keyword arguments of `docker.containers.create` for the container of a stage.
+    """Return the keyword arguments with which `docker.containers.create` creates the container of a stage.
 
     Raises:
         InputError: Several workers would use cards, or a mounted path would hide files of the image.
@@ -181,7 +181,7 @@ def _pipeline_work_folder(settings: PipelineSettings, work_root: Path) -> Path:
 
 
 def _paths_to_mount(setting: str, text: str, pipeline_folder: Path) -> Iterator[Path]:
-    """Yield the paths to mount for one setting that names a file.
+    """Yield the paths that the container must mount so that it can read the file that a setting names.
 
     An existing path is mounted itself. For a glob, a checkpoint file or a checkpoint prefix, the closest existing parent
     folder is mounted. For records, the `vocab.txt` next to their folder is mounted too, if it exists. A URL yields nothing.
@@ -211,7 +211,7 @@ _IMAGE_FOLDERS = [
 
 
 def _build_unprivileged_options(work_folder: Path, cpu_cores: float) -> dict[str, Any]:
-    """Return Docker's options for a container without cards, which runs as the caller and without capabilities.
+    """Return Docker options for a container without cards, which runs as the user of this process and without capabilities.
 
     If the caller is root, the container runs as the owner of the work folder instead. A local work folder is created if it
     does not exist, because otherwise the daemon would create it as root.
@@ -230,7 +230,7 @@ def _build_unprivileged_options(work_folder: Path, cpu_cores: float) -> dict[str
 
 
 def _build_card_options(docker: DockerSettings, cpu_cores: float) -> dict[str, Any]:
-    """Return Docker's options for a container with Gaudi cards, as the vendor's software requires them."""
+    """Return Docker options for a container that uses Gaudi cards, as the vendor's software requires them."""
     return {
         "user": "0:0",
         "runtime": docker.runtime,
@@ -252,7 +252,7 @@ _COMMON_VARIABLE_PREFIXES = ("FSSPEC_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
 class _StoreAccess(NamedTuple):
-    """What a container needs to use object stores.
+    """The environment variables and mounts that a container needs to use object stores.
 
     Attributes:
         environment: The environment variables with the caller's credentials.
@@ -386,7 +386,7 @@ _OutputChunks = Iterable[tuple[bytes | None, bytes | None]]
 
 
 class _ContainerStopper:
-    """Forwards stop signals of this process to the running container.
+    """Stops the running container if this process receives a stop signal.
 
     The first signal stops the container gracefully, so that it can save. The second signal kills it.
 
@@ -400,19 +400,19 @@ class _ContainerStopper:
         self.requests = 0
 
     def handle_signal(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
+        """Count a stop signal, and stop the running container. The second signal kills the container."""
         self.requests += 1
         self.stop_container_if_requested()
 
     def stop_container_if_requested(self) -> None:
-        """Stop or kill the container, if there is one and a signal was received. Returns at once."""
+        """Stop or kill the container in a thread, if a container runs and a signal was received. Return at once."""
         if self.requests and self.container is not None:
             # A signal handler runs in the main thread, which may hold a lock of the client, so calling the client here could
             # deadlock. Another thread calls it.
             threading.Thread(target=self._stop_or_kill, args=(self.container, self.requests > 1), daemon=True).start()
 
     def raise_if_requested(self) -> None:
-        """Raise a `StoppedError` if a signal was received, so that no further stage begins."""
+        """Raise a `StoppedError` if a stop signal was received, so that no further stage begins."""
         if self.requests:
             raise StoppedError("stopped on request; run the same command again to resume")
 
@@ -475,7 +475,7 @@ def _run_container(
 
 
 class _ContainerOutput(NamedTuple):
-    """The output of a container that has ended.
+    """The output of a container that has ended: the lines of standard output, and the final error.
 
     Attributes:
         lines: The lines of standard output.

@@ -59,7 +59,9 @@ class CheckResult:
 
 
 def _failed_result(check_name: str, error: GaudiBertError) -> CheckResult:
-    """Return a failed result for an error. The part of its message after the last semicolon is the remedy."""
+    """Return the failed result of a check that raised an error. The part of the error message after the last semicolon is
+    the remedy.
+    """
     finding, _, remedy = str(error).rpartition("; ")
     return CheckResult(check_name, "failed", finding, remedy)
 
@@ -119,7 +121,7 @@ _GROUPS_ON_DISK = 3
 
 @dataclass(frozen=True)
 class _HostFacts:
-    """What was found on this machine.
+    """Everything that was found out about this machine.
 
     Attributes:
         hl_smi: The output of `hl-smi`, or "" if the command is missing or fails.
@@ -178,7 +180,7 @@ def examine_host(settings: PipelineSettings) -> HostReport:
 
 
 def _collect_host_facts() -> _HostFacts:
-    """Collect what the checks need from this machine. What cannot be found out counts as missing."""
+    """Collect everything about this machine that the checks need. What cannot be found out counts as missing."""
     # Later drivers also create a control node for each device, which these patterns must not match.
     nodes = [path.name for pattern in ("accel/accel[0-9]*", "hl[0-9]*") for path in sorted(Path("/dev").glob(pattern))]
     names = ("tensorflow-cpu", "tensorflow", "torch", "transformers", *_BRIDGES.values())
@@ -207,7 +209,7 @@ def _collect_host_facts() -> _HostFacts:
 
 
 def _check_host_facts(facts: _HostFacts, settings: PipelineSettings) -> list[CheckResult]:
-    """Return the results of all checks of a machine.
+    """Run all checks on the facts about a machine, and return the results.
 
     The driver is checked only if the machine has cards or the pipeline requires them.
     """
@@ -231,7 +233,7 @@ def _check_host_facts(facts: _HostFacts, settings: PipelineSettings) -> list[Che
 
 
 def _describe_processor(processor: Processor, bfloat16_time_ratios: Mapping[str, float]) -> CheckResult:
-    """Return a result that states the processor's instruction set, and how much time `--precision bfloat16` saves."""
+    """Return a result that names the processor's instruction set and states how much time `--precision bfloat16` saves."""
     if not processor.multiplies_bfloat16:
         gain = "this processor does not multiply in bfloat16, so `--precision bfloat16` computes in float32"
     elif bfloat16_time_ratios:
@@ -404,7 +406,7 @@ class _Right(NamedTuple):
 
 
 def _list_required_rights(manifests: Manifests, *, uses_queue: bool) -> list[_Right]:
-    """Return the rights that an account needs to run a pipeline, sorted by API group and resource."""
+    """Return the rights that an account needs on the cluster to run a pipeline, sorted by API group and resource."""
     unused = _OPTIONAL_KINDS - {item["kind"] for item in (*manifests.shared, *manifests.steps.values())}
     unneeded = {KINDS[kind].plural for kind in (*unused, *(() if uses_queue else ("Workload",)))}
     rights = {_Right(kind.group, kind.plural, verb) for kind in KINDS.values() for verb in kind.verbs}

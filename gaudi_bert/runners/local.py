@@ -86,7 +86,7 @@ class RunRequest:
         return replace(self.options, store=self.settings.store)
 
     def _find_input_file(self, setting: str, path_text: str) -> Path:
-        """Return the location of a file that a setting names.
+        """Return the path or URL of an input file that a setting names.
 
         Raises:
             InputError: It is a local path that does not exist.
@@ -97,11 +97,11 @@ class RunRequest:
         return path
 
     def _find_rows_file(self, setting: str, path_text: str, split: str) -> Path:
-        """Return the file of task rows that a setting names. Built-in rows are a file in the work folder."""
+        """Return the file of task rows that a setting names. If it names built-in rows, this file is in the work folder."""
         return self.work_folder.rows_path(split) if path_text in BUILT_IN_ROWS else self._find_input_file(setting, path_text)
 
     def _run_for_each_split(self, run_split: Callable[[SplitPaths], SplitResult]) -> StageResult:
-        """Call `run_split` with the paths of each split, and return its result by the name of the split."""
+        """Call `run_split` with the paths of each split, and return the results by the name of the split."""
         return {name: run_split(self.work_folder.split_paths(name)) for name in self.work_folder.split_names}
 
     # --- data

@@ -79,17 +79,17 @@ class Stage:
 
 
 def _paths_of_each_split(split_path: Callable[[SplitPaths], Path]) -> ListPaths:
-    """Return a function that returns one product for each split of a work folder."""
+    """Return a function that lists one product for each split of a work folder."""
     return lambda folder: [split_path(folder.split_paths(name)) for name in folder.split_names]
 
 
 def _list_example_summaries(folder: WorkFolder) -> list[Path]:
-    """Return the summary of the examples, or nothing if the pipeline names its own records."""
+    """Return the path of the summary of the examples, or no path if the pipeline names its own records."""
     return [] if folder.records is not None else [folder.examples_summary_path]
 
 
 def _list_group_manifests(folder: WorkFolder) -> list[Path]:
-    """Return the manifests of all groups of all splits.
+    """Return the paths of the manifests of all groups of all splits.
 
     The plan of a split says how many groups it has. If a split has no plan yet, return the path of this missing plan instead
     of its manifests.
@@ -105,7 +105,7 @@ def _list_group_manifests(folder: WorkFolder) -> list[Path]:
 
 
 def _list_unverified_splits(folder: WorkFolder) -> list[Path]:
-    """Return the verification file of each split that is not yet completely verified."""
+    """Return the path of the verification file of each split that is not yet completely verified."""
     paths = [folder.split_paths(name).verification_path for name in folder.split_names]
     return [path for path in paths if not find_histogram_files(path, folder.store)]
 

@@ -66,7 +66,7 @@ def _expand_variable_options(command: Sequence[str], variable_names: Iterable[st
 
 
 class _MpirunSupervisor:
-    """Runs an `mpirun` command, repeatedly if workers are stopped, and passes stop signals on to the running one."""
+    """Runs an `mpirun` command, starts it again if workers were stopped, and passes stop signals on to it."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
@@ -221,7 +221,7 @@ def _list_ssh_workers(command: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def _rendezvous_variables(workers: Sequence[_Worker], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with the rendezvous address and port of PyTorch ranks.
+    """Return the environment variables with the address and port at which PyTorch ranks connect to each other.
 
     The rendezvous is on the first worker, or on this machine if there are no workers. Variables that `environment` already
     sets keep their values.
@@ -248,7 +248,7 @@ _DAEMON_SECONDS = 20.0
 
 
 def _stop_ranks_in_container() -> int:
-    """Tell the ranks of this container to save and end, wait until they have ended, and return exit code 0.
+    """Tell the MPI ranks of this container to save and end, wait until they have ended, and return exit code 0.
 
     There is no timeout here, because Kubernetes ends the hook after the pod's grace period.
     """

@@ -139,7 +139,7 @@ _Environment = dict[str, str]
 
 @contextmanager
 def _start_horovod_rendezvous(process_count: int) -> Iterator[list[_Environment]]:
-    """Run Horovod's rendezvous server, and yield the environment variables of each process on this machine.
+    """Run Horovod's rendezvous server for the duration of the block, and yield the environment variables of each process.
 
     The variables are those that `horovodrun --gloo` would set. The server stops at the end of the block.
     """
@@ -222,7 +222,7 @@ def _select_training_settings(settings: PipelineSettings, stage: str) -> LoopSet
 
 
 def _assign_cores(resources: ResourceSettings, process_count: int) -> list[set[int]] | None:
-    """Return the CPU numbers for each process, or None if `resources.cores_per_process` is not set.
+    """Return the numbers of the CPUs that each process may use, or None if `resources.cores_per_process` is not set.
 
     A process gets `cores_per_process` physical cores, with all hardware threads of each core. Only CPUs that this process
     may use are given to the processes.
@@ -260,7 +260,8 @@ def _assign_cores(resources: ResourceSettings, process_count: int) -> list[set[i
 def _prepare_rendezvous(
     node: Node | None, settings: PipelineSettings, stage: str, process_count: int
 ) -> Iterator[list[_Environment]]:
-    """Yield the environment variables with which the processes on this machine find each other, one dictionary per process.
+    """Yield the environment variables with which the training processes on this machine connect to each other, one
+    dictionary per process.
 
     A node of a multi-node run uses PyTorch's variables only. On a single machine, the variables suit the engine. If the
     engine is `auto` and Horovod is installed, each process gets the variables of both engines, because it chooses the engine
@@ -294,7 +295,7 @@ def _prepare_rendezvous(
 
 
 def _raise_if_any_failed(stage: str, exits: Sequence[_ProcessExit], process_names: Sequence[str]) -> None:
-    """Raise the error that sums up how the processes ended. Return if all of them succeeded.
+    """Raise one error that sums up how the training processes ended, or return if all of them succeeded.
 
     Args:
         stage: The name of the stage, for messages.

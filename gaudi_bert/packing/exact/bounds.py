@@ -48,7 +48,7 @@ ALWAYS_PROVEN = 2e8
 
 
 def prove_lower_bound(length_counts: IntArray, depth: int, work: WorkBudget | None = None) -> Certificate:
-    """Return the best certificate that can be computed quickly.
+    """Prove a lower bound on the number of packs, and return the best certificate that can be computed quickly.
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
@@ -64,7 +64,7 @@ def prove_lower_bound(length_counts: IntArray, depth: int, work: WorkBudget | No
 
 
 def _prove_by_linear_programs(length_counts: IntArray, depth: int, work: WorkBudget) -> list[Certificate]:
-    """Return the certificates from the linear programs without and with a depth limit."""
+    """Solve the linear programs without and with a depth limit, and return the certificates that their prices give."""
     if needs_coarse_grid(length_counts, depth):
         coarse = prove_lower_bound(split_counts_into_bins(length_counts, BINS), depth, work)
         return [certify_prices(length_counts, interpolate_prices(coarse.prices, len(length_counts)), depth, work)]
@@ -81,7 +81,7 @@ def _prove_by_linear_programs(length_counts: IntArray, depth: int, work: WorkBud
 
 
 def certify_linear_program(linear_program: LinearProgram, depth: int, work: WorkBudget) -> Certificate:
-    """Round the prices of a solved relaxation to integers, and return their certificate.
+    """Round the prices of a solved linear program to integers, and return the certificate of the bound that they prove.
 
     Args:
         linear_program: the program. If it has no relaxation yet, the simple certificate is returned.
@@ -148,7 +148,8 @@ def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, work: 
 
 
 def _round_prices_down_in_steps(prices: IntArray, max_operations: float) -> IntArray:
-    """Return the prices unchanged if they have few steps, otherwise rounded down to equal steps of length.
+    """Limit the number of distinct prices, so that a proof takes fewer operations: if there are too many, round the prices
+    down so that they rise only at equal steps of length.
 
     `max_operations` determines how many steps are allowed.
     """
@@ -162,7 +163,7 @@ def _round_prices_down_in_steps(prices: IntArray, max_operations: float) -> IntA
 
 
 def _limit_worth_of_long_packs(prices: IntArray, depth: int, max_items: int) -> int:
-    """Return the worth of the best pack, or an upper limit if computing it takes too long."""
+    """Return the largest total price of the sequences in one pack, or an upper limit if computing it takes too long."""
     length, best = len(prices), np.concatenate(([0], prices))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
     listed = max_pack_worth_by_enumeration(best[rises], rises, length, depth)
@@ -176,7 +177,8 @@ def _limit_worth_of_long_packs(prices: IntArray, depth: int, max_items: int) -> 
 
 
 def _find_prices_with_common_denominator(relaxation: Relaxation) -> IntArray | None:
-    """Return the prices as integer multiples of 1 / n for the smallest possible n, or None if there is no such n.
+    """Multiply all prices by the smallest integer that makes them integers, and return these integers. Return None if no
+    integer up to `MAX_DENOMINATOR` does.
 
     With billions of sequences, rounding exact fractions down would weaken the bound by several packs.
     """

@@ -68,7 +68,8 @@ def _make_silent_solver(highspy: Any) -> Any:
 
 
 class _MasterProgram:
-    """The linear program over the strategies that are known so far, solved by HiGHS from the last basis.
+    """The linear program over the strategies that are known so far. HiGHS solves it again after each change, starting from
+    the last solution.
 
     Args:
         lengths: int64 [rows], the lengths that occur, ascending.
@@ -150,8 +151,8 @@ class _MasterProgram:
             )
 
     def set_demand(self, demand: FloatArray) -> None:
-        """Change the number of sequences to cover, float64 [rows]. A negative demand is a surplus that shorter lengths may
-        use.
+        """Change the number of sequences of each length that the program must cover, float64 [rows]. A negative number is a
+        surplus of slots that shorter lengths may use.
         """
         rows = len(demand)
         self._unit = max(1.0, float(np.max(np.abs(demand))) / LARGEST_DEMAND)
@@ -159,7 +160,7 @@ class _MasterProgram:
         self._solver.changeRowsBounds(rows, np.arange(rows, dtype=np.int32), demand / self._unit, unlimited)
 
     def minimize_packs(self, *, use_dual_simplex: bool = False) -> float:
-        """Solve from the last basis, and return the objective.
+        """Solve the linear program from the last solution on, and return the minimum number of packs, with fractions.
 
         Args:
             use_dual_simplex: use the dual simplex, which suits a changed demand. The primal simplex suits new strategies.
@@ -197,7 +198,7 @@ class _MasterProgram:
         return np.maximum.accumulate(np.maximum(duals, 0.0))
 
     def strategy_usage(self) -> FloatArray:
-        """Return how often each of `strategies` is used, float64 [strategies]."""
+        """Return how many packs use each of `strategies` in the last solution, with fractions, float64 [strategies]."""
         return np.maximum(np.array(self._solver.getSolution().col_value)[self._exchanges :], 0.0) * self._unit
 
 
@@ -217,7 +218,9 @@ Pricer = TablePricer | BoundedPricer | EnumeratedPricer
 
 
 def needs_coarse_grid(length_counts: IntArray, depth: int) -> bool:
-    """Return whether pricing all lengths would take too long, so that the program is solved on a coarse grid."""
+    """Return whether the linear program has too many lengths to be solved length by length, so that lengths must be rounded
+    to a coarse grid.
+    """
     max_length, lengths = len(length_counts), np.flatnonzero(length_counts) + 1
     if max_length <= MAX_EXACT_LENGTH or len(lengths) > MANY_LENGTHS:
         return len(lengths) > MANY_LENGTHS
@@ -227,7 +230,7 @@ def needs_coarse_grid(length_counts: IntArray, depth: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """The result of the linear program."""
+    """A solution of the linear program, which allows fractions of packs, and the lower bound that its prices prove."""
 
     objective: float  # packs over the known strategies, with fractions
     bound: float  # proven lower bound with fractions, in floating point; `certify_linear_program` makes it exact
@@ -254,7 +257,8 @@ def run_column_generation(
     target_objective: float = -np.inf,
     max_iterations: float = np.inf,
 ) -> Relaxation:
-    """Add strategies to a program until its objective is proven to be minimal to within one pack.
+    """Add strategies to a linear program until the number of packs is proven to be minimal to within one pack, and return
+    the solution.
 
     Args:
         master: the program, whose strategies must already cover everything.
@@ -327,12 +331,14 @@ class LinearProgram:
 
     @property
     def proven_prices(self) -> FloatArray:
-        """The best proven prices so far, float64 [rows], for which no pack is worth more than 1. Initially length / L."""
+        """The prices that prove the best lower bound so far, float64 [rows]. At these prices no pack is worth more than 1.
+        Initially, the price of a length is length / L.
+        """
         return self.lengths / self.max_length if self.relaxation is None else self.relaxation.prices
 
     @property
     def min_packs(self) -> int:
-        """The integer number of packs that the known strategies need at least; 0 before the program is solved."""
+        """The smallest whole number of packs that the known strategies allow, or 0 before the program is solved."""
         if self.relaxation is None or not np.isfinite(self.relaxation.objective):
             return 0
         return int(np.ceil(self.relaxation.objective - self.relaxation.rounding_tolerance))
@@ -362,7 +368,7 @@ class LinearProgram:
         return linear_program
 
     def set_remaining_demand(self, uncovered: IntArray, unplaced: IntArray) -> None:
-        """Change what the program has to cover.
+        """Change which sequences the program has to cover, after some packs were fixed.
 
         Args:
             uncovered: int64 [rows]; negative entries are free slots that shorter sequences may use.
@@ -373,17 +379,21 @@ class LinearProgram:
             self.pricer.counts = unplaced
 
     def replace_budget(self, budget: WorkBudget) -> None:
-        """Replace the budget of all further operations."""
+        """Use another budget of operations from now on."""
         self.work = self.master.work = self.pricer.work = budget
 
     def add_strategies(self, strategies: Iterable[Strategy]) -> None:
-        """Add strategies. Lengths that do not occur are replaced by the next shorter one that does."""
+        """Add strategies to the program. In each strategy, a length that does not occur is replaced by the next shorter
+        length that does.
+        """
         rows_of = (tuple(int(self._row_below[length]) for length in strategy) for strategy in strategies)
         shrunk = (tuple(int(self.lengths[row]) for row in rows if row >= 0) for rows in rows_of)
         self.master.add_strategies(strategy for strategy in shrunk if strategy)
 
     def solve(self, max_iterations: float = np.inf) -> Relaxation:
-        """Continue column generation until the relaxation is closed or the limit of simplex iterations is reached."""
+        """Solve the program by column generation until the minimum is proven, or until the limit of simplex iterations is
+        reached.
+        """
         self.relaxation = run_column_generation(
             self.master, self.pricer, self.demand.astype(np.float64), self.relaxation, max_iterations=max_iterations
         )

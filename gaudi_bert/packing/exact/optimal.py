@@ -96,7 +96,7 @@ _QUICK_DIVES, _QUICK_ITERATIONS = (DiveSettings(0.25, max_steps=30),), 60
 
 @dataclass(frozen=True)
 class _Incumbent:
-    """The best packing so far and the best certificate so far."""
+    """The best packing and the best certificate that a search has found so far."""
 
     strategy_counts: StrategyCounts
     certificate: Certificate
@@ -145,7 +145,7 @@ def pack_optimally(
 
 
 def _pack_heuristically(length_counts: IntArray, depth: int, work: WorkBudget) -> _Incumbent:
-    """Pack by LPFHP and compute the simple and threshold bounds.
+    """Pack by LPFHP, prove the simple and threshold bounds, and return the packing with the best of these bounds.
 
     If only a few packs can be saved, halves of packs are matched again as well.
     """
@@ -166,8 +166,8 @@ def _pack_heuristically(length_counts: IntArray, depth: int, work: WorkBudget) -
 
 
 def _is_gap_negligible(incumbent: _Incumbent, length_counts: IntArray, depth: int) -> bool:
-    """Return whether the gap is so small that a plan on a coarse grid, whose own error is as large, could hardly
-    close it.
+    """Return whether the packing is so close to its bound that a search on a coarse grid, whose own error is as large, could
+    hardly save a pack.
     """
     return incumbent.gap <= NEGLIGIBLE * count_packs(incumbent.strategy_counts) and needs_coarse_grid(length_counts, depth)
 
@@ -189,7 +189,9 @@ def _count_allowed_operations(incumbent: _Incumbent, length_counts: IntArray, de
 def _search_fewer_packs(
     initial: _Incumbent, length_counts: IntArray, depth: int, work: WorkBudget, effort: Effort
 ) -> _Incumbent:
-    """Search for fewer packs by linear programs, then by `nnls` if the gap is still large, then by matching halves again."""
+    """Search for a packing with fewer packs: by linear programs, then by `nnls` if the gap is still large, and at the end by
+    cutting packs in two and matching the halves again.
+    """
     if initial.gap == 0 or work.is_exhausted:
         return initial
     near_work = np.inf if effort == "unlimited" else NEAR_WORK
@@ -205,7 +207,7 @@ def _search_fewer_packs(
 
 
 def _rematch_pack_halves(incumbent: _Incumbent, max_length: int, depth: int, work: WorkBudget) -> _Incumbent:
-    """Match the halves of packs again if there is a gap.
+    """Try to save packs by cutting packs in two and matching the halves again, if there is a gap to the bound.
 
     With more than `MATCHED` sequences, only part of the packs is matched.
     """
@@ -312,7 +314,8 @@ def _improve_by_dives(
     dive_settings: tuple[DiveSettings, ...],
     max_operations_near_bound: float,
 ) -> _DiveOutcome:
-    """Dive until the gap is closed or provably cannot be closed.
+    """Try to save packs by dives, which round the fractions of the linear program to whole packs, until the gap is closed or
+    provably cannot be closed.
 
     Dives aim alternately at the lower bound and at one pack less than the incumbent. Once the incumbent is near its bound,
     further dives have a budget of `max_operations_near_bound`.
@@ -341,7 +344,9 @@ def _improve_by_dives(
 
 
 def _add_threshold_bound(incumbent: _Incumbent, length_counts: IntArray, depth: int) -> _Incumbent:
-    """Return the incumbent with the threshold certificate, if that proves more."""
+    """Return the incumbent with the threshold certificate, if this certificate proves a larger bound than that of the
+    incumbent.
+    """
     if incumbent.gap == 0:
         return incumbent
     proofs = (incumbent.certificate, certify_threshold_bound(length_counts, depth))
@@ -354,12 +359,14 @@ def _is_near_bound(incumbent: _Incumbent) -> bool:
 
 
 def _max_gap_near_bound(bound: int) -> int:
-    """Return the largest gap with which a packing counts as near to this bound."""
+    """Return how many packs above its lower bound a packing may have, so that it still counts as near to the bound."""
     return max(1, bound // NEAR)
 
 
 def _pack_on_coarse_grids(length_counts: IntArray, depth: int, incumbent: _Incumbent, work: WorkBudget) -> _Incumbent:
-    """Solve on coarse grids, assign the sequences to the slots, and swap them until they fit."""
+    """Search for fewer packs on coarse grids of lengths: solve the grid, assign the sequences to the slots of its plan, and
+    swap sequences until the packs are not too full.
+    """
     sequences, length = int(length_counts.sum()), len(length_counts)
     mean = float(length_counts @ np.arange(1, length + 1)) / sequences
     slack = max(SLACK_SHARE * mean, SLACK_PACKS * length / sequences)
@@ -388,7 +395,8 @@ def _pack_on_coarse_grids(length_counts: IntArray, depth: int, incumbent: _Incum
 
 
 def _pack_subsample_with_bound(length_counts: IntArray, depth: int, max_sequences: int, work: WorkBudget) -> _Incumbent:
-    """Pack a subsample of at most `max_sequences` sequences, and use each of its packs several times.
+    """Pack a subsample of at most `max_sequences` sequences, use each of its packs several times for all sequences, and
+    return the packing with a bound.
 
     The prices of the subsample prove a bound for all sequences.
     """
@@ -406,8 +414,8 @@ def _pack_subsample_with_bound(length_counts: IntArray, depth: int, max_sequence
 
 
 def _update_incumbent(incumbent: _Incumbent, strategy_counts: StrategyCounts | None, certificate: Certificate) -> _Incumbent:
-    """Return the smaller of both packings with the larger of both bounds. `strategy_counts` is None if only the bound is
-    new.
+    """Return the packing with fewer packs and the certificate with the larger bound, of the incumbent and of a new result.
+    `strategy_counts` is None if only the bound is new.
     """
     if strategy_counts is None or count_packs(strategy_counts) >= count_packs(incumbent.strategy_counts):
         strategy_counts = incumbent.strategy_counts

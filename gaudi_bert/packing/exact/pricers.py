@@ -58,8 +58,8 @@ class TablePricer:
         )
 
     def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """For each length, return the worth of the best pack that contains it. Prices must not fall with length; float64
-        [rows].
+        """Return for each length the largest total price of a pack that contains this length, float64 [rows]. The prices
+        must not fall with length.
         """
         tried = len(self.lengths) if self._closes else len(self.chain) * self.max_length
         self.work.spend(OPERATIONS_PER_PRODUCT * tried * self.max_length)
@@ -73,7 +73,8 @@ class TablePricer:
         return self._worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the best strategies that the last call of `compute_best_pack_worths` found, for some of the lengths.
+        """Return the best pack for each of some lengths, as the last call of `compute_best_pack_worths` found it, if this
+        pack is worth enough.
 
         If the budget is short, only the lengths with the best packs are considered.
 
@@ -99,7 +100,7 @@ class TablePricer:
 
 
 class _TracedPacks(NamedTuple):
-    """Space for traced packs, and scratch space for tracing them; L is the tokens of a pack."""
+    """Arrays into which `_trace_best_packs` writes packs, and its scratch arrays. L is the number of tokens of a pack."""
 
     items: IntArray  # int64 [4 L + 16], the lengths of all packs one after the other
     ends: IntArray  # int64 [rows], where each pack ends in `items`
@@ -118,7 +119,8 @@ def _trace_best_packs(
     prices: FloatArray,
     traced: _TracedPacks,
 ) -> int:
-    """Trace the best pack of each row until `items` is full, at least one pack, and return how many were traced.
+    """Write the best pack of each row to `traced`, until its array `items` is full, and return how many packs were written.
+    At least one pack is written.
 
     Lengths that do not occur are replaced by the next shorter one that does.
     """
@@ -176,7 +178,7 @@ class BoundedPricer:
         self._prices = np.zeros(len(lengths))
 
     def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """Return the worth of the best pack of which each length is the longest, float64 [rows].
+        """Return for each length the largest total price of a pack of which this length is the longest, float64 [rows].
 
         `prices` are float64 [rows] and must not fall with length.
         """
@@ -186,7 +188,8 @@ class BoundedPricer:
         return worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the best strategies that the last call of `compute_best_pack_worths` found, for some of the lengths.
+        """Return the best pack for each of some lengths, as the last call of `compute_best_pack_worths` found it, if this
+        pack is worth enough.
 
         Args:
             rows: int64, the indices of these lengths, each the longest of its pack.
@@ -225,7 +228,7 @@ def can_use_bounded_pricer(lengths: IntArray, max_length: int, depth: int, count
 
 
 def _bounded_table_shape(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> tuple[int, int, int]:
-    """Return the shape of the table of a `BoundedPricer`."""
+    """Return the shape (lengths + 1, slots + 1, tokens + 1) of the table of a `BoundedPricer`."""
     slots = depth if depth < max_sequences_per_pack(lengths, counts, max_length) else 0
     return len(lengths) + 1, slots + 1, max_length + 1
 
@@ -234,8 +237,8 @@ def _bounded_table_shape(lengths: IntArray, max_length: int, depth: int, counts:
 def _fill_bounded_worth_table(
     lengths: IntArray, counts: IntArray, prices: FloatArray, is_limited: bool, table: FloatArray, worth: FloatArray
 ) -> None:
-    """Fill all rows of `table` except row 0, which stands for no lengths, and write the worth of the best pack per row to
-    `worth`.
+    """Fill `table` with the largest total prices that packs of the first lengths can have, and write the largest total price
+    of a pack for each longest length to `worth`. Row 0 of the table, which stands for no lengths, stays as it is.
     """
     top, slots = table.shape[2] - 1, table.shape[1] - 1
     for row in range(lengths.size):
@@ -261,7 +264,9 @@ def _trace_bounded_pack(
     longest: int,
     pack: IntArray,
 ) -> int:
-    """Write the rows of the best pack whose longest length is that of row `longest`, and return its number of sequences."""
+    """Write the best pack whose longest length is that of row `longest` to `pack`, as rows of lengths, and return its number
+    of sequences.
+    """
     room, slot, size = table.shape[2] - 1, table.shape[1] - 1, 0
     for row in range(longest, -1, -1):
         most = min(counts[row], room // lengths[row])

@@ -49,7 +49,9 @@ exhaustive.
 
 
 class _SearchProblem(NamedTuple):
-    """The sequences to pack: T types of sequences, longest first."""
+    """The sequences that an exhaustive search has to pack. Sequences of equal length are one type, and there are T types,
+    longest first.
+    """
 
     lengths: IntArray  # int64 [T]
     prices: FloatArray  # float64 [T]
@@ -95,7 +97,7 @@ def _search_exhaustively(
     max_nodes: int,
     work: WorkBudget,
 ) -> _SearchResult:
-    """Search for packs that hold all the sequences.
+    """Search exhaustively for at most `max_packs` packs that contain all given sequences, and return them if there are any.
 
     Args:
         lengths: int64 [types], ascending.
@@ -174,7 +176,8 @@ def _fill_best_worth_table(
 def _search_depth_first(
     problem: _SearchProblem, path: _SearchPath, max_second_fraction: float, slack_spending: float, max_nodes: int
 ) -> int:
-    """Search depth-first; return the number of packs, or a code if not all sequences were placed.
+    """Search depth-first for packs that contain all sequences. Return the number of packs, or a code if not all sequences
+    were placed.
 
     The code is `_NONE_EXISTS` after a complete search, or `_NOTHING` if `max_nodes` was reached. `kind` is the type to try
     next. While many packs remain, a pack may use only the fraction `slack_spending` / (remaining packs) of the slack, so
@@ -273,7 +276,7 @@ MOST_SEARCHED, SEARCH_NODES = 2000, 50_000
 
 @dataclass(frozen=True)
 class DiveSettings:
-    """Settings of a dive."""
+    """Settings of a dive, which rounds the solution of the linear program to whole packs step by step."""
 
     share: float = 0.15  # the part of the sum of all fractions that is rounded up in one step
     threshold: float = 0.5  # smaller fractions are rounded up only if none is larger
@@ -283,7 +286,7 @@ class DiveSettings:
 
 
 class _FixedPacks:
-    """The packs that are fixed so far, and the sequences that they leave."""
+    """The packs that a dive has fixed so far, and the sequences that still have to be packed."""
 
     def __init__(self, lengths: IntArray, counts: IntArray) -> None:
         self.lengths = lengths
@@ -292,7 +295,9 @@ class _FixedPacks:
         self.fixed: list[tuple[Strategy, int]] = []
 
     def fix_packs(self, strategies: list[Strategy], counts: IntArray) -> None:
-        """Fix `counts[i]` packs of each `strategies[i]`, so that their sequences no longer have to be packed."""
+        """Add `counts[i]` packs of each `strategies[i]` to the fixed packs, so that their sequences no longer have to be
+        packed.
+        """
         for column in np.flatnonzero(counts).tolist():
             strategy, count = strategies[column], int(counts[column])
             self.fixed.append((strategy, count))
@@ -300,13 +305,13 @@ class _FixedPacks:
             np.subtract.at(self.uncovered, np.searchsorted(self.lengths, strategy), count)
 
     def undo_back_to(self, state: _DiveState) -> None:
-        """Undo everything that was fixed since `state`."""
+        """Remove all packs that were fixed after the dive was in `state`."""
         del self.fixed[state.fixed :]
         self.packs, self.uncovered = state.packs, state.uncovered.copy()
 
     @property
     def unplaced_sequences(self) -> IntArray:
-        """Sequences that have no free slot of their length or more, int64 [rows]."""
+        """The number of sequences of each length that fit into no free slot of a fixed pack, int64 [rows]."""
         balance = np.cumsum(self.uncovered[::-1])
         unplaced = np.maximum.accumulate(np.maximum(balance, 0))
         return np.diff(unplaced, prepend=0)[::-1]
@@ -320,8 +325,8 @@ class _FixedPacks:
 
 
 class _DiveState:
-    """A point to which a dive can return: the packs fixed by then, the program's solution, and the steps that failed from
-    there.
+    """A state of a dive to which it can return: the packs that were fixed by then, the solution of the program, and the
+    steps that have failed from there.
     """
 
     def __init__(self, path: _FixedPacks, usage: FloatArray, share: float) -> None:
@@ -333,7 +338,7 @@ class _DiveState:
         self.is_spent = False
 
     def choose_packs_to_fix(self, settings: DiveSettings) -> IntArray:
-        """Choose how many packs of each strategy to fix next, int64 [strategies].
+        """Return how many packs of each strategy the next step of the dive fixes, int64 [strategies].
 
         Integer parts are always fixed. If they are few, the largest fractions are rounded up as well.
         """
@@ -354,7 +359,9 @@ class _DiveState:
         return steps.astype(np.int64)
 
     def record_lost_target(self) -> None:
-        """Record that the last step lost the target, so that the next step rounds up fewer fractions, or another one."""
+        """Record that the target could no longer be met after the last step, so that the next step rounds up fewer
+        fractions, or other ones.
+        """
         self._share /= FEWER
         if len(self._raised) <= 1:
             self._barred += self._raised.tolist()
@@ -420,7 +427,9 @@ def dive_to_whole_packs(linear_program: LinearProgram, target_packs: int, settin
 
 
 def _search_packs_for_rest(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> _SearchResult:
-    """Search for packs that hold the uncovered sequences and do not exceed the target."""
+    """Search exhaustively for packs that contain the sequences outside the fixed packs, such that all packs together do not
+    exceed the target.
+    """
     waiting = fixed_packs.unplaced_sequences
     if waiting.sum() > MOST_SEARCHED:
         return _SearchResult(None, False)
@@ -437,7 +446,7 @@ def _search_packs_for_rest(linear_program: LinearProgram, fixed_packs: _FixedPac
 
 
 def _solve_rest_within_target(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> bool:
-    """Solve the program for the uncovered sequences.
+    """Solve the linear program for the sequences outside the fixed packs, and return whether the target can still be met.
 
     Return False if they provably need more packs than the target allows.
     """

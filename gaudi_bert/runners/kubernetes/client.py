@@ -145,7 +145,7 @@ def _create_dynamic_client() -> DynamicClient:
 
 
 def _build_client_resource(kind: str) -> Resource:
-    """Return the client's description of a kind."""
+    """Return the official client's description of a kind of objects."""
     from kubernetes.dynamic import Resource
 
     row = KINDS[kind]
@@ -178,7 +178,7 @@ def _load_credentials() -> None:
 
 
 def _read_response_lines(response: BaseHTTPResponse) -> Iterator[str]:
-    """Yield the lines of a streamed answer as they arrive, and close the connection at the end.
+    """Yield the lines of a streamed HTTP response as they arrive, and close the connection at the end.
 
     Raises:
         StreamDroppedError: The connection broke.
@@ -200,7 +200,7 @@ def _read_response_lines(response: BaseHTTPResponse) -> Iterator[str]:
 
 
 def _retry_delay_seconds(attempt: int, error: ApiException | None) -> float:
-    """Return the seconds to wait before the next attempt, at most 30.
+    """Return how many seconds to wait before a request is sent again, at most 30.
 
     This is the time in the server's `Retry-After` header, or else a time that doubles with each attempt, from 0.5 seconds.
     """
@@ -209,7 +209,8 @@ def _retry_delay_seconds(attempt: int, error: ApiException | None) -> float:
 
 
 def _rejected_request_error(action: str, api_error: ApiException) -> ClusterError:
-    """Return the error for a rejected request. Its message contains the server's message and a remedy, in one line.
+    """Return the error for a request that the server rejected. Its message contains the server's message and a remedy, in
+    one line.
 
     Args:
         action: What was tried, such as "read Job demo-train".
@@ -454,7 +455,7 @@ class Cluster:
             return None
 
     def _request_json(self, action: str, method: str, kind: str, **arguments: Any) -> Json:
-        """Send a request for objects of one kind, and return the JSON answer.
+        """Send a request about objects of one kind, and return the JSON object in the response.
 
         Args:
             action: What is being done, for error messages.

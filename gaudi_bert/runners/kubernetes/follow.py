@@ -119,7 +119,9 @@ def follow_step(
 
 
 def _delete_step_and_raise(cluster: Cluster, job: Json, problem: Problem, start_timer: _StartTimer) -> NoReturn:
-    """Delete a step that does not start, so that it cannot start unnoticed later, and raise the error that says why."""
+    """Delete the Job of a step that does not start, so that it cannot start unnoticed later, and raise the error that says
+    why.
+    """
     cluster.delete_object(job["kind"], job["metadata"]["name"])
     after = f" after {format_seconds(start_timer.waited_seconds)}" if start_timer.waited_seconds >= 1 else ""
     removed = f"{problem.reason}{after} ({format_object_title(job)} was deleted)"
@@ -128,7 +130,7 @@ def _delete_step_and_raise(cluster: Cluster, job: Json, problem: Problem, start_
 
 
 class _StartTimer:
-    """Measures how long pods have been waiting to start, and reports each new problem once.
+    """Measures how long the pods of a step have been waiting to start, and reports each new problem once.
 
     Args:
         start_seconds: How long pods may wait.
@@ -149,7 +151,7 @@ class _StartTimer:
         return 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
 
     def reset(self) -> None:
-        """Reset the waiting time to 0."""
+        """Set the waiting time back to 0, because the pods have started or the step was admitted."""
         self._waiting_since = None
 
     def is_never_admitted(self, problem: Problem) -> bool:
@@ -165,7 +167,7 @@ class _StartTimer:
         return problem.state is ProblemState.HOPELESS and self.waited_seconds >= _PASSING_SECONDS
 
     def should_give_up(self, problem: Problem) -> bool:
-        """Return whether to give up on a step because of `problem`.
+        """Return whether the run should give up a step that has this problem, and report the problem if it is new and lasts.
 
         If the step is not given up, a problem that is new and lasts is reported.
         """
@@ -249,13 +251,15 @@ class _StepProgress:
 
 
 def select_container_for_logs(pod: Json) -> str | None:
-    """Return the name of the container whose log is shown, or None for a worker of an MPIJob, which only runs sshd."""
+    """Return the name of the container whose log the user should see, or None for a worker of an MPIJob, which only runs
+    sshd.
+    """
     return None if is_mpijob_worker(pod) else pod["spec"]["containers"][0]["name"]
 
 
 @dataclass
 class _LogState:
-    """The state of one log that is being read.
+    """How far the log of one pod has been read.
 
     Attributes:
         thread: The thread that reads the log, or None if reading has not begun.
@@ -279,7 +283,9 @@ class _LogFollower:
         self._has_complained = False
 
     def start_or_resume_reading(self, pods: Sequence[Json]) -> None:
-        """Begin to read the log if the container has started, and resume reading if the connection broke."""
+        """Start a thread that reads the log of the first pod once its container has started, and start another one if the
+        connection broke.
+        """
         for pod in pods:
             metadata, container = pod["metadata"], select_container_for_logs(pod)
             if container is None or (metadata.get("annotations") or {}).get(_INDEX, "0") != "0":
@@ -292,7 +298,7 @@ class _LogFollower:
                 self._start_reader_thread(log, metadata["name"], container)
 
     def wait_until_read(self, timeout_seconds: float) -> None:
-        """Wait at most `timeout_seconds` until all lines are read."""
+        """Wait until the logs are read to their end, but at most `timeout_seconds`."""
         until = time.monotonic() + timeout_seconds
         for log in self._logs_by_pod.values():
             if log.thread is not None:

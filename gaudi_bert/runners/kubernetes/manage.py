@@ -58,7 +58,7 @@ def read_step_statuses(settings: PipelineSettings, cluster: Cluster) -> dict[str
 
 
 def format_step_statuses(statuses: Mapping[str, StepStatus]) -> list[str]:
-    """Return the result of `read_step_statuses` as lines of text."""
+    """Format the statuses that `read_step_statuses` returns as lines of text."""
     lines = []
     for step, status in statuses.items():
         pods = ", ".join(f"{count} {phase}" for phase, count in status.get("pods", {}).items())
@@ -68,7 +68,7 @@ def format_step_statuses(statuses: Mapping[str, StepStatus]) -> list[str]:
 
 
 def _read_step_status(settings: PipelineSettings, cluster: Cluster, job: Manifest) -> StepStatus:
-    """Return the status of one step, as described in `read_step_statuses`."""
+    """Return the status of one step, in the form that `read_step_statuses` describes."""
     submitted = _find_submitted_job(cluster, job)
     if submitted is None:
         return {"state": "not submitted"}
@@ -86,7 +86,7 @@ def _read_step_status(settings: PipelineSettings, cluster: Cluster, job: Manifes
 
 
 def _find_submitted_job(cluster: Cluster, job: Manifest) -> Manifest | None:
-    """Return the object on the cluster that has the name of a step, or None if there is none.
+    """Return the object on the cluster that has the name of the Job of a step, or None if there is no such object.
 
     For the step `train`, objects of the kinds that it had with other settings are also found. The object may belong to
     somebody else.

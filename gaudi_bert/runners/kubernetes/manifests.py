@@ -85,11 +85,11 @@ class Manifests:
     steps: dict[str, Manifest]
 
     def shared_objects_of_kind(self, kind: str) -> list[Manifest]:
-        """Return the shared objects of one kind."""
+        """Return those shared objects that have the given kind."""
         return [item for item in self.shared if item["kind"] == kind]
 
     def pod_specs_of_step(self, step: str) -> list[Manifest]:
-        """Return the pod specs of a step."""
+        """Return the specs of all pods that run a step."""
         # A TrainJob has no pod specs of its own. They are in its TrainingRuntime.
         item = self.steps[step]
         with_pods = self.shared_objects_of_kind("TrainingRuntime") if item["kind"] == "TrainJob" else [item]
@@ -174,7 +174,7 @@ def _build_object(
     step: str | None = None,
     **content: Any,
 ) -> Manifest:
-    """Return an object in the namespace of the pipeline, with the labels that mark it as belonging to the pipeline.
+    """Build an object in the namespace of the pipeline, with the labels that mark it as belonging to the pipeline.
 
     Args:
         settings: The settings of the pipeline.
@@ -201,7 +201,7 @@ def _build_object(
 
 
 def _build_shared_objects(settings: PipelineSettings) -> list[Manifest]:
-    """Return the objects that the steps share, in the order in which they must be created."""
+    """Build the objects that all steps of a pipeline need, in the order in which they must be created."""
     kubernetes = settings.kubernetes
     # Stages only read and write files, so their service account needs no rights on the cluster.
     shared = [_build_object(settings, "ServiceAccount", "stages", automountServiceAccountToken=False)]
@@ -226,7 +226,7 @@ def _build_shared_objects(settings: PipelineSettings) -> list[Manifest]:
 
 
 def _build_config_map(settings: PipelineSettings) -> Manifest:
-    """Return the ConfigMap that contains the pipeline file, and a user name for sshd if it is needed."""
+    """Build the ConfigMap that contains the pipeline file, and a passwd file if the pods need one."""
     values = settings.model_dump(mode="json", exclude_unset=True)  # without defaults, like the user's pipeline file
     # The cache of packed shards must not fill the scratch volume of a pod, so it gets at most half of it.
     half_scratch = int(parse_quantity(settings.kubernetes.scratch)) // 2
@@ -253,7 +253,7 @@ def _build_job(settings: PipelineSettings, step: str, use_failure_policy: bool) 
 
 
 def _build_pod_count_and_retries(settings: PipelineSettings, step: str, use_failure_policy: bool) -> Manifest:
-    """Return the part of a Job spec that sets the number of pods and their retries.
+    """Build the part of a Job spec that sets how many pods run at the same time and how often failed pods are retried.
 
     Args:
         settings: The settings of the pipeline.

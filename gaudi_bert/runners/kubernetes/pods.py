@@ -183,7 +183,7 @@ def build_worker_pod_template(settings: PipelineSettings) -> Manifest:
 
 
 def _build_common_pod_spec(settings: PipelineSettings, *, as_root: bool) -> Manifest:
-    """Return the part of a pod spec with its service account, security context and image pull secrets.
+    """Build the part of a pod spec that is equal for all pods: service account, security context and image pull secrets.
 
     Stages only read and write files, so the token of the account is not mounted.
 
@@ -214,7 +214,7 @@ def _build_container(
     environment: Sequence[Manifest],
     volume_names: Sequence[str],
 ) -> Manifest:
-    """Return a container without security context and resources.
+    """Build a container spec without security context and resources.
 
     If the command uses a work folder, the container also gets the variables of the secret `kubernetes.store_secret`.
 
@@ -240,7 +240,7 @@ def _build_container(
 
 
 def _build_wait_container(settings: PipelineSettings, step: str) -> Manifest:
-    """Return the init container that waits for the inputs of a step. It mounts the work folder read-only."""
+    """Build the init container that waits until the inputs of a step exist. It mounts the work folder read-only."""
     words = ["gaudi-bert", "wait", _PIPELINE_FILE, "--work", _work_root_in_pod(settings), "--for", step]
     command = [*words, "--timeout", str(settings.kubernetes.wait_seconds)]
     home, volumes = [{"name": "HOME", "value": "/tmp"}], ["pipeline", "work", "scratch"]
@@ -252,7 +252,7 @@ def _build_wait_container(settings: PipelineSettings, step: str) -> Manifest:
 
 
 def _work_root_in_pod(settings: PipelineSettings) -> str:
-    """Return the URL or the mounted folder that contains the work folders."""
+    """Return where pods find the work folders: the URL of an object store, or the folder at which the volume is mounted."""
     return settings.kubernetes.store or "/work"
 
 
@@ -335,7 +335,8 @@ def _build_requests_with_one_card(resources: ResourceSettings) -> dict[str, str]
 
 
 def _add_scratch_request(settings: PipelineSettings, resources: Manifest) -> Manifest:
-    """Add a request for the disk space of /tmp, so that the pod is not scheduled on a node whose disk is full.
+    """Add a request for the disk space of /tmp to resource requests, so that the pod is not scheduled on a node whose disk
+    is full.
 
     If `kubernetes.request_scratch` is off, return the resources unchanged.
     """
@@ -347,7 +348,8 @@ def _add_scratch_request(settings: PipelineSettings, resources: Manifest) -> Man
 def _build_environment(
     settings: PipelineSettings, manifest_variables: Sequence[Manifest], more_variables: Mapping[str, str]
 ) -> list[Manifest]:
-    """Return environment variables as in a manifest. Those in `resources.environment` override the others.
+    """Return the environment variables of a container, as in a manifest. Those in `resources.environment` override the
+    others.
 
     Args:
         settings: The settings of the pipeline.
@@ -388,7 +390,7 @@ def work_claim_name(settings: PipelineSettings) -> str:
 
 
 class _PodVolumes(NamedTuple):
-    """The volumes of a pod and their mounts in a container, as in a manifest."""
+    """The volumes of a pod, and the mounts of these volumes in a container."""
 
     volumes: list[Manifest]
     mounts: list[Manifest]
@@ -464,7 +466,7 @@ def needs_passwd_file(settings: PipelineSettings) -> bool:
 
 
 def _build_passwd_mounts(settings: PipelineSettings) -> list[Manifest]:
-    """Return the mount of the file with the user name, or an empty list if it is not needed."""
+    """Return the mount of the passwd file with the name of the pod user, or an empty list if it is not needed."""
     mount = {"name": "pipeline", "mountPath": "/etc/passwd", "subPath": USER_NAME_FILE, "readOnly": True}
     return [mount] if needs_passwd_file(settings) else []
 
@@ -480,7 +482,8 @@ def _training_pod_placement(settings: PipelineSettings) -> PodPlacement:
 
 
 def _build_pod_template(settings: PipelineSettings, step_label: str, spec: Manifest, placement: PodPlacement) -> Manifest:
-    """Return a pod template with labels, annotations and the settings that decide on which nodes the pod may run.
+    """Build a pod template from a pod spec, with labels, annotations and the settings that decide on which nodes the pod may
+    run.
 
     Args:
         settings: The settings of the pipeline.

@@ -81,7 +81,7 @@ _OPERATOR_CHECKS = {
 
 
 def find_step_problem(cluster: Cluster, job: Json, pods: Sequence[Json]) -> Problem | None:
-    """Return the most important problem of a step, or None if it has none.
+    """Return the most important problem of a step on the cluster, or None if it has no problem.
 
     A problem concerns one pod, or it says why there are too few pods. After the step has ended, only the pods are examined.
     A pod that ended because of another pod is reported only if there is no other problem.
@@ -120,7 +120,7 @@ def _creation_time(kubernetes_object: Json) -> str:
 
 
 def _task_key(pod: Json) -> str:
-    """Return a key that is equal for all pods that were created for the same task."""
+    """Return a key that is equal for all pods that were created for the same task, such as a part of a Job."""
     annotations = pod["metadata"].get("annotations") or {}
     return (
         _object_name(pod) if is_mpijob_worker(pod) else str(annotations.get("batch.kubernetes.io/job-completion-index", ""))
@@ -128,7 +128,7 @@ def _task_key(pod: Json) -> str:
 
 
 def _pod_restart_key(pod: Json) -> str:
-    """Return a text that identifies the pod and how often its containers were restarted."""
+    """Return a text that identifies a pod and how often its containers were restarted."""
     starts = sum(each.get("restartCount", 0) for each in pod.get("status", {}).get("containerStatuses") or ())
     return f"{pod['metadata'].get('uid') or _object_name(pod)}, start {starts}"
 
@@ -207,7 +207,7 @@ def _find_pod_problem(cluster: Cluster, pod: Json, step_pods: Sequence[Json]) ->
 
 
 def _find_start_problem(cluster: Cluster, pod: Json, waiting_states: Sequence[Json], scheduled_condition: Json) -> Problem:
-    """Return the problem of a pod that does not start.
+    """Return the problem that describes why a pod does not start.
 
     The message is taken from the status of the pod. If the status has no message, or if its message is about a volume claim,
     the last warnings about the pod or its claims are added.
@@ -272,14 +272,14 @@ def _find_exit_problem(
 
 
 class _MemoryLimit(NamedTuple):
-    """The memory limit of a container, or "none", and the name of the setting that sets it."""
+    """The memory limit of a container, or "none" if it has no limit, and the name of the setting that sets the limit."""
 
     limit: str
     setting: str
 
 
 def _find_memory_limit(pod: Json, container_name: str) -> _MemoryLimit:
-    """Return the memory limit of a container, with the setting that the user must change to raise it."""
+    """Return the memory limit of a container, and the setting that a user must change to raise it."""
     containers: list[Json] = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
     limits = {each["name"]: each.get("resources", {}).get("limits", {}) for each in containers}.get(container_name, {})
     stage = STEPS.get(_step_label(pod).removesuffix("-worker"))

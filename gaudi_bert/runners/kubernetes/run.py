@@ -205,7 +205,8 @@ def _check_no_other_run_is_active(cluster: Cluster, settings: PipelineSettings, 
 
 
 def _work_storage_id(settings: PipelineSettings, claim: Json | None) -> str:
-    """Return a text that identifies the storage of the work folder: the URL of the store, or the UID of the claim.
+    """Return a text that identifies the storage of the work folder: the URL of the object store, or the UID of the volume
+    claim.
 
     It is "" if the claim does not exist yet.
     """
@@ -213,7 +214,8 @@ def _work_storage_id(settings: PipelineSettings, claim: Json | None) -> str:
 
 
 def _add_digest(job: Manifest, manifests: Manifests, storage_id: str) -> Manifest:
-    """Return an object with an annotation that contains a digest of everything that its result depends on.
+    """Return a copy of the manifest of a step with an annotation that contains a digest of everything that the result of the
+    step depends on.
 
     Args:
         job: The manifest of a step.
@@ -237,7 +239,7 @@ def _read_digest(job: Manifest) -> str | None:
 
 
 def _create_shared_objects(cluster: Cluster, settings: PipelineSettings, manifests: Manifests) -> Json | None:
-    """Create or replace the shared objects, and return the claim of the work folder.
+    """Create or replace the objects that the steps share, and return the volume claim of the work folder.
 
     The claim is None if the pipeline creates none, because its settings name a claim or a store.
 
@@ -271,7 +273,7 @@ def _replace_object(cluster: Cluster, manifest: Manifest, existing: Json, *, dry
 
 
 def _submit_unless_complete(cluster: Cluster, settings: PipelineSettings, job: Manifest, reporter: Reporter) -> bool:
-    """Submit a step, unless it was already submitted with the same digest.
+    """Submit the Job of a step, unless a Job with the same digest already runs or is complete.
 
     Returns:
         True if the step must be followed, and False if it is already complete.
