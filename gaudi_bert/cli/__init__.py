@@ -1,3 +1,3 @@
-"""The command line: it parses, calls a stage or a runner, and prints. It does no work itself."""
+"""The command line `gaudi-bert`: it parses arguments, calls a stage or a runner, and prints the result."""
 
 from gaudi_bert.cli.main import main as main

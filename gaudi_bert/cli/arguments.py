@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and their conversion into settings.
+"""Arguments and options that several commands share, and their conversion to settings.
 
 Most options of a command are keys of a settings section: `add_settings_options` derives their help, choices and defaults
 from the section.
@@ -52,7 +52,7 @@ Pipeline = Annotated[
 
 
 def _silence_compiler_messages(requested: bool) -> bool:
-    """Suppress the line about compiling, so that programs read JSON only."""
+    """Suppress messages about compiling kernels if JSON is requested, and return `requested`."""
     if requested:
         os.environ["GAUDI_BERT_QUIET"] = "1"
     return requested
@@ -62,59 +62,72 @@ Json = Annotated[
     bool,
     typer.Option("--json", help="Print the result as one JSON object, for programs.", callback=_silence_compiler_messages),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Also print the algorithm and the masked slots.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Also print the algorithm and the number of masked slots.")]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace output of other settings, if gaudi-bert wrote all files there.")
+    bool,
+    typer.Option(
+        "--overwrite", help="Replace output that was made with other settings, if gaudi-bert wrote all files in that place."
+    ),
 ]
 Shard = Annotated[
     str | None,
     typer.Option(
         metavar="K/N",
-        help="Do only part K of N, counted from 0. auto reads K and N from a Slurm array, auto/N reads K from an Indexed "
-        "Job.",
+        help="Do only part K of N, counted from 0. `auto` reads K and N from a Slurm array, and auto/N reads K from an "
+        "Indexed Job.",
     ),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Number of processes or threads; default: all cores.", show_default=False),
+    typer.Option(min=1, metavar="N", help="Number of processes or threads; default: one per core.", show_default=False),
 ]
 OnBadFile = Annotated[
     str,
-    typer.Option(metavar="[stop|skip]", help="What to do with record files that cannot be read; skip leaves them out."),
+    typer.Option(metavar="[stop|skip]", help="What to do if a record file cannot be read: stop, or skip the file."),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting. `gaudi-bert settings` lists all settings."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting, for example training.updates=100. `gaudi-bert settings` lists all settings.",
+    ),
 ]
 SetPacking = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a setting of the section `packing`, such as packing.shard_multiple=256."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting of the section `packing`, for example packing.shard_multiple=256.",
     ),
 ]
 Work = Annotated[Path, typer.Option(help="The folder that contains the work folders of all pipelines.")]
 
 
 def join_expanded_pattern(words: Sequence[str]) -> str:
-    """Return RECORDS as one word: what the user typed, or the pattern that the shell expanded into several files.
+    """Return the source that the user typed: a file, a folder, or the glob pattern that the shell has expanded to `words`.
 
     Raises:
-        InputError: the words are not the files that one pattern matches.
+        InputError: There are several words, and they are not the files that match one pattern.
     """
     if len(words) == 1:
         return words[0]
-    # Guess the pattern from the common beginning and end of the words, and check that it matches just these files.
+    # The pattern itself is lost, so guess it from the common beginning and end of the words. It is right if it matches
+    # exactly these files.
     start = _common_prefix(words)
     end = _common_prefix([word[len(start) :][::-1] for word in words])[::-1]
     pattern = f"{glob.escape(start)}*{glob.escape(end)}"
     is_one = not pattern.endswith(".json") and sorted(glob.glob(pattern)) == sorted(words)
     if not is_one or not any(map(os.path.isfile, words)):
         quoted = Path(words[1]).parent / f"*{Path(words[1]).suffix}"
-        raise InputError(f"{words[1]}: expected a single file, folder or pattern; put a pattern in quotes: '{quoted}'")
+        raise InputError(
+            f"{words[1]}: expected a single file, folder or pattern, found {len(words)}; put a pattern in quotes: '{quoted}'"
+        )
     return pattern
 
 
 def _common_prefix(texts: Sequence[str]) -> str:
+    """Return the longest text with which all texts begin."""
     first, last = min(texts), max(texts)
     return first[: sum(1 for _ in takewhile(lambda letters: letters[0] == letters[1], zip(first, last, strict=False)))]
 
@@ -122,7 +135,14 @@ def _common_prefix(texts: Sequence[str]) -> str:
 def make_stage_run(
     shard: str | None = None, finish: bool = False, *, workers: int | None = None, overwrite: bool = False
 ) -> StageRun:
-    """Return the options of a stage's run. `shard` is `K/N`, `auto` or `auto/N`, or None for all of the work."""
+    """Return how a stage should run, from the options of a command.
+
+    Args:
+        shard: The value of `--shard`, which is `K/N`, `auto` or `auto/N`, or None to do all of the work.
+        finish: Whether to only complete the work after all parts are done.
+        workers: The number of processes or threads, or None for one per core.
+        overwrite: Whether to replace output that was made with other settings.
+    """
     part = None if shard is None else parse_part(shard)
     return StageRun(Reporter(), overwrite, workers, part=part, finish=finish)
 
@@ -130,12 +150,12 @@ def make_stage_run(
 def load_pipeline_settings(
     pipeline: Path | None, overrides: list[str] | None, options: Options | None = None
 ) -> PipelineSettings:
-    """Load the settings of a pipeline file, and apply the options of the command and `--set`.
+    """Load the settings of a pipeline file, then apply the options of the command and `--set`.
 
     Args:
-        pipeline: a file, the name of a bundled pipeline, or None for the defaults.
-        overrides: the values of `--set`.
-        options: the options that the user typed, by the key that they set.
+        pipeline: A file, the name of a bundled pipeline, or None for the defaults.
+        overrides: The values of `--set`.
+        options: The options that the user typed, by the key that they set.
     """
     from gaudi_bert.config.pipeline import load_pipeline
 
@@ -143,14 +163,14 @@ def load_pipeline_settings(
 
 
 def load_packing_settings(overrides: list[str] | None, options: Options | None = None) -> PackingSettings:
-    """Return the section `packing` with the options of the command and then `--set packing.key=value` applied.
+    """Return the settings of the section `packing`, from the options of the command and then `--set packing.key=value`.
 
     Raises:
         InputError: `--set` names a key of another section.
     """
     for override in overrides or ():
         if override.partition(".")[0].strip() != "packing":
-            raise InputError(f"--set {override}: this command only has the keys of `packing`, such as packing.depth=4")
+            raise InputError(f"--set {override}: this command only accepts keys of `packing`, for example packing.depth=4")
     typed = {f"packing.{name}": value for name, value in (options or {}).items()}
     return load_pipeline_settings(None, overrides, typed).packing
 
@@ -162,7 +182,7 @@ Options = Mapping[str, TypedValue]
 PIPELINE = "gaudi_bert.config.pipeline:PipelineSettings"
 # The keys of `task` that describe files of rows. Every command that reads such files has options of these names.
 ROW_FILE_KEYS = ("columns", "no_header", "format", "delimiter", "encoding", "on_bad_row")
-# The options of every command that runs a model on files of rows, and the key of each option.
+# The options of commands that run a model on files of rows, with the key of each option.
 ROWS = {
     "text_column": "task.text",
     "text_pair_column": "task.text_pair",
@@ -171,12 +191,11 @@ ROWS = {
 
 
 def add_settings_options(section: str, *names: str, **keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command an option for each of some keys of a settings section.
+    """Return a decorator that adds options to a command, one for each of some keys of a settings section.
 
-    The help, the choices and the default of an option are those of the key. The command receives all of them as one
-    argument, `options`, which maps the key of each option that the user typed to its value. The section is imported when
-    the command is used, because loading settings takes as long as everything else, and `gaudi-bert --help` does not need
-    them.
+    The help, the choices and the default of an option are those of its key. The command receives the options that the user
+    typed as one argument `options`, which maps keys to values. The section is imported when the command is used, because
+    `gaudi-bert --help` does not need settings, and loading them takes as long as everything else.
 
     Example:
         ```python
@@ -186,9 +205,9 @@ def add_settings_options(section: str, *names: str, **keys: str) -> Callable[[Ca
         ```
 
     Args:
-        section: the class of the section, as `module:class`.
-        *names: the keys, which are also the names of the options. Without any key, the options are all keys of the section.
-        **keys: further options by name, with their keys.
+        section: The class of the section, as `module:class`.
+        *names: Keys that are also the names of their options. Without `names` and `keys`, every key gets an option.
+        **keys: The keys of options with another name, by the name of the option.
     """
 
     def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -203,7 +222,15 @@ def add_settings_options(section: str, *names: str, **keys: str) -> Callable[[Ca
 def _add_options(
     command: Callable[..., None], own: Sequence[Parameter], section: str, names: Sequence[str], keys: Mapping[str, str]
 ) -> Callable[..., None]:
-    """Return `command` with all of its options. Those derived from settings come after the required ones."""
+    """Return a command that has its own options and those of a settings section, which come after the required ones.
+
+    Args:
+        command: The function of the command, with an argument `options`.
+        own: Its other parameters.
+        section: See `add_settings_options`.
+        names: See `add_settings_options`.
+        keys: See `add_settings_options`.
+    """
     from gaudi_bert.config.values import find_field, types_without_metadata
 
     module, _, name = section.partition(":")
@@ -237,7 +264,10 @@ def _add_options(
 
 
 def _make_option(name: str, field: FieldInfo) -> Parameter:
-    """Make the option of a key, with the choices, description and default of the key. It is None if it is not typed."""
+    """Return the parameter of a command for a key, with the choices, the description and the default of the key.
+
+    The value of the parameter is None if the user does not type the option.
+    """
     from gaudi_bert.config.values import types_without_metadata
 
     option, kinds = f"--{name.replace('_', '-')}", types_without_metadata(field.annotation) - {type(None)}

@@ -20,25 +20,29 @@ def estimate(
     source: Annotated[
         list[str],
         typer.Argument(
-            help="TFRecords, HDF5 files, a table, lengths (.txt, .csv, .npy, .json), a histogram.json, or wikipedia-512.",
+            help="TFRecords, HDF5 files, a table, lengths (.txt, .csv, .npy, .json), a histogram.json, or a built-in "
+            "histogram such as wikipedia-512.",
             show_default=False,
         ),
     ],
-    depths: Annotated[str, typer.Option(help="Depths to compare.")] = "1,2,3,4,8,max",
-    algorithms: Annotated[str, typer.Option(help="Algorithms to compare.")] = "none,spfhp,lpfhp,nnls,optimal",
+    depths: Annotated[str, typer.Option(help="The depths to compare.")] = "1,2,3,4,8,max",
+    algorithms: Annotated[str, typer.Option(help="The algorithms to compare.")] = "none,spfhp,lpfhp,nnls,optimal",
     max_sequence_length: Annotated[
-        int | None, typer.Option(min=1, help="Number of slots in a pack; default: that of SOURCE.", show_default=False)
+        int | None, typer.Option(min=1, help="Number of slots in a pack; default: as SOURCE says.", show_default=False)
     ] = None,
     input_column: Annotated[
-        str, typer.Option(metavar="NAME", help="Tables: the column that contains the token ids.")
+        str, typer.Option(metavar="NAME", help="Tables: column that contains the token ids.")
     ] = "input_ids",
-    picture: Annotated[Path | None, typer.Option(help="Also draw a chart, as PNG or SVG.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw charts, as .png or .svg.")] = None,
     details: Annotated[
-        bool, typer.Option("--details", help="Also print times, other row lengths, and a comparison with un-padding.")
+        bool,
+        typer.Option(
+            "--details", help="Print times, other row lengths, and a comparison with un-padding instead of the overview."
+        ),
     ] = False,
     json: arguments.Json = False,
 ) -> None:
-    """Show what packing would achieve with each algorithm at each depth, without writing anything."""
+    """Show how well each algorithm would pack the data at each depth, without writing anything."""
     from gaudi_bert.reporting import estimate
 
     data = arguments.join_expanded_pattern(source)
@@ -63,7 +67,7 @@ def prepare(
     text: Annotated[
         list[str],
         typer.Argument(
-            help="Text files, folders or glob patterns; or the built-in `python-docs`, `python-docstrings`.",
+            help="Text files, folders or glob patterns, or a built-in text: python-docs or python-docstrings.",
             show_default=False,
         ),
     ],
@@ -96,20 +100,22 @@ def tokenize(
     text: Annotated[
         list[str],
         typer.Argument(
-            help="Text files (JSON lines, CSV, TSV, Parquet, plain lines), folders or patterns; `python-docs`; - reads a "
-            "pipe.",
+            help="Text files (JSON lines, CSV, TSV, Parquet, plain lines), folders or glob patterns, the built-in text "
+            "python-docs, or - for a pipe.",
             show_default=False,
         ),
     ],
     tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or the folder of a model.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The folder to write the tables to.", show_default=False)],
-    max_sequence_length: Annotated[int, typer.Option(help="Largest number of tokens in a row.", show_default=False)],
+    max_sequence_length: Annotated[
+        int, typer.Option(help="Largest number of tokens in a row, including special tokens.", show_default=False)
+    ],
     options: arguments.Options,
     shard: arguments.Shard = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Make tables of token ids from text, with any tokenizer of the library `tokenizers`."""
+    """Make tables of token ids from texts, with any tokenizer of the library `tokenizers`."""
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import TokenizeSettings
     from gaudi_bert.tables.tokenize import tokenize_texts
@@ -129,7 +135,7 @@ def histogram(
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Count how many sequences there are of each length, file by file."""
+    """Count the sequences of each length in each file."""
     from gaudi_bert.tfrecords import histogram
 
     run = arguments.make_stage_run(shard, workers=workers, overwrite=overwrite)
@@ -156,7 +162,7 @@ def plan(
     verbose: arguments.Verbose = False,
     json: arguments.Json = False,
 ) -> None:
-    """Decide which lengths share a row, and prove how close the packing is to optimal."""
+    """Decide which lengths share a row, and prove how close the packing is to the optimum."""
     from gaudi_bert.packs import plan
 
     run = arguments.make_stage_run(workers=workers, overwrite=overwrite)
@@ -170,17 +176,15 @@ def plan(
 
 def write(
     records: arguments.Records,
-    plan: Annotated[Path, typer.Option(help="The plan.json to carry out.", show_default=False)],
+    plan: Annotated[Path, typer.Option(help="The plan.json that says how to pack the records.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The folder to write the packs to.", show_default=False)],
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change the planned shards: packing.shard_multiple or packing.shard_bytes."
-        ),
+        typer.Option("--set", metavar="KEY=VALUE", help="Change packing.shard_multiple or packing.shard_bytes of the plan."),
     ] = None,
     shard: arguments.Shard = None,
     finish: Annotated[
-        bool, typer.Option("--finish", help="After all parts are written, check the groups and write the metadata.")
+        bool, typer.Option("--finish", help="After all parts are written, check all groups and write the metadata.")
     ] = False,
     workers: arguments.Workers = None,
     overwrite: arguments.Overwrite = False,
@@ -198,22 +202,22 @@ def write(
 
 
 _KEYS_OF_SHARDS = ("shard_multiple", "shard_bytes")
-"""Settings that `write` may change although the plan contains them, because no pack depends on them."""
+"""The keys that `write` may change although the plan contains them, because no pack depends on them."""
 
 
 def _parse_shard_overrides(overrides: list[str] | None, plan: Path) -> dict[str, int]:
-    """Return the settings of shards that `write --set` changes.
+    """Return the settings of shards that `write --set` changes, by key.
 
     Raises:
-        InputError: `--set` names a key that the plan has already decided.
+        InputError: `--set` names another key, which the plan has already decided.
     """
     settings = arguments.load_packing_settings(overrides)
     for override in overrides or ():
         key = override.partition("=")[0].strip()
         if key.removeprefix("packing.") not in _KEYS_OF_SHARDS:
             raise InputError(
-                f"--set {override}: {plan.name} already contains `{key}`; pass it to `gaudi-bert plan`; `write` can only "
-                "change " + " or ".join(f"packing.{name}" for name in _KEYS_OF_SHARDS)
+                f"--set {override}: `write` cannot change `{key}` of {plan.name}; pass it to `gaudi-bert plan`, "
+                f"or change {' or '.join(f'packing.{name}' for name in _KEYS_OF_SHARDS)}"
             )
     return settings.model_dump(include=settings.model_fields_set)
 
@@ -234,15 +238,17 @@ def pack(
     on_bad_file: arguments.OnBadFile = "stop",
     shard: arguments.Shard = None,
     finish: Annotated[
-        bool, typer.Option("--finish", help="Tables: after all parts are packed, check them and write the metadata.")
+        bool, typer.Option("--finish", help="Tables: after all parts are packed, check all groups and write the metadata.")
     ] = False,
     workers: arguments.Workers = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Afterwards, prove that nothing was lost.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Afterwards, prove that no sequence was lost or changed.")
+    ] = False,
     overwrite: arguments.Overwrite = False,
     verbose: arguments.Verbose = False,
     json: arguments.Json = False,
 ) -> None:
-    """Pack TFRecords (with their plan in `OUT-plan/`), or pack a table with `input_ids` into Parquet."""
+    """Pack TFRecords (and write the plan to `OUT-plan/`), or pack a table with a column of token ids into Parquet."""
     from gaudi_bert.tables.sources import is_table
 
     source = arguments.join_expanded_pattern(records)
@@ -251,7 +257,8 @@ def pack(
 
         if on_bad_file != "stop":
             raise InputError(
-                "--on-bad-file: files of a table cannot be left out; name only the good files, for example by a pattern"
+                f"--on-bad-file {on_bad_file}: files of a table cannot be skipped; pass only the good files, for example by "
+                "a glob pattern"
             )
         check_combination({"--shard": shard, "--verify": verify})
         run = arguments.make_stage_run(shard, finish, workers=workers, overwrite=overwrite)
@@ -305,7 +312,7 @@ def _make_table_settings(source: str, options: arguments.Options, overrides: lis
     if "max_sequence_length" in options:
         if longest is not None and settings.max_sequence_length != longest:
             raise InputError(
-                f"--max-sequence-length {settings.max_sequence_length}: must equal the longest of --row-lengths, {longest}; "
+                f"--max-sequence-length {settings.max_sequence_length}: must be the longest of --row-lengths, {longest}; "
                 "leave it out"
             )
         return settings
@@ -313,7 +320,7 @@ def _make_table_settings(source: str, options: arguments.Options, overrides: lis
     length = longest if texts is None else longest or texts.max_sequence_length
     if length is None:
         raise InputError(
-            f"{source}: for a table, pass the number of slots in a pack, for example --max-sequence-length 2048"
+            f"{source}: a table does not say how many slots a pack has; pass it, for example --max-sequence-length 2048"
         )
     return settings.model_copy(update={"max_sequence_length": length})
 
@@ -328,7 +335,7 @@ def verify(
     workers: arguments.Workers = None,
     json: arguments.Json = False,
 ) -> None:
-    """Prove that every sequence is in the packed folder exactly once."""
+    """Prove that the packed folder contains every sequence exactly once."""
     from gaudi_bert.tables.sources import is_table
 
     run = arguments.make_stage_run(shard, finish, workers=workers)
@@ -364,20 +371,23 @@ def convert(
     from gaudi_bert.tfrecords import convert
 
     if to != "hdf5":
-        raise InputError(f"--to {to}: unknown format; must be hdf5")
+        raise InputError(f"--to {to}: must be hdf5, which is the only supported format")
     result = convert.convert_to_hdf5(packed, out, reporter=Reporter(), overwrite=overwrite, workers=workers)
     output.print_result(result, json)
 
 
 def inspect(
     file: Annotated[
-        Path, typer.Argument(help="A TFRecord file, packed or not, an HDF5 file, or a folder of them.", show_default=False)
+        Path,
+        typer.Argument(
+            help="A TFRecord file (packed or unpacked), an HDF5 file, or a folder of such files.", show_default=False
+        ),
     ],
     record: Annotated[int, typer.Option(min=0, help="The number of the record, counted from 0.")] = 0,
-    vocab: Annotated[Path | None, typer.Option(help="A vocab.txt, to show tokens instead of ids.")] = None,
+    vocab: Annotated[Path | None, typer.Option(help="A vocab.txt, to print tokens instead of token ids.")] = None,
     json: arguments.Json = False,
 ) -> None:
-    """Print one record in readable form."""
+    """Print one record in a form that people can read."""
     from gaudi_bert.tfrecords import inspect
 
     result = inspect.inspect_record(file, record=record, vocabulary=vocab)

@@ -1,7 +1,7 @@
 """The `gaudi-bert` command: its subcommands, and how it ends.
 
-The exit code is 0 if everything is done, 1 after a failure, 2 after wrong usage or bad input, and 75 if the command was
-stopped on request (SIGTERM or Ctrl-C) and can be resumed. Every error is one line of bounded length.
+The exit code is 0 if everything was done, 1 after a failure, 2 if the usage or the input is wrong, and 75 if the user
+stopped the command (SIGTERM or Ctrl-C) and the same command can resume. Every error is one line of bounded length.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gaudi_bert.common.errors import (
 from gaudi_bert.common.files import WRONG_PATH_ERRORS
 from gaudi_bert.common.launch import handle_signals
 
-# The commands by purpose, in the order of `--help`.
+# The commands by purpose, in the order in which `--help` lists them.
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Before anything is written": {"estimate": data_commands.estimate},
     "From text or tables to packs": {
@@ -75,11 +75,11 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
 
 class _Commands(output.Commands):
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, and raise StoppedError if it was interrupted, for which typer has an exit code of its own."""
+        """Run the command. If it is interrupted, raise StoppedError, because typer would use an exit code of its own."""
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, RuntimeError) as error:
-            # If a signal arrives while Python acquires a lock, another error is raised in place of the interruption.
+            # If a signal arrives while Python acquires a lock, a RuntimeError is raised that hides the KeyboardInterrupt.
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, KeyboardInterrupt):
                 cause = cause.__context__
@@ -91,7 +91,8 @@ class _Commands(output.Commands):
 app = typer.Typer(
     cls=_Commands,
     name="gaudi-bert",
-    help="Pack short sequences into full rows, prove the packing, and train on it, on Gaudi, a GPU or a CPU.",
+    help="Pack short sequences into full rows, prove that nothing was lost, and train BERT-like models on these rows, on "
+    "Gaudi cards, a GPU or a CPU.",
     epilog="`gaudi-bert COMMAND -h` (or `gaudi-bert help COMMAND`) explains a command.",
     context_settings=output.CONTEXT,
     pretty_exceptions_enable=False,
@@ -119,13 +120,17 @@ def _define_global_options(
         False, "--quiet", "-q", callback=output.silence_output, help="Print only results and errors."
     ),
 ) -> None:
-    """Define the options that come before a subcommand."""
+    """Define the options that users type before a subcommand. typer calls this function first."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave the process with its exit code."""
-    # Large libraries create millions of objects that stay. Scanning them again and again would take a fifth of the loading
-    # time.
+    """Run the command line, and exit the process with the exit code of the command.
+
+    Args:
+        arguments: The words after `gaudi-bert`. By default, those of this process.
+    """
+    # Large libraries create millions of objects that are never freed. Garbage collection would scan them again and again,
+    # which takes a fifth of the loading time.
     gc.set_threshold(100_000, 20, 20)
     try:
         _run_and_exit(lambda: app(args=list(arguments) if arguments is not None else None, standalone_mode=False))
@@ -133,25 +138,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _exit_with_error(StoppedError(_STOPPED))
 
 
-# --- how a command ends: with 0, or with one error line of bounded length and its exit code
+# --- the end of a command: exit code 0, or one error line of bounded length with the exit code of the error
 
 _MAX_LINE_CHARACTERS = 480
 _SECONDS_TO_UNWIND = 1.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOPPED = "stopped; run the same command again to resume"
-# Commands that have nothing to resume.
+# Commands that have nothing to resume after they were stopped.
 _COMMANDS_WITHOUT_RESUME = ("doctor", "estimate", "inspect", "k8s", "settings")
-# The error for wrong words on the command line. Its class depends on the version of typer.
+# The error that typer raises if the usage is wrong. The class has no public name in some versions of typer.
 _UsageError: Any = typer.BadParameter.__bases__[0]
 # Libraries that both engines need. If neither engine is installed, the message recommends PyTorch, which runs everywhere.
 _LIBRARIES_OF_BOTH_ENGINES = ("safetensors", "seqeval", "sklearn")
 
 
 def _run_and_exit(command: Callable[[], int | None]) -> NoReturn:
-    """Run `command`, then leave the process with its exit code, or with that of the error that ended it."""
+    """Run a command, and exit the process with its exit code, or with that of the error that it raised."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # file names may hold anything
+            stream.reconfigure(errors="backslashreplace")  # file names may contain bytes that cannot be printed
     try:
         with _interrupt_on_signals():
             code = command() or 0
@@ -165,12 +170,12 @@ def _run_and_exit(command: Callable[[], int | None]) -> NoReturn:
             raise
         _exit_with_error(_missing_library_error(module))
     except OSError as error:
-        # An error of the operating system that no stage expected, such as an impossible path or a failing disk.
+        # No stage expected this error of the operating system, such as a path that cannot exist or a failing disk.
         if error.filename is None and error.errno == errno.ENOSPC:
             _exit_with_error(_full_output_error(error))
         kind = InputError if error.errno in WRONG_PATH_ERRORS else FailedError
         _exit_with_error(
-            kind(f"{error.filename or 'this machine'}: {error.strerror or error}; check the path, or the machine")
+            kind(f"{error.filename or 'this machine'}: {error.strerror or error}; check the path and the machine")
         )
     try:
         sys.stdout.flush()
@@ -181,11 +186,11 @@ def _run_and_exit(command: Callable[[], int | None]) -> NoReturn:
 
 @contextmanager
 def _interrupt_on_signals() -> Iterator[None]:
-    """Let SIGTERM (which Kubernetes and Slurm send) and Ctrl-C interrupt the command.
+    """Let SIGTERM (which Kubernetes and Slurm send) and Ctrl-C raise a KeyboardInterrupt in the block.
 
-    Stages that can only stop at certain moments install their own handlers. A signal that the caller ignores, as shells do
-    for background jobs, stays ignored. A second signal within a second is ignored, because it could interrupt Python's locks
-    while they are being released.
+    Stages that can only stop at certain moments install their own handlers. A signal that this process inherited as ignored,
+    as in background jobs of a shell, stays ignored. A second signal within a second is ignored, because it could interrupt
+    the release of a lock.
     """
     last = -math.inf
 
@@ -201,7 +206,7 @@ def _interrupt_on_signals() -> Iterator[None]:
 
 
 def _usage_error(error: Any) -> InputError:
-    """Turn a usage error into one line that names the command's help."""
+    """Return the error for wrong usage, whose message ends with the command that prints the help."""
     from pydantic import ValidationError
 
     from gaudi_bert.config.values import format_problem
@@ -214,24 +219,29 @@ def _usage_error(error: Any) -> InputError:
 
 
 def _full_output_error(error: OSError) -> InputError:
-    """Return the error for a full standard output, and abandon it, because Python would try to flush it again at exit."""
+    """Return the error for a standard output that cannot be written, and close that output.
+
+    Otherwise, Python would try to write to it again at exit.
+    """
     sys.stdout = None
-    return InputError(f"standard output: {error.strerror}; redirect it to a place with enough room")
+    return InputError(f"standard output: cannot be written ({error.strerror}); redirect it to a disk with free space")
 
 
 def _missing_library_error(module: str) -> InputError:
+    """Return the error for a library that is not installed, with the command that installs it."""
     reason = "which is not installed"
     if module == "tensorflow" and not supports_tensorflow():
-        reason = f"version 2.15, which has none for Python {'.'.join(map(str, sys.version_info[:2]))}"
+        reason = f"version 2.15, which does not exist for Python {'.'.join(map(str, sys.version_info[:2]))}"
     extra = EXTRAS[module]
     if module in _LIBRARIES_OF_BOTH_ENGINES and find_spec("tensorflow") is not None:
         extra = "tensorflow"
     elif extra == "pytorch" and find_spec("torch") is None:
         module = "torch"  # the missing library comes with torch
-    return InputError(f"this command needs {library_title(module)}, {reason}; run: {install_command(extra)}")
+    return InputError(f"this command requires {library_title(module)}, {reason}; run: {install_command(extra)}")
 
 
 def _exit_with_error(error: GaudiBertError) -> NoReturn:
+    """Print an error as one line, and exit the process with its exit code."""
     kind = output.error_prefix()
     if isinstance(error, StoppedError):
         kind = ""  # stopping a command is not an error

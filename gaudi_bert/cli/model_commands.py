@@ -11,9 +11,7 @@ from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import require_libraries
 from gaudi_bert.common.progress import Reporter
 
-Packed = Annotated[
-    Path, typer.Option(help="A folder of packed records or a packed table, or unpacked TFRecords.", show_default=False)
-]
+Packed = Annotated[Path, typer.Option(help="Packed records, a packed table, or unpacked TFRecords.", show_default=False)]
 
 
 @arguments.add_settings_options(arguments.PIPELINE, engine="training.engine")
@@ -21,12 +19,11 @@ def train(
     data: Packed,
     out: Annotated[Path, typer.Option(help="The folder to write checkpoints and metrics to.", show_default=False)],
     options: arguments.Options,
-    evaluation_data: Annotated[Path | None, typer.Option(help="Held-out data, packed or not.")] = None,
+    evaluation_data: Annotated[Path | None, typer.Option(help="Held-out data, packed or unpacked.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="tiny (the default), bert-base, bert-large, or a config.json; for a table also a model type of "
-            "transformers, "
+            help="tiny (default), bert-base, bert-large, or a config.json; for a table also a model type of transformers, "
             "such as roberta, or a folder with weights.",
             show_default=False,
         ),
@@ -35,7 +32,7 @@ def train(
     set_: arguments.Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of the run without training.")] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a finished run up to a higher training.updates.")
+        bool, typer.Option("--resume", help="Continue a finished run after training.updates was raised.")
     ] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
@@ -64,7 +61,7 @@ def evaluate(
     data: Packed,
     checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or the output folder of `train`.", show_default=False)],
     options: arguments.Options,
-    unpacked: Annotated[str | None, typer.Option(help="The same data unpacked, to show that the metrics agree.")] = None,
+    unpacked: Annotated[str | None, typer.Option(help="The same data unpacked, to show that the metrics are equal.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the metrics to this JSON file.")] = None,
     json: arguments.Json = False,
 ) -> None:
@@ -99,12 +96,12 @@ def export(
     ],
     out: Annotated[Path, typer.Option(help="The folder to create.", show_default=False)],
     vocab: Annotated[
-        Path | None, typer.Option(help="A vocab.txt; default: the one next to the examples or the weights.")
+        Path | None, typer.Option(help="A vocab.txt; default: the vocab.txt next to the examples or the weights.")
     ] = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Write a model as a folder that transformers can open."""
+    """Write a model as a folder that transformers can load."""
     from gaudi_bert.tasks import export
 
     result = export.export(checkpoint, out, vocabulary=vocab, reporter=Reporter(), overwrite=overwrite)
@@ -137,19 +134,24 @@ Unpacked = Annotated[bool, typer.Option("--unpacked", help="Compute each text in
 def finetune(
     data: Annotated[
         Path,
-        typer.Option(help="Labelled rows: .jsonl, .csv, .tsv, .parquet, .conll, SQuAD's .json, .txt.", show_default=False),
+        typer.Option(
+            help="Labelled rows: .jsonl, .csv, .tsv, .parquet, .conll, .txt, or .json in the format of SQuAD.",
+            show_default=False,
+        ),
     ],
     model: Annotated[
         Path,
         typer.Option(help="A Hugging Face folder, a TF1 checkpoint, or a checkpoint of gaudi-bert.", show_default=False),
     ],
-    out: Annotated[Path, typer.Option(help="The folder to create, which transformers can open.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder to create, which transformers can load.", show_default=False)],
     options: arguments.Options,
     evaluation: Annotated[Path | None, typer.Option(help="Held-out labelled rows.")] = None,
     vocab: Annotated[Path | None, typer.Option(help="A folder with the tokenizer, if the model folder has none.")] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with task and finetune settings.")] = None,
     set_: arguments.Set = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the packs and the plan without training.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the packs and the plan of the run without training.")
+    ] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
@@ -176,7 +178,7 @@ def predict(
     model: Model,
     data: Annotated[
         str,
-        typer.Option(help="Rows: .jsonl, .csv, .tsv, .parquet, .txt, .conll, .json; - reads a pipe.", show_default=False),
+        typer.Option(help="Rows: .jsonl, .csv, .tsv, .parquet, .txt, .conll, .json, or - for a pipe.", show_default=False),
     ],
     out: Annotated[str, typer.Option(help="The .jsonl file to write, or - for a pipe.", show_default=False)],
     options: arguments.Options,
@@ -184,7 +186,10 @@ def predict(
     precision: Precision = "float32",
     unpacked: Unpacked = False,
     group_by: Annotated[
-        str | None, typer.Option(metavar="[query]", help="Reranking: write one line per query, with its documents ranked.")
+        str | None,
+        typer.Option(
+            metavar="[query]", help="Reranking: write one line per query, with its documents in the order of their scores."
+        ),
     ] = None,
     set_: arguments.Set = None,
     overwrite: arguments.Overwrite = False,
@@ -204,7 +209,9 @@ def predict(
 @arguments.add_settings_options(arguments.PIPELINE, **arguments.ROWS)
 def embed(
     model: Model,
-    data: Annotated[str, typer.Option(help="Rows: .jsonl, .csv, .tsv, .parquet, .txt; - reads a pipe.", show_default=False)],
+    data: Annotated[
+        str, typer.Option(help="Rows: .jsonl, .csv, .tsv, .parquet, .txt, or - for a pipe.", show_default=False)
+    ],
     out: Annotated[
         str, typer.Option(help="A .npy, .parquet or .jsonl file, or - for JSON lines to a pipe.", show_default=False)
     ],
@@ -212,7 +219,8 @@ def embed(
     pooling: Annotated[
         str | None,
         typer.Option(
-            metavar="[cls|mean|max]", help="How tokens become a vector; default: as the model folder says, or mean."
+            metavar="[cls|mean|max]",
+            help="How the vectors of the tokens become one vector; default: as the model folder says, or mean.",
         ),
     ] = None,
     normalize: Annotated[

@@ -1,6 +1,7 @@
-"""The output of commands: their help, and their results.
+"""Output of commands: their help, and the printing of results.
 
-Help is grouped by purpose, and is coloured on a terminal. Results are lines for people, or one JSON object with `--json`.
+The help lists commands by purpose, and is coloured on a terminal. A result is printed as lines for people, or as one JSON
+object with `--json`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import is_first_process
 from gaudi_bert.common.progress import ONLY_RESULT_VARIABLE
 
-# An example of each command, which its help ends with. Tests parse every example.
+# The example at the end of each command's help. Tests parse every example.
 EXAMPLES = {
     "estimate": "gaudi-bert estimate wikipedia-512",
     "prepare": "gaudi-bert prepare text/ --train-vocab 30000 --out examples/",
@@ -67,13 +68,17 @@ def error_prefix() -> str:
 
 
 def silence_output(requested: bool = True) -> None:
-    """Silence everything but results and errors, in this process and in the processes that it starts."""
+    """Silence everything except results and errors, in this process and in the processes that it starts.
+
+    Args:
+        requested: Do nothing if this is False. It is the value of `--quiet`.
+    """
     if requested:
         os.environ.update(dict.fromkeys((ONLY_RESULT_VARIABLE, "GAUDI_BERT_QUIET"), "1"))
 
 
 class Command(TyperCommand):
-    """A command with an example at the end of its help, short options `-o` and `-q`, and completion of choices."""
+    """A command whose help ends with an example. It accepts `-o` and `-q`, and shells can complete its choices."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -83,13 +88,13 @@ class Command(TyperCommand):
                 parameter.metavar = str(parameter.name).upper()
             elif parameter.name == "out":
                 parameter.opts.append("-o")
-            elif choices is not None:  # there is no public way to set it
+            elif choices is not None:  # typer has no public way to set the completion of an option that exists already
                 parameter._custom_shell_complete = partial(_complete_choice, choices[1].split("|"))  # noqa: SLF001
         if self.name in EXAMPLES:
             self.epilog = f"Example:  {EXAMPLES[self.name]}"
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the option that all commands have, and the example on a single line that can be copied."""
+        """Write the option `--quiet`, which all commands have, and the example on a single line that can be copied."""
         formatter.write("\n  -q, --quiet: print only results and errors.\n")
         if self.epilog:
             formatter.write(f"\n{self.epilog}\n")
@@ -112,18 +117,19 @@ class Command(TyperCommand):
 
 
 def _complete_choice(choices: Sequence[str], ctx: Any, parameter: Any, incomplete: str) -> list[str]:
+    """Return the choices that begin with what the user has typed so far, for completion in a shell."""
     return [choice for choice in choices if choice.startswith(incomplete)]
 
 
 class Commands(TyperGroup):
-    """A group whose help lists the commands under the title of their purpose, with complete summaries."""
+    """A group of commands whose help lists the commands by purpose, with complete summaries."""
 
     def get_help(self, ctx: Any) -> str:
         """Return the help as text."""
         return _add_colours(super().get_help(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command with all of its options, including those that are derived from settings when it is used."""
+        """Return a command with all of its options. Options that are derived from settings are added here."""
         command = super().get_command(ctx, cmd_name)
         complete = getattr(getattr(command, "callback", None), "complete", None)
         if complete is None:
@@ -133,7 +139,7 @@ class Commands(TyperGroup):
         return typer.main.get_command(alone)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. `help COMMAND` means `COMMAND --help`, and without any argument the help is printed."""
+        """Parse the arguments. `help COMMAND` means `COMMAND --help`, and the help is printed if there are no arguments."""
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
         elif not args and sys.stdout.isatty():
@@ -145,7 +151,7 @@ class Commands(TyperGroup):
         return rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the summaries of all commands."""
+        """Write the name and the summary of each command, below the title of its purpose."""
         names = self.list_commands(ctx)
         panels: dict[str, list[tuple[str, str]]] = {}
         for name in names:
@@ -182,12 +188,12 @@ def print_result(
     """Print the result of a stage or a runner.
 
     Args:
-        result: the result, which `to_json` accepts.
-        as_json: print one JSON object instead of lines.
-        lines: the lines for people; by default those of the result.
-        next_command: the command that most users type next, without `gaudi-bert`. It is printed for people only, and not
+        result: The result. `to_json` must accept it.
+        as_json: Whether to print one JSON object instead of lines.
+        lines: The lines for people. By default, they are those of the result.
+        next_command: The command that most users type next, without `gaudi-bert`. It is printed for people only, and not
             with `--quiet`.
-        shared: whether all processes of a launcher have the same result, which only the first process prints.
+        shared: Whether all processes of a launcher have the same result, so that only the first process prints it.
     """
     if shared and not is_first_process():
         return
@@ -201,5 +207,5 @@ def print_result(
 
 
 def quote_command(*words: object) -> str:
-    """Join the words of a command, quoted where a shell needs it."""
+    """Return a command as one line. Words that a shell would change are quoted."""
     return " ".join(shlex.quote(str(word)) for word in words)

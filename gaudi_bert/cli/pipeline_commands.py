@@ -1,4 +1,4 @@
-"""The commands for pipelines and machines: init, run, report, settings, wait, doctor, and k8s status, logs, open, delete."""
+"""The commands for pipelines and machines: init, run, report, settings, wait, doctor, and the group k8s."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # settings take as long to load as everything else, and `--he
     from gaudi_bert.runners.local import RunRequest
 
 k8s = typer.Typer(
-    cls=output.Commands, name="k8s", help="Show, follow or delete a pipeline on a Kubernetes cluster.", rich_markup_mode=None
+    cls=output.Commands, name="k8s", help="Show, open or delete a pipeline on a Kubernetes cluster.", rich_markup_mode=None
 )
 
 
@@ -55,7 +55,7 @@ def _run_kubernetes(run: RunRequest, stages: Sequence[str]) -> Mapping[str, str]
 
 
 _RUNNERS = ("local", "docker", "kubernetes")
-# The stages that all processes of a launcher run together.
+# The stages that the processes of a launcher, such as mpirun, run together.
 _STAGES_OF_A_LAUNCHER = ("train", "evaluate", "finetune")
 
 
@@ -68,19 +68,22 @@ def run(
     set_: arguments.Set = None,
     work: arguments.Work = Path("work"),
     shard: arguments.Shard = None,
-    finish: Annotated[bool, typer.Option("--finish", help="Complete `write` or `verify` after all its parts.")] = False,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Complete the stage `write` or `verify` after all its parts are done.")
+    ] = False,
     workers: arguments.Workers = None,
     render: Annotated[
-        Path | None, typer.Option(help="Write the Kubernetes manifests to this folder instead of running anything.")
+        Path | None, typer.Option(help="Write the Kubernetes manifests to this folder, without running anything.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be done and what is missing, without running anything.")
+        bool,
+        typer.Option("--dry-run", help="Print what would be done and which files are missing, without running anything."),
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="With --dry-run, also print every setting.")] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Run the stages of a pipeline file, and skip finished stages."""
+    """Run the stages of a pipeline. Stages that are finished already are skipped."""
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.runners.local import RunRequest
     from gaudi_bert.runners.stage_table import list_pipeline_stages, select_stages
@@ -120,7 +123,7 @@ def _run_and_print(
         output.print_result(objects, json, list(chain(*printed.values())))
     elif on == "kubernetes":
         steps = _run_kubernetes(run, stages)
-        words = {"done": "done", "skipped": "was complete already, nothing to do"}
+        words = {"done": "done", "skipped": "already complete, nothing to do"}
         output.print_result(steps, json, [f"{step}: {words[state]}" for step, state in steps.items()])
     else:
         results = run_stages(run, stages)
@@ -129,23 +132,31 @@ def _run_and_print(
             splits = result if isinstance(result, Mapping) else {"": result}
             for split, output_of_split in splits.items():
                 lines += [f"{f'{stage} {split}'.strip()}: {line}" for line in output_of_split.format_lines()]
-        # With --shard, each process of a launcher does its own part.
+        # With --shard, each process of a launcher does its own part and prints its own result.
         output.print_result(results, json, lines, shared=run.options.part is None)
 
 
 def _check_stages_allow_launcher(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
-    """Reject stages that every process of a launcher would run by itself. With --shard, each process does its own part."""
+    """Check that a launcher has not started several processes that would all do the same work.
+
+    With `--shard`, each process does its own part.
+
+    Raises:
+        InputError: Several processes would run the same stage, each of them completely.
+    """
     launch = find_launch()
     if launch is None or launch.size == 1 or shard is not None:
         return
     started = f"{launch.launcher} started {launch.size} processes"
     if on != "local":
-        raise InputError(f"--on {on}: {started}, but one process is enough; run it without {launch.launcher}")
+        raise InputError(
+            f"--on {on}: {started}, but only one process must start the pipeline; run the command without {launch.launcher}"
+        )
     alone = [stage for stage in stages if stage not in _STAGES_OF_A_LAUNCHER]
     if alone:
         raise InputError(
-            f"{started}, but {', '.join(alone)} must run in a single process; run these without {launch.launcher} and only "
-            f"{', '.join(_STAGES_OF_A_LAUNCHER)} with it, or set resources.workers, so that `run` starts the processes"
+            f"{started}, but {', '.join(alone)} must run in a single process; use {launch.launcher} only for "
+            f"{', '.join(_STAGES_OF_A_LAUNCHER)}, or set resources.workers, so that `run` starts the processes"
         )
 
 
@@ -166,7 +177,7 @@ def _print_dry_run(
     where = {"local": "here", "docker": "in containers here", "kubernetes": "on the cluster"}[on]
     waiting = [stage for stage in stages if stage not in finished]
     lines = [f"work folder: {root}"]
-    lines += [f"finished already, repeated only with --overwrite: {', '.join(finished)}"] if finished else []
+    lines += [f"already finished, and repeated only with --overwrite: {', '.join(finished)}"] if finished else []
     lines += [f"to do {where}: {', '.join(waiting) or 'nothing'}", *(f"MISSING: {path}" for path in missing)]
     if on == "kubernetes":
         each = "  {stage}: {containers} x {image} ({cpu} cpu, {memory}, {cards} cards)"
@@ -185,7 +196,12 @@ def _print_dry_run(
 
 
 def _iterate_setting_lines(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield each setting as `section.key = value`."""
+    """Yield a line `section.key = value` for each setting.
+
+    Args:
+        settings: The settings, in nested sections.
+        prefix: The text before each key.
+    """
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _iterate_setting_lines(value, f"{prefix}{name}.")
@@ -197,7 +213,7 @@ def report(
     workdir: Annotated[Path, typer.Argument(help="A work folder, such as work/demo.", show_default=False)],
     json: arguments.Json = False,
 ) -> None:
-    """Write report.html, a page with the charts and figures of a work folder."""
+    """Write report.html, a page with the charts and metrics of a work folder."""
     from gaudi_bert.reporting import report
 
     output.print_result(report.report(workdir), json)
@@ -207,9 +223,9 @@ def settings(
     section: Annotated[
         str | None, typer.Argument(help="A section or key, such as packing or training.learning_rate.", show_default=False)
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the JSON schema of a pipeline file, for editors.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the JSON schema of pipeline files, for editors.")] = False,
 ) -> None:
-    """Print every key of a pipeline file with its allowed values, default and meaning."""
+    """Print the keys of pipeline files with their allowed values, defaults and meanings."""
     from json import dumps
 
     from gaudi_bert.config.pipeline import format_settings_page, pipeline_json_schema
@@ -224,9 +240,9 @@ def settings(
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="The name of the pipeline and of its file, NAME.yaml.")] = "my-pipeline",
+    name: Annotated[str, typer.Argument(help="The name of the pipeline, which is written to NAME.yaml.")] = "my-pipeline",
 ) -> None:
-    """Write a pipeline file with the keys that most pipelines set. `init retrieval` writes one for embedding models."""
+    """Write a new pipeline file with the keys that most users change. `init retrieval` writes one for embedding models."""
     from gaudi_bert.common.files import write_text
     from gaudi_bert.config.bundled import new_pipeline_text
     from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
@@ -247,13 +263,14 @@ def init(
 def wait(
     pipeline: arguments.Pipeline,
     for_: Annotated[
-        str, typer.Option("--for", help="The step that should start, such as train or write-finish.", show_default=False)
+        str,
+        typer.Option("--for", help="The step that is about to start, such as train or write-finish.", show_default=False),
     ],
     work: arguments.Work = Path("work"),
     timeout: Annotated[float, typer.Option(min=0, help="Give up after this many seconds.")] = 86_400,
     json: arguments.Json = False,
 ) -> None:
-    """Wait until all inputs of a stage exist, for the init containers of pods."""
+    """Wait until all inputs of a stage exist. The init containers of pods run this command."""
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.runners.local import wait_for_inputs
 
@@ -273,7 +290,7 @@ def _load_settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> t
 
 @k8s.command(cls=output.Command)
 def status(pipeline: arguments.Pipeline, set_: arguments.Set = None, json: arguments.Json = False) -> None:
-    """Show the state of each step, and the reason if it failed or waits."""
+    """Show the state of each step, and why it failed or waits."""
     from gaudi_bert.runners.kubernetes import manage
 
     steps = manage.read_step_statuses(*_load_settings_and_cluster(pipeline, set_))
@@ -304,7 +321,7 @@ def delete(
     from gaudi_bert.runners.kubernetes import manage
 
     removed = manage.delete_pipeline_objects(*_load_settings_and_cluster(pipeline, set_), delete_data=data)
-    output.print_result({"removed": removed}, json, removed or ["there was nothing to remove"])
+    output.print_result({"removed": removed}, json, removed or ["nothing to remove"])
 
 
 @k8s.command("open", cls=output.Command)
@@ -330,11 +347,15 @@ def _open(
 
 
 def doctor(
-    cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster instead of this machine.")] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Check the Kubernetes cluster instead of this machine.")
+    ] = False,
     pipeline: Annotated[
-        Path | None, typer.Option(help="A pipeline file whose settings must be possible; default: the default settings.")
+        Path | None, typer.Option(help="A pipeline file, to check what its settings need; default: the default settings.")
     ] = None,
-    store: Annotated[str | None, typer.Option(metavar="URL", help="Check access to a folder in an object store.")] = None,
+    store: Annotated[
+        str | None, typer.Option(metavar="URL", help="Check the access to this folder in an object store instead.")
+    ] = None,
     set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
