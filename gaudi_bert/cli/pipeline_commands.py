@@ -83,7 +83,7 @@ def run(
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Run the stages of a pipeline. Stages that are finished already are skipped."""
+    """Run the stages of a pipeline, except for those that are already finished."""
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.runners.local import RunRequest
     from gaudi_bert.runners.stage_table import list_pipeline_stages, select_stages

@@ -1,1 +1,1 @@
-"""The stages `estimate` and `report`, and the pictures that they draw."""
+"""The commands `estimate` and `report`, and the pictures that they draw."""

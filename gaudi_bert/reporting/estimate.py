@@ -46,10 +46,10 @@ from gaudi_bert.tables.groups import count_row_tokens
 from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, list_table_files
 from gaudi_bert.tfrecords.histogram import count_records
 
-WITHOUT_DEPTH: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}
-"""The algorithms that are run once instead of at every depth, and the depth that is shown for them.
+FIXED_DEPTHS: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}
+"""Algorithms that are estimated only once, and the depth that is shown for each.
 
-`none` and `sort` have no depth, and the paper runs the others without a depth limit.
+The algorithms `none` and `sort` do not use the depth. The packing paper runs the others without a depth limit.
 """
 
 
@@ -58,7 +58,7 @@ class EstimateResult:
     """The result of `estimate`.
 
     Attributes:
-        source: The source of the histogram, as it was given.
+        source: The source of the lengths, as the user typed it.
         max_sequence_length: The number of slots of a pack.
         sequences: The number of sequences.
         tokens: The number of tokens in all sequences.
@@ -80,10 +80,10 @@ class EstimateResult:
     pictures: list[str] | None = None
 
     def format_lines(self, *, details: bool = False) -> list[str]:
-        """Return the result as lines of text.
+        """Return the lines that describe the result for people.
 
         Args:
-            details: Whether to return times, other pack lengths and the comparison with un-padding instead of the overview.
+            details: Whether to describe times, other pack lengths and the comparison with un-padding, and not the overview.
         """
         return _format_details(self) if details else _format_overview(self)
 
@@ -98,20 +98,20 @@ def estimate(
     max_sequence_length: int | None = None,
     input_column: str = TOKENS_COLUMN,
 ) -> EstimateResult:
-    """Pack a histogram with every algorithm at every depth, and compare the packings.
+    """Pack the lengths of a source with every algorithm at every depth, and return the results for comparison.
 
     Args:
-        source: A histogram.json, the name of a histogram that is bundled with the package (such as `wikipedia-512`), a file
-            of lengths, a table with tokens, or unpacked records (a folder, a file or a glob), which are counted first.
+        source: A histogram.json, the name of a bundled histogram such as `wikipedia-512`, a file of lengths, a table with a
+            column of token ids, or unpacked records (a folder, a file or a glob pattern), which are counted first.
         depths: The depths, each a number or "max".
         algorithms: The names of the algorithms.
-        picture: Where to draw the efficiency at each depth, as .png or .svg. Three more pictures are written next to it. In
-            their names, `-histogram` stands for the lengths with the proven bound, `-mixture` for the strategies, and
-            `-scaling` for packing compared with un-padding. If it is None, nothing is drawn.
+        picture: The file for a picture of the efficiency at each depth, as .png or .svg. Three more pictures are written
+            next to it, with `-histogram` (the lengths with the proven bound), `-mixture` (the strategies) and `-scaling`
+            (packing compared with un-padding) in their names. If it is None, nothing is drawn.
         reporter: Shows progress.
-        max_sequence_length: The number of slots of a pack. It defaults to that of the source, which is the longest sequence
-            for a table or a file of lengths.
-        input_column: The column of a table that contains the tokens.
+        max_sequence_length: The number of slots of a pack. By default, it is that of the histogram or of the records. For a
+            table or a file of lengths, it is the longest sequence.
+        input_column: The column of a table that contains the token ids.
 
     Raises:
         InputError: The source cannot be read, a depth or algorithm is not valid, or matplotlib is needed and not installed.
@@ -153,24 +153,25 @@ def parse_depth(depth: str | int) -> str | int:
     if text == "max":
         return text
     if not text.isdigit() or int(text) < 1:
-        raise InputError(f"depth {text!r}: each depth must be an integer from 1, or `max`; separate several by commas")
+        raise InputError(f"--depths: {text!r} is not a depth; pass integers from 1 or `max`, separated by commas")
     return int(text)
 
 
 def _estimate_packings(
     histogram: Histogram, depths: Sequence[str | int], algorithms: Sequence[str], reporter: Reporter
 ) -> list[Estimate]:
-    """Pack the histogram with each algorithm at each depth, and return one row per packing.
+    """Pack the histogram with each algorithm at each depth, and return one estimate per packing.
 
-    All packings and the proofs of their bounds share one search budget, which limits the total time for long packs.
+    The search for good packings of long packs and for their bounds could take hours. Therefore all of them share one search
+    budget.
     """
 
-    def number(depth: str | int) -> int:
-        """Return a depth as a number. For "max", return the maximum number of sequences in a pack."""
+    def to_number(depth: str | int) -> int:
+        """Return a depth as a number. For "max", it is the number of slots, because a sequence has at least one token."""
         return resolve_depth(depth, histogram.max_sequence_length)
 
-    jobs = [(name, depth) for name in algorithms for depth in ([WITHOUT_DEPTH[name]] if name in WITHOUT_DEPTH else depths)]
-    limits = sorted({number(depth) for _, depth in jobs})
+    jobs = [(name, depth) for name in algorithms for depth in ([FIXED_DEPTHS[name]] if name in FIXED_DEPTHS else depths)]
+    limits = sorted({to_number(depth) for _, depth in jobs})
     rows: list[Estimate] = []
     work = shared_estimate_budget(histogram.max_sequence_length)
     with reporter.task("estimate", len(limits) + len(jobs), "packings") as task:
@@ -180,23 +181,26 @@ def _estimate_packings(
             bounds[limit] = prove_lower_bound(histogram.counts, limit, share).bound
             task.advance()
         tiny = Histogram(16, np.arange(1, 17))
-        for name in algorithms:  # compile all kernels first, because otherwise the times would include the compilation
+        for name in algorithms:  # otherwise the measured times would include the compilation of kernels
             estimate_packing(tiny, name, 3, None)
         for index, (name, depth) in enumerate(jobs):
-            # Divide the remaining budget by the number of remaining packings, so that later packings can use what earlier
-            # packings did not need.
+            # Give each packing an equal part of the remaining budget, so that later packings can use what earlier ones
+            # left over.
             share = work and work.take_fraction(1 / (len(jobs) - index))
-            rows.append(estimate_packing(histogram, name, depth, bounds[number(depth)], work=share))
-            bounds[number(depth)] = max(bounds[number(depth)], rows[-1].lower_bound or 0)
+            rows.append(estimate_packing(histogram, name, depth, bounds[to_number(depth)], work=share))
+            bounds[to_number(depth)] = max(bounds[to_number(depth)], rows[-1].lower_bound or 0)
             task.advance()
-    # A bound at some depth is valid for all algorithms, so the best bound replaces that of earlier rows too.
-    return [row if row.lower_bound is None else replace(row, lower_bound=bounds[number(row.depth)]) for row in rows]
+    # A bound for a depth holds for all algorithms, so every estimate gets the best bound that was found for its depth.
+    return [row if row.lower_bound is None else replace(row, lower_bound=bounds[to_number(row.depth)]) for row in rows]
 
 
 def _draw_pictures(
     histogram: Histogram, result: EstimateResult, depth: str | int, picture: Path, reporter: Reporter
 ) -> list[str]:
-    """Write the four pictures and return their names. Pictures of a single packing show the algorithm `nnls` at `depth`."""
+    """Write the four pictures, and return their paths.
+
+    The pictures `-histogram` and `-mixture` show a single packing: that of the algorithm `nnls` at `depth`.
+    """
     packing = pack_histogram(histogram, "nnls", depth)
     prices = packing.certificate.prices.tolist()
     over_depth = [asdict(row) for row in result.rows if row.algorithm != "sort"]
@@ -213,10 +217,10 @@ def _draw_pictures(
     return [str(path) for path in paths]
 
 
-# --- the source of a histogram: a file, records that are counted, or a histogram that is bundled with the package
+# --- the source of the lengths: a file, a table, records that are counted, or a bundled histogram
 #
-# The histograms that are bundled with the package are those of the packing paper (Krell et al., 2021): Wikipedia with 128 to
-# 2048 tokens, and SQuAD with 384 tokens.
+# The bundled histograms are those of the packing paper (Krell et al., 2021): Wikipedia with 128 to 2048 tokens, and SQuAD
+# with 384 tokens.
 
 _HISTOGRAMS_FOLDER = Path(__file__).resolve().parents[1] / "histograms"
 
@@ -224,15 +228,7 @@ _HISTOGRAMS_FOLDER = Path(__file__).resolve().parents[1] / "histograms"
 def _read_histogram(
     source: str | Path, reporter: Reporter, max_sequence_length: int | None = None, input_column: str = TOKENS_COLUMN
 ) -> Histogram:
-    """Return the histogram of a source.
-
-    Args:
-        source: See `estimate`.
-        reporter: Shows progress while records are counted.
-        max_sequence_length: The number of slots of a pack. It defaults to that of the source, which is the longest sequence
-            for a table or a file of lengths.
-        input_column: The column of a table that contains the tokens.
-    """
+    """Return the histogram of the sequence lengths in a source. See `estimate` for the arguments."""
     if is_table(source):
         with open_local_copy(source) as table:
             return _count_checked_lengths(
@@ -255,8 +251,11 @@ def _read_histogram(
 
 
 def _count_checked_lengths(lengths: IntArray, max_sequence_length: int | None) -> Histogram:
-    """Count how many sequences have each length, and return the histogram. A pack is as long as the longest sequence by
-    default.
+    """Return the histogram of sequence lengths, after checking that no sequence is longer than a pack.
+
+    Args:
+        lengths: The length of each sequence.
+        max_sequence_length: The number of slots of a pack. By default, it is the length of the longest sequence.
 
     Raises:
         InputError: A sequence is longer than `max_sequence_length`.
@@ -265,47 +264,47 @@ def _count_checked_lengths(lengths: IntArray, max_sequence_length: int | None) -
     if max_sequence_length is not None and longest > max_sequence_length:
         position = int(np.argmax(lengths)) + 1
         raise InputError(
-            f"--max-sequence-length {max_sequence_length:,}: the value must be at least {longest:,}, the length of sequence"
-            f" {position:,}; increase it"
+            f"--max-sequence-length {max_sequence_length:,}: sequence {position:,} has {longest:,} tokens; raise the option"
         )
     return count_lengths(lengths, max_sequence_length or longest)
 
 
-def list_bundled_histograms() -> dict[str, Path]:
-    """Return the paths of the histograms that are bundled with the package, by name, sorted by data set and length."""
+def bundled_histograms() -> dict[str, Path]:
+    """Return the path of each bundled histogram by its name, sorted by data set and length."""
     named = [(path.stem.rpartition("-"), path) for path in _HISTOGRAMS_FOLDER.glob("*.json")]
     return {path.stem: path for _, path in sorted(named, key=lambda item: (item[0][0], int(item[0][2])))}
 
 
 def _find_bundled_histogram(source: str | Path) -> Path | None:
-    """Return the path of the bundled histogram with the name `source`, or None if there is no bundled one with this name.
+    """Return the path of a bundled histogram, or None if `source` is not the name of one.
 
-    An existing path or a glob takes precedence over a bundled histogram.
+    If a file of this name exists, it is used instead. A glob pattern is never a name.
 
     Raises:
-        InputError: The source does not exist, but its name resembles that of a bundled histogram.
+        InputError: The source does not exist, but its name is similar to that of a bundled histogram.
     """
-    name, bundled = str(source), list_bundled_histograms()
+    name, bundled = str(source), bundled_histograms()
     if Path(name).exists() or glob.has_magic(name):
         return None
     near = difflib.get_close_matches(name, bundled, n=1, cutoff=0.7)
     if name not in bundled and near:
-        raise InputError(f"{name}: the path does not exist; did you mean `{near[0]}`, one of {', '.join(bundled)}?")
+        others = ", ".join(bundled)
+        raise InputError(f"{name}: no such file or folder; did you mean `{near[0]}`? The built-in histograms are {others}")
     return bundled.get(name)
 
 
-# --- lengths in a file of the user: a text file, a JSON list, a numpy array, or a column of a CSV file
+# --- files of lengths: a text file, a JSON list, a numpy array, or a column of a CSV file
 #
-# The file contains one number per sequence, in any order.
+# The file contains the length of each sequence, in any order.
 
 _LENGTH_COLUMNS = ("length", "lengths", "tokens", "num_tokens", "n_tokens", "seq_len", "sequence_length")
-"""If a CSV file has several columns, the first of these names that is a column contains the lengths. Case is ignored."""
+"""Names of the column of lengths in a CSV file with several columns. The first name that occurs counts. Case is ignored."""
 
 _LIST_START_BYTES = 4096
 
 
 def _read_lengths(path: Path) -> IntArray:
-    """Read the sequence lengths in a file, and return them as int64 [sequences].
+    """Return the sequence lengths that a file contains, as int64 [sequences].
 
     Raises:
         InputError: The file does not contain one number per sequence, or a length is out of range.
@@ -316,23 +315,22 @@ def _read_lengths(path: Path) -> IntArray:
         if isinstance(error, InputError):
             raise
         raise InputError(
-            f"{path}: expected a list of sequence lengths ({shorten(str(error))}); write one integer per sequence"
+            f"{path}: is not a list of lengths ({shorten(str(error))}); write one integer per sequence"
         ) from error
     if values.ndim != 1 or not values.size:
-        raise InputError(
-            f"{path}: expected one integer per sequence, found an array of shape {list(values.shape)}; correct the file"
-        )
+        raise InputError(f"{path}: contains an array of shape {list(values.shape)}; write one integer per sequence")
     wrong = find_non_integer(values, 1, MAX_ROW_LENGTH)
     if wrong >= 0:
         raise InputError(
-            f"{path}: length {wrong + 1:,} must be an integer from 1 to {MAX_ROW_LENGTH:,}, but is {values[wrong]!s}"
+            f"{path}: length {wrong + 1:,} is {values[wrong]!s}, but must be an integer from 1 to {MAX_ROW_LENGTH:,}; "
+            "correct it"
         )
     result: IntArray = values.astype(np.int64)
     return result
 
 
 def _read_csv_lengths(path: Path) -> AnyArray:
-    """Return the lengths in a CSV or TSV file. The separator and whether there is a header are detected."""
+    """Return the lengths in a CSV or TSV file. The separator is detected, and so is whether the first line is a header."""
     text = _read_utf8(path)
     separator = max(",;\t", key=text.split("\n", 1)[0].count)
     rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if any(map(str.strip, row))]
@@ -343,14 +341,10 @@ def _read_csv_lengths(path: Path) -> AnyArray:
         names = [name.strip().lower() for name in header]
         known = [name for name in _LENGTH_COLUMNS if name in names]
         if not known:
-            raise InputError(
-                f"{path}: none of the columns {', '.join(header)} has a known name; rename the column of lengths to `length`"
-            )
+            raise InputError(f"{path}: has the columns {', '.join(header)}; rename the column of lengths to `length`")
         column = names.index(known[0])
     elif rows and len(rows[0]) > 1:
-        raise InputError(
-            f"{path}: expected one column or a header, found {len(rows[0])} columns without names; add a header"
-        )
+        raise InputError(f"{path}: has {len(rows[0])} columns without a header; keep only the column of lengths")
     return _parse_integers([row[column].strip() if column < len(row) else "" for row in rows[bool(header) :]])
 
 
@@ -360,7 +354,11 @@ def _read_utf8(path: Path) -> str:
 
 
 def _parse_integers(words: list[str]) -> AnyArray:
-    """Convert words to integers without rounding. Raises a `ValueError` that names the first word that is no integer."""
+    """Convert words to an array of integers.
+
+    Raises:
+        ValueError: A word is not an integer. The message names the first such word.
+    """
     return np.array([int(word) for word in words], dtype=np.int64 if words else np.float64)
 
 
@@ -379,25 +377,26 @@ _LABEL_WIDTH = 26
 
 
 def _format_overview(result: EstimateResult) -> list[str]:
-    """Return the overview: the efficiency and the distance from the proven bound at each depth, and the best packing."""
+    """Return the lines of the overview: efficiency and gap to the proven bound at each depth, and the best packing."""
     rows = [row for row in result.rows if row.gap is not None]
     depths = sorted({row.depth for row in rows}, key=lambda depth: (depth == "max", depth))
     lines = [*_format_headline(result), ""]
     if rows:
         bounds = [max(row.lower_bound or 0 for row in rows if row.depth == depth) for depth in depths]
         lines += [
-            "Share of slots that hold tokens, by the most sequences that a pack may hold:",
+            "Share of slots that hold tokens, by depth (the largest number of sequences in a pack):",
             _format_table_row("", [f"{depth:,}" if depth != "max" else "max" for depth in depths]),
             *_format_table(rows, depths, lambda row: f"{100 * row.efficiency:.2f} %"),
             "",
-            "Packs above the proven minimum:",
+            "Packs more than the proven minimum:",
             *_format_table(rows, depths, lambda row: f"{row.gap:,}"),
             _format_table_row("proven minimum", [f"{bound:,}" for bound in bounds]),
             "",
             _format_conclusion(result, rows),
         ]
     lines += [
-        f"{row.algorithm}: padded to the longest of a batch, {100 * row.efficiency:.2f} % of the slots hold tokens"
+        f"{row.algorithm}: if batches are padded to their longest sequence, {100 * row.efficiency:.2f} % of the slots hold "
+        "tokens"
         for row in result.rows
         if row.gap is None
     ]
@@ -405,15 +404,18 @@ def _format_overview(result: EstimateResult) -> list[str]:
 
 
 def _format_details(result: EstimateResult) -> list[str]:
-    """Return the details: every row with its time, other pack lengths, and packing compared with un-padding."""
+    """Return the lines of the details: every packing with its time, other pack lengths, a comparison with un-padding."""
     lines = [*_format_headline(result), "", *_format_all_packings(result)]
-    lines += ["", "packs of another length (LPFHP; slots and attention relative to one sequence per row):"]
+    lines += ["", "packs of other lengths (LPFHP; slots and cost of attention relative to one sequence per row):"]
     lines += [
         f"  {row.max_sequence_length:>6}: {row.packs:>12,} packs, efficiency {100 * row.efficiency:.2f} %,"
-        f" {row.fewer_slots:.3f} x fewer slots, attention x {row.attention_cost:.3f}"
+        f" {row.fewer_slots:.3f} times fewer slots, {row.attention_cost:.3f} times the cost of attention"
         for row in result.length_scan
     ]
-    lines += ["", "speed-up by number of accelerators: un-padding (paper E) / ideal un-padding of these data / packing:"]
+    lines += [
+        "",
+        "speed-up by number of accelerators: un-padding (packing paper) / ideal un-padding of these data / packing:",
+    ]
     lines += [
         f"  {row.accelerators:>6}: {row.unpadding:.3f} / {row.ideal_unpadding:.3f} / {row.packing:.3f}"
         for row in result.unpadding
@@ -422,22 +424,29 @@ def _format_details(result: EstimateResult) -> list[str]:
 
 
 def _format_headline(result: EstimateResult) -> list[str]:
-    """Return two lines about the sequences before packing."""
+    """Return two lines about the sequences before they are packed."""
     share, least = result.tokens / (result.sequences * result.max_sequence_length), result.token_bound
     return [
         f"{result.source}: {format_count(result.sequences, 'sequence')} of up to {result.max_sequence_length:,} tokens",
-        f"One per row, {100 * share:.2f} % of the slots hold tokens; the tokens alone need {format_count(least, 'pack')}.",
+        f"With one sequence per row, {100 * share:.2f} % of the slots hold tokens; full packs would need "
+        f"{format_count(least, 'row')}.",
     ]
 
 
 def _format_table_row(label: str, cells: list[str]) -> str:
-    """Return one line of a table: a label and right-aligned cells."""
+    """Return one line of a table with a label and right-aligned cells."""
     width = max(11, *(len(cell) + 2 for cell in cells))
     return f"  {label:<{_LABEL_WIDTH}}" + "".join(f"{cell:>{width}}" for cell in cells)
 
 
 def _format_table(rows: list[Estimate], depths: list[int | str], cell: Callable[[Estimate], str]) -> list[str]:
-    """Return the lines of a table with one line per algorithm and one column per depth."""
+    """Return the lines of a table with one line per algorithm and one column per depth.
+
+    Args:
+        rows: The estimates.
+        depths: The depths, in the order of the columns.
+        cell: Returns the text in the cell of an estimate.
+    """
     lines = []
     for algorithm in dict.fromkeys(row.algorithm for row in rows):
         own = {row.depth: cell(row) for row in rows if row.algorithm == algorithm}
@@ -446,7 +455,7 @@ def _format_table(rows: list[Estimate], depths: list[int | str], cell: Callable[
 
 
 def _format_conclusion(result: EstimateResult, rows: list[Estimate]) -> str:
-    """Return a sentence about the packing with the fewest packs. If several have equally few, take the smallest depth."""
+    """Return a sentence about the packing with the fewest packs. Among equally good packings, take the smallest depth."""
     best = min(rows, key=lambda row: (row.packs, row.depth == "max", row.depth))
     depth = "unlimited depth" if best.depth == "max" else f"depth {best.depth}"
     proven = "no packing needs fewer" if best.gap == 0 else f"the proven minimum is {best.lower_bound:,}"

@@ -1,8 +1,7 @@
-"""Draw pictures of a packing and of training, for `estimate --picture` and the report.
+"""Draw pictures of packings and of learning curves, for `estimate --picture` and for the report.
 
-Each `draw_` function takes plain data and returns a matplotlib `Figure`, which is not shown in a window. matplotlib is
-imported inside the functions, so that importing this module is fast. The written pictures contain no date and no random
-identifiers, so that equal data give equal files.
+Each `draw_` function returns a matplotlib `Figure` and opens no window. matplotlib is imported inside the functions, so that
+importing this module is fast. The files contain neither a date nor random identifiers, so that equal data give equal files.
 """
 
 from __future__ import annotations
@@ -23,25 +22,28 @@ from gaudi_bert.common.files import atomic_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# GREY, the colour of padding, is half transparent, so that it is pale on light and on dark pages.
+# Padding is grey. It is half transparent, so that it looks pale both on light and on dark pages.
 BLUE, ORANGE, RED, GREY, DARK_GREY = "#3b78c4", "#d9731a", "#d6453d", "#7d889966", "#7d8899"
-# The colours of text and lines on light and on dark pages. Each has a contrast of at least 4.5:1 to its page.
+# The colour of text and lines on a light page and on a dark page. Both have a contrast of at least 4.5:1.
 INK, INK_ON_DARK = "#465162", "#b3bfd0"
-# The colours of the sequences in a row, which all differ clearly from padding, and the colours of the numbers on them.
+# The colours of the sequences in a row, none of which can be confused with padding, and of the numbers on the sequences.
 _SEQUENCE_COLOURS = ("#2f6bb8", "#e08a2b", "#7a4fb5", "#2a9d8f", "#c2457a")
 _NUMBER_COLOURS = ("white", "black", "white", "black", "white")
 _PAGE_FONT = 17
-_MOST_STRATEGIES, _MOST_BARS, _MOST_DECIMALS = 30, 48, 9
+_MAX_STRATEGIES, _MAX_BARS, _MAX_DECIMALS = 30, 48, 9
 
 
 def draw_histogram(counts: Sequence[int], packs: int, lower_bound: int, prices: Sequence[int]) -> Figure:
-    """Draw the number of sequences of each length, and the price of each length in the proof of the bound.
+    """Draw the number of sequences of each length as bars, and the price of each length as a line.
+
+    The prices prove the lower bound of the number of packs.
 
     Args:
         counts: The number of sequences of length 1 to L.
         packs: The number of packs of the packing, for the title.
         lower_bound: The proven minimum number of packs, for the title.
-        prices: The price of each length from 1 to L in the certificate. They are drawn relative to the highest price.
+        prices: The price of each length from 1 to L in the certificate of the packing. They are drawn as fractions of the
+            highest price.
     """
     figure, axes = _create_figure()
     lengths = range(1, len(counts) + 1)
@@ -50,29 +52,30 @@ def draw_histogram(counts: Sequence[int], packs: int, lower_bound: int, prices: 
     axes.set(xlabel="length in tokens", ylabel="sequences of this length")
     sequences = sum(counts)
     tokens = sum(length * count for length, count in zip(lengths, counts, strict=True))
-    title = f"{sequences:,} sequences, {100 * tokens / max(sequences * len(counts), 1):.1f} % of unpacked slots are tokens"
+    efficiency = 100 * tokens / max(sequences * len(counts), 1)
+    title = f"{sequences:,} sequences; without packing, {efficiency:.1f} % of the slots hold tokens"
     axes.set_title(f"{title}\nno packing has fewer than {lower_bound:,} packs; this one has {packs:,}")
     right = axes.twinx()
-    dearest = max(1, *prices)
-    right.plot(lengths, [price / dearest for price in prices], color=ORANGE, label="price that proves the bound")
-    right.set(ylabel="price, share of the dearest", ylim=(0, 1.05))
+    highest = max(1, *prices)
+    right.plot(lengths, [price / highest for price in prices], color=ORANGE, label="price in the proof of the bound")
+    right.set(ylabel="price as a fraction of the highest", ylim=(0, 1.05))
     right.legend(loc="upper left", frameon=False)
     return figure
 
 
 def draw_strategy_counts(
-    strategy_counts: Mapping[tuple[int, ...], int], max_sequence_length: int, max_strategies: int = _MOST_STRATEGIES
+    strategy_counts: Mapping[tuple[int, ...], int], max_sequence_length: int, max_strategies: int = _MAX_STRATEGIES
 ) -> Figure:
     """Draw the most frequent strategies, each as one row with its sequences and padding to scale.
 
     Args:
         strategy_counts: The number of packs of each strategy. A strategy is a tuple of sequence lengths.
         max_sequence_length: The number of slots of a pack.
-        max_strategies: The number of strategies to draw. If it is not the default, the text in the picture is larger, for
-            the report.
+        max_strategies: The largest number of strategies to draw. If it is not the default, the text is larger, as the report
+            needs it.
     """
     shown = sorted(strategy_counts, key=lambda strategy: (-strategy_counts[strategy], strategy))[:max_strategies]
-    size = 7 if max_strategies == _MOST_STRATEGIES else _PAGE_FONT - 2
+    size = 7 if max_strategies == _MAX_STRATEGIES else _PAGE_FONT - 2
     figure, axes = _create_figure(height=1.2 + 0.023 * size * len(shown))
     packs = sum(strategy_counts.values())
     for row, strategy in enumerate(shown):
@@ -88,7 +91,7 @@ def draw_strategy_counts(
         share = f"{100 * strategy_counts[strategy] / packs:.2f} %"
         axes.text(max_sequence_length * 1.01, row, share, va="center", fontsize=size)
     axes.invert_yaxis()
-    axes.set(yticks=[], xlim=(0, max_sequence_length), xlabel="slots of one pack; right: share of all packs")
+    axes.set(yticks=[], xlim=(0, max_sequence_length), xlabel="slots of a pack; right: share of all packs")
     covered = sum(strategy_counts[strategy] for strategy in shown)
     axes.set_title(
         f"{len(shown)} of {len(strategy_counts):,} strategies, {100 * covered / max(packs, 1):.1f} % of {packs:,} packs"
@@ -97,9 +100,9 @@ def draw_strategy_counts(
 
 
 def draw_row_fill(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Figure:
-    """Draw two histograms of the number of tokens in a row, before and after packing, with the same vertical scale.
+    """Draw histograms of the number of tokens in a row before and after packing, with the same vertical scale.
 
-    If the bar of the full rows is much higher than all others, it is cut at the top, and its value is written above it.
+    If the last bar (full rows) is much higher than all others, it is cut off, and its value is written above it.
 
     Args:
         before: int64 [L], the number of rows with 1, 2, ..., L tokens before packing.
@@ -108,8 +111,8 @@ def draw_row_fill(before: NDArray[np.int64], after: NDArray[np.int64] | None) ->
     panels = [(before, "before packing", DARK_GREY)] + ([(after, "after packing", BLUE)] if after is not None else [])
     figure, axes = _create_figure(height=2.7 * len(panels), rows=len(panels))
     slots = len(before)
-    width = -(-slots // _MOST_BARS)
-    # The last bin ends at L, so that it contains the rows that are full or nearly full.
+    width = -(-slots // _MAX_BARS)
+    # Bins are counted from the end, so that the last bin contains exactly the rows that are full or nearly full.
     edges = [max(0, edge) for edge in range(slots, -width, -width)][::-1]
     spans = list(itertools.pairwise(edges))
     shares = [[100 * counts[low:high].sum() / max(counts.sum(), 1) for low, high in spans] for counts, _, _ in panels]
@@ -123,13 +126,13 @@ def draw_row_fill(before: NDArray[np.int64], after: NDArray[np.int64] | None) ->
             lengths = f"{spans[-1][0] + 1} to {slots}" if width > 1 else str(slots)
             words = f"{format_percent(share[-1] / 100)} of rows: {lengths} tokens ↑"
             panel.set_title(words, loc="right", fontsize="medium")
-        panel.set(xlim=(0, slots), ylim=(0, top), xlabel=f"real tokens in a row {when}", ylabel="% of rows")
+        panel.set(xlim=(0, slots), ylim=(0, top), xlabel=f"tokens in a row {when}", ylabel="% of rows")
         panel.grid(axis="y", alpha=0.3)
     return figure
 
 
 def draw_slot_usage(rows_before: int, rows_after: int, tokens: int, slots: int, lower_bound: int) -> Figure:
-    """Draw the slots before and after packing to scale, as bars of tokens and padding, with a line at the proven bound.
+    """Draw two bars of tokens and padding to scale, before and after packing, with a line at the proven bound.
 
     Args:
         rows_before: The number of rows before packing, which is the number of sequences.
@@ -140,10 +143,10 @@ def draw_slot_usage(rows_before: int, rows_after: int, tokens: int, slots: int, 
     """
     figure, axes = _create_figure(height=3.2)
     for bar, (when, rows) in enumerate((("before", rows_before), ("after", rows_after))):
-        axes.barh(bar, tokens, 0.44, color=BLUE, label="real tokens" if bar else None)
+        axes.barh(bar, tokens, 0.44, color=BLUE, label="tokens" if bar else None)
         axes.barh(bar, rows * slots - tokens, 0.44, tokens, color=GREY, label="padding" if bar else None)
         share = format_percent(tokens / (rows * slots), 2)
-        axes.text(0.005 * rows_before * slots, bar - 0.25, f"{when}: {rows:,} rows, {share} real tokens", va="bottom")
+        axes.text(0.005 * rows_before * slots, bar - 0.25, f"{when}: {rows:,} rows, {share} tokens", va="bottom")
     axes.plot([lower_bound * slots] * 2, [0.78, 1.4], color=RED, label=f"proven bound: {lower_bound:,} rows")
     axes.set(xlim=(0, rows_before * slots), ylim=(1.6, -0.6), yticks=[], xlabel="slots")
     axes.xaxis.set_major_formatter(_make_short_number_formatter())
@@ -152,7 +155,7 @@ def draw_slot_usage(rows_before: int, rows_after: int, tokens: int, slots: int, 
 
 
 def draw_efficiency_over_depth(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the efficiency of each algorithm over the depth.
+    """Draw the efficiency of each algorithm as a curve over the depth.
 
     Args:
         rows: Estimates, of which `algorithm`, `depth` (a number or "max") and `efficiency` (0 to 1) are used.
@@ -167,25 +170,26 @@ def draw_efficiency_over_depth(rows: Sequence[Mapping[str, Any]]) -> Figure:
         values = [own[depths[position]] for position in positions]
         axes.plot(positions, values, line, marker="o", markersize=4, label=algorithm)
     axes.set_xticks(range(len(depths)), [str(depth) for depth in depths])
-    axes.set(xlabel="depth: most sequences per pack", ylabel="efficiency, % of slots that hold a token")
+    axes.set(xlabel="depth: largest number of sequences in a pack", ylabel="efficiency, % of slots that hold tokens")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     return figure
 
 
 def draw_unpadding(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the speed-up of packing and of un-padding over the number of accelerators.
+    """Draw the speed-up of packing and of un-padding (rows of varying length) over the number of accelerators.
 
-    The speed-up of packing is constant. That of un-padding decreases, because all accelerators wait for the slowest.
+    The speed-up of packing is constant. The speed-up of un-padding decreases, because all accelerators wait for the one with
+    the longest rows.
 
     Args:
-        rows: The fields of `UnpaddingEstimate`: un-padding as extrapolated in the paper, ideal un-padding of these data, and
-            packing.
+        rows: For each number of accelerators, the fields of an `UnpaddingEstimate`: un-padding as extrapolated in the
+            packing paper, ideal un-padding of these data, and packing.
     """
     figure, axes = _create_figure()
     accelerators = [row["accelerators"] for row in rows]
     for key, colour, marker, label in (
-        ("unpadding", ORANGE, "o", "un-padding, as measured on 8 GPUs (paper E)"),
+        ("unpadding", ORANGE, "o", "un-padding, as measured on 8 GPUs (packing paper)"),
         ("ideal_unpadding", GREY, ".", "un-padding of these data, ideal"),
         ("packing", BLUE, "", "packing of these data"),
     ):
@@ -206,16 +210,16 @@ def draw_learning_curve(
     is_accuracy: bool,
     baseline: tuple[str, float] | None = None,
 ) -> Figure:
-    """Draw a loss or an accuracy over the number of sequences seen, in training and on held-out documents.
+    """Draw a loss or an accuracy over the number of sequences, in training and on held-out documents.
 
-    The vertical axis of a loss covers the range of its values, but at least a tenth of the highest value. The axis of an
-    accuracy begins at 0, unless all of its values are high.
+    The vertical axis of an accuracy begins at 0, unless all values are high. Otherwise, the axis covers the range of the
+    values, but at least a tenth of the highest value.
 
     Args:
-        training: Points (sequences seen, value) in training, drawn as a line.
-        held_out: Points (sequences seen, value) on held-out documents, drawn as dots on a line.
+        training: The points (number of sequences, value) in training, which are drawn as a line.
+        held_out: The points (number of sequences, value) on held-out documents, which are drawn as dots on a line.
         is_accuracy: Whether the values are accuracies from 0 to 1, which are labelled as percentages.
-        baseline: The name and the value of a horizontal line, which shows what is reached without learning.
+        baseline: The name and the value of what is reached without learning, which is drawn as a horizontal line.
     """
     figure, axes = _create_figure(height=3.6)
     if is_accuracy:
@@ -235,13 +239,13 @@ def draw_learning_curve(
     if is_accuracy and (lowest < 0.5 * highest or not (training or held_out)):
         axes.set_ylim(0, 1.08 * highest)
     else:
-        # If the values hardly change, the axis still covers a tenth of the highest value. Otherwise noise would look like
-        # learning.
+        # If the values hardly change and the axis covered only their range, noise would look like learning. Therefore it
+        # covers at least a tenth of the highest value.
         height = max(highest - lowest, 0.1 * highest)
         axes.set_ylim(highest - 1.06 * height, highest + 0.06 * height)
     last = max([seen for seen, _ in [*training, *held_out]], default=1) or 1
-    axes.set(xlim=(0, 1.02 * last), xlabel="sequences seen")  # otherwise half of the last dot would be cut off
-    axes.xaxis.set_major_formatter(_make_short_number_formatter())
+    axes.set(xlim=(0, 1.02 * last), xlabel="number of sequences")  # otherwise half of the last dot would be cut off
+    axes.xaxis.set_major_formatter(_short_number_formatter())
     axes.grid(axis="y", alpha=0.3)
     if values:
         _add_legend_above(axes)
@@ -253,9 +257,9 @@ def draw_learning_curve(
 
 @contextmanager
 def use_page_style() -> Iterator[None]:
-    """Draw the pictures in this block in the style of the HTML page: larger text in dark grey, and no background.
+    """Draw the pictures in the block in the style of the report: with larger text in dark grey, and without background.
 
-    Pictures are 8 inches wide. A telephone shows them 345 pixels wide, where text has a height of 10 pixels.
+    Pictures are 8 inches wide. On a telephone, where they are 345 pixels wide, their text is 10 pixels high.
     """
     import matplotlib
 
@@ -276,11 +280,11 @@ def use_page_style() -> Iterator[None]:
 
 
 def encode_picture(figure: Figure, kind: str) -> bytes:
-    """Return a figure as a file.
+    """Return the content of a picture file.
 
     Args:
-        figure: The figure.
-        kind: "png" or "svg".
+        figure: The picture.
+        kind: The format of the file, "png" or "svg".
     """
     import matplotlib
 
@@ -298,41 +302,41 @@ def add_dark_mode_style(svg: bytes) -> bytes:
     return svg[:start] + f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>".encode() + svg[start:]
 
 
-def get_picture_format(path: Path) -> str:
-    """Return "png" or "svg", depending on the ending of a file name.
+def picture_format(path: Path) -> str:
+    """Return the format of a picture, "png" or "svg", from the ending of its file name.
 
     Raises:
         InputError: The name has another ending.
     """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg"):
-        raise InputError(f"{path}: the name of a picture must end in .png or .svg; rename it")
+        raise InputError(f"{path}: must end in .png or .svg, the formats of pictures; change the name")
     return kind
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Write a figure to a file atomically. The ending of the name, .png or .svg, determines the format."""
-    kind = get_picture_format(path)
+    """Write a picture to a file atomically. The ending of the file name, .png or .svg, determines the format."""
+    kind = picture_format(path)
     with atomic_file(path) as handle:
         handle.write(encode_picture(figure, kind))
 
 
 def format_percent(fraction: float, decimals: int = 1) -> str:
-    """Format a share from 0 to 1 as a percentage, such as "99.5 %" for 0.9949. The space is a no-break space.
+    """Format a fraction from 0 to 1 as a percentage, such as "99.5 %" for 0.9949, with a no-break space.
 
-    If the result would be rounded to 0 or 100 although the share is neither 0 nor 1, more decimals are shown.
+    If the percentage would be rounded to 0 or 100 although the fraction is neither 0 nor 1, it gets more decimals.
     """
-    while 0 < fraction < 1 and decimals < _MOST_DECIMALS and round(100 * fraction, decimals) in (0, 100):
+    while 0 < fraction < 1 and decimals < _MAX_DECIMALS and round(100 * fraction, decimals) in (0, 100):
         decimals += 1
     return f"{100 * fraction:.{decimals}f}\u00a0%"
 
 
 def _create_figure(height: float = 4.5, rows: int | None = None) -> tuple[Figure, Any]:
-    """Return an empty figure and its axes.
+    """Return an empty figure and its axes. The figure is 8 inches wide.
 
     Args:
-        height: The height in inches. The width is 8 inches.
-        rows: If it is given, return an array with this many axes, one above the other, instead of single axes.
+        height: The height in inches.
+        rows: If it is a number, return an array of this many axes, one below the other, instead of single axes.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -343,12 +347,12 @@ def _create_figure(height: float = 4.5, rows: int | None = None) -> tuple[Figure
 
 
 def _add_legend_above(axes: Any) -> None:
-    """Add a legend above the picture, with two columns, because a telephone is too narrow for three."""
+    """Add a legend above the picture. It has two columns, because a telephone is too narrow for three."""
     axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), handlelength=1.2, columnspacing=1.2)
 
 
-def _make_short_number_formatter() -> Any:
-    """Return a tick formatter that writes 2 M instead of 2000000."""
+def _short_number_formatter() -> Any:
+    """Return a matplotlib formatter for ticks that writes, for example, "2 M" instead of "2000000"."""
     from matplotlib.ticker import EngFormatter
 
     return EngFormatter()

@@ -1,8 +1,8 @@
-"""Write report.html, a page with the metrics and pictures of a work folder, for the stage `report`.
+"""Write report.html, a page with the metrics and charts of a work folder, for the command `gaudi-bert report`.
 
-The report shows the results of all stages that have run so far, and names the files that are missing. The page is a single
-HTML file without scripts, and without links to other files or servers. It depends only on the files in the work folder, so
-that writing it again gives the same bytes. The text of the page is in `templates/report.html`.
+The page shows the results of all stages that have run so far, and names the files that are missing. It is a single HTML file
+without scripts, and without links to other files or servers. It depends only on the files in the work folder, so writing it
+again gives the same bytes. The text of the page is in `templates/report.html`.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
     """Write report.html into a work folder.
 
     Args:
-        workdir: The work folder, or its URL.
-        store: How to connect to the object store of a URL.
+        workdir: The work folder, or its URL in an object store.
+        store: The settings of the object store.
 
     Returns:
-        The lines to print, and a dictionary with the path of the page, its size in bytes, and the metrics of the summary.
+        The result to print, with the path of the page, its size in bytes, and the metrics of the summary.
 
     Raises:
         InputError: The folder does not exist, contains nothing to report on, or contains files that do not match.
@@ -71,17 +71,17 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
     figures = {card.name: f"{card.figure} ({card.note})" for card in _make_summary_cards(inputs)}
     size = len(page.encode("utf-8"))
     text = [f"{figure}: {value}" for figure, value in figures.items()]
-    text.append(f"the page: {name} ({format_bytes(size)}); open it in a browser")
+    text.append(f"report: {name} ({format_bytes(size)}); open it in a browser")
     return PlainResult(text, {"report": name, "bytes": size, **figures})
 
 
-# --- the files of a work folder that the report reads, each of which may be missing
+# --- the files of a work folder that the report reads. Each of them may be missing.
 
 StrategyCounts = dict[tuple[int, ...], int]
 
 
-def _list_input_files(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
-    """Return for each field of `_ReportInputs` the path of its file, and the function that reads the file."""
+def _input_files(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
+    """Return, for each field of `_ReportInputs`, the path of its file in a work folder and the function that reads it."""
     folder = WorkFolder.from_existing(workdir)
     train = folder.split_paths("train")
     return {
@@ -109,24 +109,24 @@ def _count_lines(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: handle.read(2**20), b""))
 
 
-def _read_yaml_mapping(path: Path) -> dict[str, Any] | None:
-    """Return the content of a YAML file, or None if it is not a mapping."""
+def _read_pipeline(path: Path) -> dict[str, Any] | None:
+    """Return the content of a pipeline file, or None if it is not a mapping of keys to values."""
     pipeline = parse_yaml(read_text(path), str(path))
     return pipeline if isinstance(pipeline, dict) else None
 
 
-INPUT_NAMES = {key: path.as_posix() for key, (path, _) in _list_input_files(Path()).items()}
-"""The path of each input relative to the work folder, as it is shown on the page."""
+INPUT_NAMES = {key: path.as_posix() for key, (path, _) in _input_files(Path()).items()}
+"""The path of each input file relative to the work folder, as the page shows it."""
 
 _SUFFICIENT_INPUTS = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluation", "finetuning", "predictions")
 
 
 @dataclass(frozen=True)
 class _ReportInputs:
-    """The contents of the files in a work folder. A field is None if its file is missing.
+    """The contents of the input files of the report. A field is None if its file is missing.
 
-    `name` is the name of the folder, and `predictions` is the number of rows in the file of predictions. Each other field
-    contains the content of the file that `INPUT_NAMES` lists for it.
+    `name` is the name of the work folder, and `predictions` is the number of rows in the file of predictions. Every other
+    field contains the content of the file that `INPUT_NAMES` lists for it.
     """
 
     name: str
@@ -157,45 +157,45 @@ class _ReportInputs:
 
     @property
     def totals(self) -> RecordMetadata | PlanTotals | None:
-        """The metrics of the packing: those of the written packs, or those of the plan if no packs were written."""
+        """The metrics of the written packs. If no packs have been written, they are those of the plan."""
         if self.metadata is not None:
             return self.metadata
         return self.plan.totals if self.plan is not None else None
 
     @property
     def strategy_counts(self) -> StrategyCounts | None:
-        """The number of packs of each strategy, over all groups of the plan."""
+        """The number of packs of each strategy (the lengths that share a pack), over all groups of the plan."""
         return self.plan.strategy_counts if self.plan is not None else None
 
 
 def _read_inputs(workdir: Path) -> _ReportInputs:
-    """Read all inputs from a local work folder.
+    """Read all input files of the report from a local work folder.
 
     Raises:
         InputError: The folder does not exist, contains nothing to report on, or contains files that do not match.
     """
     if not workdir.is_dir():
-        raise InputError(f"{workdir}: the folder does not exist; pass a work folder, for example work/demo")
-    sources = {key: (path, reader) for key, (path, reader) in _list_input_files(workdir).items() if path.exists()}
+        raise InputError(f"{workdir}: no such folder; pass a work folder, for example work/demo")
+    sources = {key: (path, reader) for key, (path, reader) in _input_files(workdir).items() if path.exists()}
     if not sources.keys() & set(_SUFFICIENT_INPUTS):
         names = ", ".join(INPUT_NAMES[key] for key in _SUFFICIENT_INPUTS)
-        raise InputError(
-            f"{workdir}: the folder contains nothing to report on, that is none of {names}; run the pipeline first"
-        )
+        raise InputError(f"{workdir}: contains none of the files that a report needs ({names}); run the pipeline first")
     read = dict.fromkeys(INPUT_NAMES) | {key: reader(path) for key, (path, reader) in sources.items()}
     inputs = _ReportInputs(name=workdir.resolve().name, **read)
     if inputs.metadata is not None and inputs.verification is not None:
         Verification.read_matching(
             sources["verification"][0], inputs.metadata
-        )  # raises an error if it belongs to other packs
+        )  # raises an error if these packs were not verified
     histogram, plan = inputs.histogram, workdir / INPUT_NAMES["plan"]
     if histogram is not None and histogram.sequences == 0:
-        raise InputError(f"{plan.parent}: the histogram contains no sequences; make it again from records that contain some")
+        raise InputError(
+            f"{plan.parent}: the histogram contains no sequences; create it again from records that contain some"
+        )
     largest = max((sum(strategy) for strategy in inputs.strategy_counts or {}), default=0)
     if histogram is not None and largest > histogram.max_sequence_length:
         slots = histogram.max_sequence_length
         raise InputError(
-            f"{plan}: a pack has {largest} tokens, but the rows of the histogram have only {slots}; make the plan again"
+            f"{plan}: contains a pack of {largest} tokens, but the histogram is for packs of {slots}; create the plan again"
         )
     return inputs
 
@@ -204,12 +204,12 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
 
 
 class _Card(NamedTuple):
-    """One metric of the summary.
+    """A metric in the summary at the top of the page.
 
     Attributes:
         name: The name of the metric.
-        figure: The value, as text.
-        note: The text below the value.
+        figure: The value as text.
+        note: The explanation below the value.
     """
 
     name: str
@@ -218,7 +218,7 @@ class _Card(NamedTuple):
 
 
 def _render_page(inputs: _ReportInputs) -> str:
-    """Return the page as HTML. It depends only on `inputs`."""
+    """Return the page as HTML. Equal inputs give the same page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -249,19 +249,19 @@ def _render_page(inputs: _ReportInputs) -> str:
     )
 
 
-# Characters that need no encoding in a data URL inside single quotes. `#`, `%`, `&` and the single quote do need it.
+# The characters that may stay as they are in a data URL inside single quotes. `#`, `%`, `&` and the single quote may not.
 _PLAIN_IN_URLS = ' !"$()*+,-./:;<=>?@_~'
 
 _Line = TypeVar("_Line", bound=FineTuningLine)
 
 
-def _find_last_training_line(lines: Sequence[_Line] | None) -> _Line | None:
-    """Return the last line with training metrics, or None if there is none."""
+def _last_training_line(lines: Sequence[_Line] | None) -> _Line | None:
+    """Return the last line that contains metrics of training, not of an evaluation. Return None if there is none."""
     return next((line for line in reversed(lines or ()) if line.kind == "train"), None)
 
 
-def _make_summary_cards(inputs: _ReportInputs) -> list[_Card]:
-    """Return the metrics for the summary at the top of the page, as far as they are known."""
+def _summary_cards(inputs: _ReportInputs) -> list[_Card]:
+    """Return the metrics in the summary at the top of the page. Metrics that are not known yet are left out."""
     cards: list[_Card] = []
     histogram, totals = inputs.histogram, inputs.totals
     if histogram is not None:
@@ -269,41 +269,45 @@ def _make_summary_cards(inputs: _ReportInputs) -> list[_Card]:
         before = histogram.tokens / (histogram.sequences * slots)
         if totals is None:
             cards.append(_Card("Sequences", f"{histogram.sequences:,}", f"of at most {slots} tokens"))
-            cards.append(_Card("Efficiency", format_percent(before), "real tokens / slots, not packed yet"))
+            cards.append(_Card("Efficiency", format_percent(before), "tokens / slots, not packed yet"))
         else:
             packs, bound = totals.packs, totals.lower_bound
             factor = f"{totals.packing_factor:.3f}"
             cards.append(_Card("Packing factor", factor, f"{histogram.sequences:,} sequences in {packs:,} packs"))
             cards += _make_speedup_card(inputs, totals.packing_factor)
             after = format_percent(totals.efficiency, 2)
-            cards.append(_Card("Efficiency", after, f"real tokens / slots; {format_percent(before)} unpacked"))
+            cards.append(_Card("Efficiency", after, f"tokens / slots; {format_percent(before)} before packing"))
             gap, note = packs - bound, f"{bound:,} packs: proven optimal"
             if gap:
                 note = f"{format_percent(gap / bound, 2)} above {bound:,}, which is proven" if bound else ""
             cards.append(_Card("Above the bound", f"{gap:,} {'pack' if gap == 1 else 'packs'}", note))
     if inputs.verification is not None:
-        note = f"the packs contain each of {inputs.verification.sequences:,} sequences exactly once"
+        note = f"each of {inputs.verification.sequences:,} sequences is in the packs exactly once"
         cards.append(_Card("Verified", "yes", note))
     return cards + _make_learning_cards(inputs) + _make_task_cards(inputs)
 
 
-def _make_speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Card]:
-    """Return the card of the measured speed-up, or an empty list if it was not measured.
+def _speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Card]:
+    """Return the card of the measured speed-up, in a list, or an empty list if the speed-up was not measured.
 
-    It is measured on the training device if `training.measure_speedup` is set.
+    A run with `training.measure_speedup` measures it on the device for training.
+
+    Args:
+        inputs: The input files of the report.
+        packing_factor: The number of sequences per pack, with which the speed-up is compared.
     """
     speedup = inputs.training.realized_speedup if inputs.training is not None else None
     if speedup is None:
         return []
-    note = f"sequences per second, packed compared with padded: {format_percent(speedup / packing_factor, 0)} of the factor"
+    note = f"packed to padded sequences per second, {format_percent(speedup / packing_factor, 0)} of the packing factor"
     plan = inputs.plan
     if speedup < packing_factor and plan is not None and plan.masked_slots:
-        note += f"; a pack has {plan.masked_slots} masked slots, a padded row {plan.max_predictions}"
+        note += f"; a pack has {plan.masked_slots} masked slots, but a padded row only {plan.max_predictions}"
     return [_Card("Realized speed-up", f"{speedup:.3f}", note)]
 
 
-def _make_learning_cards(inputs: _ReportInputs) -> list[_Card]:
-    """Return the accuracies of the pretrained model with their baselines, or an empty list if it was not evaluated."""
+def _learning_cards(inputs: _ReportInputs) -> list[_Card]:
+    """Return the cards of the pretrained model's accuracies, or an empty list if the model was not evaluated."""
     evaluation = inputs.evaluation
     if evaluation is None:
         return []
@@ -311,15 +315,15 @@ def _make_learning_cards(inputs: _ReportInputs) -> list[_Card]:
     note = "on held-out documents"
     if baseline:
         note = f"{accuracy / baseline:.1f} times the unigram baseline, {format_percent(baseline)}"
-    next_sentence_note = f"the more frequent answer alone: {format_percent(evaluation.next_sentence_baseline)}"
+    next_sentence_note = f"always giving the more frequent answer: {format_percent(evaluation.next_sentence_baseline)}"
     return [
         _Card("Masked-LM accuracy", format_percent(accuracy), note),
         _Card("Next-sentence accuracy", format_percent(evaluation.next_sentence_accuracy), next_sentence_note),
     ]
 
 
-def _make_task_cards(inputs: _ReportInputs) -> list[_Card]:
-    """Return the main metric of the fine-tuned model with its baseline, or an empty list if there is none."""
+def _task_cards(inputs: _ReportInputs) -> list[_Card]:
+    """Return the card of the fine-tuned model's main metric, in a list, or an empty list if there is no such model."""
     learnt = inputs.finetuning
     if learnt is None or learnt.best_metric is None:
         return []
@@ -332,7 +336,7 @@ def _make_task_cards(inputs: _ReportInputs) -> list[_Card]:
 
 
 def _format_metric(value: float, name: str) -> str:
-    """Format a metric. Only accuracies are shown as percentages, because SQuAD scores are already percentages."""
+    """Format a metric for people. Accuracies become percentages, but other metrics, such as those of SQuAD, do not."""
     return format_percent(value) if name == "accuracy" else f"{value:,.4f}"
 
 
@@ -345,7 +349,7 @@ _CURVE_TITLES = {
 
 
 def _draw_figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
-    """Return the pictures of the page as far as their data exist, each with a description for its `alt` text."""
+    """Return the pictures of the page by name, each with its `alt` text. Pictures without data are left out."""
     figures: dict[str, tuple[Figure, str]] = {}
     histogram, strategy_counts, totals = inputs.histogram, inputs.strategy_counts, inputs.totals
     if histogram is not None:
@@ -356,16 +360,16 @@ def _draw_figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
             for strategy, count in strategy_counts.items():
                 after[sum(strategy) - 1] += count
         full = [format_percent(int(fills[-1]) / max(int(fills.sum()), 1)) for fills in (before, after) if fills is not None]
-        words = f"Bars: share of rows by their real tokens. Before packing, {full[0]} of the rows are full"
+        words = f"Bars: share of rows by number of tokens. Before packing, {full[0]} of the rows are full"
         words += f"; after packing, {full[1]}." if len(full) > 1 else "."
         figures["fill"] = draw_row_fill(before, after), words
         if totals is not None:
             figure = draw_slot_usage(histogram.sequences, totals.packs, histogram.tokens, slots, totals.lower_bound)
-            words = f"Two bars to scale: {histogram.sequences:,} rows before packing, {totals.packs:,} after it."
+            words = f"Two bars to scale: {histogram.sequences:,} rows before packing, and {totals.packs:,} after packing."
             figures["slots"] = figure, f"{words} A line marks the proven bound, {totals.lower_bound:,} rows."
         if strategy_counts:
             strategy = max(strategy_counts, key=lambda lengths: (strategy_counts[lengths], lengths))
-            words = "Rows to scale, one for each of the strategies used most. The most frequent one: "
+            words = "Rows to scale, one for each of the most frequent strategies. The most frequent one: "
             words += f"{' + '.join(map(str, sorted(strategy, reverse=True)))} tokens."
             figures["strategies"] = draw_strategy_counts(strategy_counts, slots, max_strategies=12), words
     if inputs.metrics:
@@ -374,15 +378,20 @@ def _draw_figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
     return figures
 
 
-# For some curves, the value that is reached without learning: the field of the evaluation, and its label in the picture.
+# The baselines of some curves, which are reached without learning: the field of the evaluation, and the label of the line.
 _CURVE_BASELINES = {
     "masked_lm_accuracy": ("unigram_baseline", "unigram baseline"),
     "next_sentence_accuracy": ("next_sentence_baseline", "more frequent answer"),
 }
 
 
-def _draw_metric_curve(inputs: _ReportInputs, name: str) -> tuple[Figure, str]:
-    """Return the picture of one metric over the course of training, and a description with its first and last values."""
+def _draw_curve(inputs: _ReportInputs, name: str) -> tuple[Figure, str]:
+    """Return a picture of a metric during training, and a description with the first and the last value.
+
+    Args:
+        inputs: The input files of the report.
+        name: The name of the metric, which is a key of `_CURVE_TITLES`.
+    """
     is_accuracy = name.endswith("accuracy")
     key, words = _CURVE_BASELINES.get(name, ("", ""))
     value = getattr(inputs.evaluation, key, None)
@@ -397,11 +406,14 @@ def _draw_metric_curve(inputs: _ReportInputs, name: str) -> tuple[Figure, str]:
         for kind, points in (("training", training), ("held out", held_out))
         if points
     ]
-    return figure, f"{_CURVE_TITLES[name]} over the sequences seen: {', '.join(spans)}."
+    return figure, f"{_CURVE_TITLES[name]} by number of sequences: {', '.join(spans)}."
 
 
 def _describe_missing_files(inputs: _ReportInputs) -> list[str]:
-    """Return the missing files, each with the stage that writes it. Empty for a folder that only contains a task."""
+    """Return the names of missing files, each with the stage that writes it.
+
+    A work folder that contains only the files of a task lacks nothing.
+    """
     stages = {"plan": "plan", "metadata": "write", "verification": "verify", "metrics": "train", "evaluation": "evaluate"}
     tasks_alone = inputs.histogram is None and (inputs.finetuning is not None or inputs.predictions is not None)
     if tasks_alone:
@@ -411,7 +423,7 @@ def _describe_missing_files(inputs: _ReportInputs) -> list[str]:
 
 
 def _format_cell(value: float | None) -> str:
-    """Format a value for a table cell. If it is None, return ""."""
+    """Format a number for a table cell. Return an empty text for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.4f}"
@@ -420,14 +432,12 @@ def _format_cell(value: float | None) -> str:
 _Tables = list[tuple[str, list[tuple[str, str]]]]
 
 
-def _divide_settings_into_tables(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
-    """Return tables of the settings of the run.
-
-    They are the settings that training has stored. If there are none, they are those of the data stages.
+def _split_settings(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
+    """Return the settings of the run, which training has stored. Without training, they are those of the data stages.
 
     Returns:
-        The tables of settings that differ from the defaults, and the tables of all other settings. A table is (title of the
-        section, rows of key and value).
+        The tables of settings that differ from their defaults, and the tables of all other settings. Each table is the title
+        of a section, and a list of keys with their values.
     """
     pipeline = inputs.finetuning_pipeline or inputs.pipeline
     if pipeline is not None:
@@ -451,7 +461,7 @@ def _divide_settings_into_tables(inputs: _ReportInputs) -> tuple[_Tables, _Table
 
 
 def _format_setting(value: Any) -> str:
-    """Format the value of a setting for readers."""
+    """Format the value of a setting for people."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -116,7 +116,7 @@ def test_any_file_may_be_missing_or_alone(tmp_path: Path, name: str) -> None:
     assert (f"Not there yet: {name}" in words_of(written(tmp_path / "missing", (name,)))) == (name in absent)
     others = tuple(set(contents()) - {name})
     if name in NOT_ENOUGH:
-        with pytest.raises(InputError, match="nothing to report on"):
+        with pytest.raises(InputError, match="files that a report needs"):
             written(tmp_path / "alone", others)
     else:
         is_of_a_task = name in {"finetune/metrics.json", "predict/predictions.jsonl"}
