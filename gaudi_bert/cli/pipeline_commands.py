@@ -136,7 +136,7 @@ def _run_and_print(
         output.print_result(results, json, lines, shared=run.options.part is None)
 
 
-def _check_stages_allow_launcher(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
+def _check_stages_allow_launcher(runner: str, stages: Sequence[str], part: tuple[int, int] | None) -> None:
     """Check that a launcher has not started several processes that would all do the same work.
 
     With `--shard`, each process does its own part.
@@ -145,12 +145,12 @@ def _check_stages_allow_launcher(on: str, stages: Sequence[str], shard: tuple[in
         InputError: Several processes would run the same stage, each of them completely.
     """
     launch = find_launch()
-    if launch is None or launch.size == 1 or shard is not None:
+    if launch is None or launch.size == 1 or part is not None:
         return
     started = f"{launch.launcher} started {launch.size} processes"
-    if on != "local":
+    if runner != "local":
         raise InputError(
-            f"--on {on}: {started}, but only one process must start the pipeline; run the command without {launch.launcher}"
+            f"--on {runner}: {started}, but only one process must start the pipeline; run it without {launch.launcher}"
         )
     alone = [stage for stage in stages if stage not in _STAGES_OF_A_LAUNCHER]
     if alone:

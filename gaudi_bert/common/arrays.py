@@ -108,8 +108,8 @@ def check_integer(name: str, value: object, min_value: int | None = None, max_va
     Args:
         name: the name of the argument, for the message.
         value: an int or a numpy integer. A bool is rejected.
-        least: the smallest allowed value, or None.
-        most: the largest allowed value, or None.
+        min_value: The smallest allowed value, or None.
+        max_value: The largest allowed value, or None.
 
     Raises:
         ArgumentError: `value` is not an integer or is out of range.
@@ -137,8 +137,8 @@ def find_non_integer(values: AnyArray, min_value: int, max_value: int) -> int:
 
     Args:
         values: an array of one dimension and any dtype.
-        least: the smallest allowed value.
-        most: the largest allowed value.
+        min_value: The smallest allowed value.
+        max_value: The largest allowed value.
     """
     kind = values.dtype.kind
     if kind == "O":

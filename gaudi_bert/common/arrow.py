@@ -42,7 +42,7 @@ def explain_arrow_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, pyarrow.ArrowException, ValueError, KeyError) as error:
         reason = shorten(str(error), 200)
-        raise InputError(f"{path}: cannot be read as a Parquet or Arrow table: {reason}; create the file again") from error
+        raise InputError(f"{path}: cannot be read as a Parquet or Arrow table ({reason}); create the file again") from error
 
 
 @contextmanager
@@ -62,8 +62,8 @@ def explain_unpackable_values(path: Path) -> Iterator[None]:
         yield
     except require_pyarrow().ArrowException as error:
         reason = shorten(str(error), 200)
-        remedy = "cast the column, or exclude it with --columns"
-        raise InputError(f"{path}: contains a column that cannot be packed: {reason}; {remedy}") from error
+        remedy = "cast the column to another type, or leave it out with --columns"
+        raise InputError(f"{path}: contains a column that cannot be packed ({reason}); {remedy}") from error
 
 
 def check_column_names(path: Path, schema: Any) -> Any:

@@ -24,7 +24,7 @@ import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import llvmlite
 import numba
@@ -97,12 +97,16 @@ def _compile(function: Function, **options: Any) -> Function:
     return result
 
 
-def _resolve_call_template(own: Callable[..., Any], types: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Resolve a call from another kernel with the plain types of its arguments.
+def _resolve_call_template(
+    resolve: Callable[..., Any], argument_types: tuple[Any, ...], keyword_types: dict[str, Any]
+) -> Any:
+    """Return the compiled kernel for a call from another kernel, chosen by argument types without constants.
 
-    numba would otherwise compile the called kernel again for every constant number.
+    Otherwise, numba would compile the called kernel again for every constant number that is passed to it.
     """
-    return own(tuple(map(numba.types.unliteral, types)), {name: numba.types.unliteral(kind) for name, kind in named.items()})
+    without_constants = numba.types.unliteral
+    keywords = {name: without_constants(kind) for name, kind in keyword_types.items()}
+    return resolve(tuple(map(without_constants, argument_types)), keywords)
 
 
 def inlined_kernel(function: Function) -> Function:
@@ -114,17 +118,24 @@ def inlined_kernel(function: Function) -> Function:
 # --- the cache of machine code
 
 
-@functools.cache
-def _read_source_file(file: Path) -> tuple[bytes, frozenset[Path]]:
-    """Return the SHA-256 of a source file and the files of this package that it imports.
+class _SourceFile(NamedTuple):
+    """The SHA-256 of a source file, and the files of this package that it imports."""
 
-    An imported folder counts as all of its files.
+    sha256: bytes
+    imported: frozenset[Path]
+
+
+@functools.cache
+def _read_source_file(file: Path) -> _SourceFile:
+    """Return the SHA-256 of a source file, and the files of this package that it imports.
+
+    If the file imports a folder, all files of the folder count as imported.
     """
     source = file.read_bytes()
     paths = (_PACKAGE.parent.joinpath(*name.split(".")) for name in _IMPORT.findall(source.decode("utf-8")))
     modules = ((path.with_suffix(".py"), path) for path in paths)
     imported = ([module] if module.is_file() else folder.rglob("*.py") for module, folder in modules)
-    return hashlib.sha256(source).digest(), frozenset(itertools.chain.from_iterable(imported))
+    return _SourceFile(hashlib.sha256(source).digest(), frozenset(itertools.chain.from_iterable(imported)))
 
 
 @functools.cache
@@ -135,13 +146,13 @@ def _hash_with_imports(file: Path) -> str:
     """
     files, waiting = {file}, [file]
     while waiting:
-        new = _read_source_file(waiting.pop())[1] - files
+        new = _read_source_file(waiting.pop()).imported - files
         files |= new
         waiting += new
     digest = hashlib.sha256(_VERSIONS.encode())
     for path in sorted(files):  # machine code contains the name of its module
         name = path.relative_to(_PACKAGE).as_posix() if path.is_relative_to(_PACKAGE) else path.name
-        digest.update(name.encode() + b"\0" + _read_source_file(path)[0])
+        digest.update(name.encode() + b"\0" + _read_source_file(path).sha256)
     return digest.hexdigest()
 
 

@@ -113,22 +113,22 @@ EXTRAS = {
 """The extra of this package that installs each library."""
 
 
-def require_libraries(libraries: Iterable[str], what: str) -> None:
+def require_libraries(libraries: Iterable[str], purpose: str) -> None:
     """Check that libraries are installed, before a long computation would fail without them.
 
     Args:
-        libraries: names of modules, all keys of `EXTRAS`.
-        what: what needs them, for the message.
+        libraries: The names of modules, which are keys of `EXTRAS`.
+        purpose: What requires the libraries, such as "serve", for the message.
 
     Raises:
-        InputError: a library is missing. The message contains the command that installs it.
+        InputError: A library is missing. The message contains the command that installs it.
     """
     missing = [library for library in dict.fromkeys(libraries) if find_spec(library) is None]
     if missing:
         names = join_with_and(map(library_title, missing))
         are = "which is" if len(missing) == 1 else "which are"
         command = install_command(",".join(dict.fromkeys(EXTRAS[library] for library in missing)))
-        raise InputError(f"{what} needs {names}, {are} not installed; run: {command}")
+        raise InputError(f"{purpose} requires {names}, {are} not installed; run: {command}")
 
 
 def library_title(library: str) -> str:

@@ -49,19 +49,19 @@ def explain_os_errors(path: Path, action: str) -> Iterator[None]:
     remedies = {
         errno.ENOSPC: "free some space on that disk and run the same command again",
         errno.EDQUOT: "raise the quota or choose another folder",
-        errno.EACCES: "check the permissions" + ("" if action == "read" else ", or choose another folder"),
-        errno.EROFS: "the file system is read-only: choose another folder",
-        errno.ENOENT: "it does not exist or was removed: check the path",
+        errno.EACCES: "check the permissions" + ("" if action == "read" else " or choose another folder"),
+        errno.EROFS: "choose another folder, because this file system is read-only",
+        errno.ENOENT: "check the path, because the file or folder does not exist",
         errno.ENAMETOOLONG: "use shorter names",
         errno.ELOOP: "fix the symbolic links",
-        errno.ENOTDIR: "one of its folders is a file: check the path",
+        errno.ENOTDIR: "check the path, because one of its folders is a file",
         errno.EISDIR: "pass a file in this folder",
     }
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        remedy = remedies.get(error.errno or 0, "this is the reason given by the operating system")
+        remedy = remedies.get(error.errno or 0, "the operating system gives this reason")
         is_closed = error.errno == errno.EACCES and action == "read"
         kind = InputError if error.errno in WRONG_PATH_ERRORS or is_closed else FailedError
         raise kind(f"{shorten(str(path), 300)}: cannot {action}: {reason}; {remedy}") from error
@@ -83,7 +83,7 @@ def check_regular_file(path: Path | str) -> Path:
     try:
         kind = _SPECIAL_FILE_TYPES.get(stat.S_IFMT(os.stat(path).st_mode))
     except ValueError as error:  # also if the name cannot be encoded
-        raise InputError(f"{short_repr(str(path))}: invalid path: contains a NUL or a lone surrogate; correct it") from error
+        raise InputError(f"{short_repr(str(path))}: the path contains a NUL or a lone surrogate; correct it") from error
     if kind is not None:
         raise InputError(f"{shorten(str(path), 300)}: is {kind}; pass a regular file")
     if not os.access(path, os.R_OK, effective_ids=True):
@@ -126,7 +126,7 @@ def read_text(path: Path | str) -> str:
         with explain_os_errors(Path(path), "read"), open(check_regular_file(path), encoding="utf-8") as handle:
             return handle.read()
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
+        raise InputError(f"{path}: is not UTF-8 at byte {error.start}; save it as UTF-8") from error
 
 
 def resolve_links(path: Path) -> Path:
@@ -196,7 +196,7 @@ def store_url(location: str | Path) -> str:
     """
     match = _URL.fullmatch(str(location))
     if match is None:
-        raise InputError(f"{location}: is not an object-store URL; use a URL such as s3://bucket/prefix")
+        raise InputError(f"{location}: is not the URL of an object store; pass a URL such as s3://bucket/prefix")
     scheme, rest = match[1], match[2].rstrip("/")
     if "@" in rest.split("/")[0] and scheme in ("s3", "gs", "http", "https"):
         raise InputError(
@@ -351,7 +351,7 @@ def write_text(path: Path, text: str) -> None:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
         around = short_repr(text[max(0, error.start - 10) : error.start + 11])
-        raise InputError(f"{path}: cannot store a name that is not UTF-8, in {around}; rename that file") from error
+        raise InputError(f"{path}: cannot contain the name {around}, which is not UTF-8; rename that file") from error
     with atomic_file(path) as handle:
         handle.write(data)
 
@@ -375,8 +375,8 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else shorten(str(error), 160)
-        raise InputError(f"{path}: not a JSON file ({reason}); create it again with the command that writes it") from error
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else shorten(str(error), 160)
+        raise InputError(f"{path}: is not a JSON file ({reason}); create it again") from error
 
 
 _LOCK_BYTES = 300
@@ -386,14 +386,14 @@ truncated.
 
 
 @contextmanager
-def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
+def exclusive_lock(path: Path, description: str, wait: bool = False) -> Iterator[None]:
     """Hold an exclusive lock on the hidden file `.<name>.lock` next to `path`, for the duration of the block.
 
     It is a kernel lock, so it ends with this process, however that ends. The file names the process that holds the lock.
 
     Args:
         path: the file or folder to protect.
-        what: what is locked, for messages.
+        description: What is locked, for messages.
         wait: wait for another holder to end. Use this only if holders hold the lock for moments.
 
     Raises:
@@ -413,7 +413,7 @@ def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             holder = os.pread(descriptor, _LOCK_BYTES, 0).decode("utf-8", "replace").strip() or "another process"
-            raise FailedError(f"{what}: {holder} is writing to it; wait until it ends, or stop it") from error
+            raise FailedError(f"{description}: {holder} is writing to it; wait until it ends, or stop it") from error
         with explain_os_errors(lock_path, "write"):
             _write_lock_holder(descriptor, f"process {os.getpid()} on {socket.gethostname()}")
         try:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import NamedTuple
 
 from gaudi_bert.common.errors import InputError
 
@@ -67,7 +68,8 @@ def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
         rank, size = variables[rank_name], variables[size_name]
         if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
             raise InputError(
-                f"{rank_name}={rank}, {size_name}={size}: must be 0 <= rank < size; unset both, or use {launcher}"
+                f"{rank_name}={rank}, {size_name}={size}: the rank must be from 0 to size - 1; unset both, or start the "
+                f"command with {launcher}"
             )
         return Launch(launcher, int(rank), int(size))
     node = find_node(variables)
@@ -171,7 +173,7 @@ def find_node(environment: Mapping[str, str] | None = None) -> Node | None:
     if not all(value.isdecimal() for value in values) or not int(values[0]) < int(values[1]) or not int(values[2]):
         shown = ", ".join(f"{name}={value}" for name, value in zip(NODE_VARIABLES, values, strict=True))
         raise InputError(
-            f"{shown}: must be a node number, a number of nodes, a number of processes and a port; correct the pod"
+            f"{shown}: must be the number of this node, of nodes, of processes per node, and a port; correct the variables"
         )
     rank, count, processes, port = map(int, values)
     return Node(rank, count, processes, variables[NODE_ADDRESS], port)
@@ -199,33 +201,40 @@ _SLURM_COUNT, _SLURM_STEP = "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_STEP"
 _JOB_INDEX = "JOB_COMPLETION_INDEX"
 
 
-def parse_part(text: str, environment: Mapping[str, str] | None = None) -> tuple[int, int]:
-    """Parse `K/N`, `auto` or `auto/N`, and return (K, N) with 0 <= K < N.
+class Part(NamedTuple):
+    """One of several parts of the work: its number from 0, and the number of all parts."""
+
+    number: int
+    parts: int
+
+
+def parse_part(text: str, environment: Mapping[str, str] | None = None) -> Part:
+    """Return the part of the work that the value of `--shard` names: `K/N`, `auto` or `auto/N`.
 
     Args:
-        text: the value of `--shard`.
-        environment: the variables for `auto`, by default those of this process.
+        text: The value of `--shard`.
+        environment: The environment variables for `auto`. By default, they are those of this process.
 
     Raises:
-        InputError: the text is invalid, or a variable for `auto` is missing or invalid.
+        InputError: The text is invalid, or a variable for `auto` is missing or invalid.
     """
     variables = os.environ if environment is None else environment
     if text == "auto":
         return _parse_slurm_part(variables)
     match = re.fullmatch(r"(\d{1,9}|auto)/(\d{1,9})", text, re.ASCII)
     if match is None:
-        raise InputError(f"--shard {text}: use K/N with K from 0 to N - 1, for example 0/4, or use auto or auto/N")
+        raise InputError(f"--shard {text}: must be K/N with K from 0 to N - 1, for example 0/4, or auto or auto/N")
     number = _parse_variable(text, variables, _JOB_INDEX, "an Indexed Job") if match[1] == "auto" else int(match[1])
     if number >= int(match[2]):
-        where = f"{_JOB_INDEX} is {number}; " if match[1] == "auto" else ""
-        raise InputError(f"--shard {text}: {where}use K/N with K from 0 to N - 1, for example 0/4")
-    return number, int(match[2])
+        found = f", but {_JOB_INDEX} is {number}" if match[1] == "auto" else ""
+        raise InputError(f"--shard {text}: K must be from 0 to N - 1{found}; pass for example 0/4")
+    return Part(number, int(match[2]))
 
 
-def _parse_slurm_part(variables: Mapping[str, str]) -> tuple[int, int]:
-    """Return the part of a Slurm array task, whose array must be numbered without gaps."""
+def _parse_slurm_part(variables: Mapping[str, str]) -> Part:
+    """Return the part that this task of a Slurm array does. The tasks of the array must be numbered without gaps."""
     if _SLURM_ID not in variables and _JOB_INDEX in variables:
-        raise InputError("--shard auto: an Indexed Job does not tell how many pods it has; use auto/N")
+        raise InputError("--shard auto: the pods of an Indexed Job do not know how many there are; pass auto/N")
     task, first, last, count = (
         _parse_variable("auto", variables, name, "a Slurm array (sbatch --array=0-7)")
         for name in (_SLURM_ID, _SLURM_FIRST, _SLURM_LAST, _SLURM_COUNT)
@@ -233,17 +242,27 @@ def _parse_slurm_part(variables: Mapping[str, str]) -> tuple[int, int]:
     step = _parse_variable("auto", variables, _SLURM_STEP, "a Slurm array") if _SLURM_STEP in variables else 1
     if step != 1 or last - first + 1 != count:
         tasks = f"the {count} tasks of this array go from {first} to {last} in steps of {step}"
-        raise InputError(f"--shard auto: {tasks}; use an array without gaps, or K/N")
+        raise InputError(f"--shard auto: {tasks}; use an array without gaps, or pass K/N")
     if not first <= task <= last:
-        raise InputError(f"--shard auto: {_SLURM_ID} is {task}, but the array goes from {first} to {last}; use K/N")
-    return task - first, count
+        raise InputError(f"--shard auto: {_SLURM_ID} is {task}, but the array goes from {first} to {last}; pass K/N")
+    return Part(task - first, count)
 
 
-def _parse_variable(text: str, variables: Mapping[str, str], name: str, where: str) -> int:
-    """Return the integer value of a scheduler's variable. `where` is the scheduler, for the message."""
+def _parse_variable(shard: str, variables: Mapping[str, str], name: str, scheduler: str) -> int:
+    """Return the integer value of an environment variable that a scheduler sets.
+
+    Args:
+        shard: The value of `--shard`, for messages.
+        variables: The environment variables.
+        name: The name of the variable.
+        scheduler: The scheduler in words, for messages.
+
+    Raises:
+        InputError: The variable is not set, or is not an integer.
+    """
     value = variables.get(name)
     if value is None:
-        raise InputError(f"--shard {text}: {name} is not set, so this process does not belong to {where}; use K/N")
+        raise InputError(f"--shard {shard}: {name} is not set, so this process does not belong to {scheduler}; pass K/N")
     if re.fullmatch(r"\d{1,9}", value, re.ASCII) is None:
-        raise InputError(f"--shard {text}: {name} is {value!r}, which is not an integer; use K/N")
+        raise InputError(f"--shard {shard}: {name} is {value!r}, which is not an integer; pass K/N")
     return int(value)

@@ -37,19 +37,19 @@ def address_of(array: AnyArray) -> int:
     return as_word(array.ctypes.data)
 
 
-def make_intrinsic(result: Any, words: int, write: Callable[..., Any]) -> Any:
-    """Create a function that kernels can call.
+def make_intrinsic(result_type: Any, argument_count: int, emit: Callable[..., Any]) -> Any:
+    """Create a function that kernels can call and that consists of given LLVM instructions.
 
     Args:
-        result: the numba type of the result.
-        words: the number of arguments, 1 to 3, each an int64.
-        write: `write(context, builder, *arguments)` emits the LLVM instructions and returns the result.
+        result_type: The numba type of the result.
+        argument_count: The number of arguments, from 1 to 3. All of them are int64.
+        emit: `emit(context, builder, *arguments)` emits the instructions and returns the result.
     """
-    signature = result(*[types.int64] * words)
+    signature = result_type(*[types.int64] * argument_count)
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        written = write(context, builder, *arguments)
-        return context.get_dummy_value() if result is types.void else written
+        result = emit(context, builder, *arguments)
+        return context.get_dummy_value() if result_type is types.void else result
 
     # numba determines the number of arguments from the signature of the definition.
     definitions: tuple[Callable[..., Any], ...] = (
@@ -57,7 +57,7 @@ def make_intrinsic(result: Any, words: int, write: Callable[..., Any]) -> Any:
         lambda types_, first, second: (signature, generate),
         lambda types_, first, second, third: (signature, generate),
     )
-    return numba_intrinsic(definitions[words - 1])
+    return numba_intrinsic(definitions[argument_count - 1])
 
 
 def _emit_pointer(builder: Any, address: Any, kind: Any) -> Any:

@@ -29,14 +29,14 @@ CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
-def usable_cores(cgroups: Path = CGROUPS, own: Path = _OWN_CGROUPS) -> int:
+def usable_cores(cgroups: Path = CGROUPS, own_cgroups: Path = _OWN_CGROUPS) -> int:
     """Return the number of cores that this process can keep busy, at least 1. Part of a core counts as one.
 
     Args:
         cgroups: the folder with the limits of control groups, version 1 or 2.
-        own: the file that lists the control groups of this process.
+        own_cgroups: The file that lists the control groups of this process.
     """
-    return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *_iterate_core_limits(cgroups, own)])))
+    return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *_iterate_core_limits(cgroups, own_cgroups)])))
 
 
 def usable_cores_if_limited() -> int | None:
@@ -45,9 +45,9 @@ def usable_cores_if_limited() -> int | None:
     return cores if cores < len(os.sched_getaffinity(0)) else None
 
 
-def _iterate_core_limits(cgroups: Path, own: Path) -> Iterator[float]:
+def _iterate_core_limits(cgroups: Path, own_cgroups: Path) -> Iterator[float]:
     """Yield the limit in cores of each control group of this process, and of the groups above them."""
-    for line in _read_or_empty(own).splitlines():
+    for line in _read_or_empty(own_cgroups).splitlines():
         _, controllers, name = line.split(":", 2)
         if controllers == "":
             for folder in _iterate_cgroup_folders(cgroups, name):
@@ -104,7 +104,7 @@ def choose_worker_count(workers: int | None, items: int) -> int:
         InputError: `workers` is less than 1.
     """
     if workers is not None and workers < 1:
-        raise InputError(f"workers = {workers}: must be at least 1; omit it to use all cores")
+        raise InputError(f"--workers {workers}: must be at least 1; leave it out to use all cores")
     return max(1, min(items, workers if workers is not None else usable_cores()))
 
 
