@@ -96,7 +96,7 @@ def test_json_refuses_what_json_cannot_hold(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("content", "problem"), [(b"", "not a JSON file"), (b"[" * 9999, "too deeply"), (b"\xff", "byte 0")])
+@pytest.mark.parametrize(("content", "problem"), [(b"", "a JSON file"), (b"[" * 9999, "too deeply"), (b"\xff", "byte 0")])
 def test_what_is_not_json_is_refused_with_its_name(tmp_path: Path, content: bytes, problem: str) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(InputError, match=rf"a\.json: .*{problem}"):
@@ -215,7 +215,7 @@ def test_what_is_no_path_is_named(tmp_path: Path, name: str) -> None:
         read_json(tmp_path / name)
     with pytest.raises(InputError, match="the path contains"):
         write_text(tmp_path / name, "x")
-    with pytest.raises(InputError, match=r"not UTF-8, in .*b\\udcff\.jsonl"):
+    with pytest.raises(InputError, match=r"the name .*b\\udcff\.jsonl.*, which is not UTF-8"):
         write_text(tmp_path / "x", '{"inputs": {"b\udcff.jsonl": "57"}}')
 
 
