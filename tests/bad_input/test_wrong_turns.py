@@ -43,7 +43,7 @@ ROWS, FOLDER = (
     "rows.jsonl: line 1 (row 1): has no 'text', only 'comment', 'mood'; name the column",
     "nowhere: no such folder; download it with `hf download nowhere --local-dir nowhere`",
 )
-FOLDER_MODEL = "--model my-model: a model's folder is trained on a packed table, and --data is not one; make it by"
+FOLDER_MODEL = "--model my-model: a model folder can only be trained on a packed table, but --data is not a"
 NOTHING = "the path does not exist, and no file matches it as a pattern; check the path"
 TUNE = "finetune --task classification --data"
 WRONG_TURNS = {

@@ -41,7 +41,7 @@ DEMO = Path(__file__).resolve().parents[2] / "pipelines" / "demo.yaml"
         (["pack"], "Missing argument 'RECORDS'; see: "),
         (["pack", "records", "--otu", "o"], "No such option: --otu (Possible options: --out, --set); see: "),
         (["pakc"], "No such command 'pakc'. Did you mean 'pack'? see: "),
-        (["run", DEMO, "--stages", "pack"], "stages are prepare, histogram"),
+        (["run", DEMO, "--stages", "pack"], "prepare, histogram, plan"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -66,7 +66,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path, repo
     (tmp_path / "absent").mkdir()
     (tmp_path / "absent" / "a.txt").touch()
     lines = run_command(*asked, folder=tmp_path).stdout.splitlines()
-    assert lines[1:3] == ["finished already, repeated only with --overwrite: prepare", "to do here: histogram"]
+    assert lines[1:3] == ["already finished, and repeated only with --overwrite: prepare", "to do here: histogram"]
     assert "MISSING" not in "".join(lines)
     assert "depth: 7" in run_command(*asked, "--verbose", folder=tmp_path).stdout
     on_cluster = run_command(*asked, "--on", "kubernetes", folder=tmp_path).stdout
@@ -193,7 +193,7 @@ def test_a_full_standard_output_is_one_line(case: PackingCase, tmp_path: Path) -
         command = [sys.executable, "-m", "gaudi_bert", "histogram", str(case.records), "--out", "histogram.json"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2
-    assert re.fullmatch(r"error: standard output: No space left on device; .*\n", done.stderr)
+    assert re.fullmatch(r"error: standard output: .*No space left on device.*; .*\n", done.stderr)
     assert (tmp_path / "histogram.json").exists()
 
 

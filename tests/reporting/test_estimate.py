@@ -34,7 +34,7 @@ def test_every_algorithm_at_every_depth(tmp_path: Path) -> None:
     assert picture.read_text().startswith("<?xml")
     assert rows["sort", 1].gap is None
     text = "\n".join(result.format_lines(details=True))
-    assert all(figure in text for figure in ("40,711", "97.547 %", "attention x", "2048: 1.2"))
+    assert all(figure in text for figure in ("40,711", "97.547 %", "times the cost of attention", "2048: 1.2"))
     first_look = [" ".join(line.split()) for line in result.format_lines()]
     assert {"1 2 3 max", "none 44.80 %", "lpfhp 87.60 % 97.74 % 97.74 %", "spfhp 0 516 516"} <= set(first_look)
     assert "proven minimum 88,641 45,335 40,195 40,195" in first_look
@@ -94,7 +94,7 @@ def test_lengths_of_the_users_own(tmp_path: Path, name: str, content: bytes | np
     result = quick(path, depths=["max"])
     assert (result.sequences, result.tokens, result.max_sequence_length, result.rows[0].packs) == (4, 560, 511, 2)
     assert quick(path, depths=["max"], max_sequence_length=560).rows[0].packs == 1
-    with pytest.raises(InputError, match="at least 511, the length of sequence 4"):
+    with pytest.raises(InputError, match="sequence 4 has 511 tokens"):
         quick(path, max_sequence_length=510)
 
 

@@ -83,14 +83,14 @@ def test_pictures_of_a_page_have_no_background_and_an_ink_for_light_and_dark_pag
 def test_the_picture_of_slots_names_the_rows_and_the_share_of_real_tokens() -> None:
     (axes,) = pictures.draw_slot_usage(rows_before=40, rows_after=20, tokens=150, slots=10, lower_bound=19).axes
     words = [text.get_text().replace("\u00a0", " ") for text in axes.texts]
-    assert words == ["before: 40 rows, 37.50 % real tokens", "after: 20 rows, 75.00 % real tokens"]
+    assert words == ["before: 40 rows, 37.50 % tokens", "after: 20 rows, 75.00 % tokens"]
     assert [bar.get_width() for bar in axes.patches] == [150, 250, 150, 50]
 
 
 def test_empty_data_are_drawn_too_and_other_endings_are_refused(tmp_path: Path) -> None:
     for figure in (pictures.draw_histogram([0, 0, 0], 0, 0, [0, 0, 0]), pictures.draw_strategy_counts({}, 8)):
         assert pictures.encode_picture(figure, "png").startswith(b"\x89PNG")
-    with pytest.raises(InputError, match=r"written as \.png or \.svg"):
+    with pytest.raises(InputError, match=r"must end in \.png or \.svg"):
         pictures.save_picture(FIGURES["mixture"](), tmp_path / "x.pdf")
 
 

@@ -58,12 +58,12 @@ def test_the_summary(tmp_path: Path) -> None:
     cards = _make_summary_cards(_read_inputs(write_workdir(tmp_path)))
     assert {card.name: (card.figure.replace("\u00a0", " "), card.note.replace("\u00a0", " ")) for card in cards} == {
         "Packing factor": ("1.452", "45 sequences in 31 packs"),
-        "Realized speed-up": ("1.400", "sequences per second, packed compared with padded: 96 % of the factor"),
-        "Efficiency": ("98.51 %", "real tokens / slots; 67.9 % unpacked"),
+        "Realized speed-up": ("1.400", "packed to padded sequences per second, 96 % of the packing factor"),
+        "Efficiency": ("98.51 %", "tokens / slots; 67.9 % before packing"),
         "Above the bound": ("1 pack", "3.33 % above 30, which is proven"),
-        "Verified": ("yes", "the packs contain each of 45 sequences exactly once"),
+        "Verified": ("yes", "each of 45 sequences is in the packs exactly once"),
         "Masked-LM accuracy": ("25.0 %", "5.0 times the unigram baseline, 5.0 %"),
-        "Next-sentence accuracy": ("70.0 %", "the more frequent answer alone: 52.0 %"),
+        "Next-sentence accuracy": ("70.0 %", "always giving the more frequent answer: 52.0 %"),
         "Accuracy": ("75.0 %", "classification, 12 held-out rows; always the same answer: 25.0 %"),
     }
 
@@ -75,7 +75,7 @@ def test_the_page_is_well_formed_self_contained_and_the_same_again(tmp_path: Pat
     words = words_of(page)
     assert "a&lt;b&gt;&amp;c" in page
     assert "a<b>" not in page
-    assert "Not there yet" not in words
+    assert "do not exist yet" not in words
     assert "masked-LM loss 6.0000 4.5000" in words, "those of the last update"
     pictures = [unquote(picture) for picture in re.findall(r"src='data:image/svg\+xml,([^']*)'", page)]
     assert len(pictures) == page.count("<img") == 7
@@ -95,11 +95,11 @@ def test_the_task_is_shown_with_its_baseline_its_packs_and_its_speed(tmp_path: P
     others = tuple(name for name in contents() if not name.startswith(("finetune/", "predict/")))
     for folder, without in (("all", ()), ("task", others)):
         words = words_of(written(tmp_path / folder, without))
-        assert "Not there yet" not in words
+        assert "do not exist yet" not in words
         assert "Accuracy 75.0 % 25.0 % F1 macro 0.7000" in words
-        assert "packing factor 1.452 above the proven bound 1 epochs, updates 2, 7" in words
-        assert "sequences per second 1,234 (9,876 real tokens)" in words
-        assert "rows answered by predict 4,321" in words
+        assert "packing factor 1.452 packs above the proven bound 1 epochs, updates 2, 7" in words
+        assert "sequences per second 1,234 (9,876 tokens)" in words
+        assert "rows with a prediction (predict) 4,321" in words
         assert "finetune epochs 2" in words.partition("Settings")[2]
 
 
@@ -113,14 +113,14 @@ def test_settings_are_written_as_people_read_them() -> None:
 def test_any_file_may_be_missing_or_alone(tmp_path: Path, name: str) -> None:
     absent = {"plan.json", "packed/train/metadata.json", "packed/train/verification.json"}
     absent |= {"train/metrics.jsonl", "train/evaluation.json"}
-    assert (f"Not there yet: {name}" in words_of(written(tmp_path / "missing", (name,)))) == (name in absent)
+    assert (f"do not exist yet: {name}" in words_of(written(tmp_path / "missing", (name,)))) == (name in absent)
     others = tuple(set(contents()) - {name})
     if name in NOT_ENOUGH:
         with pytest.raises(InputError, match="files that a report needs"):
             written(tmp_path / "alone", others)
     else:
         is_of_a_task = name in {"finetune/metrics.json", "predict/predictions.jsonl"}
-        assert ("Not there yet" in words_of(written(tmp_path / "alone", others))) != is_of_a_task
+        assert ("do not exist yet" in words_of(written(tmp_path / "alone", others))) != is_of_a_task
 
 
 def test_no_sequence_above_the_bound_is_proven_optimal(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ EMPTY_METADATA = json.dumps({**contents()["packed/train/metadata.json"], "histog
     ("name", "content", "named"),
     [
         ("plan.json", '{"groups": 5}', r"plan\.json"),
-        ("packed/train/metadata.json", NARROW_METADATA, r"plan\.json: a pack of 13 tokens"),
+        ("packed/train/metadata.json", NARROW_METADATA, r"plan\.json: contains a pack of 13 tokens"),
         ("packed/train/metadata.json", EMPTY_METADATA, "no sequence"),
         ("packed/train/verification.json", "{}", r"verification\.json"),
         ("train/metrics.jsonl", '{"kind": "train"}\n', r"metrics\.jsonl: line 1"),
