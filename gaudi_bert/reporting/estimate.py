@@ -269,7 +269,7 @@ def _count_checked_lengths(lengths: IntArray, max_sequence_length: int | None) -
     return count_lengths(lengths, max_sequence_length or longest)
 
 
-def bundled_histograms() -> dict[str, Path]:
+def list_bundled_histograms() -> dict[str, Path]:
     """Return the path of each bundled histogram by its name, sorted by data set and length."""
     named = [(path.stem.rpartition("-"), path) for path in _HISTOGRAMS_FOLDER.glob("*.json")]
     return {path.stem: path for _, path in sorted(named, key=lambda item: (item[0][0], int(item[0][2])))}
@@ -283,7 +283,7 @@ def _find_bundled_histogram(source: str | Path) -> Path | None:
     Raises:
         InputError: The source does not exist, but its name is similar to that of a bundled histogram.
     """
-    name, bundled = str(source), bundled_histograms()
+    name, bundled = str(source), list_bundled_histograms()
     if Path(name).exists() or glob.has_magic(name):
         return None
     near = difflib.get_close_matches(name, bundled, n=1, cutoff=0.7)

@@ -245,7 +245,7 @@ def draw_learning_curve(
         axes.set_ylim(highest - 1.06 * height, highest + 0.06 * height)
     last = max([seen for seen, _ in [*training, *held_out]], default=1) or 1
     axes.set(xlim=(0, 1.02 * last), xlabel="number of sequences")  # otherwise half of the last dot would be cut off
-    axes.xaxis.set_major_formatter(_short_number_formatter())
+    axes.xaxis.set_major_formatter(_make_short_number_formatter())
     axes.grid(axis="y", alpha=0.3)
     if values:
         _add_legend_above(axes)
@@ -302,7 +302,7 @@ def add_dark_mode_style(svg: bytes) -> bytes:
     return svg[:start] + f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>".encode() + svg[start:]
 
 
-def picture_format(path: Path) -> str:
+def get_picture_format(path: Path) -> str:
     """Return the format of a picture, "png" or "svg", from the ending of its file name.
 
     Raises:
@@ -316,7 +316,7 @@ def picture_format(path: Path) -> str:
 
 def save_picture(figure: Figure, path: Path) -> None:
     """Write a picture to a file atomically. The ending of the file name, .png or .svg, determines the format."""
-    kind = picture_format(path)
+    kind = get_picture_format(path)
     with atomic_file(path) as handle:
         handle.write(encode_picture(figure, kind))
 
@@ -351,7 +351,7 @@ def _add_legend_above(axes: Any) -> None:
     axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), handlelength=1.2, columnspacing=1.2)
 
 
-def _short_number_formatter() -> Any:
+def _make_short_number_formatter() -> Any:
     """Return a matplotlib formatter for ticks that writes, for example, "2 M" instead of "2000000"."""
     from matplotlib.ticker import EngFormatter
 

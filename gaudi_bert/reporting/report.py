@@ -80,7 +80,7 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
 StrategyCounts = dict[tuple[int, ...], int]
 
 
-def _input_files(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
+def _list_input_files(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
     """Return, for each field of `_ReportInputs`, the path of its file in a work folder and the function that reads it."""
     folder = WorkFolder.from_existing(workdir)
     train = folder.split_paths("train")
@@ -109,13 +109,13 @@ def _count_lines(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: handle.read(2**20), b""))
 
 
-def _read_pipeline(path: Path) -> dict[str, Any] | None:
+def _read_yaml_mapping(path: Path) -> dict[str, Any] | None:
     """Return the content of a pipeline file, or None if it is not a mapping of keys to values."""
     pipeline = parse_yaml(read_text(path), str(path))
     return pipeline if isinstance(pipeline, dict) else None
 
 
-INPUT_NAMES = {key: path.as_posix() for key, (path, _) in _input_files(Path()).items()}
+INPUT_NAMES = {key: path.as_posix() for key, (path, _) in _list_input_files(Path()).items()}
 """The path of each input file relative to the work folder, as the page shows it."""
 
 _SUFFICIENT_INPUTS = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluation", "finetuning", "predictions")
@@ -176,7 +176,7 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
     """
     if not workdir.is_dir():
         raise InputError(f"{workdir}: no such folder; pass a work folder, for example work/demo")
-    sources = {key: (path, reader) for key, (path, reader) in _input_files(workdir).items() if path.exists()}
+    sources = {key: (path, reader) for key, (path, reader) in _list_input_files(workdir).items() if path.exists()}
     if not sources.keys() & set(_SUFFICIENT_INPUTS):
         names = ", ".join(INPUT_NAMES[key] for key in _SUFFICIENT_INPUTS)
         raise InputError(f"{workdir}: contains none of the files that a report needs ({names}); run the pipeline first")
@@ -255,12 +255,12 @@ _PLAIN_IN_URLS = ' !"$()*+,-./:;<=>?@_~'
 _Line = TypeVar("_Line", bound=FineTuningLine)
 
 
-def _last_training_line(lines: Sequence[_Line] | None) -> _Line | None:
+def _find_last_training_line(lines: Sequence[_Line] | None) -> _Line | None:
     """Return the last line that contains metrics of training, not of an evaluation. Return None if there is none."""
     return next((line for line in reversed(lines or ()) if line.kind == "train"), None)
 
 
-def _summary_cards(inputs: _ReportInputs) -> list[_Card]:
+def _make_summary_cards(inputs: _ReportInputs) -> list[_Card]:
     """Return the metrics in the summary at the top of the page. Metrics that are not known yet are left out."""
     cards: list[_Card] = []
     histogram, totals = inputs.histogram, inputs.totals
@@ -287,7 +287,7 @@ def _summary_cards(inputs: _ReportInputs) -> list[_Card]:
     return cards + _make_learning_cards(inputs) + _make_task_cards(inputs)
 
 
-def _speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Card]:
+def _make_speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Card]:
     """Return the card of the measured speed-up, in a list, or an empty list if the speed-up was not measured.
 
     A run with `training.measure_speedup` measures it on the device for training.
@@ -306,7 +306,7 @@ def _speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Card]:
     return [_Card("Realized speed-up", f"{speedup:.3f}", note)]
 
 
-def _learning_cards(inputs: _ReportInputs) -> list[_Card]:
+def _make_learning_cards(inputs: _ReportInputs) -> list[_Card]:
     """Return the cards of the pretrained model's accuracies, or an empty list if the model was not evaluated."""
     evaluation = inputs.evaluation
     if evaluation is None:
@@ -322,7 +322,7 @@ def _learning_cards(inputs: _ReportInputs) -> list[_Card]:
     ]
 
 
-def _task_cards(inputs: _ReportInputs) -> list[_Card]:
+def _make_task_cards(inputs: _ReportInputs) -> list[_Card]:
     """Return the card of the fine-tuned model's main metric, in a list, or an empty list if there is no such model."""
     learnt = inputs.finetuning
     if learnt is None or learnt.best_metric is None:
@@ -385,7 +385,7 @@ _CURVE_BASELINES = {
 }
 
 
-def _draw_curve(inputs: _ReportInputs, name: str) -> tuple[Figure, str]:
+def _draw_metric_curve(inputs: _ReportInputs, name: str) -> tuple[Figure, str]:
     """Return a picture of a metric during training, and a description with the first and the last value.
 
     Args:
@@ -432,7 +432,7 @@ def _format_cell(value: float | None) -> str:
 _Tables = list[tuple[str, list[tuple[str, str]]]]
 
 
-def _split_settings(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
+def _divide_settings_into_tables(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
     """Return the settings of the run, which training has stored. Without training, they are those of the data stages.
 
     Returns:

@@ -99,7 +99,7 @@ def test_the_task_is_shown_with_its_baseline_its_packs_and_its_speed(tmp_path: P
         assert "Accuracy 75.0 % 25.0 % F1 macro 0.7000" in words
         assert "packing factor 1.452 packs above the proven bound 1 epochs, updates 2, 7" in words
         assert "sequences per second 1,234 (9,876 tokens)" in words
-        assert "rows with a prediction (predict) 4,321" in words
+        assert "rows predicted by predict 4,321" in words
         assert "finetune epochs 2" in words.partition("Settings")[2]
 
 
