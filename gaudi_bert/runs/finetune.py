@@ -37,7 +37,7 @@ def finetune(
     out: Path,
     **options: Unpack[RunOptions],
 ) -> StageOutput[FineTuning] | DryRun:
-    """Fine-tune a pretrained model for a task.
+    """Fine-tune a pretrained model for a task on labelled rows, and write a folder that `transformers` can open.
 
     Args:
         settings: The settings of the pipeline.

@@ -35,7 +35,7 @@ from gaudi_bert.training.model_files import SentenceSettings, read_sentence_sett
 
 @dataclass(frozen=True)
 class FineTuneFiles:
-    """The files of a fine-tuning run.
+    """The paths of the files that a fine-tuning run reads.
 
     Attributes:
         data: The training rows.
@@ -52,7 +52,7 @@ class FineTuneFiles:
 
 @dataclass(frozen=True)
 class LabelledData:
-    """What a fine-tuning run has read from its files.
+    """The task, the model, the tokenizer and the rows of a fine-tuning run, as they were read from its files.
 
     Attributes:
         task: The task, with its settings and labels.
@@ -137,9 +137,12 @@ def read_labelled_data(
 
 
 def _complete_task_settings(settings: TaskSettings, model: Path) -> tuple[TaskSettings, SentenceSettings]:
-    """Return the settings of the task and of the model's folder.
+    """Complete the settings of an embedding task with the pooling and the prompts that the model's folder specifies.
 
-    For embeddings, a missing pooling and missing prompts are taken from the folder.
+    The settings of other tasks are returned unchanged.
+
+    Returns:
+        The settings of the task, and the sentence-transformers settings in the folder.
 
     Raises:
         InputError: The pooling or the prompts of the model are not supported.
@@ -166,7 +169,7 @@ def _complete_task_settings(settings: TaskSettings, model: Path) -> tuple[TaskSe
 
 
 def _choose_max_sequence_length(section: FineTuneSettings, folder: SentenceSettings, positions: int) -> int:
-    """Return the maximum number of tokens in a sequence.
+    """Return the maximum number of tokens in a sequence, to which longer texts are truncated or split.
 
     It is the setting `max_sequence_length` if the user set it, or else the largest of the given row lengths, or else the
     maximum of the model.
@@ -183,7 +186,7 @@ def _choose_max_sequence_length(section: FineTuneSettings, folder: SentenceSetti
 
 
 def get_explicit_row_lengths(section: FineTuneSettings) -> tuple[int, ...]:
-    """Return the row lengths that the user set, ascending. Empty if the user set none, or "auto"."""
+    """Return the numbers in the setting `finetune.row_lengths`, ascending. Empty if it is not set, or "auto"."""
     return section.row_lengths if isinstance(section.row_lengths, tuple) else ()
 
 
@@ -259,7 +262,7 @@ class _RowReader:
 
 
 def pack_into_row_lengths(counts: IntArray, section: FineTuneSettings, sizes: ModelSizes, depth: int | str) -> RowLengths:
-    """Return the packings for rows of several lengths, which the user gave or which have the lowest estimated cost.
+    """Return one packing per row length, for the lengths in `finetune.row_lengths`, or else for those of the lowest cost.
 
     Args:
         counts: The number of sequences of each length.

@@ -44,7 +44,7 @@ from gaudi_bert.training.run_plan import RunPlan
 
 @dataclass(frozen=True, eq=False)
 class PairUpdates:
-    """Tokenized rows, the order in which they are read, and the shape of the updates.
+    """The updates of a run whose rows are groups of texts: which rows an update contains, and its packs and batches.
 
     The shape was chosen before the run from the first updates. If a later update needs more packs, it has more micro-batches
     of the same shape.
@@ -62,14 +62,14 @@ class PairUpdates:
     shape: UpdateShape
 
     def count_micro_batches(self, update: int) -> int:
-        """Return the number of micro-batches on one process in update `update`, counted from 0."""
+        """Return how many micro-batches each process computes in an update. The first update has the number 0."""
         if update >= self.stream.update_count:
             return self.shape.micro_batches
         packs = len(_pack_update(self, update))
         return max(self.shape.micro_batches, -(-packs // (self.shape.batch.packs * self.shape.processes)))
 
     def max_sequences_in(self, update: int) -> int:
-        """Return an upper bound of the number of sequences in update `update`, counted from 0."""
+        """Return how many sequences the micro-batches of an update can hold. The first update has the number 0."""
         return self.count_micro_batches(update) * self.shape.batch.packs * self.shape.processes * self.shape.batch.depth
 
     def iterate_micro_batches(self, first_update: int, rank: int) -> Iterator[Batch]:
@@ -92,22 +92,28 @@ class PairUpdates:
 
 @lru_cache(maxsize=4)
 def _pack_update(data: PairUpdates, update: int) -> SampledPacks:
-    """Return the packs of an update, counted from 0. The last few results are cached."""
+    """Pack the texts of an update into rows, and return the packs. The first update has the number 0.
+
+    The last few results are cached.
+    """
     return data.stream.pack_update(update, data.shape.batch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairObjective(TaskObjective):
-    """The objective with one loss over all rows of an update, weighted by the number of rows."""
+    """The training objective of a task that compares all rows of an update, so that the update has a single loss."""
 
     data: PairUpdates
 
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return ones, because `update_loss` already divides the loss by the number of rows."""
+        """Return ones, because the loss of `make_update_loss` is already divided the loss by the number of rows."""
         return np.ones(2)
 
     def make_update_loss(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> UpdateLoss:
-        """Return the loss of an update, which first collects the outputs of all sequences from all processes."""
+        """Return the loss function of an update.
+
+        It first collects the outputs of all sequences of the update from all processes.
+        """
         stream, numbers = self.data.stream, [batch["text_numbers"] for batch in micro_batches]
         sequences = stream.distinct_sequences(update - 1, update)[0]
         rows = stream.rows_in_updates(update - 1, update)
@@ -131,7 +137,7 @@ class PairObjective(TaskObjective):
 
 
 class PairJob(FineTuneJob):
-    """The job for tasks with one loss over all rows of an update.
+    """A fine-tuning job for a task that compares all rows of an update, so that the update has a single loss.
 
     Args:
         section: The settings of the section `finetune`.
@@ -211,7 +217,7 @@ class PairJob(FineTuneJob):
 
 
 def check_pair_settings(settings: PipelineSettings) -> None:
-    """Check that no setting is set that has no effect on tasks with one loss over all rows of an update.
+    """Check that the user set no packing setting, because the texts of each update are packed by best fit.
 
     Raises:
         InputError: `finetune.row_lengths` or `finetune.algorithm` is set.
@@ -247,7 +253,7 @@ def _choose_best_metric(section: FineTuneSettings, read: LabelledData) -> str:
 
 
 def _group_rows(section: FineTuneSettings, read: LabelledData) -> RowGroups:
-    """Return the training rows as groups of texts, after checking that updates of them can be compared.
+    """Return the training rows as groups of texts, after checking that an update contains enough rows to compare.
 
     Raises:
         InputError: A setting does not suit the rows or the model, or there are too few rows.
@@ -277,7 +283,7 @@ def _group_rows(section: FineTuneSettings, read: LabelledData) -> RowGroups:
 
 
 def _check_pair_rows(first: TupleRow, data: TaskData, held_out: TaskData | None, settings: TaskSettings) -> None:
-    """Check that all rows are of the same kind, and that the scores and the settings suit the loss.
+    """Check that either all rows have a score or none has, and that the scores and the settings suit the loss.
 
     Raises:
         InputError: Some rows have a score and others do not, a score is not a possible cosine, all scores are equal, or a
@@ -317,5 +323,5 @@ def _check_pair_rows(first: TupleRow, data: TaskData, held_out: TaskData | None,
 
 
 def _describe_row_kind(row: TupleRow) -> str:
-    """Describe the kind of a row, for error messages."""
+    """Return the words for an error message that say what a row consists of, such as "has two texts and a score"."""
     return "has an anchor and a positive" if row.score is None else "has two texts and a score"

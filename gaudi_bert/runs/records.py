@@ -118,7 +118,7 @@ class _RecordsJob(Job[TrainingResult]):
         self.checkpoint_settings = {"data": asdict(source.schema)}
 
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
-        """Plan the updates. See `Job.prepare_updates`.
+        """Divide the records into updates. See `Job.prepare_updates`.
 
         Raises:
             InputError: The cache for shards in an object store is too small.
@@ -214,7 +214,7 @@ class _RecordsJob(Job[TrainingResult]):
         )
 
     def finish_run(self, loop: TrainingLoop, updates: PreparedUpdates) -> TrainingResult:
-        """Return the result of the run."""
+        """Return the content of training.json: the work done, the speed, and the last metrics."""
         return TrainingResult(
             **loop.collect_result_fields(),
             training=cast(LossMetrics, loop.report.metrics) if loop.report is not None else None,
@@ -226,7 +226,7 @@ class _RecordsJob(Job[TrainingResult]):
 def _make_signature(
     training: TrainingSettings, config: BertConfig, source: RecordSource, held_out: RecordSource | None
 ) -> Signature:
-    """Return everything that the result of a run depends on."""
+    """Return the signature of a run: the settings, the model and the data on which its result depends."""
     section = training.model_dump(exclude=keys_changeable_on_resume(TrainingSettings))
     # The path of the initial checkpoint may differ between machines, so the signature contains only its name, which is
     # enough to detect another checkpoint.
@@ -300,7 +300,7 @@ def _keep_first_sequences(packed: BatchArrays, masked_slots: int) -> BatchArrays
 
 
 def _compute_speedup(packing_factor: float, packed_seconds: Sequence[float], unpacked_seconds: Sequence[float]) -> _Speedup:
-    """Compute the speed-up from the times of alternating passes.
+    """Compute the speed-up through packing from the times of training passes over packs and over unpacked rows.
 
     Args:
         packing_factor: The number of sequences per pack.

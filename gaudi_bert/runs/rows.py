@@ -52,7 +52,7 @@ _PATH_SETTINGS = {"data", "evaluation_data", "init_checkpoint", "vocab"}
 
 
 class FineTuneJob(Job[FineTuning]):
-    """A job that fine-tunes a model for a task on labelled rows.
+    """The base class of fine-tuning jobs, which keeps the best checkpoint and writes the fine-tuned model.
 
     Args:
         section: The settings of the section `finetune`.
@@ -83,7 +83,7 @@ class FineTuneJob(Job[FineTuning]):
         self.checkpoint_settings = {}
 
     def handle_evaluation(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Save the weights to `best/` unless an earlier evaluation was better.
+        """Write the weights to the folder `best/` unless an earlier evaluation was better.
 
         A kill between the two writes must not leave a `best.json` without its weights, so the weights are written first.
         """
@@ -148,7 +148,10 @@ class FineTuneJob(Job[FineTuning]):
                     handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
 
     def _baseline_metrics(self) -> dict[str, float]:
-        """Return the metrics of the model before training, or else of a constant prediction."""
+        """Return the metrics of the baseline.
+
+        The baseline is the model before training if the run evaluated it, and otherwise a constant prediction.
+        """
         task, held_out = self._read.task, self._read.held_out
         if not self.evaluates_first:
             return {} if held_out is None else task.baseline_metrics(self._read.data.sequences, held_out.sequences)
@@ -158,10 +161,10 @@ class FineTuneJob(Job[FineTuning]):
 
 
 class RowJob(FineTuneJob):
-    """The job for tasks whose loss is a sum over rows."""
+    """A fine-tuning job for a task whose loss is a sum over rows. All packs are planned before the run."""
 
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
-        """Plan the updates. See `Job.prepare_updates`."""
+        """Divide the packs of the training rows into updates. See `Job.prepare_updates`."""
         section, task, data = self.section, self._read.task, self._read.data
         plan = plan_epochs(section, data, processes, processes_at_start)
         return PreparedUpdates(
@@ -206,7 +209,7 @@ class RowJob(FineTuneJob):
         ]
 
     def format_dry_run(self) -> list[str]:
-        """Return the lines of a table that compares other row lengths and depths."""
+        """Return a table, as lines, of the packs that other row lengths and other depths would need."""
         section, longest, lengths = self.section, self._read.data.lengths[-1], self._read.data.sequences.lengths
         lines = [f"{'rows of':>10}{'depth':>8}{'packs':>12}{'per pack':>12}{'real tokens':>14}{'cut':>10}"]
         for length in sorted({longest, *(usual for usual in _USUAL_ROWS if usual < longest)}):
@@ -225,7 +228,7 @@ class RowJob(FineTuneJob):
 
 
 def _make_signature(section: FineTuneSettings, read: LabelledData) -> Signature:
-    """Return everything that the result of a fine-tuning run depends on."""
+    """Return the signature of a fine-tuning run: the settings, the model and the files on which its result depends."""
     # Without row_lengths, this setting is omitted, so that runs from before it existed can be resumed.
     unused = {"row_lengths"} if section.row_lengths is None else set()
     values = section.model_dump(mode="json", exclude=keys_changeable_on_resume(FineTuneSettings) | _PATH_SETTINGS | unused)
@@ -241,7 +244,7 @@ def _make_signature(section: FineTuneSettings, read: LabelledData) -> Signature:
 
 
 def plan_epochs(section: FineTuneSettings, data: TaskData, processes: int, processes_at_start: int) -> RunPlan:
-    """Return the plan of a run, whose number of updates follows from the number of epochs.
+    """Return the plan of a fine-tuning run that reads the training rows `finetune.epochs` times.
 
     Args:
         section: The settings of the section `finetune`.
@@ -267,7 +270,7 @@ def plan_epochs(section: FineTuneSettings, data: TaskData, processes: int, proce
 
 
 def run_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int, an_epoch: int) -> RunSettings:
-    """Return the settings of the training loop for a fine-tuning run.
+    """Convert the settings of the section `finetune` to the settings of the training loop.
 
     Args:
         section: The settings of the section `finetune`.

@@ -91,7 +91,7 @@ def train_on_table(
     out: Path,
     **options: Unpack[RunOptions],
 ) -> StageOutput[TableTraining] | DryRun:
-    """Train a language model on a packed table.
+    """Train a masked or causal language model on a packed table, and write it in the format of `transformers`.
 
     Args:
         settings: The settings of the pipeline.
@@ -197,7 +197,7 @@ class _TableJob(Job[TableTraining]):
         self.checkpoint_settings = {"task": task.name}
 
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
-        """Plan the updates. See `Job.prepare_updates`."""
+        """Divide the packs of the table into updates. See `Job.prepare_updates`."""
         source = self._source
         packs, sequences = source.count("packs"), source.count("sequences")
         plan = RunPlan(
@@ -251,7 +251,7 @@ class _TableJob(Job[TableTraining]):
 
 
 def _make_metrics(loss: float, accuracy: float) -> dict[str, float]:
-    """Return the loss, the accuracy and the perplexity by name."""
+    """Return the fields `loss`, `accuracy` and `perplexity` of a result, computed from the mean loss and the accuracy."""
     loss, accuracy = float(loss), min(float(accuracy), 1.0)
     return {"loss": loss, "accuracy": accuracy, "perplexity": math.exp(min(loss, 700.0))}
 
@@ -276,7 +276,7 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
 
     @property
     def sum_count(self) -> int:
-        """3 sums of the head, the number of sequences, and a count per vocabulary token."""
+        """The number of sums: 3 of the head, 1 for the sequences, and 1 for each token of the vocabulary."""
         return 3 + 1 + self.vocabulary
 
     def read_batches(self, rank: int, world_size: int) -> Iterator[EvaluationBatch]:

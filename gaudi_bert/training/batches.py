@@ -69,7 +69,7 @@ _ReadFeatures = Callable[[int, IntArray, IntArray, int], Batch]
 def read_training_batches(
     source: RecordSource, config: BertConfig, batch_packs: int, order: TrainingOrder
 ) -> Iterator[Batch]:
-    """Yield this process's training batches of pretraining records, without end.
+    """Read pretraining records in their training order, and yield the batches of this process without end.
 
     Args:
         source: The records. Unpacked records are returned as packs of one sequence.
@@ -102,7 +102,7 @@ def read_batches_in_order(
     order: TrainingOrder,
     path: Path,
 ) -> Iterator[Batch]:
-    """Yield the batches that this process reads for a sequence of micro-batches.
+    """Read the packs of each micro-batch, and yield those that this process computes as a batch.
 
     Args:
         packs_by_row_length: The packs of each row length.
@@ -179,7 +179,7 @@ def read_each_pack_once(
     world_size: int,
     max_packs: int | None,
 ) -> Iterator[Batch]:
-    """Yield this process's part of the batches that contain every pack once, in the order of the files.
+    """Read every pack once, in the order of the files, and yield the batches that belong to this process.
 
     Args:
         stored_packs: The packs.
@@ -208,7 +208,7 @@ def read_each_pack_once(
 def _read_checked_packs(
     source: RecordSource, files: RecordFiles, max_values: dict[str, int], shards: IntArray, records: IntArray
 ) -> Batch:
-    """Read records as a batch of packs, and check all values.
+    """Read some records as a batch of packs, and check that every value is in its allowed range.
 
     Raises:
         InputError: A value is out of range.
@@ -268,7 +268,7 @@ def _max_feature_values(source: RecordSource, config: BertConfig) -> dict[str, i
 
 
 def _check_values(batch: BatchArrays, max_values: dict[str, int], locate_row: Callable[[int], str]) -> None:
-    """Check the values of one packed batch.
+    """Check that every value of a packed batch is in its allowed range, and that the input mask numbers the sequences.
 
     Args:
         batch: The packed features.

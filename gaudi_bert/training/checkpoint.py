@@ -91,7 +91,10 @@ class _RunSettings(BaseModel, strict=True, frozen=True, extra="forbid"):
 
 
 class _Header(BaseModel, strict=True, frozen=True, extra="forbid"):
-    """The schema of the JSON in the header. `tensors` contains the dtype, shape and CRC-32 of each tensor, by name."""
+    """The schema of the JSON text in the header of a checkpoint.
+
+    The field `tensors` contains the dtype, the shape and the CRC-32 of each tensor, by name.
+    """
 
     format_version: Literal[2]
     update: NonNegativeInt
@@ -205,7 +208,7 @@ def read_newest_settings(folder: Path) -> Mapping[str, Any] | None:
 
 
 def _read_newest_header(folder: Path) -> _Header | None:
-    """Return the state in the newest intact header in `folder`, or None if there is none. Damaged files are skipped."""
+    """Return the header of the newest checkpoint in `folder` whose header is intact, or None if there is none."""
     for path in reversed(_list_checkpoints(folder)):
         try:
             return _read_header(path)
@@ -227,7 +230,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def _read_header_text(path: Path) -> str:
-    """Return the string in the header of a checkpoint, without reading the tensors.
+    """Return the checksum and the JSON text in the header of a checkpoint, without reading the tensors.
 
     Raises:
         InputError: The file cannot be read, is no safetensors file, or was written by another tool.
@@ -243,7 +246,7 @@ def _read_header_text(path: Path) -> str:
 
 
 def _read_header(path: Path) -> _Header:
-    """Return the state in the header of a checkpoint, after checking its checksum and its schema.
+    """Return the parsed header of a checkpoint, after checking its checksum and its schema.
 
     Raises:
         InputError: The header is damaged.
@@ -265,7 +268,7 @@ def _list_checkpoints(folder: Path) -> list[Path]:
 
 
 def find_checkpoint(path: Path | str) -> Path:
-    """Return the checkpoint file that a user's path refers to.
+    """Return the checkpoint file at a path, which may be the file itself or a folder that contains checkpoints.
 
     A file is returned as it is. For a folder, return its newest checkpoint, or else the newest in its `checkpoints/` folder.
 
@@ -382,7 +385,7 @@ _CHANGEABLE_SETTING = "settings.training.updates"
 
 
 def _describe_first_difference(stored: Any, requested: Any, key: str = "") -> str | None:
-    """Describe the first value that differs between two signatures, for an error message. None if they are equal.
+    """Return text for an error message that names the first difference between two signatures, or None if they are equal.
 
     Args:
         stored: The signature in the checkpoint, or a part of it.
@@ -401,7 +404,7 @@ def _describe_first_difference(stored: Any, requested: Any, key: str = "") -> st
 
 
 def broadcast_state(progress: Progress, model: Model, updates: Updates, communicator: Communicator) -> Progress:
-    """Send the model, the moments and the progress of the first process to all others, which replace theirs.
+    """Copy the variables, the optimizer's moments and the progress of the first process to all other processes.
 
     Every process calls this at the same time.
 

@@ -134,7 +134,7 @@ def _evaluate_checkpoint(
 
 
 def _check_agreement(packed: EvaluationMetrics, unpacked: EvaluationMetrics, sources: list[RecordSource]) -> float:
-    """Return the largest absolute difference between the metrics of two sources.
+    """Check that the metrics of packed and unpacked data agree, and return their largest absolute difference.
 
     Counts are compared like all other metrics, so that counts that differ by one already fail.
 
@@ -179,7 +179,7 @@ class EvaluationSet(ABC, Generic[E]):
         """Return the batches of process `rank` of `world_size` processes."""
 
     def count_labels(self, batch: Batch) -> FloatArray:
-        """Return further numbers of a batch that are added over all batches, float64. By default there are none."""
+        """Return counts of the labels in a batch, which are added over all batches, float64. By default there are none."""
         return np.zeros(0)
 
     def allocate_outputs(self) -> Float32Array | None:
@@ -239,7 +239,7 @@ def count_values(values: AnyArray, weights: AnyArray, value_count: int) -> Float
 
 @dataclass(frozen=True)
 class RecordsEvaluation(EvaluationSet[EvaluationMetrics]):
-    """Pretraining records to evaluate on.
+    """Evaluates a model on packed or unpacked pretraining records.
 
     Attributes:
         source: The records, packed or unpacked.
@@ -255,7 +255,7 @@ class RecordsEvaluation(EvaluationSet[EvaluationMetrics]):
 
     @property
     def sum_count(self) -> int:
-        """8 sums of `PretrainingObjective`, the counts of the 2 next-sentence labels, and a count per vocabulary token."""
+        """The number of sums: 8 of `PretrainingObjective`, 2 for the next-sentence labels, 1 for each vocabulary token."""
         return 8 + 2 + self.config.vocab_size
 
     def read_batches(self, rank: int, world_size: int) -> Iterator[EvaluationBatch]:

@@ -25,7 +25,7 @@ from gaudi_bert.training.run_plan import RunPlan
 
 @dataclass(frozen=True)
 class PreparedUpdates:
-    """The updates of a run with a certain number of processes.
+    """The training data of a run, divided into updates for a certain number of processes.
 
     Attributes:
         plan: The plan of the run.
@@ -74,7 +74,7 @@ class Job(ABC, Generic[R]):
 
     @abstractmethod
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
-        """Divide the training data into updates.
+        """Plan the updates of the run, and return the plan with a function that reads their batches.
 
         This changes nothing in the job, and is called a second time if another number of processes began the run, which is
         known only after the folder of the run was opened.
@@ -92,7 +92,7 @@ class Job(ABC, Generic[R]):
         return []
 
     def begin_run(self, run: RunContext[R], plan: RunPlan, model: Model) -> MlperfLog | None:
-        """Do what the job needs after the model was built and before its weights are loaded.
+        """Prepare the run after its model was built and before the weights are loaded, such as by opening an MLPerf log.
 
         Returns:
             The MLPerf log of the run, or None.
@@ -104,7 +104,7 @@ class Job(ABC, Generic[R]):
         model.load_values(self.initial_variables)
 
     def handle_evaluation(self, run: RunContext[R], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Handle the metrics of an evaluation after update `update`. Every process calls this."""
+        """React to an evaluation after update `update`, for example by saving the best weights. Every process calls this."""
 
     @abstractmethod
     def finish_run(self, loop: TrainingLoop, updates: PreparedUpdates) -> R:

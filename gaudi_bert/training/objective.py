@@ -124,7 +124,7 @@ class PretrainingObjective(Objective):
 
 
 def _compute_masked_weight(sequence_numbers_BQ: AnyArray, loss: Loss) -> int:
-    """Count the masked tokens of some packs, or the sequences that contain at least one.
+    """Return the weight of the masked-LM loss of some packs: its masked tokens, or its sequences with a masked token.
 
     Args:
         sequence_numbers_BQ: For each masked slot, the number of its sequence from 1, or 0 for an unused slot.
@@ -153,7 +153,7 @@ _SAMPLE = 1000
 
 @dataclass(frozen=True)
 class LossDenominators:
-    """The rule by which loss sums are divided.
+    """The rule by which the loss sums of a micro-batch are divided before gradients are added.
 
     Attributes:
         kind: One of the three rules described above.
@@ -222,7 +222,7 @@ def draw_dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> In
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Runs the updates of one model.
+    """Computes the updates of one model with its loss, dropout seeds and loss denominators.
 
     Attributes:
         updates: The updates of the engine.
@@ -317,7 +317,7 @@ class IntervalReport:
 
 @dataclass
 class Interval:
-    """The updates since the last report.
+    """Collects the losses, the work and the time of the updates since the last report.
 
     Attributes:
         objective: Computes the metrics.
@@ -346,7 +346,7 @@ class Interval:
             self._began = self.clock()
 
     def add_update(self, sums: WaitForSums, batches: list[Batch]) -> None:
-        """Add an update to the interval.
+        """Record the loss sums and the work of an update that has been started.
 
         Args:
             sums: The return value of `TrainingStep.run_update`.

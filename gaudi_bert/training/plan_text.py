@@ -79,7 +79,7 @@ def format_plan(plan: RunPlan) -> list[str]:
 
 
 def _format_update(plan: RunPlan) -> list[str]:
-    """Return a line with the size of an update.
+    """Return the line that tells the user how many sequences and packs an update contains.
 
     Notes follow if the size differs from the settings, or if an update is larger than the data.
     """
@@ -123,8 +123,10 @@ def _format_update(plan: RunPlan) -> list[str]:
 
 
 def format_schedule(plan: RunPlan) -> list[str]:
-    """Return the lines that only a dry run prints: the intervals between evaluations, checkpoints and log lines, and the
-    optimizer with its learning rate."""
+    """Return the lines that only a dry run prints.
+
+    They contain the intervals between evaluations, checkpoints and log lines, and the settings of the optimizer.
+    """
     settings = plan.settings
     lines = []
     for action in ("evaluate", "save", "log"):

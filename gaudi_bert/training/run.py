@@ -182,7 +182,7 @@ _OF_THE_MACHINE = ("engine", "device", "compile")
 
 
 def _collect_checkpoint_settings(job: Job[R], run: RunContext[R]) -> dict[str, Any]:
-    """Return the settings that every checkpoint of a run contains. Paths on the user's machine are omitted."""
+    """Return the settings that are stored in every checkpoint of a run. Paths on the user's machine are omitted."""
     section = job.section
     fields = TrainingSettings.model_fields if isinstance(section, TrainingSettings) else LoopSettings.model_fields
     names = fields.keys() - {"init_checkpoint", *_OF_THE_MACHINE}
@@ -306,7 +306,7 @@ def _begin_unless_finished(
     resume: bool,
     overwrite: bool,
 ) -> bool:
-    """Prepare the folder to begin or continue a run, unless the run is already finished.
+    """Prepare the folder of a run that begins or continues, and return whether the run is already finished.
 
     Returns:
         Whether the run is already finished.
@@ -347,7 +347,7 @@ def _begin_unless_finished(
 
 
 def _find_fewer_stored_updates(settings_file: Path, signature: Signature) -> int | None:
-    """Return the number of updates of the stored run, if it is smaller and the only difference from `signature`.
+    """Return how many updates the stored run has, if it differs from `signature` only by having fewer updates.
 
     Returns:
         The stored number of updates. None if there is no stored run, or if it differs in another way.

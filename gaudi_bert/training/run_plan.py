@@ -87,7 +87,7 @@ class _BlockMicroBatches(NamedTuple):
 
 
 class _PackBlocks(NamedTuple):
-    """How the packs of one row length are divided into blocks, and the blocks among the updates.
+    """How the packs of one row length are divided into blocks, and how many blocks an update reads on average.
 
     Attributes:
         row_length: The length of the rows, in tokens.
@@ -170,7 +170,7 @@ class RunPlan:
         return settings.model_copy(update=changed)
 
     def micro_batches_in(self, update: int) -> list[MicroBatch]:
-        """Return the micro-batches of an update.
+        """Return the micro-batches of which an update consists, over all processes.
 
         No update has more micro-batches of any row length than the first one, which therefore builds all graphs. The row
         length with the most blocks occurs in every update and comes first.
@@ -196,7 +196,7 @@ class RunPlan:
         return [math.ceil(update * blocks.blocks_per_update) for blocks in self.pack_blocks]
 
     def iterate_micro_batches(self, updates_done: int, packs_done: int) -> Iterator[MicroBatch]:
-        """Yield the micro-batches after a position, without end.
+        """Yield the micro-batches of a run from a position on, without end.
 
         Args:
             updates_done: The number of updates that are done.
@@ -232,7 +232,7 @@ class RunPlan:
 
     @cached_property
     def pack_blocks(self) -> tuple[_PackBlocks, ...]:
-        """How the packs of each row length are divided among the updates."""
+        """For each row length, how its packs are divided into blocks, and how many blocks an update reads on average."""
         settings, most = self.settings, self.settings.micro_batch_packs
         if not self.packs_by_row_length:
             sequences = self.packing_factor * self.processes

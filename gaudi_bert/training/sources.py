@@ -41,7 +41,7 @@ from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, Unpacked
 
 @dataclass(frozen=True)
 class RecordSource:
-    """Records that have been opened, and their sizes.
+    """Packed or unpacked pretraining records that have been opened: their files, their sizes and their identity.
 
     Attributes:
         path: The folder or file of the records on this machine.
@@ -160,7 +160,7 @@ def open_records(path: Path | str, store: StoreSettings | None = None) -> Iterat
 
 
 def open_local_records(path: Path | str) -> RecordSource:
-    """Open local records.
+    """Open packed or unpacked records on this machine.
 
     Args:
         path: A folder of packed records, or unpacked records: a folder, a file or a glob pattern.

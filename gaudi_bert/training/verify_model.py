@@ -73,7 +73,7 @@ class _LeakCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class VerifyModelResult:
-    """The result of the checks, all of which passed.
+    """The result of `verify_model`: how many sequences were checked, and how little packed and unpacked results differ.
 
     Attributes:
         weights: The path of the weights, or "random".
@@ -249,7 +249,7 @@ def _relative_difference(difference: float, norm: float) -> float:
 
 
 def _measure_differences(model: Model, packed: BatchArrays, loss: Loss = "token") -> _Differences:
-    """Run a batch of packs, and the same sequences with one sequence per row, and compare the results."""
+    """Run a model on packs and on the same sequences with one sequence per row, and return how the results differ."""
     placed_sequences = split_packs(packed)
     length, slots = packed["input_ids"].shape[1], packed["masked_lm_ids"].shape[1]
     single_rows = join_sequences([[placed.sequence] for placed in placed_sequences], length, slots, 1)
@@ -351,7 +351,7 @@ def _select_outputs(outputs: dict[str, Float32Array], placed: _PlacedSequence) -
 
 @dataclass(frozen=True)
 class Sequence:
-    """A single sequence.
+    """A single pretraining sequence outside of a pack: its tokens, segments, masked tokens and next-sentence label.
 
     Attributes:
         input_ids: int32 [tokens].
@@ -398,7 +398,7 @@ class _PlacedSequence:
 
 
 def split_packs(batch: BatchArrays) -> list[_PlacedSequence]:
-    """Return every sequence of a batch of packs, pack by pack."""
+    """Extract every sequence from a batch of packs, pack by pack, together with its position in the batch."""
     return [
         _extract_sequence(batch, pack, number)
         for pack, mask_L in enumerate(batch["input_mask"])
@@ -407,7 +407,7 @@ def split_packs(batch: BatchArrays) -> list[_PlacedSequence]:
 
 
 def _extract_sequence(batch: BatchArrays, pack: int, number: int) -> _PlacedSequence:
-    """Return sequence `number` (from 1) of a pack."""
+    """Extract sequence `number` (from 1) of a pack, together with its position in the batch."""
     positions, slots = (np.flatnonzero(batch[name][pack] == number) for name in ("input_mask", "masked_lm_weights"))
     start = int(positions[0])
     sequence = Sequence(
@@ -423,7 +423,7 @@ def _extract_sequence(batch: BatchArrays, pack: int, number: int) -> _PlacedSequ
 def join_sequences(
     packs: list[list[Sequence]], length: int, masked_slots: int, depth: int
 ) -> dict[str, Int32Array | Float32Array]:
-    """Join lists of sequences to a batch of packs.
+    """Build a batch of packs from the sequences of each pack.
 
     Args:
         packs: The sequences of each pack. They must fit into the sizes that follow.

@@ -51,7 +51,7 @@ class _WeightsIndex(ExtensibleArtefact):
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a model, as they were read.
+    """The weights of a BERT that were read from a file or folder, with its config if that is known.
 
     Attributes:
         path: The file or folder of the weights.
@@ -109,7 +109,7 @@ def read_weights(path: Path | str) -> Weights:
 
 
 def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
-    """Read weights in any of the three formats, and set the variables of a model from them.
+    """Read the weights of a BERT in any of the three formats, and copy them into the variables of a model.
 
     Variables that are `missing_variables` in the weights keep their values.
 
@@ -161,7 +161,7 @@ def read_bert_config(file: Path) -> BertConfig:
 
 
 def make_bert_config(settings: ModelSettings, vocabulary_size: int | None, max_sequence_length: int) -> BertConfig:
-    """Return the config of a model. Sizes that the settings do not specify are taken from the data.
+    """Make the config of a BERT from the settings. Sizes that the settings do not specify are taken from the data.
 
     Args:
         settings: The settings of the model.
@@ -234,7 +234,7 @@ def _read_hugging_face_weights(path: Path, files: list[Path]) -> Weights:
 
 @contextmanager
 def open_local_weights(path: Path | str, store: StoreSettings | None = None) -> Iterator[Path]:
-    """Provide a local path of weights for the duration of the context, and copy them from an object store if necessary.
+    """Yield a local path of weights. If the weights are in an object store, they are copied for the duration of the context.
 
     If the folder of a run is in a store, only its newest checkpoint and the small files next to it are copied. A folder of
     another tool is copied completely.
