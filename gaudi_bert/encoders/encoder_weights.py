@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -41,7 +41,7 @@ _ENCODER = VectorHead("cls", normalize=False)
 _UNLIMITED = 1 << 20  # the number of positions or segments that is assumed for a model without a limit
 
 
-def build_library_config(config: EncoderConfig, head: Head) -> Any:
+def build_library_config(config: EncoderConfig, head: Head) -> transformers.PretrainedConfig:
     """Return the `transformers` config of a model with a head.
 
     Raises:
@@ -92,7 +92,7 @@ def list_model_types() -> tuple[str, ...]:
     return tuple(transformers.CONFIG_MAPPING)
 
 
-def find_model_class(config: Any, head: Head) -> Any:
+def find_model_class(library_config: transformers.PretrainedConfig, head: Head) -> type[Any]:
     """Return the `transformers` class for a config and a head.
 
     Raises:
@@ -100,15 +100,15 @@ def find_model_class(config: Any, head: Head) -> Any:
     """
     if isinstance(head, PretrainingHead):
         raise InputError(
-            f"model type {config.model_type!r}: only BERT supports next-sentence prediction; pack a table of texts instead "
-            "of records"
+            f"model type {library_config.model_type!r}: only BERT supports next-sentence prediction; pack a table of texts "
+            "instead of records"
         )
     auto = transformers.AutoModel if isinstance(head, VectorHead) else _CLASS_BY_TASK[head.kind]
-    classes = auto._model_mapping.get(type(config), None)  # noqa: SLF001 - nothing public names its class
+    classes = auto._model_mapping.get(type(library_config), None)  # noqa: SLF001 - nothing public names its class
     if classes is None:
         what = "hidden states" if isinstance(head, VectorHead) else head.kind
         raise InputError(
-            f"model type {config.model_type!r}: transformers has no class for {what}; choose another model or task"
+            f"model type {library_config.model_type!r}: transformers has no class for {what}; choose another model or task"
         )
     return classes[0] if isinstance(classes, tuple) else classes
 
@@ -165,19 +165,21 @@ def find_model_sizes(config: EncoderConfig, head: Head) -> ModelSizes:
     Raises:
         InputError: The model cannot be fed packs.
     """
-    library = build_library_config(config, head)
-    return read_model_sizes(library, find_pack_inputs(library, kind=find_model_class(library, head)))
+    library_config = build_library_config(config, head)
+    return read_model_sizes(
+        library_config, find_pack_inputs(library_config, model_class=find_model_class(library_config, head))
+    )
 
 
-def read_model_sizes(library: Any, pack_inputs: PackInputs) -> ModelSizes:
+def read_model_sizes(library_config: transformers.PretrainedConfig, pack_inputs: PackInputs) -> ModelSizes:
     """Return the sizes of a model.
 
     Args:
-        library: The `transformers` config of the model.
+        library_config: The `transformers` config of the model.
         pack_inputs: How the model is fed packs. It may limit the number of positions.
     """
-    text, most = library.get_text_config(), find_max_positions(library)
-    positions = (_UNLIMITED if most is None else most) - pack_inputs.position_offset
+    text, max_positions = library_config.get_text_config(), find_max_positions(library_config)
+    positions = (_UNLIMITED if max_positions is None else max_positions) - pack_inputs.position_offset
     segments = getattr(text, "type_vocab_size", None) if pack_inputs.takes_token_types else None
     return ModelSizes(
         layers=text.num_hidden_layers,
@@ -188,9 +190,23 @@ def read_model_sizes(library: Any, pack_inputs: PackInputs) -> ModelSizes:
     )
 
 
-def read_encoder_weights(
-    folder: Path, head: Head, *, head_may_be_missing: bool
-) -> tuple[EncoderConfig, str, dict[str, AnyArray], tuple[str, ...]]:
+class EncoderWeights(NamedTuple):
+    """The weights of a model that were read from a folder.
+
+    Attributes:
+        config: The config of the model.
+        class_name: The name of the `transformers` class of the model.
+        variables: The variables by name. They are float32, except that counters are integers. Tied variables occur once.
+        missing: The names of the variables that are missing in the folder and keep their initial values.
+    """
+
+    config: EncoderConfig
+    class_name: str
+    variables: dict[str, AnyArray]
+    missing: tuple[str, ...]
+
+
+def read_encoder_weights(folder: Path, head: Head, *, head_may_be_missing: bool) -> EncoderWeights:
     """Read the weights in a folder for a model with a head.
 
     Args:
@@ -198,22 +214,19 @@ def read_encoder_weights(
         head: The head of the model.
         head_may_be_missing: Whether the weights of the head may be missing.
 
-    Returns:
-        A tuple of four values: the config, the name of the `transformers` class, the variables by name, and the names of the
-        variables that are missing in the folder and keep their initial values. Variables are float32, except that counters
-        are integers. Tied variables occur once.
-
     Raises:
         InputError: The weights cannot be read, or do not match the config.
     """
     config = read_encoder_config(folder / "config.json")
-    library = build_library_config(config, head)
-    kind = find_model_class(library, head)
-    model, missing = _read_model_and_missing_names(folder, kind, library, head_may_be_missing=head_may_be_missing)
+    library_config = build_library_config(config, head)
+    model_class = find_model_class(library_config, head)
+    model, missing = _read_model_and_missing_names(
+        folder, model_class, library_config, head_may_be_missing=head_may_be_missing
+    )
     variables: dict[str, Any] = {**dict(model.named_parameters()), **find_stored_buffers(model)}
     wide = {name: value.float() if value.is_floating_point() else value for name, value in variables.items()}
     values = {name: value.detach().numpy() for name, value in wide.items() if name not in missing}
-    return config, kind.__name__, values, tuple(name for name in variables if name in missing)
+    return EncoderWeights(config, model_class.__name__, values, tuple(name for name in variables if name in missing))
 
 
 def find_stored_buffers(module: Any) -> dict[str, torch.Tensor]:
@@ -243,28 +256,28 @@ def read_architecture(folder: Path) -> str:
     return str(names[0]) if isinstance(names, list) and names else ""
 
 
-def read_model(folder: Path, kind: Any, **options: Any) -> Any:
+def read_model(folder: Path, model_class: type[Any], **options: Any) -> Any:
     """Read a model from a folder, and return it in evaluation mode.
 
     Args:
         folder: The folder of the model.
-        kind: A `transformers` class, or one of its `AutoModel...` classes.
+        model_class: A `transformers` class, or one of its `AutoModel...` classes.
         **options: Options for `from_pretrained`.
 
     Raises:
         InputError: The model cannot be read, or its weights are incomplete, superfluous or not finite.
     """
-    return _read_model_and_missing_names(folder, kind, None, head_may_be_missing=False, **options)[0]
+    return _read_model_and_missing_names(folder, model_class, None, head_may_be_missing=False, **options)[0]
 
 
 def _read_model_and_missing_names(
-    folder: Path, kind: Any, config: Any, *, head_may_be_missing: bool, **options: Any
+    folder: Path, model_class: type[Any], config: transformers.PretrainedConfig, *, head_may_be_missing: bool, **options: Any
 ) -> tuple[Any, frozenset[str]]:
     """Read a model from a folder.
 
     Args:
         folder: The folder of the model.
-        kind: A `transformers` class, or one of its `AutoModel...` classes.
+        model_class: A `transformers` class, or one of its `AutoModel...` classes.
         config: The config of the model. None for the config in the folder.
         head_may_be_missing: Whether the weights of the head may be missing or have other shapes.
         **options: Options for `from_pretrained`.
@@ -278,10 +291,10 @@ def _read_model_and_missing_names(
     try:
         with quiet_transformers():
             config = config or transformers.AutoConfig.from_pretrained(folder, **local)
-            _check_model_fits_files(folder, kind, config)
+            _check_model_fits_files(folder, model_class, config)
             _check_no_duplicate_parameters(folder)
             reading = {"config": config, "output_loading_info": True, "ignore_mismatched_sizes": True}
-            model, loaded = kind.from_pretrained(folder, **reading, **local, **options)
+            model, loaded = model_class.from_pretrained(folder, **reading, **local, **options)
     except _LOADING_ERRORS as error:
         if isinstance(error, InputError):
             raise
@@ -316,7 +329,7 @@ def _check_config_numbers(file: Path, value: Any, name: str = "") -> None:
             raise InputError(f"{file}: {shorten(name)} = {short_repr(value)}; must be at most {max_value:,}; {_COPY_REMEDY}")
 
 
-def _check_model_fits_files(folder: Path, kind: Any, config: Any) -> None:
+def _check_model_fits_files(folder: Path, model_class: type[Any], config: transformers.PretrainedConfig) -> None:
     """Check that the model of a config is not larger than its weight files.
 
     `transformers` would allocate the memory of the complete model before it notices that weights are missing.
@@ -327,7 +340,7 @@ def _check_model_fits_files(folder: Path, kind: Any, config: Any) -> None:
     files = [file for pattern in _WEIGHT_FILES for file in folder.glob(pattern)]
     stored_bytes = sum(file.stat().st_size for file in files)
     with torch.device("meta"):
-        model = getattr(kind, "from_config", kind)(config)
+        model = getattr(model_class, "from_config", model_class)(config)
     weights = sum(weight.numel() for weight in model.parameters())
     if files and weights > stored_bytes:
         raise InputError(
@@ -358,7 +371,11 @@ def _check_no_duplicate_parameters(folder: Path) -> None:
 
 
 def _check_loaded_weights(
-    folder: Path, model: Any, loaded: dict[str, Any], architecture: str, head_may_be_missing: bool
+    folder: Path,
+    model: transformers.PreTrainedModel,
+    loading_info: dict[str, Any],
+    architecture: str,
+    head_may_be_missing: bool,
 ) -> None:
     """Check that the weights in a folder are exactly those of a model, and that they are finite.
 
@@ -368,7 +385,7 @@ def _check_loaded_weights(
     Args:
         folder: The folder of the model.
         model: The model, after its weights were loaded.
-        loaded: The loading information of `transformers`.
+        loading_info: The loading information of `transformers`.
         architecture: The class that config.json names.
         head_may_be_missing: Whether only the weights of the encoder are checked.
 
@@ -384,14 +401,14 @@ def _check_loaded_weights(
         first = name.removeprefix(prefix).partition(".")[0]
         return not head_may_be_missing or (first != "pooler" and (name.startswith(prefix) or first in of_encoder))
 
-    for name in filter(is_checked, sorted(loaded["missing_keys"])):
+    for name in filter(is_checked, sorted(loading_info["missing_keys"])):
         if not (is_encoder and name.startswith("pooler.")):
             raise InputError(f"{folder}: the weight files do not contain {name}, which config.json requires; {_COPY_REMEDY}")
-    for name, stored, expected in sorted(each for each in loaded["mismatched_keys"] if is_checked(each[0])):
+    for name, stored, expected in sorted(each for each in loading_info["mismatched_keys"] if is_checked(each[0])):
         raise InputError(
             f"{folder}: {name} has shape {list(stored)}, but config.json requires {list(expected)}; {_COPY_REMEDY}"
         )
-    for name in filter(is_checked, sorted(loaded["unexpected_keys"])):
+    for name in filter(is_checked, sorted(loading_info["unexpected_keys"])):
         is_in_model = name.startswith(prefix) or name.partition(".")[0] in inner or architecture == type(model).__name__
         if is_in_model and not name.removeprefix(prefix).startswith("pooler."):
             raise InputError(

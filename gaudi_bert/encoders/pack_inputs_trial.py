@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -60,13 +60,26 @@ ONE_OUTPUT_PER_ROW = (
 _STATEFUL_LAYER_KINDS = ("linear_attention", "conv", "hybrid", "mamba", "recurrent")
 
 
-def find_pack_inputs(model: Any, target: str = "transformers-5", kind: Any = None) -> PackInputs:
+class PackCheck(NamedTuple):
+    """The result of a successful trial of packs.
+
+    Attributes:
+        row_tokens: The number of tokens in the longest row that was tried.
+        largest_difference: The largest difference between the outputs of packed and single sequences, relative to the
+            largest output.
+    """
+
+    row_tokens: int
+    largest_difference: float
+
+
+def find_pack_inputs(model: Any, target: str = "transformers-5", model_class: type[Any] | None = None) -> PackInputs:
     """Determine how a model has to be fed packs.
 
     Args:
         model: A model or a config of `transformers`. A `PackInputs` is returned unchanged.
         target: The target of `PackCollator` for which masks are made.
-        kind: For a config, the `transformers` class of the model. None for the encoder class.
+        model_class: For a config, the `transformers` class of the model. None for the encoder class.
 
     Raises:
         InputError: The model cannot be fed packs, or its head gives one output per row.
@@ -75,7 +88,7 @@ def find_pack_inputs(model: Any, target: str = "transformers-5", kind: Any = Non
         return model
     if isinstance(model, transformers.PretrainedConfig):
         tags = any(name.endswith("ForTokenClassification") for name in model.architectures or ())
-        return replace(_find_pack_inputs_of_copy(model, kind, target), labels_own_token=tags)
+        return replace(_find_pack_inputs_of_copy(model, model_class, target), labels_own_token=tags)
     if not hasattr(model, "config") or not hasattr(model, "base_model"):
         raise InputError(
             f"{type(model).__name__}: expected a transformers model; pass a model, its config or its model_type"
@@ -84,17 +97,17 @@ def find_pack_inputs(model: Any, target: str = "transformers-5", kind: Any = Non
     check_output_per_token(model)
     with trial_mode(model):
         causal = _is_causal(model.base_model)
-        own = causal and _labels_own_token(model)
+        labels_own_token = causal and _labels_own_token(model)
     if causal != pack_inputs.is_causal:
         attention = "causal" if pack_inputs.is_causal else "bidirectional"
         raise InputError(
             f"{type(model).__name__}: the config describes a {attention} model, but the model is not {attention}; "
             f"{NO_PACKS_REMEDY}"
         )
-    return replace(pack_inputs, labels_own_token=own)
+    return replace(pack_inputs, labels_own_token=labels_own_token)
 
 
-def _labels_own_token(model: Any) -> bool:
+def _labels_own_token(model: transformers.PreTrainedModel) -> bool:
     """Return whether the label of a token refers to the token itself.
 
     If labels refer to the next token, the label of the first token does not change the loss, so this is measured.
@@ -118,13 +131,13 @@ def _labels_own_token(model: Any) -> bool:
 
 
 def check_packed_outputs(
-    model: Any,
+    model: transformers.PreTrainedModel,
     pack_inputs: PackInputs,
-    batch_of: Callable[[list[Pack]], dict[str, Any]],
+    build_batch: Callable[[list[Pack]], dict[str, Any]],
     row_tokens: int | None = None,
     *,
     training: bool,
-) -> tuple[int, float]:
+) -> PackCheck:
     """Check that a model computes the same outputs for packed sequences as for single ones.
 
     In training mode, whose dropout would hide small differences, check instead that changing a sequence does not change the
@@ -134,7 +147,7 @@ def check_packed_outputs(
         model: The model, which may be a small copy. It is tried with its head, unless the head gathers the outputs of
             sequences itself.
         pack_inputs: How the model is fed packs.
-        batch_of: A function that turns packs into the arguments of the model.
+        build_batch: A function that turns packs into the arguments of the model.
         row_tokens: The number of tokens in the longest rows. By default, it is the number of positions of the model, but at
             least 512 and at most 1,024.
         training: Whether the model is also tried in training mode. Exceptions in training mode are ignored, because packing
@@ -155,9 +168,9 @@ def check_packed_outputs(
         row_tokens = (
             usual if pack_inputs.takes_positions else min(usual, positions)
         )  # without position ids, a row cannot be longer than the positions
-    without = pack_inputs.unpacked_token
-    short, _ = build_random_packs(model.config, min(longest, 144), longest, without)
-    full, changed = build_full_pack(model.config, row_tokens, longest, without)
+    excluded_token = pack_inputs.unpacked_token
+    short, _ = build_random_packs(model.config, min(longest, 144), longest, excluded_token)
+    full, changed = build_full_pack(model.config, row_tokens, longest, excluded_token)
     largest, bound = 0.0, allowed_difference(model)
 
     def check(rows: list[Pack], what: str, difference: float) -> None:
@@ -170,25 +183,25 @@ def check_packed_outputs(
 
     for rows in (short[:2], full):
         with trial_mode(model):
-            packed = split_by_sequence(compute_token_outputs(tried, batch_of(rows)), rows)
+            packed = split_by_sequence(compute_token_outputs(tried, build_batch(rows)), rows)
             alone = compute_single_outputs(tried, pack_inputs, rows)
         difference = largest_difference(packed, alone) / compute_output_scale(alone)
         check(rows, "packed and single sequences differ", difference)
         largest = max(largest, difference)
     if training:
-        moved, outputs, device = 0.0, [], next(model.parameters()).device
+        change, outputs, device = 0.0, [], next(model.parameters()).device
         with trial_mode(model), suppress(*MODEL_ERRORS):
             model.train()
             for rows in (full, changed):
                 with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                     torch.manual_seed(TRIAL_SEED)  # the same dropout for both
-                    outputs.append(split_by_sequence(compute_token_outputs(tried, batch_of(rows)), rows))
-            moved = largest_neighbour_change(outputs[0], outputs[1], full) / compute_output_scale(outputs[0])
-        check(full, "in training mode, sequences change their neighbours", moved)
-    return row_tokens, largest
+                    outputs.append(split_by_sequence(compute_token_outputs(tried, build_batch(rows)), rows))
+            change = largest_neighbour_change(outputs[0], outputs[1], full) / compute_output_scale(outputs[0])
+        check(full, "in training mode, sequences change their neighbours", change)
+    return PackCheck(row_tokens, largest)
 
 
-def allowed_difference(model: Any) -> float:
+def allowed_difference(model: transformers.PreTrainedModel) -> float:
     """Return the allowed difference between packed and single sequences, which depends on the dtype of the weights.
 
     It is relative to the largest output or to 1, whichever is larger.
@@ -196,7 +209,7 @@ def allowed_difference(model: Any) -> float:
     return ALLOWED_DIFFERENCE if next(model.parameters()).dtype in _EXACT_DTYPES else _ALLOWED_16_BIT_DIFFERENCE
 
 
-def check_output_per_token(model: Any) -> None:
+def check_output_per_token(model: transformers.PreTrainedModel) -> None:
     """Check that a model has an output for every token, or a head that gathers the outputs of sequences itself (`gathers`).
 
     Raises:
@@ -214,18 +227,20 @@ def check_output_per_token(model: Any) -> None:
 # --- Measurements on the small copy
 
 
-def _find_pack_inputs_of_copy(config: Any, kind: Any, target: str) -> PackInputs:
+def _find_pack_inputs_of_copy(
+    config: transformers.PretrainedConfig, model_class: type[Any] | None, target: str
+) -> PackInputs:
     """Find the pack inputs with which a small copy has the same outputs for packed and for single sequences.
 
     Raises:
         InputError: There is no such pack_inputs, or the model cannot be tried.
     """
-    stateful = sorted(kind for kind in _layer_kinds(config) if kind.startswith(_STATEFUL_LAYER_KINDS))
+    stateful = sorted(model_class for model_class in _layer_kinds(config) if model_class.startswith(_STATEFUL_LAYER_KINDS))
     if stateful:
         reason = f"layers of kind {', '.join(stateful)} carry a state from one sequence of a pack into the next"
         raise InputError(_rejection_message(config, reason))
     try:
-        model = build_small_copy(config, kind)
+        model = build_small_copy(config, model_class)
         with controlled_conditions():
             taken = inspect.signature(model.forward).parameters
             if "decoder_input_ids" in taken:
@@ -255,13 +270,13 @@ def _find_pack_inputs_of_copy(config: Any, kind: Any, target: str) -> PackInputs
     return right
 
 
-def _rejection_message(config: Any, reason: str) -> str:
+def _rejection_message(config: transformers.PretrainedConfig, reason: str) -> str:
     """Return the error message for a model type that cannot be fed packs."""
     name = f"model type {config.model_type!r}: "
     return f"{name}{reason.removeprefix(name)}; {NO_PACKS_REMEDY}"
 
 
-def _is_causal(model: Any) -> bool:
+def _is_causal(model: transformers.PreTrainedModel) -> bool:
     """Return whether later tokens do not affect earlier outputs.
 
     In a model with random weights, tokens hardly affect each other's outputs. Therefore the effect of later tokens on
@@ -286,7 +301,7 @@ def _is_causal(model: Any) -> bool:
     return float(foreseen) <= 0.05 * float(seen)
 
 
-def _find_position_offset(model: Any) -> int:
+def _find_position_offset(model: transformers.PreTrainedModel) -> int:
     """Return the position id that the model gives to the first token of a sequence.
 
     Raises:
@@ -310,7 +325,7 @@ def _find_position_offset(model: Any) -> int:
     raise InputError("cannot determine how the model numbers the positions of a sequence")
 
 
-def _find_longest_sequence(model: Any, pack_inputs: PackInputs) -> int | None:
+def _find_longest_sequence(model: transformers.PreTrainedModel, pack_inputs: PackInputs) -> int | None:
     """Return the maximum number of tokens in a sequence that does not change the other sequences of its batch.
 
     A long sequence is simulated by large position ids. No short sequences are used, because some models permanently change
@@ -345,7 +360,9 @@ def _find_longest_sequence(model: Any, pack_inputs: PackInputs) -> int | None:
     return longest
 
 
-def _find_mask_form(model: Any, config: Any, pack_inputs: PackInputs, target: str) -> tuple[PackInputs | None, str]:
+def _find_mask_form(
+    model: transformers.PreTrainedModel, config: transformers.PretrainedConfig, pack_inputs: PackInputs, target: str
+) -> tuple[PackInputs | None, str]:
     """Find the first form of masks with which packed and single sequences have the same outputs.
 
     All packs are run before the single sequences, because some models permanently change their state when they process a
@@ -386,13 +403,15 @@ def _find_mask_form(model: Any, config: Any, pack_inputs: PackInputs, target: st
     return None, last
 
 
-def _possible_mask_forms(model: Any, pack_inputs: PackInputs) -> Iterator[Callable[[Any], PackInputs]]:
+def _possible_mask_forms(
+    model: transformers.PreTrainedModel, pack_inputs: PackInputs
+) -> Iterator[Callable[[Any], PackInputs]]:
     """Yield the possible forms of masks, as functions that return the pack inputs for a config.
 
     The last forms compute the embeddings first, and the very last one also excludes masked tokens from packs.
     """
 
-    def masked(config: Any, by_layer: bool, itself: bool | None = None) -> PackInputs:
+    def masked(config: transformers.PretrainedConfig, by_layer: bool, itself: bool | None = None) -> PackInputs:
         """Return the pack inputs for a config, with one mask for all layers or one per kind of layer."""
         window = None if itself is None else _attention_window(config)
         reach = None if window is None else window - bool(itself)
@@ -413,12 +432,12 @@ def _possible_mask_forms(model: Any, pack_inputs: PackInputs) -> Iterator[Callab
         yield lambda config: replace(first, unpacked_token=getattr(config, "mask_token_id", None))
 
 
-def _layer_kinds(config: Any) -> list[str]:
+def _layer_kinds(config: transformers.PretrainedConfig) -> list[str]:
     """Return the distinct kinds of layers of a config. Empty if the config does not distinguish kinds."""
     return list(dict.fromkeys(getattr(config.get_text_config(), "layer_types", None) or ()))
 
 
-def _attention_window(config: Any) -> int | None:
+def _attention_window(config: transformers.PretrainedConfig) -> int | None:
     """Return the size of the attention window of a config, or None if it has no window."""
     text = config.get_text_config()
     for name in ("sliding_window", "window_size", "attention_chunk_size"):

@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from gaudi_bert.encoders.pack_inputs import (
     sequence_membership,
 )
 from gaudi_bert.encoders.pack_inputs_trial import (
+    PackCheck,
     allowed_difference,
     build_packed_batch,
     check_packed_outputs,
@@ -211,23 +212,23 @@ class PackedModel:
                     return reads
         return "all"
 
-    def check_rows(self, tokens: int = 0) -> None:
-        """Try the current weights on packs in rows of at least `tokens` tokens, unless such rows were already tried.
+    def check_rows(self, min_tokens: int = 0) -> None:
+        """Try the current weights on packs in rows of at least `min_tokens` tokens, unless such rows were already tried.
 
         In the first trial, the head is tried too, and the rows have at least 512 tokens if the model has so many positions.
 
         Raises:
             InputError: Packed and single sequences have different outputs.
         """
-        if self.tried_tokens and tokens <= self.tried_tokens:
+        if self.tried_tokens and min_tokens <= self.tried_tokens:
             return
         if self.tried_tokens == 0 and self._head is not None:
             self.check_head()
-        length = 1 << (max(tokens, _MIN_TRIAL_ROW_TOKENS) - 1).bit_length()
+        length = 1 << (max(min_tokens, _MIN_TRIAL_ROW_TOKENS) - 1).bit_length()
         positions = read_model_sizes(self.module.config, self.pack_inputs).positions
         self.tried_tokens, _ = self.check_packs(min(positions, length), training=False)
 
-    def check_packs(self, row_tokens: int | None = None, *, training: bool) -> tuple[int, float]:
+    def check_packs(self, row_tokens: int | None = None, *, training: bool) -> PackCheck:
         """Try the encoder on packs, as described for `check_packed_outputs`.
 
         Args:
@@ -302,7 +303,7 @@ class PackedModel:
         return difference
 
 
-def _masked_token_error(model: Any) -> str:
+def _masked_token_error(model: transformers.PreTrainedModel) -> str:
     """Return the error message for a model in whose packs a masked token changes the other sequences."""
     setting = "token_dropout: it scales a row by its share of masked tokens; set token_dropout: false in config.json"
     remedy = setting if getattr(model.config, "token_dropout", False) else NO_PACKS_REMEDY
@@ -312,7 +313,7 @@ def _masked_token_error(model: Any) -> str:
 class _StandIn(torch.nn.Module):
     """A module that replaces an encoder. It returns the hidden states that it is given, in the encoder's output type."""
 
-    def __init__(self, encoder: Any, output: Any) -> None:
+    def __init__(self, encoder: transformers.PreTrainedModel, output: Any) -> None:
         super().__init__()
         self._kind: Any = BaseModelOutputWithPooling if isinstance(output, tuple) else type(output)
         self._has_pooled = any(field.name == "pooler_output" for field in dataclasses.fields(self._kind))
@@ -362,19 +363,27 @@ def _extract_logits(output: Any) -> Tensor:
     return cast(Tensor, output.logits)
 
 
-def describe_head(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
-    """Return a description of a model's head, and the names of its labels.
+class HeadDescription(NamedTuple):
+    """The head of a `transformers` model.
 
-    Returns:
-        The head, or None if it is not a classification or regression head, and the labels. The labels are empty if the head
-        is None.
+    Attributes:
+        head: The head. None if it is not a classification or regression head.
+        labels: The names of the labels. Empty if `head` is None.
+    """
+
+    head: TaskHead | None
+    labels: tuple[str, ...]
+
+
+def describe_head(model: transformers.PreTrainedModel) -> HeadDescription:
+    """Return a description of the head of a model, and the names of its labels.
 
     Raises:
         InputError: The labels are incomplete or not valid.
     """
     config, name = model.config, type(model).__name__
     if not name.endswith(("ForTokenClassification", "ForSequenceClassification")):
-        return None, ()
+        return HeadDescription(None, ())
     missing = [number for number in range(config.num_labels) if number not in config.id2label]
     if missing:
         raise InputError(f"{name}: id2label does not name label {missing[0]}; name all {config.num_labels} labels")
@@ -382,8 +391,8 @@ def describe_head(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
     usual = "regression" if len(labels) == 1 else "single_label_classification"
     kind: TaskKind = TASK_BY_PROBLEM_TYPE[config.problem_type or usual]
     kind = "token-classification" if name.endswith("ForTokenClassification") else kind
-    check_labels(labels, name, is_one_of_them=kind == "classification")
-    return TaskHead(kind, len(labels)), labels
+    check_labels(labels, name, has_exactly_one=kind == "classification")
+    return HeadDescription(TaskHead(kind, len(labels)), labels)
 
 
 # --- `verify-model` for any `transformers` model
@@ -391,23 +400,34 @@ def describe_head(model: Any) -> tuple[TaskHead | None, tuple[str, ...]]:
 # With the model's own weights, the trials of `finetune` are run, and the gradients of all weights are compared as well.
 
 
-def verify_model_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[str, float], int, int]:
+class FolderVerification(NamedTuple):
+    """The result of `verify_model_folder`.
+
+    Attributes:
+        differences: The largest differences by name. They are relative to the largest output or, for "gradient", to the norm
+            of the gradient.
+        packs: The number of packs that were compared.
+        sequences: The number of sequences in these packs.
+    """
+
+    differences: dict[str, float]
+    packs: int
+    sequences: int
+
+
+def verify_model_folder(folder: Path, say: Callable[[str], None]) -> FolderVerification:
     """Check the model in a folder, with its own weights and its head.
 
     Args:
         folder: The folder of the model.
         say: A function that shows a line to the user.
 
-    Returns:
-        A tuple of three values: the largest differences by name, the number of packs, and the number of sequences in them.
-        Differences are relative to the largest output or, for "gradient", to the norm of the gradient.
-
     Raises:
         InputError: The model cannot be read.
         FailedError: Packed and single sequences have different outputs or gradients.
     """
-    kind = getattr(transformers, read_architecture(folder), transformers.AutoModel)
-    model = read_model(folder, kind)
+    model_class = getattr(transformers, read_architecture(folder), transformers.AutoModel)
+    model = read_model(folder, model_class)
     head, _ = describe_head(model)
     say(f"verify-model: {type(model).__name__} of transformers {transformers.__version__}")
     try:
@@ -425,10 +445,10 @@ def verify_model_folder(folder: Path, say: Callable[[str], None]) -> tuple[dict[
     say(f"verify-model:   in rows of up to {row_tokens:,} tokens and in training mode, sequences do not affect each other")
     for name, difference in differences.items():
         say(f"verify-model:   {name}: packed and single sequences differ by {difference:.1e} of the largest value")
-    return differences, len(rows), sum(len(row["seq_lens"]) for row in rows)
+    return FolderVerification(differences, len(rows), sum(len(row["seq_lens"]) for row in rows))
 
 
-def _compare_gradients(encoder: Any, pack_inputs: PackInputs, rows: list[Pack]) -> float:
+def _compare_gradients(encoder: transformers.PreTrainedModel, pack_inputs: PackInputs, rows: list[Pack]) -> float:
     """Return the difference between the gradients for packed and for single sequences, relative to their norm.
 
     The loss is the sum of all outputs, each multiplied by a random number.

@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import huggingface_hub.errors
 import numpy as np
@@ -27,6 +27,20 @@ from gaudi_bert.encoders.pack_inputs import PackInputs
 
 Pack = Mapping[str, AnyArray]
 """A pack, as a mapping from column names to arrays."""
+
+
+class TrialPacks(NamedTuple):
+    """Packs of random tokens for a trial.
+
+    Attributes:
+        packs: The packs.
+        changed_packs: The same packs, in which all tokens of each first sequence are different.
+    """
+
+    packs: list[Pack]
+    changed_packs: list[Pack]
+
+
 TRIAL_SEED = 12345
 ALLOWED_DIFFERENCE = 1e-5
 """The allowed difference between the outputs of packed and single sequences, relative to the largest output or to 1,
@@ -55,7 +69,7 @@ _KIND_OF_ERROR = re.compile(r"^(.*?\b\w+Error: )+")
 _ERRORS_FOR_USERS = (ValueError, OSError)  # built-in exceptions whose messages are written for the user
 
 
-def explain_library_error(error: BaseException, most: int = 200) -> str:
+def explain_library_error(error: BaseException, max_characters: int = 200) -> str:
     """Return the reason why another library rejected a file or a setting, for an error message.
 
     The message of the error is returned if it was probably written for users. Messages of other errors, such as a TypeError,
@@ -63,9 +77,9 @@ def explain_library_error(error: BaseException, most: int = 200) -> str:
 
     Args:
         error: The error that the library raised.
-        most: The maximum length of the message, in characters.
+        max_characters: The maximum length of the message, in characters.
     """
-    message = _KIND_OF_ERROR.sub("", " ".join(str(error).split()))[:most]
+    message = _KIND_OF_ERROR.sub("", " ".join(str(error).split()))[:max_characters]
     meant = isinstance(error, _ERRORS_FOR_USERS) or type(error).__module__ != "builtins"
     return message if meant and message else "the settings contradict each other"
 
@@ -106,7 +120,7 @@ def controlled_conditions(one_thread: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def trial_mode(model: Any) -> Iterator[None]:
+def trial_mode(model: transformers.PreTrainedModel) -> Iterator[None]:
     """Put a model into evaluation mode without gradients during the context, and restore its modes and buffers afterwards.
 
     Raises:
@@ -136,79 +150,85 @@ def trial_mode(model: Any) -> Iterator[None]:
                 module._buffers[name] = buffer.copy_(value)  # noqa: SLF001
 
 
-def find_max_positions(config: Any) -> int | None:
+def find_max_positions(config: transformers.PretrainedConfig) -> int | None:
     """Return the number of positions of a model, or None if there is no limit, which XLNet writes as -1."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return positions if type(positions) is int and positions >= 0 else None
 
 
-def trial_pack_length(config: Any, offset: int, most_tokens: int = 144) -> int:
+def trial_pack_length(config: transformers.PretrainedConfig, position_offset: int, max_tokens: int = 144) -> int:
     """Return the number of tokens in the packs with which a model is tried.
 
     Args:
         config: The config of the model.
-        offset: The position of the first token of a sequence.
-        most_tokens: The maximum. The default is larger than short windows and blocks of attention.
+        position_offset: The position of the first token of a sequence.
+        max_tokens: The maximum. The default is larger than short windows and blocks of attention.
 
     Raises:
         InputError: The model has too few positions.
     """
     positions = find_max_positions(config)
-    length = most_tokens if positions is None else min(most_tokens, positions - offset)
+    length = max_tokens if positions is None else min(max_tokens, positions - position_offset)
     if length < 16:
         raise InputError(f"max_position_embeddings = {positions}; must be at least 16 so that packs can be tried")
     return length
 
 
 def build_random_packs(
-    config: Any, length: int, longest: int | None = None, without: int | None = None
-) -> tuple[list[Pack], list[Pack]]:
+    config: transformers.PretrainedConfig,
+    length: int,
+    longest_sequence: int | None = None,
+    excluded_token: int | None = None,
+) -> TrialPacks:
     """Return packs of random tokens, and the same packs with all tokens of each pack's first sequence changed.
 
     Args:
         config: The config of the model.
         length: The number of positions of a pack.
-        longest: The maximum number of tokens in a sequence, or None.
-        without: A token id that no pack may contain, or None.
+        longest_sequence: The maximum number of tokens in a sequence, or None.
+        excluded_token: A token id that no pack may contain, or None.
     """
-    lengths = [[min(int(share * length), longest or length) for share in shares] for shares in _LENGTH_FRACTIONS]
-    return _build_packs(config, length, lengths, without)
+    lengths = [[min(int(share * length), longest_sequence or length) for share in shares] for shares in _LENGTH_FRACTIONS]
+    return _build_packs(config, length, lengths, excluded_token)
 
 
 def build_full_pack(
-    config: Any, length: int, longest: int | None = None, without: int | None = None
-) -> tuple[list[Pack], list[Pack]]:
+    config: transformers.PretrainedConfig,
+    length: int,
+    longest_sequence: int | None = None,
+    excluded_token: int | None = None,
+) -> TrialPacks:
     """Return one pack without padding, whose sequences get shorter down to one token, and the same pack with changed tokens.
 
     The arguments and the results are those of `build_random_packs`.
     """
     lengths, remaining = [], length
     while remaining:
-        lengths.append(min((remaining + 1) // 2, longest or length))
+        lengths.append(min((remaining + 1) // 2, longest_sequence or length))
         remaining -= lengths[-1]
-    return _build_packs(config, length, [lengths], without)
+    return _build_packs(config, length, [lengths], excluded_token)
 
 
 def _build_packs(
-    config: Any, length: int, lengths_of_packs: Sequence[Sequence[int]], without: int | None
-) -> tuple[list[Pack], list[Pack]]:
+    config: transformers.PretrainedConfig, length: int, sequence_lengths: Sequence[Sequence[int]], excluded_token: int | None
+) -> TrialPacks:
     """Return packs with sequences of given lengths, and the same packs with the tokens of each first sequence changed."""
     # Models may treat [SEP] or [MASK] differently, so special tokens are repeated until they are about as frequent as
     # ordinary tokens. Padding and other tokens that a config names are excluded, because such a token may stand for an
     # image, for example.
     text, usual = config.get_text_config(), find_ordinary_tokens(config)
-    given = [getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS]
-    ids = {one for each in given for one in (each if isinstance(each, list) else [each]) if type(one) is int}
+    special_ids = [getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS]
+    ids = {one for each in special_ids for one in (each if isinstance(each, list) else [each]) if type(one) is int}
     special = sorted(each for each in ids - {getattr(text, "pad_token_id", None)} if 0 <= each < text.vocab_size)
     low = np.setdiff1d(np.arange(min(_LOW_IDS, text.vocab_size)), [*_find_configured_tokens(config)])
     tokens = np.concatenate([np.tile(np.array(special, int), 8), low, usual[usual >= _LOW_IDS][: len(low)]])
-    tokens = np.setdiff1d(tokens, [] if without is None else [without])
+    tokens = np.setdiff1d(tokens, [] if excluded_token is None else [excluded_token])
     random = np.random.default_rng(TRIAL_SEED)
-    turns = 1 + length * len(lengths_of_packs) // len(tokens)
+    turns = 1 + length * len(sequence_lengths) // len(tokens)
     order = np.concatenate([random.permutation(len(tokens)) for _ in range(turns)])  # contains every token, if there is room
     rows: list[Pack] = []
     changed: list[Pack] = []
-    for each in lengths_of_packs:
+    for each in sequence_lengths:
         lengths = np.array(each)
         numbers = np.repeat(np.arange(1, len(lengths) + 1), lengths)
         pads = length - len(numbers)
@@ -220,13 +240,13 @@ def _build_packs(
             "sequence_ids": np.pad(numbers, (0, pads)),
             "seq_lens": lengths,
         }
-        other = tokens[np.where(numbers == 1, (chosen + 1) % len(tokens), chosen)]
+        changed_tokens = tokens[np.where(numbers == 1, (chosen + 1) % len(tokens), chosen)]
         rows.append(row)
-        changed.append({**row, "input_ids": np.pad(other, (0, pads))})
-    return rows, changed
+        changed.append({**row, "input_ids": np.pad(changed_tokens, (0, pads))})
+    return TrialPacks(rows, changed)
 
 
-def find_ordinary_tokens(config: Any) -> AnyArray:
+def find_ordinary_tokens(config: transformers.PretrainedConfig) -> AnyArray:
     """Return the ordinary token ids, which are not among the first ids and are not named in the config.
 
     Raises:
@@ -241,13 +261,15 @@ def find_ordinary_tokens(config: Any) -> AnyArray:
     return tokens
 
 
-def _find_configured_tokens(config: Any) -> set[int]:
+def _find_configured_tokens(config: transformers.PretrainedConfig) -> set[int]:
     """Return the token ids that a config names, such as `pad_token_id`."""
     configs = (config, config.get_text_config())
     return {value for each in configs for name, value in vars(each).items() if "token" in name and isinstance(value, int)}
 
 
-def compute_single_outputs(model: Any, pack_inputs: PackInputs, rows: Sequence[Pack]) -> list[torch.Tensor]:
+def compute_single_outputs(
+    model: transformers.PreTrainedModel, pack_inputs: PackInputs, rows: Sequence[Pack]
+) -> list[torch.Tensor]:
     """Compute the outputs of each sequence in a batch of its own, without passing a mask or positions."""
     outputs = []
     for row in rows:
@@ -262,16 +284,16 @@ def compute_single_outputs(model: Any, pack_inputs: PackInputs, rows: Sequence[P
     return outputs
 
 
-def compute_token_outputs(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+def compute_token_outputs(model: transformers.PreTrainedModel, batch: dict[str, Any]) -> torch.Tensor:
     """Run a model on a batch, and return its output for each token, float32 [B, L, H], on the CPU.
 
     Raises:
         InputError: The model fails, or does not return one vector per token.
     """
     weights = next(model.parameters())
-    given = move_to_device(batch, weights.device, weights.dtype)
+    inputs = move_to_device(batch, weights.device, weights.dtype)
     try:
-        output = select_token_outputs(model(**given))
+        output = select_token_outputs(model(**inputs))
     except MODEL_ERRORS as error:
         tokens = batch["input_ids"].shape[-1]
         raise InputError(f"the model fails on rows of {tokens} tokens with {' and '.join(batch)}") from error
@@ -349,7 +371,7 @@ them.
 """
 
 
-def _iterate_nested_configs(config: Any) -> Iterator[Any]:
+def _iterate_nested_configs(config: transformers.PretrainedConfig) -> Iterator[Any]:
     """Yield a config and all configs that are nested in it."""
     yield config
     for value in vars(config).values():
@@ -357,14 +379,14 @@ def _iterate_nested_configs(config: Any) -> Iterator[Any]:
             yield from _iterate_nested_configs(value)
 
 
-def _reduce_layers(config: Any, window: int) -> Any:
+def _reduce_layers(config: transformers.PretrainedConfig, max_window: int) -> Any:
     """Return a copy of a config with short windows, and with just enough layers to contain every kind of layer."""
     small = copy.deepcopy(config)
     for each in _iterate_nested_configs(small):
         for name, value in list(vars(each).items()):
             numbers = value if isinstance(value, list) else [value]
             if _WINDOW_NAME.search(name) and numbers and all(type(one) is int and one > 1 for one in numbers):
-                short = [min(one, window) for one in numbers]
+                short = [min(one, max_window) for one in numbers]
                 setattr(each, name, short if isinstance(value, list) else short[0])
         layers = getattr(each, "num_hidden_layers", None)
         if not isinstance(layers, int):
@@ -382,9 +404,9 @@ def _reduce_layers(config: Any, window: int) -> Any:
     return small
 
 
-def _reduce_layers_and_widths(config: Any, window: int) -> Any:
+def _reduce_layers_and_widths(config: transformers.PretrainedConfig, max_window: int) -> Any:
     """Return a shallow copy of a config whose layers are also narrow, with only a few heads of the original size."""
-    small = _reduce_layers(config, window)
+    small = _reduce_layers(config, max_window)
     for each in _iterate_nested_configs(small):
         heads, hidden = (getattr(each, name, None) for name in ("num_attention_heads", "hidden_size"))
         if type(heads) is int and type(hidden) is int and heads > _HEADS and hidden % heads == 0:
@@ -403,24 +425,26 @@ def _reduce_layers_and_widths(config: Any, window: int) -> Any:
     return small
 
 
-def _limit_settings(config: Any, names: re.Pattern[str], most: int) -> None:
-    """Limit every setting whose name matches `names` to at most `most`, whether it is a number or a list of numbers."""
+def _limit_settings(config: transformers.PretrainedConfig, name_pattern: re.Pattern[str], max_value: int) -> None:
+    """Limit every number, and every list of numbers, in the settings whose names match `name_pattern` to `max_value`."""
     for name, value in list(vars(config).items()):
-        if names.search(name) and type(value) is int and value > most:
-            setattr(config, name, most)
-        elif names.search(name) and isinstance(value, list) and all(type(one) is int for one in value):
-            setattr(config, name, [min(one, most) for one in value])
+        if name_pattern.search(name) and type(value) is int and value > max_value:
+            setattr(config, name, max_value)
+        elif name_pattern.search(name) and isinstance(value, list) and all(type(one) is int for one in value):
+            setattr(config, name, [min(one, max_value) for one in value])
 
 
-def build_small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
+def build_small_copy(
+    config: transformers.PretrainedConfig, model_class: type[Any] | None = None, max_window: int = 8
+) -> Any:
     """Build a small copy of a model, without its head, in evaluation mode.
 
     If the layers of the model cannot be made narrow, only their number is reduced.
 
     Args:
         config: The config of the model.
-        kind: The class of the model. None for the encoder class of the config.
-        window: The maximum size of attention windows in the copy, in tokens.
+        model_class: The class of the model. None for the encoder class of the config.
+        max_window: The maximum size of attention windows in the copy, in tokens.
 
     Raises:
         InputError: No copy can be built, or the smallest copy is too large.
@@ -428,17 +452,17 @@ def build_small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
     reasons = []
     for shrink in (_reduce_layers_and_widths, _reduce_layers):
         try:
-            small = shrink(config, window)
+            small = shrink(config, max_window)
             software = getattr(config, "_attn_implementation", None)
             small._attn_implementation = software if software in ("eager", "sdpa") else None  # noqa: SLF001 - set nowhere else
             with torch.device("meta"):
-                size = sum(parameter.numel() for parameter in _build_model(small, kind).parameters())
+                size = sum(parameter.numel() for parameter in _build_model(small, model_class).parameters())
             if size > _MAX_PARAMETERS:
                 reasons.append(f"the smallest copy has {size:,} parameters")
                 continue
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(TRIAL_SEED)
-                model = _build_model(small, kind).float().eval()
+                model = _build_model(small, model_class).float().eval()
                 _randomize_weights(model)
         except MODEL_ERRORS as error:
             reasons.append(explain_library_error(error))
@@ -447,20 +471,20 @@ def build_small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
     raise InputError(f"model type {config.model_type!r}: no small copy can be built for trials ({reasons[0]})")
 
 
-def _build_model(config: Any, kind: Any) -> Any:
-    """Build a model of a class, or of the encoder class of the config if `kind` is None, and return it without its head."""
-    if kind is None:
+def _build_model(config: transformers.PretrainedConfig, model_class: type[Any] | None) -> Any:
+    """Build a model and return it without its head. If `model_class` is None, use the encoder class of the config."""
+    if model_class is None:
         mapping = (
             transformers.MODEL_MAPPING
             if type(config) in transformers.MODEL_MAPPING
             else transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         )
         classes = mapping[type(config)]
-        kind = classes[0] if isinstance(classes, tuple) else classes
-    return kind._from_config(config).base_model  # noqa: SLF001 - transformers has no public method for this
+        model_class = classes[0] if isinstance(classes, tuple) else classes
+    return model_class._from_config(config).base_model  # noqa: SLF001 - transformers has no public method for this
 
 
-def _randomize_weights(model: Any) -> None:
+def _randomize_weights(model: transformers.PreTrainedModel) -> None:
     """Set all weights to random values that are large enough for attention to have an effect.
 
     Zeros, which are common initial values, would hide errors in what they are multiplied with.

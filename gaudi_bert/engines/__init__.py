@@ -35,15 +35,19 @@ def is_installed(name: EngineName) -> bool:
 
 
 def choose_engine(
-    requested: Choice, *, is_bert: bool = True, key: str = "training.engine", stored: EngineName | None = None
+    requested: Choice,
+    *,
+    is_bert: bool = True,
+    setting_name: str = "training.engine",
+    previous_engine: EngineName | None = None,
 ) -> ChosenEngine:
     """Choose the engine of a run.
 
     Args:
         requested: The name of an engine, or "auto".
         is_bert: Whether the model is a BERT. TensorFlow only runs BERT.
-        key: The setting that `requested` comes from, for error messages.
-        stored: The engine with which a resumed run began, or None.
+        setting_name: The setting that `requested` comes from, for error messages.
+        previous_engine: The engine with which a resumed run began, or None.
 
     Raises:
         InputError: The engine is not installed, or cannot run the model.
@@ -51,8 +55,8 @@ def choose_engine(
     has_vendor = importlib.util.find_spec("habana_frameworks") is not None
     if requested != "auto":
         chosen = ChosenEngine(requested, "as requested")
-    elif stored is not None:
-        chosen = ChosenEngine(stored, "the run started with this engine")
+    elif previous_engine is not None:
+        chosen = ChosenEngine(previous_engine, "the run started with this engine")
     elif not is_bert:
         chosen = ChosenEngine("pytorch", "the model is not a BERT")
     elif has_vendor and importlib.util.find_spec("habana_frameworks.torch") is not None:
@@ -62,10 +66,14 @@ def choose_engine(
     else:
         chosen = ChosenEngine("pytorch", "TensorFlow is not installed")
     if chosen.name == "tensorflow" and not is_bert:
-        raise InputError(f"{key} = tensorflow: the TensorFlow engine supports only BERT; set {key} to pytorch")
+        raise InputError(
+            f"{setting_name} = tensorflow: the TensorFlow engine supports only BERT; set {setting_name} to pytorch"
+        )
     if not is_installed(chosen.name):
         other = "pytorch" if chosen.name == "tensorflow" else "tensorflow"
-        remedy = f"run: {install_command(chosen.name)}" + (f"; or set {key} to {other}" if requested != "auto" else "")
+        remedy = f"run: {install_command(chosen.name)}" + (
+            f"; or set {setting_name} to {other}" if requested != "auto" else ""
+        )
         raise InputError(f"engine {chosen.name}: the framework is not installed ({chosen.reason}); {remedy}")
     if chosen.name == "pytorch":
         # Reading a tokenizer imports torch, and torch reads its environment variables then. The package sets them.

@@ -160,24 +160,24 @@ class FailureDetector:
                 connection.sendall(json.dumps(self.describe()).encode() + b"\n")
 
 
-def start_failure_detector(communicator: Communicator, describe: Callable[[], Message]) -> FailureDetector:
+def start_failure_detector(communicator: Communicator, describe_activity: Callable[[], Message]) -> FailureDetector:
     """Start listening, and exchange the addresses of all processes. Every process calls this at the same time.
 
     Args:
         communicator: The processes of the run.
-        describe: Returns what this process is doing: whether it `waits` for others, its `activity`, and the `seconds` since
-            it last made progress.
+        describe_activity: Returns what this process is doing: whether it `waits` for others, its `activity`, and the
+            `seconds` since it last made progress.
     """
     is_one_host = communicator.local_size == communicator.size
     listener = _open_listener(loopback_only=is_one_host)
     detector = FailureDetector(
-        communicator.run_on_first(lambda: secrets.token_hex(16)), communicator.rank, describe, listener
+        communicator.run_on_first(lambda: secrets.token_hex(16)), communicator.rank, describe_activity, listener
     )
     detector.start()
     addresses = ["127.0.0.1"] if is_one_host else _find_host_addresses()
-    own = json.dumps([socket.gethostname(), addresses, listener.getsockname()[1]]).encode()
+    own_entry = json.dumps([socket.gethostname(), addresses, listener.getsockname()[1]]).encode()
     entries = np.zeros((communicator.size, 512))
-    entries[communicator.rank, : len(own)] = np.frombuffer(own, np.uint8)[:512]
+    entries[communicator.rank, : len(own_entry)] = np.frombuffer(own_entry, np.uint8)[:512]
     entries = communicator.sum_array(entries)
     peers = []
     for rank, entry in enumerate(entries):

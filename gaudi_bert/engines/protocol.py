@@ -67,9 +67,9 @@ class Communicator:
         """Return whether `value` is true in at least one process. All processes call this together."""
         return bool(self.sum_array(np.array([float(value)]))[0] > 0)
 
-    def run_on_first(self, make: Callable[[], T]) -> T:
-        """Call `make` in the first process, and return its result in every process. All processes call this together."""
-        return make()
+    def run_on_first(self, function: Callable[[], T]) -> T:
+        """Call `function` in the first process, and return its result in every process. All processes call this together."""
+        return function()
 
     def broadcast(self, arrays: WeightArrays) -> WeightArrays:
         """Return the arrays of rank 0 in every process. All processes pass arrays with the same names and shapes."""
@@ -153,6 +153,30 @@ class LossesAndGradients(NamedTuple):
     gradients: dict[str, Float32Array]
 
 
+class BatchEvaluation(NamedTuple):
+    """The results of a forward pass without dropout.
+
+    Attributes:
+        outputs: The outputs of the head. None if the head does not keep outputs.
+        sums: The K sums of the head.
+    """
+
+    outputs: Float32Array | None
+    sums: Float32Array
+
+
+class Moments(NamedTuple):
+    """The state of the optimizer.
+
+    Attributes:
+        first: The first moments, by variable name.
+        second: The second moments, by variable name.
+    """
+
+    first: dict[str, Float32Array]
+    second: dict[str, Float32Array]
+
+
 class Model(Protocol):
     """A model on a device.
 
@@ -187,12 +211,8 @@ class Model(Protocol):
     def compute_outputs(self, batch: BatchArrays) -> Float32Array:
         """Return the outputs of the head for a batch, without dropout. The head must be one that keeps outputs."""
 
-    def evaluate_batch(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
-        """Run the model on a batch without dropout.
-
-        Returns:
-            The outputs of the head, or None if the head does not keep outputs, and the K sums.
-        """
+    def evaluate_batch(self, batch: BatchArrays) -> BatchEvaluation:
+        """Run the model on a batch without dropout, and return the outputs and the sums of the head."""
 
     def compute_losses_and_gradients(self, batch: BatchArrays, loss: Loss) -> LossesAndGradients:
         """Compute outputs, losses and gradients of a pretraining model, without dropout."""
@@ -248,8 +268,8 @@ class Updates(Protocol):
     def run_update(
         self,
         micro_batches: Sequence[BatchArrays],
-        seeds_M2: Int32Array,
-        factors_M2: FloatArray,
+        dropout_seeds_M2: Int32Array,
+        loss_factors_M2: FloatArray,
         scalars: UpdateScalars,
         update: int,
         update_loss: UpdateLoss | None = None,
@@ -262,9 +282,9 @@ class Updates(Protocol):
 
         Args:
             micro_batches: The M micro-batches of this process.
-            seeds_M2: The dropout seed of each micro-batch, int32 [M, 2].
-            factors_M2: The factors by which the two losses of each micro-batch are multiplied, float64 [M, 2]. They are not
-                used with an `update_loss`.
+            dropout_seeds_M2: The dropout seed of each micro-batch, int32 [M, 2].
+            loss_factors_M2: The factors by which the two losses of each micro-batch are multiplied, float64 [M, 2]. They are
+                not used with an `update_loss`.
             scalars: The learning rate and the bias corrections.
             update: The number of the update, from 1.
             update_loss: The loss over all micro-batches, if it is not a sum of their losses.
@@ -274,7 +294,7 @@ class Updates(Protocol):
             process, and the gradient norm over all processes before clipping.
         """
 
-    def copy_moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
+    def copy_moments(self) -> Moments:
         """Return a copy of the first and of the second moments, by variable name."""
 
     def load_moments(self, first: WeightArrays, second: WeightArrays) -> None:

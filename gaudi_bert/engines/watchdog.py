@@ -166,13 +166,13 @@ class ConnectedProcess(Communicator):
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size}"
 
-    def run_on_first(self, make: Callable[[], T]) -> T:
-        """Call `make` in the first process only, and return its result in every process."""
-        return self._run_on_rank(0, make)
+    def run_on_first(self, function: Callable[[], T]) -> T:
+        """Call `function` in the first process only, and return its result in every process."""
+        return self._run_on_rank(0, function)
 
-    def _run_on_rank(self, rank: int, make: Callable[[], T]) -> T:
-        """Call `make` in one process only, and return its result in every process."""
-        content = np.frombuffer(pickle.dumps(make()) if self.rank == rank else b"", np.uint8)
+    def _run_on_rank(self, rank: int, function: Callable[[], T]) -> T:
+        """Call `function` in one process only, and return its result in every process."""
+        content = np.frombuffer(pickle.dumps(function()) if self.rank == rank else b"", np.uint8)
         size = int(self.sum_array(np.array([len(content)]))[0])
         shared = self.sum_array(content if self.rank == rank else np.zeros(size))
         value: T = pickle.loads(shared.astype(np.uint8).tobytes())
@@ -253,13 +253,13 @@ def _ignore_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def facts_to_compare(settings: LoopSettings, facts: Mapping[str, Any]) -> dict[str, Any]:
+def facts_to_compare(settings: LoopSettings, further_facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that must be equal in all processes of a run, by name.
 
     Args:
         settings: The settings of the training loop. The device and the number of threads may differ.
-        facts: Further values.
+        further_facts: Further values.
     """
     own = settings.model_dump(mode="json", exclude={"device", "threads"})
     keys = {f"{settings.section_name}.{name}": value for name, value in own.items()}
-    return {"gaudi-bert": __version__, **keys, **facts}
+    return {"gaudi-bert": __version__, **keys, **further_facts}

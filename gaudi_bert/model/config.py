@@ -206,18 +206,18 @@ def count_parameters(config: BertConfig) -> int:
 
 
 def find_shape_mismatch(
-    needed: Mapping[str, tuple[int, ...]], given: WeightArrays, optional_prefixes: str | tuple[str, ...] = ()
+    expected_shapes: Mapping[str, tuple[int, ...]], weights: WeightArrays, optional_prefixes: str | tuple[str, ...] = ()
 ) -> str | None:
     """Describe the first weight whose shape is not as expected, or return None if all are.
 
     Args:
-        needed: the expected shapes, by name.
-        given: the weights.
+        expected_shapes: the expected shapes, by name.
+        weights: the weights.
         may_lack: prefixes of names that may be missing.
     """
-    for name in [*needed, *(name for name in given if name not in needed)]:
-        found = list(given[name].shape) if name in given else "none"
-        expected = list(needed[name]) if name in needed else "none"
+    for name in [*expected_shapes, *(name for name in weights if name not in expected_shapes)]:
+        found = list(weights[name].shape) if name in weights else "none"
+        expected = list(expected_shapes[name]) if name in expected_shapes else "none"
         if found != expected and not (found == "none" and name.startswith(optional_prefixes)):
             return f"{name}: expected shape {expected}, found {found}"
     return None
@@ -264,25 +264,25 @@ def has_weight_decay(name: str) -> bool:
     return not any(part in name.lower() for part in _NOT_DECAYED)
 
 
-def _encoder_layer_specs(scope: str, config: BertConfig) -> Iterator[tuple[str, ParameterSpec]]:
+def _encoder_layer_specs(name_prefix: str, config: BertConfig) -> Iterator[tuple[str, ParameterSpec]]:
     """Yield the variables of an encoder layer."""
     hidden, intermediate = config.hidden_size, config.intermediate_size
     for part in ("query", "key", "value"):
-        yield from _dense_specs(f"{scope}/attention/self/{part}", hidden, hidden)
-    yield from _dense_specs(f"{scope}/attention/output/dense", hidden, hidden)
-    yield from _layer_norm_specs(f"{scope}/attention/output/LayerNorm", hidden)
-    yield from _dense_specs(f"{scope}/intermediate/dense", hidden, intermediate)
-    yield from _dense_specs(f"{scope}/output/dense", intermediate, hidden)
-    yield from _layer_norm_specs(f"{scope}/output/LayerNorm", hidden)
+        yield from _dense_specs(f"{name_prefix}/attention/self/{part}", hidden, hidden)
+    yield from _dense_specs(f"{name_prefix}/attention/output/dense", hidden, hidden)
+    yield from _layer_norm_specs(f"{name_prefix}/attention/output/LayerNorm", hidden)
+    yield from _dense_specs(f"{name_prefix}/intermediate/dense", hidden, intermediate)
+    yield from _dense_specs(f"{name_prefix}/output/dense", intermediate, hidden)
+    yield from _layer_norm_specs(f"{name_prefix}/output/LayerNorm", hidden)
 
 
-def _dense_specs(scope: str, inputs: int, outputs: int) -> Iterator[tuple[str, ParameterSpec]]:
+def _dense_specs(name_prefix: str, inputs: int, outputs: int) -> Iterator[tuple[str, ParameterSpec]]:
     """Yield the variables of a dense layer."""
-    yield f"{scope}/kernel", ParameterSpec((inputs, outputs), "normal")
-    yield f"{scope}/bias", ParameterSpec((outputs,), "zeros")
+    yield f"{name_prefix}/kernel", ParameterSpec((inputs, outputs), "normal")
+    yield f"{name_prefix}/bias", ParameterSpec((outputs,), "zeros")
 
 
-def _layer_norm_specs(scope: str, size: int) -> Iterator[tuple[str, ParameterSpec]]:
+def _layer_norm_specs(name_prefix: str, size: int) -> Iterator[tuple[str, ParameterSpec]]:
     """Yield the variables of a layer norm."""
-    yield f"{scope}/gamma", ParameterSpec((size,), "ones")
-    yield f"{scope}/beta", ParameterSpec((size,), "zeros")
+    yield f"{name_prefix}/gamma", ParameterSpec((size,), "ones")
+    yield f"{name_prefix}/beta", ParameterSpec((size,), "zeros")

@@ -180,13 +180,13 @@ def parameter_specs_with_head(config: BertConfig, head: Head) -> dict[str, Param
     }
 
 
-def check_labels(labels: Sequence[str], source: str, *, is_one_of_them: bool) -> None:
+def check_labels(labels: Sequence[str], source: str, *, has_exactly_one: bool) -> None:
     """Check that the labels of a model can tell its predictions apart.
 
     Args:
         labels: the name of each label.
         source: where the labels are stored, for the message.
-        is_one_of_them: whether each text has exactly one of the labels.
+        has_exactly_one: whether each text has exactly one of the labels.
 
     Raises:
         InputError: two labels have the same name, or each text has the only label.
@@ -198,7 +198,7 @@ def check_labels(labels: Sequence[str], source: str, *, is_one_of_them: bool) ->
                 f"{source}: the labels {numbers[name]} and {number} are both called {short_repr(name)}, so their "
                 "predictions cannot be told apart; rename one in id2label"
             )
-    if is_one_of_them and len(labels) == 1:
+    if has_exactly_one and len(labels) == 1:
         raise InputError(
             f"{source}: single_label_classification with one label predicts {short_repr(labels[0])} for every text; "
             "set problem_type to multi_label_classification for a probability, or to regression for a number"
@@ -209,20 +209,20 @@ _MOST_LOGITS = 2**31 - 1
 """The most elements that int32 can index."""
 
 
-def check_logit_count(packs: int, slots: int, words: int) -> None:
+def check_logit_count(packs: int, slots: int, vocabulary_size: int) -> None:
     """Check that the vocabulary logits of a batch can be indexed by int32.
 
     Args:
         packs: packs of a micro-batch.
         slots: slots of a pack for which logits are computed.
-        words: entries of the vocabulary.
+        vocabulary_size: entries of the vocabulary.
 
     Raises:
         InputError: there are too many logits.
     """
-    logits = packs * slots * words
+    logits = packs * slots * vocabulary_size
     if logits > _MOST_LOGITS:
         raise InputError(
-            f"batch: {packs} packs x {slots} slots x {words} words are {logits:,} logits, but int32 can index only "
-            f"{_MOST_LOGITS:,}; use smaller micro-batches (training.micro_batch_packs, finetune.micro_batch_packs)"
+            f"batch: {packs} packs x {slots} slots x {vocabulary_size} words are {logits:,} logits, but int32 can index "
+            f"only {_MOST_LOGITS:,}; use smaller micro-batches (training.micro_batch_packs, finetune.micro_batch_packs)"
         )

@@ -132,7 +132,7 @@ class PackCollator:
         self.row_tokens = row_tokens
         is_config = not isinstance(model, PackInputs | torch.nn.Module)
         if not isinstance(model, PackInputs) and not (is_config and target in _OWN_SOFTWARE):  # which cannot be copied
-            tried = build_small_copy(model, window=_UNLIMITED) if is_config else model
+            tried = build_small_copy(model, max_window=_UNLIMITED) if is_config else model
             self.row_tokens, _ = check_packed_outputs(
                 tried, self.pack_inputs, self._make_batch_without_labels, row_tokens, training=True
             )

@@ -251,7 +251,7 @@ def _load_model(
     """
     with _add_remedy(path):
         start = load_start_weights(path, task, allow_missing_head=False)
-    engine = load_engine(choose_engine(options.engine, is_bert=is_bert(path), key="--engine").name)
+    engine = load_engine(choose_engine(options.engine, is_bert=is_bert(path), setting_name="--engine").name)
     tokenizer = open_tokenizer(path, texts.tokenizer_settings, lower_case=texts.lower_case)
     positions = start.sizes.positions
     tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)

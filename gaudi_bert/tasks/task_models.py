@@ -326,7 +326,7 @@ def read_task_description(path: Path) -> TaskDescription:
     is_reranker = cross_encoder is not None and len(labels) == 1
     task = own.task or ("reranking" if is_reranker else _infer_task(name, values.problem_type, labels, path))
     if task in TASKS_WITH_LABELS:
-        check_labels(labels, str(file), is_one_of_them=task == "classification")
+        check_labels(labels, str(file), has_exactly_one=task == "classification")
     texts = cross_encoder or SentenceSettings(max_sequence_length=read_tokenizer_max_length(path))
     length = own.max_sequence_length or texts.max_sequence_length
     settings = own.settings or TaskSettings(name=task)

@@ -87,7 +87,7 @@ def _evaluate_checkpoint(
     checkpoint_file: Path, sources: list[RecordSource], out: Path | None, requested_engine: EngineChoice, reporter: Reporter
 ) -> StageOutput[EvaluationResult]:
     """Evaluate a checkpoint on one source, or on two that must agree, unless `out` already contains the metrics."""
-    chosen = choose_engine(requested_engine, key="--engine")
+    chosen = choose_engine(requested_engine, setting_name="--engine")
     engine = load_engine(chosen.name)
     inputs = {"checkpoint": read_checkpoint_identity(checkpoint_file), "data": [source.identity for source in sources]}
     communicator = engine.connect_processes(TrainingSettings(), inputs)

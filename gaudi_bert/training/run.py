@@ -295,7 +295,9 @@ def _choose_run_engine(settings: LoopSettings, is_bert: bool, folder: Path, over
     if file.is_file() and not overwrite:
         stored = getattr(load_pipeline(file), settings.section_name).engine
     key = f"{settings.section_name}.engine (--engine)"
-    return choose_engine(settings.engine, is_bert=is_bert, key=key, stored=None if stored == "auto" else stored)
+    return choose_engine(
+        settings.engine, is_bert=is_bert, setting_name=key, previous_engine=None if stored == "auto" else stored
+    )
 
 
 def _begin_unless_finished(

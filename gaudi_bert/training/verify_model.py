@@ -140,7 +140,7 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
                     f"{weights}: the checkpoint contains no model settings; pass a checkpoint that `train` wrote"
                 )
             config, values = BertConfig.from_json(stored.settings["model"]), stored.variables
-    chosen = choose_engine(engine, key="--engine")
+    chosen = choose_engine(engine, setting_name="--engine")
     reporter.say(f"verify-model: {chosen.format_choice()}")
     build, batch = (
         partial(load_engine(chosen.name).build_model, ModelSpec(config, PretrainingHead()), seed=_SEED),

@@ -21,7 +21,7 @@ from gaudi_bert.engines import choose_engine
 )
 def test_which_engine_and_why(monkeypatch, requested, is_bert, stored, installed, expected, reason) -> None:
     monkeypatch.setattr(engines, "is_installed", lambda name: name in installed)
-    chosen = choose_engine(requested, is_bert=is_bert, stored=stored)
+    chosen = choose_engine(requested, is_bert=is_bert, previous_engine=stored)
     assert chosen == (expected, reason)
     assert chosen.format_choice() == f"engine {expected}: {reason}"
 

@@ -239,24 +239,24 @@ def _float32_linear(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
         return torch.addmm(bias, at_least_float32(inputs), weights)
 
 
-def _additive_attention_mask(input_mask_BL: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
+def _additive_attention_mask(input_mask_BL: Tensor, is_causal: bool, dtype: torch.dtype) -> Tensor:
     """Return the mask that is added to attention scores, [B, 1, L, L]: 0 if attention is allowed, otherwise -10,000."""
     allowed_BLL = input_mask_BL[:, :, None] == input_mask_BL[:, None, :]
-    if causal:
+    if is_causal:
         order_L = torch.arange(input_mask_BL.shape[1], device=input_mask_BL.device)
         allowed_BLL = allowed_BLL & (order_L[:, None] >= order_L[None, :])
     return ((1.0 - allowed_BLL.to(dtype)) * FORBIDDEN_SCORE)[:, None]
 
 
-def gather_tokens(hidden_TX: Tensor, positions_BP: Tensor, length: int) -> Tensor:
+def gather_tokens(hidden_TX: Tensor, positions_BP: Tensor, pack_length: int) -> Tensor:
     """Select the rows at P positions of each pack, flattened, [B * P, X].
 
     Args:
         hidden_TX: A row for each token.
         positions_BP: Positions within the packs.
-        length: The number of positions of a pack.
+        pack_length: The number of positions of a pack.
     """
-    starts_B1 = torch.arange(0, len(positions_BP) * length, length, device=positions_BP.device)[:, None]
+    starts_B1 = torch.arange(0, len(positions_BP) * pack_length, pack_length, device=positions_BP.device)[:, None]
     return hidden_TX.index_select(0, (positions_BP + starts_B1).reshape(-1))
 
 

@@ -71,12 +71,12 @@ class _TiledAttention(torch.autograd.Function):
     """Computes attention with dropout. The probabilities before dropout and the random numbers are kept for the gradient."""
 
     @staticmethod
-    def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, rate: float) -> Tensor:
+    def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout_rate: float) -> Tensor:
         """Compute the context of every query. Its memory is in the order [B, P, N, D]."""
-        random_int16 = _draw_int16(torch.Size((*query.shape[:3], key.shape[2]))) if rate > 0 else None
+        random_int16 = _draw_int16(torch.Size((*query.shape[:3], key.shape[2]))) if dropout_rate > 0 else None
         keeps, steps_dropped, result = (
             any(context.needs_input_grad),
-            _dropped_steps(rate) if rate > 0 else 0,
+            _dropped_steps(dropout_rate) if dropout_rate > 0 else 0,
             _empty_in_position_order(query),
         )
         shares = []

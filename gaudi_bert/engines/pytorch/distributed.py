@@ -123,17 +123,17 @@ class GradientReducer:
         self._missing, self._sent = [], []
 
 
-def _split_into_buckets(tensors: Sequence[Parameter], max_bytes: int) -> Iterator[list[Parameter]]:
+def _split_into_buckets(parameters: Sequence[Parameter], max_bytes: int) -> Iterator[list[Parameter]]:
     """Divide tensors into consecutive parts of at most `max_bytes` bytes. A larger tensor is a part by itself."""
     bucket: list[Parameter] = []
     size = 0
-    for tensor in tensors:
-        own = tensor.numel() * tensor.element_size()
-        if bucket and size + own > max_bytes:
+    for parameter in parameters:
+        parameter_bytes = parameter.numel() * parameter.element_size()
+        if bucket and size + parameter_bytes > max_bytes:
             yield bucket
             bucket, size = [], 0
-        bucket.append(tensor)
-        size += own
+        bucket.append(parameter)
+        size += parameter_bytes
     yield bucket
 
 
@@ -243,43 +243,43 @@ _QUIET_SECONDS = 5.0
 _CONNECT_SECONDS = 10.0
 
 
-def _wait_while(process_name: str, watchdog: Watchdog, reason: Callable[[], str | None], seconds: float) -> None:
+def _wait_while(process_name: str, watchdog: Watchdog, describe_cause: Callable[[], str | None], max_seconds: float) -> None:
     """Wait until `reason()` returns None, and tell the user once what this process is waiting for.
 
     Args:
         who: The name of this process.
         watchdog: Is told regularly that this process makes progress.
-        reason: Returns the reason to wait, or None.
-        seconds: The maximum time to wait.
+        describe_cause: Returns the reason to wait, or None.
+        max_seconds: The maximum time to wait.
 
     Raises:
-        FailedError: There is still a reason after `seconds`.
+        FailedError: There is still a reason after `max_seconds`.
     """
     began, is_reported = time.monotonic(), False
-    while (cause := reason()) is not None:
+    while (cause := describe_cause()) is not None:
         watchdog.note_progress()
         waited = time.monotonic() - began
-        if waited >= seconds:
-            raise FailedError(f"{process_name}: {cause} within {seconds:g} s; run the same command again")
+        if waited >= max_seconds:
+            raise FailedError(f"{process_name}: {cause} within {max_seconds:g} s; run the same command again")
         if waited >= _QUIET_SECONDS and not is_reported:
             is_reported = True
-            Reporter().say(f"{process_name} is waiting for at most {seconds:g} s: {cause}")
+            Reporter().say(f"{process_name} is waiting for at most {max_seconds:g} s: {cause}")
         time.sleep(_POLL_SECONDS)
 
 
-def rendezvous(launch: Launch, seconds: float, watchdog: Watchdog) -> Any:
+def rendezvous(launch: Launch, max_seconds: float, watchdog: Watchdog) -> Any:
     """Wait until all processes of a launch have connected to rank 0.
 
     Args:
         launch: The launch, and the rank of this process in it.
-        seconds: The maximum time to wait.
+        max_seconds: The maximum time to wait.
         watchdog: Watches this process.
 
     Returns:
         The torch.distributed store that all processes share.
 
     Raises:
-        FailedError: A process does not connect within `seconds`, or is lost.
+        FailedError: A process does not connect within `max_seconds`, or is lost.
         InputError: The port is already in use, so that rank 0 cannot listen.
     """
     watchdog.note_activity("the rendezvous", slow=False)
@@ -289,16 +289,16 @@ def rendezvous(launch: Launch, seconds: float, watchdog: Watchdog) -> Any:
         int(os.environ[MASTER_PORT]),
     )
 
-    def absent() -> str | None:
+    def describe_missing_ranks() -> str | None:
         """Describe the processes that have not connected yet. None if all have."""
         ranks = [str(rank) for rank in range(launch.size) if not store.check([f"here/{rank}"])]
         shown = f"{', '.join(ranks[:8])}{', ...' if len(ranks) > 8 else ''}"
         return f"rank{'s' if len(ranks) > 1 else ''} {shown} did not connect" if ranks else None
 
     try:
-        store = _open_store(launch, seconds, watchdog, host, port)
+        store = _open_store(launch, max_seconds, watchdog, host, port)
         store.set(f"here/{launch.rank}", "")
-        _wait_while(process_name, watchdog, absent, seconds)
+        _wait_while(process_name, watchdog, describe_missing_ranks, max_seconds)
     except (RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split("\n")[0].split())
         if "EADDRINUSE" in reason:
@@ -311,10 +311,10 @@ def rendezvous(launch: Launch, seconds: float, watchdog: Watchdog) -> Any:
     return store
 
 
-def _open_store(launch: Launch, seconds: float, watchdog: Watchdog, host: str, port: int) -> Any:
+def _open_store(launch: Launch, max_seconds: float, watchdog: Watchdog, host: str, port: int) -> Any:
     """Open the shared store. Rank 0 serves the store, unless torchrun does."""
 
-    def silence() -> str | None:
+    def describe_connection_failure() -> str | None:
         """Describe why rank 0 cannot be reached. None if its address accepts connections."""
         try:
             socket.create_connection((host, port), _CONNECT_SECONDS).close()
@@ -324,7 +324,7 @@ def _open_store(launch: Launch, seconds: float, watchdog: Watchdog, host: str, p
 
     listens = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not listens:
-        _wait_while(f"rank {launch.rank} of {launch.size}", watchdog, silence, seconds)
+        _wait_while(f"rank {launch.rank} of {launch.size}", watchdog, describe_connection_failure, max_seconds)
     else:
         # If rank 0 cannot resolve its own name, it uses the loopback address. Otherwise its own address is better, because
         # torch looks up the name of the address to which it connects, and without a name server the lookup of the loopback
@@ -333,7 +333,7 @@ def _open_store(launch: Launch, seconds: float, watchdog: Watchdog, host: str, p
             socket.getaddrinfo(host, None)
         except OSError:
             host = "127.0.0.1"
-    limit = timedelta(seconds=seconds)
+    limit = timedelta(seconds=max_seconds)
     store = torch_distributed.TCPStore(host, port, launch.size, listens, timeout=limit, wait_for_workers=False)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return torch_distributed.PrefixStore(f"gaudi-bert/{attempt}", store)

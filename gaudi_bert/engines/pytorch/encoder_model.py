@@ -47,7 +47,7 @@ def build_encoder(
     """
     config = build_library_config(cast(EncoderConfig, spec.config), spec.head)
     kind = find_model_class(config, spec.head)
-    pack_inputs = find_pack_inputs(config, kind=kind)
+    pack_inputs = find_pack_inputs(config, model_class=kind)
     try:
         with torch.random.fork_rng(devices=[]), quiet_transformers():
             torch.manual_seed(0 if seed is None else seed)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array, WeightArrays
 from gaudi_bert.encoders.pack_inputs import at_least_float32
-from gaudi_bert.engines.protocol import ComputeDtype, Device, ModelSpec, check_weights
+from gaudi_bert.engines.protocol import BatchEvaluation, ComputeDtype, Device, ModelSpec, check_weights
 from gaudi_bert.engines.pytorch.losses import pretraining_sums, task_sums
 from gaudi_bert.model.heads import PretrainingHead, VectorHead
 
@@ -94,14 +94,14 @@ class TorchModel(ABC):
         with torch.inference_mode(), self.autocast_context():
             return to_numpy(at_least_float32(self.forward(self.copy_to_device(batch), False)).float())
 
-    def evaluate_batch(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
+    def evaluate_batch(self, batch: BatchArrays) -> BatchEvaluation:
         """Run the model without dropout, and return the outputs of the head (or None if it keeps none) and the K sums."""
         tensors, head = self.copy_to_device(batch), self.spec.head
         with torch.inference_mode():
             with self.autocast_context():
                 outputs = self.forward(tensors, False)
             sums = self.compute_sums(outputs, tensors)
-        return to_numpy(outputs.float()) if head.needs_outputs else None, to_numpy(sums.float())
+        return BatchEvaluation(to_numpy(outputs.float()) if head.needs_outputs else None, to_numpy(sums.float()))
 
     def run_training_pass(self, batch: BatchArrays) -> float:
         """Do a forward and backward pass with dropout, and return a number that depends on all gradients. For timing."""

@@ -14,11 +14,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
+from gaudi_bert.common.arrays import BatchArrays, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.encoders.pack_inputs import at_least_float32
-from gaudi_bert.engines.protocol import Communicator, UpdateLoss, UpdateScalars, WaitForSums
+from gaudi_bert.engines.protocol import Communicator, Moments, UpdateLoss, UpdateScalars, WaitForSums
 from gaudi_bert.engines.pytorch.distributed import GradientReducer, TorchCommunicator
 from gaudi_bert.engines.pytorch.model import TorchModel, prefetch_to_device, to_numpy
 
@@ -48,8 +48,8 @@ class TorchUpdates:
     def run_update(
         self,
         micro_batches: Sequence[BatchArrays],
-        seeds_M2: Int32Array,
-        factors_M2: FloatArray,
+        dropout_seeds_M2: Int32Array,
+        loss_factors_M2: FloatArray,
         scalars: UpdateScalars,
         update: int,
         update_loss: UpdateLoss | None = None,
@@ -62,9 +62,9 @@ class TorchUpdates:
         model, communicator = self._model, self._communicator
         try:
             if update_loss is None:
-                sums = self._accumulate_gradients(micro_batches, seeds_M2, factors_M2, update)
+                sums = self._accumulate_gradients(micro_batches, dropout_seeds_M2, loss_factors_M2, update)
             else:
-                sums = self._accumulate_gradients_in_two_passes(micro_batches, seeds_M2, update_loss, update)
+                sums = self._accumulate_gradients_in_two_passes(micro_batches, dropout_seeds_M2, update_loss, update)
         except RuntimeError as error:
             if "use_deterministic_algorithms" not in str(error):
                 raise
@@ -93,15 +93,15 @@ class TorchUpdates:
             return partial(to_numpy, torch.cat([sums, norm.reshape(1)]))
 
     def _accumulate_gradients(
-        self, micro_batches: Sequence[BatchArrays], seeds_M2: Int32Array, factors_M2: FloatArray, update: int
+        self, micro_batches: Sequence[BatchArrays], dropout_seeds_M2: Int32Array, loss_factors_M2: FloatArray, update: int
     ) -> Tensor:
         """Compute the gradients of the sum of the losses of all micro-batches, and return the K sums."""
         model = self._model
-        factors = torch.tensor(factors_M2, dtype=torch.float32, device=model.device)
+        factors = torch.tensor(loss_factors_M2, dtype=torch.float32, device=model.device)
         sums = torch.zeros(model.spec.head.sums, device=model.device)
         for number, batch in enumerate(prefetch_to_device(map(model.prepare_batch, micro_batches), model.device)):
             self._note_micro_batch(number, update, batch)
-            loss, batch_sums = model.compute_loss(batch, seeds_M2[number], factors[number])
+            loss, batch_sums = model.compute_loss(batch, dropout_seeds_M2[number], factors[number])
             if self._gradient_reducer is not None and number == len(micro_batches) - 1:
                 self._gradient_reducer.start_last_pass()
             loss.backward()
@@ -109,7 +109,7 @@ class TorchUpdates:
         return sums
 
     def _accumulate_gradients_in_two_passes(
-        self, micro_batches: Sequence[BatchArrays], seeds_M2: Int32Array, update_loss: UpdateLoss, update: int
+        self, micro_batches: Sequence[BatchArrays], dropout_seeds_M2: Int32Array, update_loss: UpdateLoss, update: int
     ) -> Tensor:
         """Compute the gradients of a loss over all micro-batches, and return the K sums.
 
@@ -124,14 +124,14 @@ class TorchUpdates:
         for number, batch in enumerate(batches):
             self._note_micro_batch(number, update, batch)
             with torch.set_grad_enabled(number == last):
-                outputs.append(at_least_float32(model.compute_training_outputs(batch, seeds_M2[number])))
+                outputs.append(at_least_float32(model.compute_training_outputs(batch, dropout_seeds_M2[number])))
         sums, gradients = update_loss([to_numpy(each) for each in outputs])
         for number in (sequence := (last, *range(last))):
             self._note_micro_batch(number, update, batches[number])
             output = (
                 outputs[last]
                 if number == last
-                else at_least_float32(model.compute_training_outputs(batches[number], seeds_M2[number]))
+                else at_least_float32(model.compute_training_outputs(batches[number], dropout_seeds_M2[number]))
             )
             if self._gradient_reducer is not None and number == sequence[-1]:
                 self._gradient_reducer.start_last_pass()
@@ -147,12 +147,12 @@ class TorchUpdates:
             self._communicator.note_activity(f"micro-batch {number + 1} of update {update}", slow=slow)
         self._lengths.add(length)
 
-    def copy_moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
+    def copy_moments(self) -> Moments:
         """Return a copy of the first and of the second moments, by variable name."""
         first, second = (
             {name: to_numpy(moment).copy() for name, moment in moments.items()} for moments in self._optimizer.moments
         )
-        return first, second
+        return Moments(first, second)
 
     def load_moments(self, first: WeightArrays, second: WeightArrays) -> None:
         """Set all moments."""

@@ -106,10 +106,10 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
     return hidden_TH
 
 
-def _additive_attention_mask(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
+def _additive_attention_mask(input_mask_BL: tf.Tensor, is_causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
     """Return the mask that is added to attention scores, [B, 1, L, L]: 0 if attention is allowed, otherwise -10,000."""
     same_BLL = tf.cast(tf.equal(input_mask_BL[:, :, tf.newaxis], input_mask_BL[:, tf.newaxis, :]), dtype)
-    if causal:
+    if is_causal:
         order_L = tf.range(input_mask_BL.shape[1], dtype=tf.int32)
         same_BLL *= tf.cast(order_L[:, tf.newaxis] >= order_L[tf.newaxis, :], dtype)
     return ((1.0 - same_BLL) * FORBIDDEN_SCORE)[:, tf.newaxis]

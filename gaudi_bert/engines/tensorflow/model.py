@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.engines.protocol import ComputeDtype, LossesAndGradients, ModelSpec, check_weights
+from gaudi_bert.engines.protocol import BatchEvaluation, ComputeDtype, LossesAndGradients, ModelSpec, check_weights
 from gaudi_bert.engines.tensorflow.bert import (
     Network,
     apply_pooler,
@@ -110,10 +110,10 @@ class TensorFlowModel:
         values: Float32Array = self._outputs(self.copy_to_device(batch)).numpy()
         return values
 
-    def evaluate_batch(self, batch: BatchArrays) -> tuple[Float32Array | None, Float32Array]:
+    def evaluate_batch(self, batch: BatchArrays) -> BatchEvaluation:
         """Run the model without dropout, and return the outputs of the head (or None if it keeps none) and the K sums."""
         outputs, sums = self._evaluate(self.copy_to_device(batch))
-        return outputs.numpy() if self.spec.head.needs_outputs else None, sums.numpy()
+        return BatchEvaluation(outputs.numpy() if self.spec.head.needs_outputs else None, sums.numpy())
 
     def compute_losses_and_gradients(self, batch: BatchArrays, loss: Loss) -> LossesAndGradients:
         """Compute outputs, losses and gradients of a pretraining model, without dropout."""

@@ -61,9 +61,9 @@ def dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor, compile
     return tf.nn.bias_add(tf.matmul(inputs_TI, kernel_IO), bias_O)
 
 
-def _rows_collide_in_cache(width: int, dtype: tf.DType) -> bool:
-    """Return whether rows with `width` elements all begin in the same set of the L1 cache."""
-    return width * dtype.size % _CACHE_SETS_BYTES == 0
+def _rows_collide_in_cache(row_elements: int, dtype: tf.DType) -> bool:
+    """Return whether rows with `row_elements` elements all begin in the same set of the L1 cache."""
+    return row_elements * dtype.size % _CACHE_SETS_BYTES == 0
 
 
 @tf.custom_gradient
@@ -108,16 +108,16 @@ def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, C
     return tf.gather(table_RH, indices_T), backward
 
 
-def gather_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, length: int) -> tf.Tensor:
+def gather_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, pack_length: int) -> tf.Tensor:
     """Select the hidden states at P positions of each pack, flattened, [B * P, H].
 
     Args:
         hidden_TH: The hidden states of all tokens.
         positions_BP: int32, positions within the packs.
-        length: The number of positions of a pack.
+        pack_length: The number of positions of a pack.
     """
     packs = positions_BP.shape[0]
-    starts_B1 = tf.range(0, packs * length, length, dtype=tf.int32)[:, tf.newaxis]
+    starts_B1 = tf.range(0, packs * pack_length, pack_length, dtype=tf.int32)[:, tf.newaxis]
     return gather_rows(hidden_TH, tf.reshape(positions_BP + starts_B1, [-1]))
 
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray, Int32Array, WeightArrays
+from gaudi_bert.common.arrays import BatchArrays, FloatArray, Int32Array, WeightArrays
 from gaudi_bert.config.sections import LoopSettings
-from gaudi_bert.engines.protocol import Communicator, UpdateLoss, UpdateScalars, WaitForSums
+from gaudi_bert.engines.protocol import Communicator, Moments, UpdateLoss, UpdateScalars, WaitForSums
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.operations import compile_kernel_if, make_graph_function
 from gaudi_bert.model.config import has_weight_decay
@@ -56,8 +56,8 @@ class TensorFlowUpdates:
     def run_update(
         self,
         micro_batches: Sequence[BatchArrays],
-        seeds_M2: Int32Array,
-        factors_M2: FloatArray,
+        dropout_seeds_M2: Int32Array,
+        loss_factors_M2: FloatArray,
         scalars: UpdateScalars,
         update: int,
         update_loss: UpdateLoss | None = None,
@@ -66,8 +66,8 @@ class TensorFlowUpdates:
         inputs = [
             (
                 {name: tf.constant(value) for name, value in batch.items()},
-                tf.constant(seeds_M2[number]),
-                tf.constant(factors_M2[number], tf.float32),
+                tf.constant(dropout_seeds_M2[number]),
+                tf.constant(loss_factors_M2[number], tf.float32),
             )
             for number, batch in enumerate(micro_batches)
         ]
@@ -132,10 +132,10 @@ class TensorFlowUpdates:
             self._communicator.note_activity(f"micro-batch {number + 1} of update {update}", slow=slow)
         self._lengths.add(length)
 
-    def copy_moments(self) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
+    def copy_moments(self) -> Moments:
         """Return a copy of the first and of the second moments, by variable name."""
         first, second = ({name: moment.numpy() for name, moment in moments.items()} for moments in self._optimizer.moments)
-        return first, second
+        return Moments(first, second)
 
     def load_moments(self, first: WeightArrays, second: WeightArrays) -> None:
         """Set all moments."""
