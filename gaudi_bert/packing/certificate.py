@@ -127,7 +127,7 @@ def _max_pack_worth(prices: IntArray, depth: int) -> int:
     depth = min(depth, pack_tokens)
     if pack_tokens and (int(prices.min()) < 0 or int(prices.max()) * max(depth, 1) >= LARGEST_WORTH):
         raise InputError(f"certificate prices must be integers from 0 to {LARGEST_WORTH // max(depth, 1)}")
-    # best[t]: the highest price of a single sequence of at most t tokens
+    # best[t] is the highest price of a single sequence of at most t tokens.
     best = np.maximum.accumulate(np.concatenate(([0], prices)))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
     listed = max_pack_worth_by_enumeration(best[rises], rises, pack_tokens, depth) if len(rises) else 0
@@ -136,7 +136,8 @@ def _max_pack_worth(prices: IntArray, depth: int) -> int:
     if pack_tokens > MAX_EXACT_LENGTH:
         limit = limit_pack_worth_by_longest_sequence(best[rises], rises, pack_tokens, depth)
         if len(rises) * pack_tokens <= MAX_STEPS and int(best[-1]) * (pack_tokens // int(rises[0])) < LARGEST_WORTH:
-            # Ignore the depth limit. Afterwards best[t] is the most that any number of sequences in t tokens can be worth.
+            # Compute a second limit without the depth limit: best[t] becomes the largest total price of any number of
+            # sequences in t tokens.
             for length in rises.tolist():
                 price = prices[length - 1]
                 for start in range(length, len(best), length):

@@ -56,7 +56,8 @@ class LengthEstimate:
     max_sequence_length: int
     packs: int
     efficiency: float
-    # slots of unpacked rows / slots of these packs: the speed-up of everything whose cost is linear in slots
+    # The slots of unpacked rows divided by the slots of these packs. This is the speed-up of everything whose cost is linear
+    # in the number of slots.
     fewer_slots: float
     attention_cost: float  # cost of full attention relative to unpacked rows: packs times squared length
 

@@ -39,23 +39,27 @@ MANY_LENGTHS = 2500  # with more distinct lengths than this, the full linear pro
 # With at most this many distinct lengths, no grid is used, however long the packs are.
 FEW_LENGTHS = 600
 BINS = 512  # bins of a grid: its program takes 1 s, and its prices prove a bound within a pack or two
-# (bins, multiple of the slack) of the grids that are tried in order, until the plan is near its bound.
+# The grids that are tried in order, until the packing is near its bound. Each is given as (number of bins, factor of the
+# slack).
 GRIDS = ((BINS, 0), (BINS, 1), (BINS, 4), (2 * BINS, 1))
-# The slack per sequence: the larger of 0.003 % of the mean length, and 0.3 packs divided by the number of sequences.
+# On a grid with slack, each sequence counts as longer than it is, so that the packs of the plan keep some room. The slack is
+# the larger of 0.003 % of the mean length, and 0.3 packs divided by the number of sequences.
 SLACK_SHARE, SLACK_PACKS = 3e-5, 0.3
-# A plan is near its bound if its gap is at most 1 / NEAR of the bound. Then only the last packs are searched for.
+# A packing counts as near to its lower bound if it exceeds the bound by at most 1 / NEAR. Then only the last few packs are
+# searched for.
 NEAR = 10_000
 LAST_PACK_SHARE = 0.3  # fraction of the budget for finding out whether the last pack can be saved
 MATCHED = 200_000  # of more sequences than this only a part is rematched, so that a round takes 20 ms
 
 # With more sequences than this, assigning each one to its slot would take gigabytes and minutes.
 MAX_ASSIGNED_SEQUENCES = 2_000_000
-# A subsample of this size is planned if there are more than MAX_ASSIGNED_SEQUENCES. This wastes about 0.002 % of the packs.
+# If there are more than MAX_ASSIGNED_SEQUENCES sequences, only a subsample of this size is planned. This wastes about 0.002
+# % of the packs.
 THINNED = 500_000
 # With more distinct lengths than this, a subsample of this size is planned, because heuristics take microseconds per length.
 MOST_LENGTHS = 1 << 17
 
-# Empty slots that are added to an empty pack and to a full pack, so that a sequence can move there without a swap.
+# How many empty slots are added to an empty pack and to a full pack, so that a sequence can move there without a swap.
 MOST_EMPTY, LEAST_EMPTY = 32, 2
 # Empty packs that may be opened if swaps no longer help: 0.02 % of all packs, but at least 8.
 SPARE_SHARE, LEAST_SPARE = 0.0002, 8
@@ -64,11 +68,12 @@ PROBES, PROBES_OF_A_LENGTH = 3000, 32  # sequences that are examined for one swa
 WIDEST = 200  # a swap may take at most this many tokens more than the excess
 ROOMY = 400  # number of packs with the most room that are examined one by one
 FAILURES = 100  # the round ends after this many consecutive packs without a swap
-# If a round fits fewer than this fraction of the packs that it tried, the remaining excess is moved to other packs.
+# If a round of swaps makes fewer than this fraction of the overfull packs fit, the remaining excess tokens are moved to
+# other packs.
 FEW_FITTED = 0.01
 STALLED = 3  # rounds of that kind before an empty pack is opened
 OPERATIONS_PER_ASSIGNED = 500  # operations per sequence, for assigning it to a slot and reading the packs afterwards
-# The operations of a round: for each pack, and for each pack that is tried.
+# The operations of a round of swaps: for each pack, and in addition for each overfull pack that is tried.
 OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000
 
 
@@ -115,7 +120,8 @@ def assign_sequences_to_slots(
     """
     max_length = len(length_counts)
     spare = max(LEAST_SPARE, int(SPARE_SHARE * sum(coarse_plan.values())))
-    # Each strategy gets as many empty slots as its room suggests and the depth allows. The empty packs come first.
+    # Add empty slots to each pack, as many as its room suggests and the depth allows, so that sequences can move there. The
+    # empty packs come first.
     with_empty = {(0,) * min(depth, MOST_EMPTY): spare}
     for strategy, count in coarse_plan.items():
         slots = min(depth - len(strategy), max(LEAST_EMPTY, MOST_EMPTY * (bins - sum(strategy)) // bins))
@@ -246,7 +252,7 @@ def _remove_excess_by_swaps(assignment: _SlotAssignment, overfull_packs: IntArra
         tried += 1
         failures += 1
         if assignment.excess[pack] <= 0:
-            # the pack gave a sequence away, so it can take one that is a little shorter
+            # The pack has given a sequence away and now has room, so it may help the packs that follow.
             if assignment.excess[pack] < -WIDEST:
                 roomy_packs[roomy_packs.size - 1 - fitted % (1 + roomy_packs.size // 2)] = pack
             fitted += 1
@@ -433,7 +439,8 @@ def pack_by_subsample(
 # Rematching stops after 25 rounds that saved no pack, or after more rounds if these handled fewer than 10 million sequences.
 STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
 FEWEST_SEQUENCES = 1000  # a round takes about as long for fewer sequences
-# The operations of a round: for each sequence, and for each token of a pack, because parts are sorted by counting.
+# The operations of a round of rematching: for each sequence, and for each token of a pack, because the halves are sorted by
+# counting.
 OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 

@@ -41,8 +41,8 @@ _MANY_PACKS = 100
 """From this many packs on, the bound is used as the number of packs."""
 
 
-# The cost of a token is 1 + length / (this * hidden size), relative to a token without attention, as measured on CPUs.
-# Layers with an attention window compute the full mask too, so they cost the same.
+# Relative to a token without attention, a token in a row of `length` positions costs 1 + length / (this factor * hidden
+# size), as measured on CPUs. Layers with an attention window compute the full mask too, so they cost the same.
 _ATTENTION_SHARE = 2.6
 
 USUAL_HIDDEN_SIZE = 768
@@ -124,7 +124,7 @@ def choose_row_lengths(
     steps = range(1, last + 1) if last <= _MOST_CANDIDATES else np.geomspace(1, last, _MOST_CANDIDATES).round().astype(int)
     candidates = sorted({min(int(step) * multiple, longest or last * multiple) for step in steps})
     best = lengths or _choose_cheapest_lengths(planner, candidates)
-    # For batches of random single sequences: the probability that each length is the longest of its batch.
+    # Compute the probability that each length is the longest of a batch of random sequences, which sets the padded length.
     occurring, sequences = np.flatnonzero(length_counts) + 1, int(length_counts.sum())
     none_longer = (np.cumsum(length_counts[occurring - 1]) / sequences) ** min(batch_sequences, sequences)
     is_longest = np.diff(none_longer, prepend=0.0)

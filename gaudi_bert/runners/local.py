@@ -82,7 +82,7 @@ class RunRequest:
 
     @property
     def _stage_options(self) -> StageRun:
-        """The options for a stage, with the store settings of the pipeline."""
+        """The options that a stage receives: those of the run, with the store settings of the pipeline."""
         return replace(self.options, store=self.settings.store)
 
     def _find_input_file(self, setting: str, path_text: str) -> Path:

@@ -79,7 +79,7 @@ class Stage:
 
 
 def _paths_of_each_split(split_path: Callable[[SplitPaths], Path]) -> ListPaths:
-    """Return a function that lists one product for each split of a work folder."""
+    """Return a function that lists the path of one product for each split of a work folder."""
     return lambda folder: [split_path(folder.split_paths(name)) for name in folder.split_names]
 
 

@@ -74,10 +74,10 @@ NEGLIGIBLE = 1e-5  # a gap below this fraction of the packs is ignored with thou
 FULL_GAIN, FEW_PACKS = 0.02, 10  # FULL_WORK is allowed if the gap exceeds FEW_PACKS by this fraction of the packs
 FEWEST_SEQUENCES = 500  # up to this many sequences FULL_WORK is allowed, because each pack matters
 HEURISTIC_MULTIPLE = 3  # the search may always take this many times as long as LPFHP
-# Fractions of NEAR_WORK for matching halves of packs before anything else is tried: with more than FEW_LENGTHS lengths, and
-# with at most FEW_LENGTHS, for which the linear program is fast.
+# Before the linear program is tried, halves of packs are matched again with these fractions of NEAR_WORK: the first with
+# more than FEW_LENGTHS lengths, and the second otherwise, because the linear program is then fast.
 MATCHING_SHARE, QUICK_MATCHING_SHARE = 0.4, 0.04
-# linear programs and dives get this fraction of the work at one depth, and `nnls` and matching get the rest
+# Of the operations at one depth, linear programs and dives may use this fraction, and `nnls` and rematching get the rest.
 SEARCH_SHARE = 2 / 3
 FEW_SEQUENCES = 1500  # up to this many sequences, seconds are spent on each pack that may be saved
 

@@ -43,7 +43,8 @@ class TablePricer:
         self.depth = depth
         deepest = max_length // int(lengths[0])
         self._closes = depth >= deepest  # without a depth limit, only lengths that occur have to be tried
-        # Without a depth limit, the smallest part of a split comes first, so each pack is scanned only once or twice.
+        # Without a depth limit, tracing finds the smallest part of a split first, so it scans the table only once or twice
+        # per pack.
         self._operations_per_trace = (2 if self._closes else min(depth, deepest)) * max_length
         self.chain = plan_max_plus_products(max_length if self._closes else depth - 1, max_length)
         self._table = np.zeros((len(self.chain) + 1, max_length + 1))

@@ -67,9 +67,9 @@ class _SearchPath(NamedTuple):
     counts: IntArray  # int64 [T], sequences of each type that are not placed yet
     stack: IntArray  # int64 [sequences], the types in the order in which they were placed
     opening: IntArray  # int64 [packs + 2], the height of the stack at which each pack starts
-    # float64 [packs + 2], by how much this pack and all later ones together may fall short of a worth of 1 each
+    # float64 [packs + 2], how much less than 1 per pack this pack and all later packs together may be worth
     slack: FloatArray
-    free: IntArray  # int64 [packs + 2], by how many sequences they may fall short of the depth
+    free: IntArray  # int64 [packs + 2], how many slots within the depth this pack and all later packs may leave unused
 
 
 class _SearchResult(NamedTuple):
