@@ -41,7 +41,7 @@ _IDEOGRAPH = "[\u4e00-\u9fff]"
 
 
 class TextCutter:
-    """Cuts texts for one tokenizer.
+    """Shortens very long texts before they are tokenized, for one tokenizer.
 
     Args:
         tokenizer: The tokenizer. It must neither truncate nor pad while texts are cut.
@@ -57,7 +57,8 @@ class TextCutter:
         self.max_characters = max(MAX_CHARACTERS, _MAX_CHARACTERS_PER_TOKEN * tokens)
 
     def cut_text(self, text: str, before: str = "", tokens: int | None = None, *, from_left: bool = False) -> str:
-        """Return the beginning or the end of a text, such that truncating it gives the same tokens as truncating the text.
+        """Return the beginning or the end of a text, which is long enough that truncating it gives the same tokens as
+        truncating the complete text.
 
         A short text is returned unchanged.
 
@@ -85,7 +86,7 @@ class TextCutter:
         return text
 
     def cut_pair(self, first: str, second: str, *, from_left: bool = False) -> tuple[str, str]:
-        """Return two texts that are truncated together, with the longer text cut.
+        """Return two texts that will be truncated together, after cutting the longer of them.
 
         How many tokens each text loses depends on the token counts of both texts. Therefore the shorter text is not cut. The
         part of the longer text that remains has more tokens than the shorter text and more tokens than a sequence.
@@ -111,12 +112,16 @@ class TextCutter:
         return len(self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
 
     def _longest_beginning(self, text: str, size: int) -> str:
-        """Return the longest beginning of at most `size` characters that ends at a possible cut, or "" if there is none."""
+        """Return the longest beginning of the text that has at most `size` characters and ends where the text can be cut.
+        Return "" if the text cannot be cut there.
+        """
         found = list(self._find_cut_positions(text, max(0, size - _LONGEST_WORD), size))
         return text[: found[-1]] if found else ""
 
     def _longest_end(self, text: str, size: int) -> str:
-        """Return the longest end of at most `size` characters that begins at a possible cut, or "" if there is none."""
+        """Return the longest end of the text that has at most `size` characters and begins where the text can be cut. Return
+        "" if the text cannot be cut there.
+        """
         first = len(text) - size
         found = next(self._find_cut_positions(text, first, min(len(text), first + _LONGEST_WORD)), None)
         return "" if found is None else text[found:]
@@ -128,7 +133,9 @@ class TextCutter:
 
 
 def _build_cut_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Return a pattern whose matches end where a text can be cut, or None if the tokenizer's texts can never be cut."""
+    """Return a regular expression whose matches end where texts can be cut. Return None if texts can never be cut for this
+    tokenizer.
+    """
     content = json.loads(tokenizer.to_str())
     normalizers, pre_tokenizers = _flatten_steps(content["normalizer"]), _flatten_steps(content["pre_tokenizer"])
     added = [
@@ -166,7 +173,9 @@ def _flatten_steps(component: Mapping[str, Any] | None) -> list[Mapping[str, Any
 
 
 def _is_harmless_replacement(step: Mapping[str, Any]) -> bool:
-    """Return whether a step replaces a text without spaces, or collapses several spaces into one."""
+    """Return whether a normalizer step cannot change tokens across a cut: it replaces a text without spaces, or it collapses
+    several spaces into one.
+    """
     pattern = step.get("pattern") if step["type"] == "Replace" else None
     if not isinstance(pattern, dict):
         return False
@@ -175,12 +184,12 @@ def _is_harmless_replacement(step: Mapping[str, Any]) -> bool:
 
 
 def _normalize_text(tokenizer: Tokenizer, text: str) -> str:
-    """Return the text as the tokenizer's normalizer changes it."""
+    """Return the text after the tokenizer's normalizer has changed it."""
     return text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
 
 
 def _is_split_between(tokenizer: Tokenizer, first: str, rest: str) -> bool:
-    """Return whether the pre-tokenizer splits the text between its two parts."""
+    """Return whether the pre-tokenizer splits the text `first + rest` between these two parts."""
 
     def pieces(text: str) -> list[str]:
         """Return the pieces into which the pre-tokenizer splits a text."""

@@ -54,7 +54,7 @@ _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class RowParser:
-    """Turns records into typed rows. Its errors do not contain the position of the record, which the caller adds.
+    """Parses records into typed rows. The caller adds the position of the record to its error messages.
 
     Attributes:
         task: The task, or None for plain texts.
@@ -77,7 +77,7 @@ class RowParser:
         return frozenset(self.label_names or ())
 
     def parse_record(self, position: RowPosition, record: Record) -> Row:
-        """Return the row that a record describes.
+        """Check the values of a record that the task needs, and return the row that they describe.
 
         Args:
             position: The position of the record in its file.
@@ -100,7 +100,7 @@ class RowParser:
         return self._parse_text_row(position, record)
 
     def _missing_column_remedy(self, setting: str, column: str) -> str:
-        """Return the remedy for a missing column: the option that names the column."""
+        """Return the remedy for a missing column: which option names the column."""
         if self.task == "reranking":
             setting = {"text": "query", "text_pair": "document"}.get(setting, setting)
         remedy = f"name the column with {column_option(setting)} (now {shorten(column)})"
@@ -111,7 +111,7 @@ class RowParser:
         )
 
     def _parse_text_row(self, position: RowPosition, record: Record) -> TextRow:
-        """Return a text or a pair of texts, with its label if the task has labels.
+        """Parse a text or a pair of texts, with its label if the task has labels.
 
         The second text is optional. It is required only for reranking, and if the user named its column.
         """
@@ -126,7 +126,8 @@ class RowParser:
         return TextRow(position, text, pair, label)
 
     def _parse_tuple_row(self, position: RowPosition, record: Record) -> TupleRow:
-        """Return the texts whose embeddings are compared.
+        """Parse the texts of a row for embeddings: an anchor, a positive and any number of negatives, or two texts with a
+        score.
 
         These are an anchor, a positive and any negatives. If the record has no anchor, they are two texts, which have a
         score.
@@ -153,7 +154,7 @@ class RowParser:
         return TupleRow(position, (*self._check_different((anchor, positive)), *negatives))
 
     def _check_different(self, texts: tuple[str, str]) -> tuple[str, str]:
-        """Return the texts unchanged after checking that they are different."""
+        """Check that two texts are different, and return them."""
         if texts[0] == texts[1]:
             raise _row_error(
                 f"both texts are {short_repr(texts[0])}", "remove the row, because nothing can be learned from it"
@@ -174,7 +175,7 @@ class RowParser:
         return self._check_characters(column, value)
 
     def _check_characters(self, column: str, text: str) -> str:
-        """Return the text unchanged after checking that it contains no lone surrogate."""
+        """Check that a text contains no lone surrogate, and return the text."""
         half = None if text.isascii() else _LONE_SURROGATE.search(text)
         if half is not None:  # tokenizers reject lone surrogates
             problem = f"{column} contains a lone surrogate, \\u{ord(half[0]):04x}, at character {half.start()}"
@@ -200,7 +201,9 @@ class RowParser:
         return self._parse_label_name(column, value)
 
     def _parse_number(self, value: object) -> float:
-        """Return a label as a number. A string must be a decimal number, and every number must be finite in float32."""
+        """Parse a label that is a number. A string must contain a decimal number, and every number must be finite in
+        float32.
+        """
         if isinstance(value, str):
             result = float(value) if _DECIMAL.fullmatch(value.strip()) else math.nan
         elif isinstance(value, int) and abs(value) > _LARGEST_FLOAT32:  # `float` would raise an OverflowError
@@ -219,7 +222,9 @@ class RowParser:
         return result
 
     def _parse_label_name(self, column: str, value: object) -> str:
-        """Return the name of a label. If the record contains the number of the label, look the name up."""
+        """Return the name of a label. If the record contains the number of a label instead, return the name with this
+        number.
+        """
         names = self.label_names
         if isinstance(value, str) and value in self._label_name_set:
             return value
@@ -247,7 +252,7 @@ class RowParser:
         return self._check_characters(column, value.strip())
 
     def _parse_tagged_row(self, position: RowPosition, record: Record) -> TaggedRow:
-        """Return the words of a record, with their tags if labels are read.
+        """Parse a list of words, with their tags if the rows must be labelled.
 
         For prediction, the record may contain a plain text instead of words.
         """
@@ -280,7 +285,7 @@ class RowParser:
         return TaggedRow(position, tokens, tags)
 
     def _parse_question_row(self, position: RowPosition, record: Record) -> QuestionRow:
-        """Return a question from a record with SQuAD's keys `question`, `context`, `answers`, `is_impossible` and `id`."""
+        """Parse a question from SQuAD's keys `question`, `context`, `answers`, `is_impossible` and `id`."""
         for key in ("question", "context"):
             value = record.get(key)
             if not isinstance(value, str) or not value.strip():
@@ -295,7 +300,7 @@ class RowParser:
         return QuestionRow(position, str(record.get("id", position.number)), record["question"], record["context"], answers)
 
     def _list_answers(self, answers: object) -> list[Any]:
-        """Return the answers as a list of `{"text", "answer_start"}`.
+        """Return the answers of a question as a list of `{"text", "answer_start"}`.
 
         The form `{"text": [...], "answer_start": [...]}`, which Hugging Face datasets use, is converted.
         """
@@ -308,7 +313,9 @@ class RowParser:
         return answers
 
     def _parse_answer(self, context: str, answer: Any) -> tuple[str, int]:
-        """Return (text, first character) of an answer, after checking that the context contains it at this position."""
+        """Check that the context contains an answer where it should begin, and return the answer's text and its first
+        character.
+        """
         text, start = (answer.get(key) if isinstance(answer, dict) else None for key in ("text", "answer_start"))
         if not isinstance(text, str) or not text or isinstance(start, bool) or not isinstance(start, int):
             raise _row_error(
@@ -323,7 +330,7 @@ class RowParser:
         return text, start
 
     def _parse_ids_row(self, position: RowPosition, record: Record) -> IdsRow:
-        """Return the token ids that a record contains, after checking that they are in the allowed range."""
+        """Parse a row of token ids, after checking that every id is an integer in the allowed range."""
         values = record[_INPUT_IDS]
         if not isinstance(values, list | tuple) or not values:
             raise _row_error(f"{_INPUT_IDS} is {short_repr(values)}", "it must be a list of token ids that is not empty")
@@ -335,7 +342,9 @@ class RowParser:
 
 
 def column_option(setting: str) -> str:
-    """Return the command-line option that names the column of a setting of `task`."""
+    """Return the command-line option with which the user names a column, given the key of the column in the `task`
+    settings.
+    """
     return f"{NAMING_OPTIONS[setting]} NAME" if setting in NAMING_OPTIONS else f"--set task.{setting}=NAME"
 
 
@@ -346,12 +355,12 @@ def split_into_words(position: RowPosition, text: str) -> TaggedRow:
 
 
 def _row_error(problem: str, remedy: str) -> InputError:
-    """Return an InputError that states a problem, shortened if it is long, and the remedy."""
+    """Return an InputError with a problem, which is shortened if it is long, and its remedy."""
     return InputError(f"{shorten(problem, 240)}; {remedy}")
 
 
 def _list_columns(record: Record) -> str:
-    """Return the first column names of a record, for messages."""
+    """Return the first eight column names of a record as one text, for messages."""
     return ", ".join(short_repr(str(name)) for name in list(record)[:8]) or "nothing"
 
 
@@ -359,7 +368,8 @@ def _list_columns(record: Record) -> str:
 
 
 def expand_into_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *, labelled: bool) -> Iterator[PlacedRecord]:
-    """Yield the records of reranking as pairs: a record with `positive` becomes one record per document.
+    """Yield the records of a reranking file as pairs of a query and a document. A record with several documents in
+    `positive` and `negative` becomes one record per document.
 
     A document in `positive` gets the label 1, unless the record contains `label` or `labels`. A document in `negative` gets
     the label 0. Records that already are pairs, and errors, are yielded unchanged.
@@ -396,7 +406,7 @@ def expand_into_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *
 
 
 def _labelled_documents(record: Record, settings: TaskSettings, *, labelled: bool) -> list[tuple[str, Any]]:
-    """Return the documents of a query with their labels. The labels are checked later, when each pair becomes a row.
+    """Return the documents of a query, each with its unchecked label. The label is checked when the pair becomes a row.
 
     `label` applies to a single text in `positive`, and `labels` to a list of texts. These are the formats `labeled-pair` and
     `labeled-list` that `mine_hard_negatives` of sentence-transformers writes.
@@ -423,12 +433,12 @@ def _labelled_documents(record: Record, settings: TaskSettings, *, labelled: boo
 
 
 def find_label_columns(record: Record) -> list[str]:
-    """Return the columns of a record that contain a label or a score which is not null."""
+    """Return which of the columns `label`, `labels`, `score` and `scores` contain a value in this record."""
     return [name for name in _SCORES if record.get(name) is not None]
 
 
 def find_negative_columns(record: Record, settings: TaskSettings) -> list[str]:
-    """Return the columns that contain negatives.
+    """Return the names of the columns in which a record contains negatives.
 
     If no column is named in the settings, these are `negative`, `negatives`, and `negative_1`, `negative_2` and so on.
     """
@@ -440,7 +450,7 @@ def find_negative_columns(record: Record, settings: TaskSettings) -> list[str]:
 
 
 def _read_negatives(record: Record, settings: TaskSettings) -> list[str]:
-    """Return the negatives of a record. A record without such a column has none.
+    """Return the negatives of a record, which are none if the record has no column for them.
 
     Raises:
         InputError: The user named the column of the negatives, and the record lacks it.
@@ -472,7 +482,8 @@ def _read_texts(record: Record, column: str) -> list[str]:
 
 
 def read_label_names(path: Path) -> tuple[str, ...]:
-    """Return the label names in a file that contains one name per line. The label's number is its line, counted from 0.
+    """Read a file that contains one label name per line, and return the names. The number of a label is its line, counted
+    from 0.
 
     Raises:
         InputError: The file cannot be read, is empty or is not UTF-8, or a line is empty or repeats a name.
@@ -494,7 +505,7 @@ def read_label_names(path: Path) -> tuple[str, ...]:
 
 
 def collect_label_names(rows: Iterable[Row], task: TaskName, labels: str | Path | None = None) -> tuple[str, ...]:
-    """Return the label names of a task: from the file `labels` if it is given, and otherwise those that occur in the rows.
+    """Return the label names of a task, from the file `labels` or, if it is None, from the rows.
 
     Args:
         rows: All rows of the training data. They are read only if `labels` is None.

@@ -92,7 +92,7 @@ def _read_header(
     separator: str,
     needed: Callable[[Sequence[str]], list[str]],
 ) -> list[str]:
-    """Return the column names from the first line, or [] if the file has no line.
+    """Read the first line of a table, and return the column names. Return [] if the table is empty.
 
     Raises:
         InputError: The encoding, the separator or the columns are wrong. The message states all problems together.
@@ -123,7 +123,8 @@ def _read_header(
 
 
 def _read_first_row(part: RowPart, rows: _CellRows) -> tuple[int, list[str] | UnicodeDecodeError]:
-    """Return the number and the cells of the first line, or a decoding error in place of the cells.
+    """Return the line number and the cells of the first row of a table. If the line cannot be decoded, return the error
+    instead of the cells.
 
     If the CSV parser fails, the first line is read again, so that a wrong encoding is reported together with other problems.
     """
@@ -140,7 +141,8 @@ def _read_first_row(part: RowPart, rows: _CellRows) -> tuple[int, list[str] | Un
 
 
 def _guess_separator(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
-    """Return the character that seems to separate the cells of a row that was read as a single cell, or None.
+    """Guess which character separates the cells of a table whose row was read as a single cell. Return None if no character
+    does.
 
     Args:
         cells: The cells of the row.
@@ -156,7 +158,7 @@ def _guess_separator(cells: Sequence[str], separator: str, columns: int | None =
 
 
 def _separator_remedy(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
-    """Return the remedy for a row that was read as a single cell because the table uses another separator, or None."""
+    """Return a remedy if the table seems to use another separator than the one it was read with, and None otherwise."""
     other = _guess_separator(cells, separator, columns)
     if other is None:
         return None
@@ -166,7 +168,8 @@ def _separator_remedy(cells: Sequence[str], separator: str, columns: int | None 
 def _use_given_columns(
     part: RowPart, settings: TaskSettings, columns: list[str], rows: _CellRows
 ) -> tuple[list[str] | None, _CellRows]:
-    """Return the columns and the rows of a table whose columns are named in the settings.
+    """Return the columns that the settings name and the rows of the table, after checking that the first row is not a
+    header.
 
     If the first row looks like a header although the user named the columns, the table is rejected, because the header would
     be read as data. If the columns come from a model's training data instead, the header is used: the result is None and all
@@ -187,7 +190,7 @@ def _use_given_columns(
 
 
 def _is_likely_header(first: Sequence[str], columns: Sequence[str], following: Iterable[Sequence[str]]) -> bool:
-    """Return whether a row looks like a header.
+    """Return whether the first row of a table looks like a header instead of data.
 
     Each of its cells must look like a name. In addition, one of the names must be a usual or a given column name, or must
     have only numbers below it.
@@ -203,7 +206,7 @@ def _is_likely_header(first: Sequence[str], columns: Sequence[str], following: I
 
 
 def _split_rows_at_tabs(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
-    """Yield the line number and the cells of each row that is not empty, split at the separator without quoting."""
+    """Split each line at the separator, without quoting, and yield the line number and the cells. Skip empty lines."""
     for number, line in lines:
         if isinstance(line, UnicodeDecodeError):
             yield number, line
@@ -213,7 +216,7 @@ def _split_rows_at_tabs(part: RowPart, lines: Iterator[tuple[int, Line]], separa
 
 
 def _parse_csv_rows(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
-    """Yield the number of the first line and the cells of each row that is not empty, parsed as CSV."""
+    """Parse the lines as CSV, and yield the cells of each row with the number of its first line. Skip empty rows."""
     csv.field_size_limit(files.LONGEST_ROW_BYTES)
     quoted = _CsvLines(part, lines, separator)
     reader = csv.reader(quoted, strict=True, delimiter=separator)
@@ -230,7 +233,7 @@ def _parse_csv_rows(part: RowPart, lines: Iterator[tuple[int, Line]], separator:
 
 
 class _CsvLines:
-    """The lines of a CSV file as input for Python's CSV reader, which reads further lines until a quoted row is complete.
+    """An iterator over the lines of a CSV file, for Python's CSV reader. It checks the encoding and the length of the lines.
 
     Attributes:
         row_size: The number of characters of the current row that were read. It limits the length of a row.
@@ -244,7 +247,9 @@ class _CsvLines:
         return self._pieces
 
     def _check_line(self, numbered: tuple[int, Line]) -> list[str]:
-        """Return a line as one or more lines for the CSV reader, after checking its encoding and length."""
+        """Check the encoding and the length of a line, and return it. A line that contains carriage returns is returned as
+        several lines.
+        """
         number, line = numbered
         if isinstance(line, UnicodeDecodeError):
             raise InputError(f"{self._part.name}: line {number:,}: {self._part.decoding_error(line)}")
@@ -259,7 +264,7 @@ class _CsvLines:
 
 
 def _check_cell_count(part: RowPart, number: int, line: str, separator: str) -> None:
-    """Check that a line has at most _MAX_CELLS cells. A line with more is hardly part of a table."""
+    """Raise an InputError if a line has more than _MAX_CELLS cells, because such a file is hardly a table."""
     if line.count(separator) > _MAX_CELLS:
         raise InputError(
             f"{part.name}: line {number:,}: has more than {_MAX_CELLS:,} cells; pass a table with fewer columns"
@@ -267,7 +272,7 @@ def _check_cell_count(part: RowPart, number: int, line: str, separator: str) -> 
 
 
 def _dict_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dict, after checking that no key occurs twice.
+    """Return the pairs of a JSON object as a dict, after checking that no key occurs twice.
 
     JSON does not define which of the two values applies.
     """
@@ -329,7 +334,10 @@ def read_squad_questions(part: RowPart) -> Iterator[PlacedRecord]:
 
 
 def _read_list(part: RowPart, value: Any, key: str, what: str) -> list[Any]:
-    """Return the list that `value` contains under `key`, or raise an InputError that names `what`."""
+    """Return the list under a key of a JSON object.
+
+    If there is no such list, raise an InputError in which `what` describes the object.
+    """
     entries = value.get(key) if isinstance(value, dict) else None
     if not isinstance(entries, list):
         raise _squad_format_error(part, f"{what} contains no list `{key}`")

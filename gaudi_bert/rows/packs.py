@@ -36,7 +36,7 @@ software that compiles each shape. "filled" adds empty packs, for a device that 
 
 
 class BatchShape(NamedTuple):
-    """The static shape of a batch of packs.
+    """The static shape of a batch of packs. One row of the batch holds one pack.
 
     Attributes:
         packs: The number of packs.
@@ -51,7 +51,7 @@ class BatchShape(NamedTuple):
 
 @dataclass(frozen=True)
 class PackBatch:
-    """A batch of packs: which sequences it contains, and where they are. All arrays are int64.
+    """A batch of packs: which sequences it contains, and where they are in it. All arrays are int64.
 
     If there are fewer packs than the batch has room for, the packs at its end are empty.
 
@@ -83,7 +83,7 @@ class PackBatch:
         return int(self.packs[-1]) + 1 if len(self.packs) else 0
 
     def spread_tokens(self, values_T: AnyArray, fill: float = 0) -> AnyArray:
-        """Copy one value per token to the slots of the batch, and return them as an array [B, L].
+        """Copy one value per token to the positions of the tokens in the batch, and return an array [B, L].
 
         Args:
             values_T: One value for each token of all sequences.
@@ -94,7 +94,7 @@ class PackBatch:
         return spread.reshape(self.shape.packs, self.shape.length)
 
     def spread_sequences(self, values: AnyArray, fill: float = 0) -> AnyArray:
-        """Copy one value per sequence to the places of the batch, and return them as an array [B, S] or [B, S, C].
+        """Copy one value per sequence to the place of the sequence in the batch, and return an array [B, S] or [B, S, C].
 
         Args:
             values: [n] or [n, C], one value or vector for each sequence of the batch.
@@ -105,7 +105,8 @@ class PackBatch:
         return spread
 
     def scatter_outputs(self, outputs: AnyArray, all_outputs: AnyArray, *, per_token: bool) -> None:
-        """Copy the outputs for this batch to the places of its sequences or tokens among all outputs.
+        """Copy the outputs of the model for this batch into the array of all outputs, in the original order of the
+        sequences.
 
         Args:
             outputs: [B, S, C], or [B, L, C] with `per_token`.
@@ -118,7 +119,7 @@ class PackBatch:
             all_outputs[self.members] = outputs[self.packs, self.numbers_in_pack - 1]
 
     def features(self) -> dict[str, Int32Array | Float32Array]:
-        """Return the features of the batch as a dict of arrays.
+        """Return the arrays that a model takes as input for this batch, by name.
 
         The encoder takes `input_ids`, `input_mask`, `segment_ids` and `positions`, all int32 [B, L]. `input_mask` contains
         the number of the sequence that each token belongs to, and 0 for padding. `sequence_positions` and `last_positions`,
@@ -144,7 +145,7 @@ class PackBatch:
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Tokenized sequences, and which of them share a pack.
+    """Tokenized sequences, and a plan that states which of them share a pack.
 
     Attributes:
         sequences: The sequences.
@@ -155,7 +156,7 @@ class PackedSequences:
     packs: SampledPacks
 
     def lay_out(self, pack_numbers: IntArray, shape: BatchShape) -> PackBatch:
-        """Return a batch that contains the given packs, one pack per row.
+        """Lay out some of the packs as a batch, with one pack in each row.
 
         Args:
             pack_numbers: int64 [b], the numbers of the packs. There are at most `shape.packs`.
@@ -185,7 +186,7 @@ class PackedSequences:
     def batches(
         self, shape: BatchShape, incomplete: IncompleteBatch = "filled", *, rank: int = 0, processes: int = 1
     ) -> Iterator[PackBatch]:
-        """Yield all packs in batches of consecutive packs. Several processes take the batches in turn.
+        """Yield all packs in batches of consecutive packs. If there are several processes, each yields every n-th batch.
 
         Args:
             shape: The shape of a batch.
@@ -204,7 +205,7 @@ class PackedSequences:
 def sample_packs_of(
     members: IntArray, lengths: IntArray, strategy_counts: Mapping[Strategy, int], seed: int
 ) -> SampledPacks:
-    """Assign some sequences to the packs of a plan at random, and return the packs in random order.
+    """Randomly assign sequences to packs whose lengths are planned, and return the packs in random order.
 
     Args:
         members: The numbers of the sequences to assign.
@@ -217,7 +218,7 @@ def sample_packs_of(
 
 
 def _concatenated_ranges(sizes: IntArray) -> IntArray:
-    """Return the numbers from 0 to size - 1 for each size, concatenated."""
+    """Return the ranges from 0 to size - 1 of all sizes, concatenated."""
     ends = np.cumsum(sizes)
     numbers: IntArray = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - sizes, sizes)
     return numbers

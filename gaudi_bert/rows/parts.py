@@ -47,7 +47,7 @@ _UTF_8_MARK, _UTF_16_MARKS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True)
 class RowPart:
-    """A file of rows, or a part of it that can be read independently.
+    """A file of rows, or a part of the file that can be read without the other parts.
 
     A part of a text file consists of the lines that begin in its range of bytes. A part of a Parquet file consists of row
     groups.
@@ -73,7 +73,7 @@ class RowPart:
     size_bytes: int = 0
 
     def format_location(self, position: RowPosition) -> str:
-        """Return the name and position of a row for messages. The position counts from the beginning of the file.
+        """Return the name of the file and the position of a row in the complete file, for messages.
 
         Args:
             position: The position of the row, counted from the beginning of this part.
@@ -93,7 +93,7 @@ class RowPart:
 
     @contextmanager
     def open_bytes(self) -> Iterator[BinaryIO]:
-        """Open the file, or standard input, as a binary stream of its decompressed bytes."""
+        """Open the file, or standard input, and yield a binary stream of its decompressed bytes."""
         if self.path is None:
             yield sys.stdin.buffer
         else:
@@ -102,7 +102,7 @@ class RowPart:
 
     @contextmanager
     def open_lines(self) -> Iterator[Iterator[tuple[int, Line]]]:
-        """Open the part as an iterator over (number, line), for the lines that begin in the part.
+        """Open the file, and yield an iterator over (line number, line) for the lines that begin in this part.
 
         The numbers count from 1. A byte-order mark is removed.
         """
@@ -115,14 +115,16 @@ class RowPart:
             )
 
     def decoding_error(self, error: UnicodeDecodeError) -> InputError:
-        """Return the error for a line whose bytes are not valid in the encoding."""
+        """Return the error for a line that is not valid in the encoding of the file."""
         encoding = "UTF-8" if self.encoding == "utf-8" else self.encoding
         return InputError(
             f"is not {encoding} at byte {error.start} of the line; {self.encoding_remedy(error).partition(': ')[2]}"
         )
 
     def encoding_remedy(self, error: UnicodeDecodeError) -> str:
-        """Return the remedy for a line whose bytes are not valid in the encoding: the option that names another encoding."""
+        """Return the remedy for a line that is not valid in the encoding of the file: the option that names another
+        encoding.
+        """
         other = "cp1252" if self.encoding == "utf-8" else "utf-8"
         if self.encoding == "utf-8" and error.object[:2] in _UTF_16_MARKS:
             other = "utf-16"
@@ -130,12 +132,14 @@ class RowPart:
 
 
 def _has_one_byte_line_feed(encoding: str) -> bool:
-    """Return whether lines can be found in the undecoded bytes, as in all encodings except UTF-16 and UTF-32."""
+    """Return whether a line feed is a single byte in an encoding, so that lines can be found without decoding. This is false
+    for UTF-16 and UTF-32.
+    """
     return "\n".encode(encoding) == b"\n"
 
 
 def _read_lines_of_bytes(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
-    """Yield the lines that begin in the part, found in the undecoded bytes.
+    """Yield the lines that begin in the part, for encodings in which a line feed is a single byte.
 
     A line that cannot be decoded is yielded as an error.
     """
@@ -157,7 +161,7 @@ def _read_lines_of_bytes(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
 
 
 def _read_lines_of_text(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
-    """Yield the lines of a file in an encoding such as UTF-16, in which a single byte does not show where a line ends."""
+    """Yield the lines of a complete file, for encodings such as UTF-16, in which lines can be found only after decoding."""
     text = io.TextIOWrapper(handle, part.encoding, newline="\n")
     try:
         for number in count(1):
@@ -173,18 +177,18 @@ def _read_lines_of_text(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
 
 
 def _check_line_length(part: RowPart, length: int) -> None:
-    """Raise an InputError if a line exceeds the largest length of a row, so that only its beginning was read."""
+    """Raise an InputError if a line is too long, in which case only its beginning was read."""
     if length >= files.LONGEST_ROW_BYTES:
         raise InputError(f"{part.name}: a line is longer than {format_max_row_size()}; divide it into several lines")
 
 
 def format_max_row_size() -> str:
-    """Return the largest length of a line, row or sentence as text for messages, in MiB."""
+    """Return the maximum size of a line, row or sentence, such as "64 MiB", for messages."""
     return f"{files.LONGEST_ROW_BYTES / 2**20:g} MiB"
 
 
 def complete_file_part(path: str | Path, settings: TaskSettings) -> RowPart:
-    """Return the part that covers a complete file, or standard input.
+    """Return one part that covers a complete file, or standard input.
 
     Args:
         path: The file, or `-` for standard input.
@@ -209,20 +213,22 @@ def complete_file_part(path: str | Path, settings: TaskSettings) -> RowPart:
 
 
 def _format_from_ending(path: str | Path) -> RowFormat | None:
-    """Return the format that belongs to the ending of a file, without `.gz` or `.zst`. None if the ending is unknown."""
+    """Return the format that the ending of a file name stands for, ignoring `.gz` and `.zst`. Return None if the ending is
+    unknown.
+    """
     name = Path(path).name.lower()
     return _ENDINGS.get(Path(name.removesuffix(".gz").removesuffix(".zst")).suffix)
 
 
 def _detect_compression(path: Path) -> Compression | None:
-    """Return how a file is compressed according to its first bytes, or None if it is not compressed."""
+    """Return how a file is compressed, which is detected from its first bytes. Return None if it is not compressed."""
     with explain_os_errors(path, "read"), open_file(path) as handle:
         beginning = handle.read(4)
     return next((name for magic, name in _COMPRESSIONS.items() if beginning.startswith(magic)), None)
 
 
 def _read_row_group_sizes(path: Path) -> list[tuple[int, int]]:
-    """Return (rows, bytes) for each row group of a Parquet file."""
+    """Return the number of rows and of bytes of each row group in a Parquet file."""
     with open_parquet(path) as table:
         groups = map(table.metadata.row_group, range(table.metadata.num_row_groups))
         return [(group.num_rows, group.total_byte_size) for group in groups]
@@ -239,7 +245,8 @@ _PARQUET = b"PAR1"
 
 
 def split_source(source: Source, settings: TaskSettings, part_bytes: int) -> list[RowPart]:
-    """Return the parts of a source in order, each of about `part_bytes` if the format allows this.
+    """Divide a source into parts that can be read independently, each of about `part_bytes`, and return them in order. A
+    format that cannot be divided gives a single part.
 
     The format comes from the settings, or otherwise from the file's ending. If the ending is unknown, the format is detected
     from the beginning of the file. Data that was copied from standard input is read as JSON lines, unless the settings
@@ -270,7 +277,7 @@ def split_source(source: Source, settings: TaskSettings, part_bytes: int) -> lis
 
 
 def _detect_format(path: Path, compression: Compression | None) -> RowFormat:
-    """Return the format of a file according to its ending, or otherwise according to its beginning.
+    """Return the format of a file according to the ending of its name, or otherwise according to its content.
 
     A file that begins like Parquet is Parquet. A file whose first line is a JSON object is JSON lines. Every other file is
     plain text.
@@ -303,7 +310,8 @@ def _detect_format(path: Path, compression: Compression | None) -> RowFormat:
 
 
 def _split_row_groups(path: Path, part_bytes: int) -> list[tuple[int, int, int]]:
-    """Return (first row group, end, bytes) for runs of row groups of at most `part_bytes`.
+    """Divide the row groups of a Parquet file into runs of at most `part_bytes`, and return (first row group, end, bytes)
+    for each run.
 
     A larger row group is a run of its own.
     """

@@ -50,7 +50,7 @@ def multi_label_predictions(logits_NC: Float32Array, labels: Sequence[str]) -> I
 
 
 def value_predictions(logits_N1: Float32Array) -> Iterator[dict[str, Any]]:
-    """Yield `{"value"}` for each text: the single output of a regression head."""
+    """Yield `{"value"}` for each text, which is the only output of a regression head."""
     for value in logits_N1[:, 0].tolist():
         yield {"value": value}
 
@@ -77,7 +77,7 @@ def tag_predictions(
 def predict_word_tags(
     logits_TC: Float32Array, sequences: Sequences, rows: Sequence[Row], labels: Sequence[str]
 ) -> Iterator[tuple[list[str], list[float]]]:
-    """Yield the tag and the probability of every word, as two lists for each row.
+    """Yield two lists for each row: the predicted tag of every word, and the probability of each of these tags.
 
     A word that no token represents, because the row was truncated, gets the tag `O` and the probability 0.
 
@@ -106,7 +106,9 @@ def predict_word_tags(
 def _join_entities(
     row: TaggedRow, tags: Sequence[str], scores: Sequence[float], scheme: TagScheme
 ) -> Iterator[dict[str, Any]]:
-    """Yield the entities of a row. Without a chunk scheme, yield each word whose tag is not `O`."""
+    """Yield the entities that the tags of a row form. If the tags follow no chunk scheme, yield every word whose tag is not
+    `O`.
+    """
     starts = row.word_starts()
     begin, (position_before, kind_before) = 0, ("", OUTSIDE)
     for word, tag in enumerate([*tags, OUTSIDE]):
@@ -134,7 +136,7 @@ _UNNAMED = "_"
 
 
 class TagScheme:
-    """A parser for the tags of words.
+    """Parses the tags of words, which may follow a chunk scheme such as `B-x` and `I-x`.
 
     Attributes:
         has_chunks: Whether any tag belongs to a chunk scheme. Otherwise each word is an entity of its own.

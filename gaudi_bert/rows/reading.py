@@ -79,7 +79,7 @@ def read_rows(
     say: Callable[[str], None] | None = None,
     skipped: SkippedRows | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows of a file in its order, in bounded memory.
+    """Read the rows of a file one after the other, in the order of the file, and yield them.
 
     Args:
         path: The file, or `-` for standard input.
@@ -98,7 +98,7 @@ def read_rows(
 
 
 def check_first_row(path: str, task: TaskName | None, settings: TaskSettings, *, labelled: bool = False) -> None:
-    """Check that the first row of a file can be read, before a model is opened, because opening takes seconds.
+    """Check that the first row of a file can be read. This is called before a model is opened, which takes seconds.
 
     Standard input is not checked, because it can be read only once.
 
@@ -116,7 +116,7 @@ def check_first_row(path: str, task: TaskName | None, settings: TaskSettings, *,
 
 
 class SkippedRows:
-    """A count of the rows that are skipped because they cannot be read, and the problem of the first such row."""
+    """Counts the rows that are skipped because they cannot be read, and keeps the problem of the first such row."""
 
     def __init__(self) -> None:
         self.rows, self.first = 0, ""
@@ -126,14 +126,14 @@ class SkippedRows:
         return f"{format_count(self.rows, 'row')} cannot be read and {verb} skipped; the first problem: {self.first}"
 
     def add(self, problem: str) -> None:
-        """Count a row. Keep its problem if it is the first."""
+        """Count a skipped row. If it is the first, keep its problem."""
         self.rows, self.first = self.rows + 1, self.first or problem
 
 
 def raise_or_skip_bad_rows(
     rows: Iterator[Row | BadRow], on_bad_row: OnBadRow = "stop", skipped: SkippedRows | None = None
 ) -> Iterator[Row]:
-    """Yield the rows that can be read.
+    """Yield the rows that can be read. Depending on `on_bad_row`, skip the others, or raise an error at the first of them.
 
     Args:
         rows: Rows, some of which may be a `BadRow`.
@@ -160,7 +160,7 @@ def read_part(
     labelled: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Iterator[Row | BadRow]:
-    """Yield the rows of a part of a file. If a row cannot be read, but the next rows can, yield a `BadRow`.
+    """Yield the rows of a part of a file. For a row that cannot be read, yield a `BadRow`.
 
     Args:
         part: The part.
@@ -206,7 +206,7 @@ def read_part(
 
 
 def split_into_windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
-    """Yield the rows in lists of `size`. The last list may be shorter."""
+    """Yield the rows in lists of `size` rows. The last list may be shorter."""
     while window := list(islice(rows, size)):
         yield window
 
@@ -214,7 +214,8 @@ def split_into_windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
 def batch_by_size(
     rows: Iterable[_Row], size_of: Callable[[_Row], int], enough: int, most_rows: int | None = None
 ) -> Iterator[list[_Row]]:
-    """Yield the rows in lists. A list ends as soon as it is large enough or contains `most_rows` rows.
+    """Yield the rows in lists. A list ends as soon as the sizes of its rows add up to `enough`, or it contains `most_rows`
+    rows.
 
     Args:
         rows: The rows.
@@ -235,7 +236,7 @@ def batch_by_size(
 
 
 def _check_options_apply(part: RowPart, task: TaskName | None, settings: TaskSettings, labelled: bool) -> None:
-    """Check that the task can read the format, and that every column or option that the user named has an effect.
+    """Check that the task can read the format of the file, and that every option that the user named has an effect.
 
     Raises:
         InputError: The format does not match, or an option would have no effect.
@@ -272,13 +273,13 @@ def _check_options_apply(part: RowPart, task: TaskName | None, settings: TaskSet
 
 
 def _possible_forms(task: TaskName | None, labelled: bool) -> list[tuple[str, ...]]:
-    """Return the forms that rows of a task may have, each as a tuple of the settings that name its columns."""
+    """Return the forms that a row of a task may have. A form is a tuple of the settings that name the columns of the row."""
     forms = _FORMS.get(task, (_PAIR_FORM,))
     return [tuple(key for key in form if labelled or key not in _LABEL_COLUMNS) for form in forms]
 
 
 def _choose_form(task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Iterable[str]) -> tuple[str, ...]:
-    """Return the form of a row with these columns.
+    """Return which form a row with these columns has.
 
     Only forms that contain all settings that the user named are considered. Among them, it is the first form whose columns
     are all present, or otherwise the first form.
@@ -291,14 +292,14 @@ def _choose_form(task: TaskName | None, settings: TaskSettings, labelled: bool, 
 
 
 def _format_setting_name(key: str) -> str:
-    """Return the name of a setting for messages, with its command-line option if there is one."""
+    """Return the name of a setting for messages, preceded by its command-line option if there is one."""
     return f"{NAMING_OPTIONS[key]} (task.{key})" if key in NAMING_OPTIONS else f"task.{key}"
 
 
 def _missing_column_remedies(
     task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Sequence[str]
 ) -> list[str]:
-    """Return one remedy for each column of a table that the task needs, or that the user named, and that is missing."""
+    """Return a remedy for each column that a table lacks although the task needs it or the user named it."""
     if task in LANGUAGE_MODELLING and "input_ids" in columns:
         return []
     keys = _choose_form(task, settings, labelled, columns)
@@ -313,7 +314,7 @@ def _missing_column_remedies(
 
 
 def _describe_first_row(part: RowPart, settings: TaskSettings, row: Row, columns: list[str]) -> str:
-    """Return a line that describes which columns of a file are read and how its first row begins."""
+    """Return a line for the user that states which columns of a file are read and how the first row begins."""
     content = row.question if isinstance(row, QuestionRow) else row[1]
     text = content if isinstance(content, str) else " ".join(map(str, content[:_MAX_SHOWN_CHARACTERS]))
     begins = " ".join(text[: 4 * _MAX_SHOWN_CHARACTERS].split())
@@ -327,7 +328,7 @@ def _describe_first_row(part: RowPart, settings: TaskSettings, row: Row, columns
 
 
 def _list_read_columns(task: TaskName | None, settings: TaskSettings, row: Row, record: Record, labelled: bool) -> list[str]:
-    """Return the columns from which a row was read.
+    """Return the names of the columns from which a row was read.
 
     If a column's name differs from its purpose, the purpose follows in parentheses.
     """
@@ -353,7 +354,7 @@ def _list_read_columns(task: TaskName | None, settings: TaskSettings, row: Row, 
 
 
 def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, labelled: bool) -> Iterator[PlacedRecord]:
-    """Yield the records of a part with their positions. A record that cannot be read is replaced by an error."""
+    """Yield the records of a part with their positions. Yield an error instead of a record that cannot be read."""
     if part.kind == "built-in":
         documents = convert_texts_to_documents(python_texts(part.name)).values()
         yield from (
@@ -379,7 +380,7 @@ def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, 
 
 
 def _parse_json_record(line: str) -> Record | InputError:
-    """Return the record in a line of JSON, or an error."""
+    """Parse a line of JSON, and return the record. If the line is not a JSON object, return an error."""
     try:
         record = JSON.decode(line)
     except InputError as error:

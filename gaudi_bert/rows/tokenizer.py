@@ -48,7 +48,7 @@ _TOKEN_TYPES = "token_type_ids"
 
 @dataclass(frozen=True)
 class RowTokenizer:
-    """A tokenizer that neither truncates nor pads.
+    """A tokenizer of the library `tokenizers`, which neither truncates nor pads, and the settings of its model.
 
     Attributes:
         tokenizer: The tokenizer of the library `tokenizers`.
@@ -62,7 +62,7 @@ class RowTokenizer:
 
     @cached_property
     def sha256(self) -> str:
-        """The SHA-256 of everything that affects the tokens or segments of a text, which identifies the tokenizer."""
+        """The SHA-256 of everything that affects the tokens or the segment ids of a text. It identifies the tokenizer."""
         named = {name: self.settings[name] for name in NAMED_TOKENS if name in self.settings}
         stated = json.dumps([self.truncation_side, self.has_segments, self.tokenizer.encode_special_tokens, named])
         content = self.tokenizer.to_str()
@@ -81,12 +81,12 @@ class RowTokenizer:
 
     @property
     def has_segments(self) -> bool:
-        """Whether a model gets the segment ids of a pair. Otherwise they are all 0, as in `transformers`."""
+        """Whether the model takes the segment ids of a pair. Otherwise all segment ids are 0, as in `transformers`."""
         return _TOKEN_TYPES in self.settings.get("model_input_names", (_TOKEN_TYPES,))
 
     @property
     def can_truncate_pairs(self) -> bool:
-        """Whether pairs are truncated as in `transformers`.
+        """Whether pairs are truncated in the same way as in `transformers`.
 
         This is false for ESM models. Their tokenizer in `transformers` is written in Python and truncates pairs in another
         way.
@@ -102,7 +102,7 @@ class RowTokenizer:
         return max(numbers) + 1
 
     def special_tokens_around_text(self) -> tuple[list[int], list[int]]:
-        """Return the special tokens before and after the tokens of a text.
+        """Return two lists of token ids: the special tokens before a text, and those after it.
 
         Raises:
             InputError: The tokenizer makes no token of a letter or digit.
@@ -115,7 +115,7 @@ class RowTokenizer:
         raise InputError(f"{self.file}: the tokenizer returns no token for a letter; pass the tokenizer of a text model")
 
     def tokenizer_for_words(self) -> Tokenizer:
-        """Return the tokenizer for text that was already split into words.
+        """Return a tokenizer for text that is already split into words.
 
         If the tokenizer marks spaces, the returned tokenizer marks the beginning of each word as if a space preceded it.
         """
@@ -128,7 +128,7 @@ class RowTokenizer:
         return clone_tokenizer(self.tokenizer, json.dumps(content))
 
     def special_tokens_around_pair(self) -> tuple[list[int], list[int], list[int], int, int]:
-        """Return the special tokens of a pair and the segment id of each text.
+        """Return the special tokens around the two texts of a pair, and the segment id of each text.
 
         Returns:
             The special tokens before, between and after the tokens of the two texts, then the segment id of the first and of
@@ -175,11 +175,11 @@ class RowTokenizer:
         return self._find_first_id(*self._tokens_named("mask_token"), "[MASK]", "<mask>", *others)
 
     def _tokens_named(self, *names: str) -> list[str]:
-        """Return the special tokens that the settings define under these names."""
+        """Return the special tokens that the settings define under the given names, such as `mask_token`."""
         return [self.settings[name] for name in names if name in self.settings]
 
     def special_token_ids(self) -> dict[str, int | None]:
-        """Return the ids of the special tokens that config.json states: pad, mask, cls, bos, sep and eos.
+        """Return the ids of the special tokens that config.json contains, by name: pad, mask, cls, bos, sep and eos.
 
         A missing token is None.
         """
@@ -189,7 +189,7 @@ class RowTokenizer:
         return {"pad": self.pad_id, "mask": self._find_mask_id(), **ends}
 
     def _find_first_id(self, *tokens: str) -> int | None:
-        """Return the id of the first of these tokens that is in the vocabulary, or None."""
+        """Return the id of the first of the given tokens that the vocabulary contains, or None."""
         numbers = (self.tokenizer.token_to_id(token) for token in tokens)
         return next((int(number) for number in numbers if number is not None), None)
 
@@ -232,7 +232,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, lower_case: bool = False) -> RowTokenizer:
-    """Return the tokenizer in a model's folder, or next to a model's file.
+    """Open the tokenizer in the folder of a model, and return it.
 
     Args:
         folder: The folder or the file. For a checkpoint of a run, the tokenizer of the run is used.
@@ -268,7 +268,7 @@ def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, l
 
 
 def read_tokenizer(path: Path) -> RowTokenizer:
-    """Return the tokenizer of a folder, or of a file in the format of the library `tokenizers`.
+    """Open a tokenizer from a folder, or from a tokenizer.json file, and return it.
 
     Raises:
         InputError: The path contains no tokenizer, or a file is damaged.
@@ -281,7 +281,8 @@ def read_tokenizer(path: Path) -> RowTokenizer:
 
 
 def wrap_tokenizer(given: Any) -> RowTokenizer:
-    """Return a copy of a tokenizer of `transformers` or `tokenizers`. The copy neither truncates nor pads.
+    """Return a `RowTokenizer` with a copy of a tokenizer of `transformers` or `tokenizers`. The copy neither truncates nor
+    pads.
 
     Raises:
         InputError: The argument is not a tokenizer, or is a tokenizer that is written in Python.
@@ -322,7 +323,7 @@ def _open_with_transformers(folder: Path, settings: Mapping[str, Any]) -> RowTok
 
 
 def _convert_transformers_tokenizer(given: Any, file: Path) -> RowTokenizer:
-    """Return a tokenizer of `transformers` as a `RowTokenizer`. The library's tokenizer is used without a copy.
+    """Return a `RowTokenizer` for a tokenizer of `transformers`, without copying the tokenizer inside it.
 
     Raises:
         InputError: The tokenizer or one of its steps is written in Python, except for the tokenizer of ESM, which is
@@ -358,7 +359,7 @@ def _convert_transformers_tokenizer(given: Any, file: Path) -> RowTokenizer:
 
 
 def _make_row_tokenizer(library: Tokenizer, file: Path, settings: Mapping[str, Any]) -> RowTokenizer:
-    """Turn off truncation and padding, check that the tokenizer works, and return it as a `RowTokenizer`."""
+    """Turn off truncation and padding of a tokenizer, check that it works, and return it as a `RowTokenizer`."""
     library.no_truncation()
     library.no_padding()
     with convert_library_errors(file):
@@ -383,7 +384,8 @@ def clone_tokenizer(library: Tokenizer, content: str | None = None) -> Tokenizer
 
 
 def save_tokenizer(tokenizer: RowTokenizer, folder: Path, max_sequence_length: int | None = None) -> None:
-    """Write a tokenizer so that it computes the same tokens here, in `transformers` and in `sentence-transformers`.
+    """Write a tokenizer into a folder, such that it computes the same tokens here, in `transformers` and in
+    `sentence-transformers`.
 
     Everything that was read from several files and settings goes into a tokenizer.json. The general tokenizer class of
     `transformers` uses this file unchanged for every model. A vocab.txt is copied for programs that read nothing else.

@@ -69,7 +69,7 @@ _WITHOUT_EFFECT = {
 
 
 def read_tokenizer_json(file: Path) -> Tokenizer:
-    """Read a tokenizer from a file in the format of the library `tokenizers`.
+    """Read a tokenizer.json, which is the format of the library `tokenizers`, and return the tokenizer.
 
     Raises:
         InputError: The file cannot be read or is damaged.
@@ -82,7 +82,7 @@ def read_tokenizer_json(file: Path) -> Tokenizer:
 
 @contextmanager
 def convert_library_errors(path: Path) -> Iterator[None]:
-    """Convert every exception or Rust panic that a library raises about damaged files into an InputError."""
+    """Convert every exception and every Rust panic that a library raises because of a damaged file into an InputError."""
     try:
         yield
     except InputError:
@@ -97,7 +97,7 @@ def convert_library_errors(path: Path) -> Iterator[None]:
 
 
 def read_tokenizer_class(folder: Path) -> tuple[str | None, dict[str, Any]]:
-    """Return the tokenizer class that a folder's files name, and the content of tokenizer_config.json.
+    """Return the name of the tokenizer class that the files of a folder state, and the content of tokenizer_config.json.
 
     If the files name no class, the first result is the type of the model in config.json, or None.
 
@@ -115,7 +115,7 @@ def read_tokenizer_class(folder: Path) -> tuple[str | None, dict[str, Any]]:
 
 
 def read_tokenizer_files(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
-    """Read the tokenizer of a folder.
+    """Build the tokenizer of a folder from its files, and return it with its settings.
 
     Returns:
         The tokenizer with its added tokens, and its settings with their names in tokenizer_config.json.
@@ -155,7 +155,7 @@ def read_tokenizer_files(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def _needs_transformers_error(path: Path, what: str) -> InputError:
-    """Return the error for something that only `transformers` can apply."""
+    """Return the error for a setting or a file that is supported only if `transformers` is installed."""
     return InputError(f"{path}: {what}, which only transformers can apply; install transformers")
 
 
@@ -166,7 +166,7 @@ def _contradiction_error(path: Path, name: str, value: object, stored: object) -
 
 
 def _check_settings_supported(folder: Path, kind: str, settings: Mapping[str, Any]) -> None:
-    """Check that every setting is applied here or has no effect, and that its value is allowed.
+    """Check that every setting of a tokenizer is either applied here or has no effect, and that its value is allowed.
 
     Raises:
         InputError: A setting is unknown, or its value is not allowed.
@@ -188,12 +188,12 @@ def _check_settings_supported(folder: Path, kind: str, settings: Mapping[str, An
 
 
 def _token_text(token: Any) -> str:
-    """Return the text of a token, which settings state as a string or as an object."""
+    """Return the text of a token. In settings, a token is either a string or an object with the key `content`."""
     return str(token["content"] if isinstance(token, dict) else token)
 
 
 def _read_added_tokens(folder: Path, settings: dict[str, Any]) -> dict[int, AddedToken]:
-    """Return the tokens that the folder adds to the vocabulary, by token id.
+    """Return the tokens that the files of a folder add to the vocabulary, by token id.
 
     In folders of old versions, special_tokens_map.json overrides the special tokens in `settings`, which is updated in
     place.
@@ -216,7 +216,9 @@ def _read_added_tokens(folder: Path, settings: dict[str, Any]) -> dict[int, Adde
 
 
 def _special_tokens_in_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the special tokens that settings name, in order. Each text is mapped to the value that describes the token."""
+    """Return the special tokens that the settings define, in order, as a dict from the text of each token to its
+    description.
+    """
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     values = [settings.get(name) for name in NAMED_TOKENS] + list(extra.values() if isinstance(extra, dict) else extra)
     return {_token_text(value): value for value in values if value is not None}
@@ -225,7 +227,7 @@ def _special_tokens_in_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _add_missing_tokens(
     library: Tokenizer, decoder: Mapping[int, AddedToken], settings: Mapping[str, Any], folder: Path
 ) -> None:
-    """Add the tokens of a folder to a tokenizer, and check that each gets the token id that the folder states.
+    """Add the tokens of a folder that a tokenizer lacks, and check that each token gets the id that the folder states.
 
     Args:
         library: The tokenizer, which is changed in place.
@@ -258,7 +260,7 @@ def _add_missing_tokens(
 
 
 def _check_json_matches_settings(library: Tokenizer, kind: str, settings: Mapping[str, Any], folder: Path) -> None:
-    """Check that tokenizer.json gives the same tokens as the class and the settings beside it would.
+    """Check that tokenizer.json computes the same tokens as the class and the settings beside it.
 
     Raises:
         InputError: They differ, or the class is unknown here.
@@ -304,7 +306,7 @@ def _read_bert_vocabulary(vocabulary: Path, settings: Mapping[str, Any]) -> Toke
 
 
 def _build_bert_tokenizer(numbers: Mapping[str, int], settings: Mapping[str, Any]) -> Tokenizer:
-    """Build the tokenizer that transformers' BertTokenizer would build from this vocabulary and these settings."""
+    """Build the tokenizer that the class BertTokenizer of `transformers` builds from this vocabulary and these settings."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     unknown, cls, sep = (_token_text(settings[name]) for name in ("unk_token", "cls_token", "sep_token"))
@@ -331,7 +333,7 @@ def _read_esm_vocabulary(vocabulary: Path, settings: Mapping[str, Any]) -> Token
 
 
 def build_esm_tokenizer(numbers: Mapping[str, int], settings: Mapping[str, Any], file: Path) -> Tokenizer:
-    """Build the EsmTokenizer of a vocabulary, which exists in `transformers` only as Python code.
+    """Build the tokenizer of an ESM model from its vocabulary. In `transformers`, this tokenizer exists only as Python code.
 
     Every occurrence of a vocabulary token in a text becomes that token, even within a word. The longest token is matched
     first.

@@ -61,7 +61,7 @@ _FROM_SPACE, _FROM_MARK = re.compile(r"\s"), re.compile(r"\W")
 
 
 def too_long_policy(task: TaskName | None, settings: TaskSettings) -> TooLong:
-    """Return what happens to rows that are too long.
+    """Return what happens to rows that are too long: they are truncated, split into windows or rejected.
 
     The default is windows, which lose nothing, if the task supports them.
     """
@@ -69,7 +69,7 @@ def too_long_policy(task: TaskName | None, settings: TaskSettings) -> TooLong:
 
 
 def check_too_long_policy(task: TaskName | None, settings: TaskSettings) -> None:
-    """Check that the task supports the policy in `task.too_long`.
+    """Check that the setting `task.too_long` is supported for the task.
 
     Raises:
         InputError: The policy is "window", and the task does not support windows.
@@ -92,7 +92,7 @@ def tokenize_rows(
     length_key: str = "--max-sequence-length",
     truncation_side: TruncationSide | None = None,
 ) -> Sequences:
-    """Tokenize the rows of one task. There must be at least one row.
+    """Tokenize the rows of one task, and return the sequences. There must be at least one row.
 
     Args:
         rows: The rows. Questions are split into windows unless the settings specify truncation.
@@ -127,7 +127,7 @@ def tokenize_rows(
 
 
 def _check_no_empty_sequence(sequences: Sequences, rows: Sequence[Row], source: str) -> None:
-    """Check that every sequence has a token, because a model has no output for an empty sequence.
+    """Raise an InputError if a sequence has no token, because a model has no output for an empty sequence.
 
     A sequence may be empty if a text is empty and the tokenizer adds no special tokens.
 
@@ -147,7 +147,7 @@ def _check_no_empty_sequence(sequences: Sequences, rows: Sequence[Row], source: 
 def tokenize_readable_rows(
     window: Sequence[Row | BadRow], on_bad_row: OnBadRow, tokenize: Callable[[list[Row]], Sequences | None]
 ) -> tuple[list[Row], Sequences | None, dict[int, str]]:
-    """Tokenize the rows of a window, and leave out the rows that cannot be read or tokenized.
+    """Tokenize those rows of a window that can be read and tokenized, and collect the problems of the others.
 
     If `tokenize` raises an exception for the complete window, each row is tried separately, unless `on_bad_row` is "stop".
 
@@ -179,7 +179,7 @@ def tokenize_readable_rows(
 
 
 class _RowEncoder:
-    """The state of one call of `tokenize_rows`.
+    """Tokenizes rows with one tokenizer, one task and one maximum length, during one call of `tokenize_rows`.
 
     Attributes:
         cut_rows: The number of rows so far that were truncated or split into windows.
@@ -210,7 +210,7 @@ class _RowEncoder:
         return self.tokenizer.special_tokens_around_pair()
 
     def texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:
-        """Tokenize texts and pairs with the tokenizer's own template, and return the first four arrays of `Sequences`.
+        """Tokenize texts and pairs that are not split into windows, and return the first four arrays of `Sequences`.
 
         Returns:
             Row numbers int64 [rows], offsets int64 [rows + 1], token ids int32 [T] and segment ids int8 [T].
@@ -247,7 +247,7 @@ class _RowEncoder:
         return np.arange(len(rows), dtype=np.int64), offsets, flat, segments
 
     def _encode_texts(self, rows: Sequence[TextRow]) -> list[tuple[Int32Array, NDArray[np.int8], bool]]:
-        """Return the token ids and segment ids of each row, and whether only a part of its text was read.
+        """Return for each row the token ids, the segment ids, and whether only a part of its text was tokenized.
 
         If a text is far too long, only the side that remains is read. The part ends between two words. If it gives at least
         twice as many tokens as a sequence has, it determines all tokens of the sequence. Otherwise a part of four times the
@@ -275,7 +275,7 @@ class _RowEncoder:
         return [encoded[index] for index in range(len(rows))]
 
     def pieces(self, rows: Sequence[Row], numbers: Mapping[str, int]) -> Iterator[Iterable[Sequences]]:
-        """Yield the sequences of each row, for tasks in which a row may be split into windows.
+        """Yield the sequences of each row, for tasks that may split a row into windows.
 
         Either all rows have tags or answers, or none has.
         """
@@ -301,7 +301,7 @@ class _RowEncoder:
                 yield self._tokenize_for_language_modelling(index, row)
 
     def _encode_without_special_tokens(self, texts: Iterable[str]) -> dict[str, Any]:
-        """Return the encoding of each text, without special tokens such as [CLS] and [SEP]."""
+        """Return the encodings of texts, by text, without special tokens such as [CLS] and [SEP]."""
         listed = list(texts)
         encoded = self.tokenizer.tokenizer.encode_batch(listed, add_special_tokens=False)
         return dict(zip(listed, encoded, strict=True))
@@ -309,7 +309,7 @@ class _RowEncoder:
     def _bound_windows(
         self, position: RowPosition, tokens: int, room: int, stride: int | None, always: bool = False
     ) -> IntArray:
-        """Return where each window of a row begins and ends, int64 [windows, 2]. A row that is truncated has one window.
+        """Return where each window of a row begins and ends, int64 [windows, 2]. A truncated row has a single window.
 
         Args:
             position: The position of the row, for messages.
@@ -328,7 +328,7 @@ class _RowEncoder:
         return _split_into_windows(tokens, room, stride, f"{self.source}: {position}", self.length_key)
 
     def _too_long_error(self, position: RowPosition, tokens: int, more_than: str = "") -> InputError:
-        """Return the error for a row that is too long."""
+        """Return the error for a row with more tokens than a sequence may have."""
         also = ", or window" if self.task in _TASKS_WITH_WINDOWS else ""
         return InputError(
             f"{self.source}: {position}: has {more_than}{tokens:,} tokens, but a sequence may have at most {self.most:,}; "
@@ -337,12 +337,12 @@ class _RowEncoder:
         )
 
     def _add_special_tokens(self, ids: Int32Array) -> Int32Array:
-        """Return token ids with the special tokens before and after them."""
+        """Return token ids preceded and followed by the special tokens of a text."""
         before, after = self._special_tokens_around_text
         return np.concatenate([before, ids, after]).astype(np.int32)
 
     def _encode_words(self, words: Iterable[str]) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """Tokenize words and return their T tokens.
+        """Tokenize words, and return their T tokens in flat arrays.
 
         The library's encoding takes several hundred bytes per token, so only a few thousand words are encoded at a time.
         This does not change the result, because the tokens of a word do not depend on its neighbours.
@@ -372,7 +372,8 @@ class _RowEncoder:
         spans_in_words: Int32Array,
         numbers: Mapping[str, int],
     ) -> Iterator[Sequences]:
-        """Yield the windows of a row of words, given what `_encode_words` returned for it.
+        """Yield the sequences of a row of words, one for each window, from the tokens that `_encode_words` returned for the
+        row.
 
         Args:
             index: The index of the row.
@@ -404,7 +405,9 @@ class _RowEncoder:
             yield _make_sequence(index, framed, characters=spans, words=words, target=known)
 
     def _tokenize_question(self, index: int, row: QuestionRow, question: Any, context: Any) -> Iterator[Sequences]:
-        """Yield the windows of a question: the whole question, followed by a part of its context."""
+        """Yield the sequences of a question, one for each window. Each contains the complete question, followed by a part of
+        its context.
+        """
         before, between, after, *segments = self._special_tokens_around_pair
         framed = np.array([*before, *question.ids, *between], np.int32)
         room = self.most - len(framed) - len(after)
@@ -426,7 +429,7 @@ class _RowEncoder:
             yield _make_sequence(index, input_ids, segment_ids=segment_ids, characters=spans, target=target)
 
     def _tokenize_for_language_modelling(self, index: int, row: Row) -> Iterator[Sequences]:
-        """Yield the windows of a text or of token ids for language modelling. Windows do not overlap."""
+        """Yield the sequences of a text or of token ids, one for each window. The windows do not overlap."""
         if isinstance(row, IdsRow):
             ids, room = np.array(row.input_ids, np.int32), self.most
             if ids.max() >= self.tokenizer.vocabulary_size:
@@ -445,7 +448,7 @@ class _RowEncoder:
 
 
 def _kept_side_of_text(text: str, characters: int, side: TruncationSide) -> str:
-    """Return the left or right part of a text that `side` keeps, at most `characters` long.
+    """Return the side of a text that truncation keeps, with at most `characters` characters.
 
     The part ends at a space, or otherwise at a character that is not part of a word. If the text contains neither, return
     "".
@@ -458,7 +461,7 @@ def _kept_side_of_text(text: str, characters: int, side: TruncationSide) -> str:
 
 
 def _find_answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
-    """Return the first and the last token of the first answer in a window of the context, int32 [2].
+    """Return which tokens of a window are the first and the last of the first answer, int32 [2].
 
     If a part of the answer is outside the window, both numbers are far below 0.
     """
@@ -477,7 +480,7 @@ def _find_answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
 def _make_sequence(
     index: int, input_ids: Int32Array, segment_ids: NDArray[np.int8] | None = None, **others: Any
 ) -> Sequences:
-    """Return one sequence of the row with this index. The segment ids default to 0."""
+    """Return a `Sequences` object that contains one sequence of the row with this index. The segment ids default to 0."""
     segments = np.zeros(len(input_ids), np.int8) if segment_ids is None else segment_ids
     return Sequences(np.array([index]), np.array([0, len(input_ids)]), input_ids, segments, **others)
 
@@ -488,7 +491,7 @@ def _make_sequence(
 def _make_text_targets(
     rows: Sequence[Row], task: TaskName, numbers: Mapping[str, int], source: str
 ) -> Int32Array | Float32Array | None:
-    """Return the targets of texts, or None if a row has no label.
+    """Return the targets of the loss for texts, or None if a row has no label.
 
     Returns:
         int32 [rows] for classification, float32 [rows, labels] of 0 and 1 for multi-label tasks, float32 [rows] for
@@ -512,7 +515,7 @@ def _make_text_targets(
 
 
 def _find_label_number(numbers: Mapping[str, int], name: str, position: RowPosition, source: str) -> int:
-    """Return the number of a label, or raise an InputError if the label is unknown."""
+    """Return the number of a label. Raise an InputError if the label is unknown."""
     if name not in numbers:
         known = ", ".join(list(numbers)[:8]) + (", ..." if len(numbers) > 8 else "")
         raise InputError(f"{source}: {position}: the label {short_repr(name)} is none of {known}; correct it")
@@ -525,7 +528,8 @@ def _find_label_number(numbers: Mapping[str, int], name: str, position: RowPosit
 def _split_into_windows(
     tokens: int, room: int, stride: int | None, row: str, length_key: str = "--max-sequence-length"
 ) -> IntArray:
-    """Return where each window begins and ends, int64 [windows, 2]. If all tokens fit, there is one window.
+    """Divide the tokens of a row into windows, and return where each begins and ends, int64 [windows, 2]. If all tokens fit,
+    there is one window.
 
     Args:
         tokens: The number of tokens in the row.
@@ -551,7 +555,7 @@ def _split_into_windows(
 
 
 def _choose_window_of_each_token(tokens: IntArray, bounds: IntArray) -> IntArray:
-    """Return the window that shows most context on both sides of each token, int64 [P].
+    """Return, for each token, the window that shows the most context on both sides of the token, int64 [P].
 
     The context of a token in a window is measured on the shorter side. If several windows are equal, it is the first.
 

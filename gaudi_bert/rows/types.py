@@ -72,12 +72,12 @@ class TextRow(NamedTuple):
 
     @property
     def input(self) -> str | tuple[str, str]:
-        """The text or the pair, as an input for the library `tokenizers`."""
+        """The text, or the pair of texts, in the form that the library `tokenizers` takes."""
         return self.text if self.text_pair is None else (self.text, self.text_pair)
 
 
 class TupleRow(NamedTuple):
-    """Texts whose embeddings are compared.
+    """A row of texts whose embeddings are compared with each other.
 
     Attributes:
         position: The position of the row in its file.
@@ -91,7 +91,7 @@ class TupleRow(NamedTuple):
 
 
 class TaggedRow(NamedTuple):
-    """Words with their tags.
+    """A row of words, with their tags.
 
     Attributes:
         position: The position of the row in its file.
@@ -106,7 +106,7 @@ class TaggedRow(NamedTuple):
     starts: tuple[int, ...] | None = None
 
     def word_starts(self) -> IntArray:
-        """Return the first character of each word in the text, as int64 [words]."""
+        """Return the position in the text at which each word begins, int64 [words]."""
         if self.starts is not None:
             return np.asarray(self.starts, np.int64)
         lengths = np.fromiter(map(len, self.tokens), np.int64, len(self.tokens)) + 1
@@ -115,7 +115,7 @@ class TaggedRow(NamedTuple):
 
 
 class QuestionRow(NamedTuple):
-    """A question about a context.
+    """A row with a question and the context in which its answer is searched.
 
     Attributes:
         position: The position of the row in its file.
@@ -141,7 +141,7 @@ class IdsRow(NamedTuple):
 
 
 class BadRow(NamedTuple):
-    """A row that cannot be read, with the problem.
+    """A row that cannot be read, with the problem as text.
 
     It is yielded only if the caller reports such rows instead of stopping.
     """
@@ -195,7 +195,7 @@ class Sequences:
 def sequences_from_ids(
     input_ids: SequenceOf[Int32Array], segment_ids: SequenceOf[NDArray[np.int8]], cut_rows: int = 0
 ) -> Sequences:
-    """Return sequences that each belong to a row of their own.
+    """Return a `Sequences` object for token ids, in which every sequence belongs to a row of its own.
 
     Args:
         input_ids: The token ids of each sequence.
@@ -212,7 +212,7 @@ def sequences_from_ids(
 
 
 def concatenate_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceOf[int]) -> Sequences:
-    """Return the sequences of consecutive windows of rows as one object.
+    """Concatenate the sequences of consecutive windows of rows into one `Sequences` object.
 
     Args:
         parts: The sequences of each window. Either all or none of them have `characters`, `words` or `target`.
@@ -238,5 +238,5 @@ def concatenate_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceO
 
 
 def format_source_name(path: object) -> str:
-    """Return the name of a source of rows for messages."""
+    """Return the name of a file for messages, which is "standard input" for `-`."""
     return "standard input" if str(path) == STANDARD_INPUT else str(path)

@@ -45,7 +45,7 @@ _TOKENS_PER_SEQUENCE = 4
 
 @dataclass(frozen=True)
 class RowLengthPacks:
-    """The packs of a window that have the same row length.
+    """Those packs of a window that have the same row length.
 
     Attributes:
         length: The length of a row in tokens.
@@ -60,7 +60,7 @@ class RowLengthPacks:
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """The plan for a window: its packs for each row length, and how much they save.
+    """How a window of sequences is packed: the packs of each row length, and how much computation they save.
 
     Attributes:
         parts: The packs of each row length.
@@ -77,13 +77,13 @@ class WindowPlan:
 
     @property
     def padding(self) -> float:
-        """The fraction of slots that are padding."""
+        """The fraction of all slots that are padding."""
         return 1 - self.tokens / self.slots if self.slots else 0.0
 
 
 @dataclass(frozen=True)
 class PackRunner:
-    """Runs one model over a window of sequences, batch by batch.
+    """Runs one model on the packs of a window of sequences, batch by batch.
 
     Attributes:
         compute: Returns the outputs for the features of a batch (`rows/packs.py`): float32 [B, S, C], or [B, L, C] with
@@ -103,7 +103,8 @@ class PackRunner:
     def run(
         self, sequences: Sequences, plan: WindowPlan, computed: Callable[[int], None] = lambda slots: None
     ) -> Float32Array:
-        """Return the outputs of the model for each sequence, float32 [N, C], or for each token, float32 [T, C].
+        """Compute all packs of a window, and return the outputs for each sequence, float32 [N, C], or for each token,
+        float32 [T, C].
 
         Args:
             sequences: The sequences of the window.
@@ -137,7 +138,7 @@ def plan_window(
     fixed_row_length: int | None = None,
     max_row_length: int | None = None,
 ) -> WindowPlan:
-    """Choose the row lengths for a window and pack its sequences.
+    """Choose row lengths for a window of sequences, pack the sequences into rows of these lengths, and return the plan.
 
     Args:
         lengths: int64 [N], the lengths of the sequences.
@@ -173,7 +174,7 @@ def plan_window(
 
 
 def _plan_one_per_row(lengths: IntArray, rows: list[int]) -> Iterator[RowLengthPacks]:
-    """Yield parts in which every sequence has its own row, the shortest of `rows` that holds the sequence."""
+    """Yield packs of one sequence each. Every sequence gets the shortest of the row lengths `rows` that holds it."""
     which = np.searchsorted(rows, lengths)
     for number, length in enumerate(rows):
         members = np.flatnonzero(which == number)
@@ -181,25 +182,28 @@ def _plan_one_per_row(lengths: IntArray, rows: list[int]) -> Iterator[RowLengthP
 
 
 def _count_lengths(lengths: IntArray, longest: int) -> IntArray:
-    """Return the number of sequences of each length from 1 to `longest`."""
+    """Return the number of sequences of each length from 1 to `longest`, int64 [longest]."""
     counts: IntArray = np.bincount(lengths, minlength=longest + 1)[1:]
     return counts
 
 
 def _round_up(longest: int) -> int:
-    """Round a length up to a multiple of _LENGTH_STEP."""
+    """Round a length up to the next multiple of _LENGTH_STEP."""
     return -(-longest // _LENGTH_STEP) * _LENGTH_STEP
 
 
 def max_depth(length: int) -> int:
-    """Return the largest number of sequences in a row. It depends only on the row length, so that there are few shapes."""
+    """Return the largest number of sequences that a row of this length may contain.
+
+    It depends only on the row length, so that batches have few different shapes.
+    """
     return max(1, length // _TOKENS_PER_SEQUENCE)
 
 
 def _candidate_lengths(
     longest: int, rounded: int, fixed_row_length: int | None, max_row_length: int | None
 ) -> Iterator[tuple[int, ...]]:
-    """Yield combinations of row lengths to try: one length for all rows, or a long and a short length."""
+    """Yield the combinations of row lengths to try: a single length for all rows, or a long and a short length."""
     if fixed_row_length is not None:
         yield (fixed_row_length,)
         return
@@ -210,7 +214,8 @@ def _candidate_lengths(
 
 
 def _pack_into_rows(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[int, StrategyCounts]]:
-    """Pack the sequences into rows of one or two lengths, and return each length with its packs.
+    """Pack the sequences into rows of one or two lengths, and return each row length with the lengths of the sequences in
+    its packs.
 
     Long rows take all sequences that are too long for short rows. Then they are filled with other sequences by best fit. The
     short rows take the remaining sequences.
@@ -230,7 +235,7 @@ def _pack_into_rows(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[in
 
 
 def _assign_sequences(lengths: IntArray, mixtures: list[tuple[int, StrategyCounts]]) -> Iterator[RowLengthPacks]:
-    """Yield the parts of a solution, with sequences of the window assigned to its strategies by length."""
+    """Assign the sequences of a window to planned packs, and yield the packs of each row length."""
     free = np.arange(len(lengths), dtype=np.int64)
     for length, strategy_counts in mixtures:
         if not strategy_counts:
@@ -248,7 +253,7 @@ def _assign_sequences(lengths: IntArray, mixtures: list[tuple[int, StrategyCount
 
 
 def _choose_row_lengths(counts: IntArray, longest: int, cost: Callable[[int], float]) -> tuple[list[int], float]:
-    """Return the row lengths that hold all sequences, one per row, at the least cost, and that cost.
+    """Choose the row lengths that cost least if every row contains a single sequence, and return them with their total cost.
 
     Args:
         counts: int64, the number of sequences of each length, from 1.

@@ -36,7 +36,7 @@ _LEAST_NORM = 1e-12
 
 
 class LossAndGradient(NamedTuple):
-    """A loss with its gradient.
+    """The value of a loss, and its gradient with respect to the outputs of the model.
 
     Attributes:
         loss: The loss.
@@ -51,7 +51,7 @@ class LossAndGradient(NamedTuple):
 
 
 class RowGroups(NamedTuple):
-    """Rows that consist of several sequences, which must be in the same update.
+    """Rows that consist of several sequences each, and the loss that is computed from all sequences of an update.
 
     Attributes:
         groups: The sequences of each row.
@@ -69,7 +69,7 @@ LossOfVectors: TypeAlias = Callable[[FloatArray], LossAndGradient]
 
 
 def find_forbidden_candidates(anchors_M: IntArray, candidates_C: IntArray) -> NDArray[np.bool_]:
-    """Return which candidates must not serve as negatives of an anchor, bool [M, C].
+    """Return which candidates must not serve as negatives of which anchor, bool [M, C].
 
     A candidate is forbidden if its content equals that of the anchor, or that of a positive of any anchor with the same
     content. The anchor's own positive is never forbidden.
@@ -95,7 +95,7 @@ def in_batch_negatives_loss(
     scale: float,
     symmetric: bool,
 ) -> LossAndGradient:
-    """Return the loss of finding the positive of each anchor among all candidates.
+    """Return the loss of finding the positive of each anchor among all candidates, and its gradient.
 
     Args:
         vectors_NH: The embeddings of the texts.
@@ -129,7 +129,8 @@ def in_batch_negatives_loss(
 def cosent_loss(
     vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray, scores_M: FloatArray, scale: float
 ) -> LossAndGradient:
-    """Return the CoSENT loss, which is small if the cosines of all pairs are in the same order as their scores.
+    """Return the CoSENT loss and its gradient. The loss is small if the cosines of all pairs are in the same order as their
+    scores.
 
     Args:
         vectors_NH: The embeddings of the texts.
@@ -140,7 +141,7 @@ def cosent_loss(
     """
 
     def loss_of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
-        """Return the loss, and its gradient with respect to the cosines."""
+        """Return the CoSENT loss of the cosines, and its gradient with respect to them."""
         scaled_M = scale * cosines_M
         differences_MM = np.where(scores_M[:, np.newaxis] < scores_M, scaled_M[:, np.newaxis] - scaled_M, -np.inf)
         highest = max(0.0, float(differences_MM.max()))
@@ -155,7 +156,7 @@ def cosent_loss(
 def cosine_error_loss(
     vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray, scores_M: FloatArray
 ) -> LossAndGradient:
-    """Return the mean squared difference between the cosines of pairs and their scores.
+    """Return the mean squared difference between the cosines of pairs and their scores, and its gradient.
 
     Args:
         vectors_NH: The embeddings of the texts.
@@ -165,7 +166,7 @@ def cosine_error_loss(
     """
 
     def loss_of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
-        """Return the loss, and its gradient with respect to the cosines."""
+        """Return the mean squared error of the cosines, and its gradient with respect to them."""
         errors_M = cosines_M - scores_M
         return float(np.mean(errors_M**2)), 2.0 * errors_M / len(errors_M)
 
@@ -173,7 +174,7 @@ def cosine_error_loss(
 
 
 def listwise_loss(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray) -> LossAndGradient:
-    """Return the mean ListNet loss over the queries that have a document with a label above 0.
+    """Return the ListNet loss and its gradient, as the mean over those queries that have a document with a label above 0.
 
     Args:
         logits_D1: The logits of the documents, query by query.
@@ -194,7 +195,7 @@ def listwise_loss(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray)
 
 
 def sum_over_dimensions(vectors_NH: FloatArray, loss: LossOfVectors, dimensions: Sequence[int]) -> LossAndGradient:
-    """Return the sum of a loss over prefixes of the embeddings (Matryoshka).
+    """Return the sum of a loss over several prefixes of the embeddings, such as their first 64 and 256 values (Matryoshka).
 
     Args:
         vectors_NH: The embeddings of the texts.
@@ -212,7 +213,9 @@ def sum_over_dimensions(vectors_NH: FloatArray, loss: LossOfVectors, dimensions:
 
 
 def _cross_entropy_of_diagonal(scores_MC: FloatArray) -> tuple[float, FloatArray]:
-    """Return the mean negative log likelihood of candidate i for row i, and its gradient with respect to the scores."""
+    """Return the mean cross-entropy of rows whose correct candidate has the number of the row, and its gradient with respect
+    to the scores.
+    """
     own = np.arange(len(scores_MC))
     highest_M1 = scores_MC.max(axis=1, keepdims=True)
     shares_MC = np.exp(scores_MC - highest_M1)
@@ -229,7 +232,7 @@ def _loss_from_cosines(
     seconds_M: IntArray,
     loss_of_cosines: Callable[[FloatArray], tuple[float, FloatArray]],
 ) -> LossAndGradient:
-    """Return a loss of the cosines of pairs, with its gradient with respect to the embeddings.
+    """Return a loss that depends only on the cosines of pairs, with its gradient with respect to the embeddings.
 
     `loss_of_cosines` returns the loss of the cosines and its gradient with respect to them.
     """
@@ -249,7 +252,9 @@ def _normalize(vectors_NH: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _gradient_through_norm(by_units_NH: FloatArray, units_NH: FloatArray, norms_N1: FloatArray) -> FloatArray:
-    """Return the gradient with respect to the embeddings, given the gradient with respect to the normalized embeddings."""
+    """Convert a gradient with respect to normalized embeddings into the gradient with respect to the embeddings
+    themselves.
+    """
     along_N1 = (by_units_NH * units_NH).sum(axis=1, keepdims=True)
     gradient_NH: FloatArray = (by_units_NH - along_N1 * units_NH) / norms_N1
     return gradient_NH

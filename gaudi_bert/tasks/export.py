@@ -30,7 +30,7 @@ _CONFIG = "config.json"
 def export(
     checkpoint: Path, out: Path, *, vocabulary: Path | None = None, reporter: Reporter, overwrite: bool = False
 ) -> PlainResult:
-    """Write weights of gaudi-bert, Hugging Face or Google as a folder that `transformers` can open.
+    """Write stored weights as a folder that `transformers` can open, and return what was written.
 
     Args:
         checkpoint: The weights, of any of the three kinds.
@@ -56,7 +56,9 @@ def export(
 
 
 def _write_export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Reporter, overwrite: bool) -> PlainResult:
-    """Check the weights, and write them with their configuration and vocabulary into the local folder `out`."""
+    """Check the weights, write them with their configuration and vocabulary into the folder `out`, and return what was
+    written.
+    """
     config = weights.config
     if config is None:
         raise InputError(f"{weights.path}: the weights have no configuration; put bert_config.json next to them")
@@ -88,7 +90,7 @@ def _write_export(weights: Weights, out: Path, vocabulary: Path | None, reporter
 
 
 def _build_files(weights: Weights, config: BertConfig, vocabulary: Path | None) -> dict[str, bytes]:
-    """Return the content of each file by name, in the order in which the files are written."""
+    """Return the contents of the files to write, by file name, in the order in which they are written."""
     files = {"model.safetensors": save(convert_to_hugging_face(weights.variables), metadata={"format": "pt"})}
     if vocabulary is not None:
         files["vocab.txt"] = read_file(vocabulary)
@@ -106,12 +108,12 @@ def _build_files(weights: Weights, config: BertConfig, vocabulary: Path | None) 
 
 
 def _encode_json(value: dict[str, Any]) -> bytes:
-    """Return a JSON object as indented UTF-8 text."""
+    """Encode a JSON object as indented UTF-8 text."""
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def _find_vocabulary(weights: Weights, config: BertConfig, given: Path | None, reporter: Reporter) -> Path | None:
-    """Return the given vocabulary, or a vocabulary in one of the usual folders, or None.
+    """Return the path of the vocabulary to export: the given file, or else a vocab.txt in a usual folder, or else None.
 
     Raises:
         InputError: The given vocabulary has more tokens than the model. A vocabulary in a usual folder is then only omitted.
@@ -133,5 +135,5 @@ def _find_vocabulary(weights: Weights, config: BertConfig, given: Path | None, r
 
 
 def _run_folder(weights: Weights) -> Path:
-    """Return the folder of the run to which a checkpoint belongs."""
+    """Return the folder of the training run that wrote the weights."""
     return weights.path.resolve().parent.parent

@@ -19,7 +19,7 @@ _SECONDS = 0.5  # time that is spent on each shape
 
 
 def measure_bfloat16_time_ratios() -> dict[str, float]:
-    """Compute batches of two shapes in both precisions, alternately, for about a second in total.
+    """Measure on this CPU how long batches take in bfloat16, compared with float32. This takes about a second.
 
     Returns:
         For each shape, by its description: the shortest time of a batch in bfloat16, divided by the shortest time in
@@ -30,7 +30,7 @@ def measure_bfloat16_time_ratios() -> dict[str, float]:
 
 
 def build_frozen_model(compute_dtype: ComputeDtype) -> Model:
-    """Return a small frozen BERT. Its weights are random, but the same in every call."""
+    """Return a small BERT whose weights are frozen. They are random, but the same in every call."""
     spec = ModelSpec(_CONFIG, VectorHead("mean", normalize=True))
     model = load_engine("pytorch").build_model(spec, seed=1, compute_dtype=compute_dtype)
     model.freeze()

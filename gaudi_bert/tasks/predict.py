@@ -77,7 +77,7 @@ def predict(
     overwrite: bool = False,
     store: StoreSettings | None = None,
 ) -> StreamResult:
-    """Write a prediction for each row of a file.
+    """Compute a prediction for each row of a file, and write the predictions to a file or to standard output.
 
     Args:
         model: A folder with its tokenizer, written by `finetune` or by transformers for one of its `BertFor...` classes, or
@@ -154,7 +154,8 @@ def predict(
 def _copy_files_locally(
     model: Path, data: str, out: str, store: StoreSettings | None = None
 ) -> Iterator[tuple[Path, str, str]]:
-    """Provide the model, the rows and the predictions as local files, which are copied from and to object stores.
+    """Provide the model, the rows and the output as local files. Copy inputs from object stores first, and upload the output
+    at the end.
 
     Raises:
         InputError: The predictions would overwrite the rows.
@@ -175,7 +176,7 @@ def _copy_files_locally(
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its weights on a device, and its tokenizer.
+    """A model that is loaded on a device, with its tokenizer.
 
     Attributes:
         path: The folder or file of the weights.
@@ -203,7 +204,7 @@ class LoadedModel:
 
 
 def load_task_model(described: TaskDescription, task: Task, options: PredictOptions) -> LoadedModel:
-    """Load a fine-tuned model. `task.predictions` turns its outputs into predictions.
+    """Load a fine-tuned model on a device. The method `Task.predictions` turns its outputs into predictions.
 
     Args:
         described: The description of the model.
@@ -222,7 +223,7 @@ def load_task_model(described: TaskDescription, task: Task, options: PredictOpti
 
 
 def load_encoder(path: Path, folder: SentenceSettings, options: PredictOptions, *, normalize: bool) -> LoadedModel:
-    """Load an encoder whose outputs are embeddings.
+    """Load an encoder on a device, whose outputs are embeddings.
 
     Args:
         path: The folder or file of the weights.
@@ -245,7 +246,7 @@ def _load_model(
     texts: SentenceSettings,
     usual_length: int | None,
 ) -> LoadedModel:
-    """Load weights, their tokenizer and a head onto a device.
+    """Load an encoder with a head, and the tokenizer beside the weights.
 
     On a Gaudi card, which compiles each shape, all batches have the same shape.
     """
@@ -283,7 +284,7 @@ def _load_model(
 
 
 def _open_device(engine: Engine, options: PredictOptions) -> tuple[Device, InferencePrecision, tuple[str, ...]]:
-    """Open the device that `options` select.
+    """Open the device and choose the precision that the options request.
 
     Returns:
         The device, the precision that is used, and lines for the user. If bfloat16 is requested on a CPU without bfloat16
@@ -303,7 +304,7 @@ def _open_device(engine: Engine, options: PredictOptions) -> tuple[Device, Infer
 
 @contextmanager
 def _add_remedy(path: Path) -> Iterator[None]:
-    """Extend the error for a model that cannot process packs, by stating which program can run the model."""
+    """If a model is rejected because it cannot process packs, add to the error which program can run the model."""
     try:
         yield
     except InputError as error:
@@ -321,7 +322,7 @@ def _predict_windows(
     encode: Callable[[Float32Array, Sequences, Sequence[Row]], list[bytes]],
     encode_problem: Callable[[str], bytes],
 ) -> None:
-    """Compute and write the predictions for all rows that have none yet.
+    """Compute and write the predictions of all rows that have none yet, window by window.
 
     Args:
         rows: The rows.
@@ -356,12 +357,13 @@ def _predict_windows(
 
 
 def _encode_json_line(content: Mapping[str, Any]) -> bytes:
-    """Return a JSON object as one line of UTF-8. Lone surrogates are escaped."""
+    """Encode a JSON object as one line of UTF-8. Lone surrogates are escaped."""
     return f"{json.dumps(content, ensure_ascii=False, allow_nan=False)}\n".encode("utf-8", "backslashreplace")
 
 
 def _write_ranked_documents(stored: Path, handle: BinaryIO) -> None:
-    """Write one line per query, in the order in which the queries first appear, with the documents ranked best first.
+    """Read the predictions of pairs, and write one line per query with its documents, best first. Queries are in order of
+    first appearance.
 
     Documents are ranked by their logits, because different logits may have scores that round to the same number. Documents
     with equal logits stay in the order of their rows.
@@ -385,7 +387,7 @@ def _write_ranked_documents(stored: Path, handle: BinaryIO) -> None:
 
 @dataclass(frozen=True)
 class EmbedOptions(PredictOptions):
-    """Options of `embed`. Options that are None come from the model folder.
+    """Options of `embed`. An option that is None is taken from the model folder.
 
     If the folder does not specify them either, the length is that of the model, the pooling is the mean, and embeddings are
     not normalized.
@@ -418,7 +420,7 @@ def embed(
     reporter: Reporter,
     overwrite: bool = False,
 ) -> StreamResult:
-    """Write an embedding for each text of a file.
+    """Compute an embedding for each text of a file, and write the embeddings to a file or to standard output.
 
     Args:
         model: A Hugging Face or sentence-transformers folder with its tokenizer, or its URL.
@@ -499,7 +501,7 @@ def embed(
 
 
 def _convert_embeddings(ending: str, values: int, stored: Path, handle: BinaryIO) -> None:
-    """Convert embeddings from plain bytes to a numpy array or a Parquet table.
+    """Convert the partial file, which contains the plain float32 values of all embeddings, to a numpy or Parquet file.
 
     Args:
         ending: `.npy` or `.parquet`.

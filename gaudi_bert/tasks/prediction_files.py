@@ -91,7 +91,7 @@ def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None
 
 @dataclass(frozen=True)
 class RowSource:
-    """The rows of a file, and how a model reads them.
+    """The rows of a file, and how they are tokenized for a model.
 
     Attributes:
         file: The file, or `-` for standard input, which can be read only once.
@@ -113,11 +113,11 @@ class RowSource:
 
     @property
     def is_pipe(self) -> bool:
-        """Whether the rows can be read only once."""
+        """Whether the rows come from standard input, which can be read only once."""
         return self.file == STANDARD_INPUT
 
     def make_signature(self, stage: str, options: dict[str, Any], model_identity: str) -> Signature:
-        """Return everything that determines the predictions: options, task settings, model, tokenizer and data.
+        """Return the signature of the predictions, which contains everything that determines them.
 
         Args:
             stage: The name of the stage.
@@ -130,7 +130,7 @@ class RowSource:
         return Signature(stage, {**options, "task": task}, inputs)
 
     def read_rows(self, say: Callable[[str], None] | None = None) -> Iterator[Row | BadRow]:
-        """Yield the rows from the beginning. `say` is called once with a line about what is read.
+        """Yield the rows from the beginning of the file. `say` is called once with a line that describes the first row.
 
         Depending on `task.on_bad_row`, a row that cannot be read is yielded as a `BadRow` or raises an InputError.
         """
@@ -138,7 +138,7 @@ class RowSource:
         return rows if self.settings.on_bad_row == "skip" else raise_or_skip_bad_rows(rows)
 
     def check_window(self, window: Sequence[Row | BadRow]) -> None:
-        """Check that the rows of a window can be tokenized.
+        """Check that the rows of a window can be tokenized, before any window is computed.
 
         Nothing is tokenized if this cannot fail: texts of any length are truncated, and an empty text still has special
         tokens.
@@ -152,7 +152,8 @@ class RowSource:
             self._tokenize([row for row in window if not isinstance(row, BadRow)])
 
     def tokenize_window(self, window: Sequence[Row | BadRow]) -> tuple[list[Row], Sequences | None, dict[int, str]]:
-        """Return the rows that can be tokenized, their sequences, and the problems of the other rows by index in the window.
+        """Return those rows of a window that can be tokenized, their sequences, and the problem of every other row by its
+        index.
 
         The sequences are None if there is no such row.
         """
@@ -161,7 +162,7 @@ class RowSource:
         return rows, sequences, {index: problem.removeprefix(source) for index, problem in problems.items()}
 
     def _tokenize(self, rows: list[Row]) -> Sequences | None:
-        """Return the sequences of the rows, tokenized as in training. None if there are no rows."""
+        """Tokenize rows in the same way as in training, and return their sequences. Return None if there are no rows."""
         if self.prompt:
             rows = [row._replace(text=self.prompt + row.text) if isinstance(row, TextRow) else row for row in rows]
         if not rows:
@@ -185,7 +186,7 @@ WINDOW_ROWS = 8192
 
 @dataclass(frozen=True)
 class StreamResult:
-    """What a run of `predict` or `embed` has computed, in numbers.
+    """The result of a run of `predict` or `embed`: how many rows and tokens were computed.
 
     Attributes:
         rows: The number of rows with a prediction, including those of an interrupted run.
@@ -208,7 +209,7 @@ class StreamResult:
     max_sequence_length: int = 0
 
     def format_lines(self, out: str | None = None) -> list[str]:
-        """Return lines for the user about the rows, and that the predictions were written to `out`."""
+        """Return lines for the user about the numbers of rows and tokens, and about the file `out` if it is given."""
         if self.skipped:
             return []
         counted = f"{format_count(self.rows, 'row')}, {format_count(self.tokens, 'token')}"
@@ -222,7 +223,7 @@ class StreamResult:
 def open_prediction_output(
     out: str, signature: Signature, rows: RowSource, reporter: Reporter, *, overwrite: bool, task: Task | None = None
 ) -> Iterator[PredictionStream]:
-    """Open the destination of the predictions for `rows`.
+    """Open the file or the standard output to which predictions are written, and yield it.
 
     Args:
         out: The file, or `-` for standard output, which cannot be resumed.
@@ -247,7 +248,7 @@ def open_prediction_output(
 
 @contextmanager
 def show_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> Iterator[Task | None]:
-    """Show the progress of a command, starting before the model is opened.
+    """Show a progress bar for a command. It starts before the model is opened.
 
     Args:
         name: The name of the command.
@@ -276,12 +277,12 @@ def show_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> It
 
 
 def _progress_path(out: Path) -> Path:
-    """Return the path of the file that states how much of the partial file is valid."""
+    """Return the path of the hidden file that states how many bytes of the partial file are valid."""
     return hidden_path_beside(out, "progress.json")
 
 
 class PredictionStream:
-    """Writes predictions to standard output.
+    """Writes predictions to standard output, window by window.
 
     Attributes:
         name: The destination, for messages.
@@ -298,7 +299,7 @@ class PredictionStream:
         self._reported_gain, self._packed, self._last_line = False, False, 0.0
 
     def remaining_windows(self) -> Iterator[list[Row | BadRow]]:
-        """Yield windows of the rows that have no prediction yet.
+        """Yield windows of those rows that have no prediction yet.
 
         All rows of a file are checked before the first window is yielded. A pipe is not checked in advance, because it can
         be read only once.
@@ -335,7 +336,7 @@ class PredictionStream:
             raise InputError("the input contains no rows; pass a file with at least one row")
 
     def advance_progress(self, rows: float, times: int = 1) -> None:
-        """Advance the progress display by `rows` * `times` rows."""
+        """Advance the progress bar by `rows` * `times` rows."""
         if self._task is not None:
             self._task.advance(rows * times)
 
@@ -347,7 +348,7 @@ class PredictionStream:
         plan: WindowPlan | None,
         bad_rows: int,
     ) -> None:
-        """Write the predictions for a window.
+        """Write the predictions of a window, and update the counts of rows and tokens.
 
         After the first window, report what packing gains. For a pipe, also report the number of rows so far.
 
@@ -384,12 +385,12 @@ class PredictionStream:
             self._reporter.show(f"{self.progress.rows:,} rows")
 
     def write_bytes(self, encoded: bytes) -> None:
-        """Write the predictions for a window. `progress` already includes the window."""
+        """Write the encoded predictions of a window. `progress` already includes this window."""
         sys.stdout.buffer.write(encoded)
         sys.stdout.buffer.flush()
 
     def finish(self, convert: Callable[[Path, BinaryIO], None] | None = None) -> None:
-        """Complete the file after the last window.
+        """Complete the output after the last window. Standard output needs no completion.
 
         Args:
             convert: `convert(partial, handle)` writes the final file from the partial file. None if the partial file is the
@@ -397,7 +398,7 @@ class PredictionStream:
         """
 
     def make_result(self) -> StreamResult:
-        """Return the result, and report rows that were truncated or cannot be read."""
+        """Return the result of the run, and tell the user how many rows were truncated or could not be read."""
         self._reporter.clear()
         length = self._rows.max_sequence_length
         if self.finished:
@@ -418,7 +419,7 @@ class PredictionStream:
 
 
 class _PredictionFile(PredictionStream):
-    """Writes predictions to a file that grows window by window.
+    """Writes predictions to a file, window by window, so that a killed run can be resumed.
 
     If the file already exists and was computed from the same settings and inputs, it is finished from the start. If a
     partial file exists, the run resumes after its last complete window.
@@ -456,7 +457,7 @@ class _PredictionFile(PredictionStream):
         self.progress.write(self._count)
 
     def finish(self, convert: Callable[[Path, BinaryIO], None] | None = None) -> None:
-        """Rename the partial file to its final name, or convert it into the final file. Then remove the progress file."""
+        """Rename the partial file to the name of the output, or convert it to the output. Then remove the progress file."""
         if self.finished:
             return
         self._open_partial_file().close()
@@ -470,7 +471,7 @@ class _PredictionFile(PredictionStream):
         self._count.unlink(missing_ok=True)
 
     def _open_partial_file(self) -> BinaryIO:
-        """Return the partial file, opened at the end of its valid part. Everything after it is truncated."""
+        """Open the partial file, remove everything after its valid part, and return it, positioned at the end."""
         if self._handle is None:
             with explain_os_errors(self.out, "write"):
                 self.out.parent.mkdir(parents=True, exist_ok=True)
@@ -482,7 +483,7 @@ class _PredictionFile(PredictionStream):
 
 
 class _StreamProgress(Artefact):
-    """How much of a partial file is valid.
+    """How much of a partial file is valid, and the counts of the rows in it.
 
     Attributes:
         signature: The SHA-256 of the settings and inputs, without the data.
@@ -508,7 +509,7 @@ class _StreamProgress(Artefact):
 
 
 def _extend_checksum(window: Sequence[Row | BadRow], before: int) -> int:
-    """Return the CRC-32 of the rows of a window, continued from the checksum `before`."""
+    """Return the CRC-32 of all rows so far, given the checksum of the rows before the window."""
     for row in window:
         before = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), before)
     return before

@@ -36,7 +36,8 @@ def _ranking_metrics(
     max_rank: int | None = None,
     beyond: tuple[IntArray, IntArray] | None = None,
 ) -> dict[str, float]:
-    """Return the metrics as means over all queries. A query without a relevant document counts 0.
+    """Return accuracy@1, recall@10, MRR@10, nDCG@10 and MAP, as means over all queries. A query without a relevant document
+    counts as 0.
 
     Args:
         query_R: The query of each ranked document, ascending. Every query has at least one document.
@@ -79,7 +80,7 @@ def _ranking_metrics(
     answers_Q = np.maximum(answers_Q, 1)
 
     def sums(values_R: FloatArray) -> FloatArray:
-        """Return the sum of the values for each query."""
+        """Return the sum of the values of the documents, for each query."""
         return np.bincount(query_R, values_R, queries).astype(np.float64)
 
     figures = {
@@ -96,7 +97,7 @@ def _ranking_metrics(
 
 
 def number_values(values: Iterable[Hashable]) -> IntArray:
-    """Return a number for each value, int64.
+    """Number the distinct values from 0, in order of first appearance, and return the number of each value, int64.
 
     Equal values get the same number, counted from 0 in order of first appearance.
     """
@@ -105,7 +106,7 @@ def number_values(values: Iterable[Hashable]) -> IntArray:
 
 
 def grouped_ranking_metrics(scores: Float32Array, gains: FloatArray, queries: Sequence[str]) -> dict[str, float]:
-    """Return MRR@10, nDCG@10 and MAP of documents that were scored for their queries.
+    """Return MRR@10, nDCG@10 and MAP for queries that each have their own list of scored documents.
 
     Args:
         scores: The score of each document.
@@ -134,7 +135,7 @@ _STEPS_PER_UNIT = 2.0**20
 
 
 def search_metrics(queries_QH: Float32Array, documents_NH: Float32Array, answers: Sequence[IntArray]) -> dict[str, float]:
-    """Return nDCG@10, MRR@10, accuracy@1, recall@10 and MAP@100 of a search by cosine.
+    """Search the nearest documents of each query, and return nDCG@10, MRR@10, accuracy@1, recall@10 and MAP@100.
 
     Args:
         queries_QH: The embeddings of the queries.
@@ -167,12 +168,12 @@ def search_metrics(queries_QH: Float32Array, documents_NH: Float32Array, answers
 
 
 def search_documents(queries_QH: Float32Array, documents_NH: Float32Array) -> IntArray:
-    """Return the numbers of the hundred documents with the largest cosine for each query, best first, int64 [Q, K]."""
+    """Return the hundred documents with the largest cosine for each query, best first, as int64 [Q, K] document numbers."""
     return find_nearest(_normalize(queries_QH), _normalize(documents_NH), _MAX_RANK)[0]
 
 
 def find_nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the documents with the largest dot product for each query, best first.
+    """Return the `count` documents with the largest dot product for each query, best first.
 
     Of documents with equal products, those with lower numbers come first.
 
@@ -210,7 +211,9 @@ def find_nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: in
 
 
 def _round_to_steps(products: Float32Array) -> IntArray:
-    """Return products rounded to steps of 2^-20, int64. NaN becomes the lowest value."""
+    """Round products to multiples of 2^-20, and return them as int64 numbers of such steps. NaN becomes the lowest
+    number.
+    """
     steps: IntArray = np.rint(np.nan_to_num(products, nan=-2.0) * _STEPS_PER_UNIT).astype(np.int64)
     return steps
 
@@ -228,7 +231,9 @@ def cosine_similarities(firsts: Float32Array, seconds: Float32Array) -> FloatArr
 
 
 def correlation_metrics(guesses: FloatArray, right: FloatArray) -> dict[str, float]:
-    """Return Pearson's and Spearman's correlation. Both are 0 if all predictions or all targets are equal."""
+    """Return the Pearson and Spearman correlations of predictions and targets. Both are 0 if all predictions or all targets
+    are equal.
+    """
     from scipy.stats import pearsonr, spearmanr
 
     varies = len(right) > 1 and np.ptp(guesses) > 0 and np.ptp(right) > 0

@@ -54,7 +54,8 @@ _WINDOW_ROWS = 20_000
 
 
 def read_task_labels(path: Path, task: TaskName, settings: TaskSettings) -> tuple[str, ...]:
-    """Return the label names of a file of rows, or those that `task.labels` lists. Empty for a task without labels.
+    """Return the label names of a task, from the file that `task.labels` names or from the rows of `path`. Empty for a task
+    without labels.
 
     Args:
         path: The file of the rows.
@@ -87,7 +88,7 @@ def tokenize_file(
     say: Callable[[str], None] | None = None,
     skipped: SkippedRows | None = None,
 ) -> tuple[Sequences, tuple[Row, ...]]:
-    """Read and tokenize a file of labelled rows.
+    """Read and tokenize a file of labelled rows, and return all sequences and rows.
 
     Args:
         path: The file.
@@ -114,7 +115,7 @@ def tokenize_file(
         read = iter(collect_distinct_texts(settings, all_rows).texts if all_rows else ())
 
     def tokenize(rows: list[Row]) -> Sequences | None:
-        """Return the sequences of some rows, or None if there are no rows."""
+        """Return the sequences of some rows of the file, or None if there are no rows."""
         if not rows:
             return None
         return tokenize_rows(
@@ -145,7 +146,7 @@ def tokenize_file(
 def make_built_in_rows(
     training: Path, held_out: Path, task: TaskName | None = None, *, reporter: Reporter, overwrite: bool = False
 ) -> None:
-    """Write the rows that the built-in data `python-docstrings` consists of, unless they already exist.
+    """Write the two files of rows for the built-in data `python-docstrings`, unless they already exist.
 
     For embeddings, the rows are `{"anchor": first line, "positive": the rest}`, and otherwise `{"text": ..., "label":
     package}`. They depend only on the version of Python. If several processes call this at the same time, one of them writes
@@ -181,7 +182,7 @@ def make_built_in_rows(
 
 @dataclass(frozen=True)
 class TaskData:
-    """Tokenized sequences, and how they are packed.
+    """The tokenized sequences of a file of rows, and a packing of them for each row length.
 
     Attributes:
         path: The file of the rows.
@@ -204,7 +205,7 @@ class TaskData:
 
     @property
     def row_packs(self) -> tuple[RowPacks, ...]:
-        """The number of packs of each row length, for `RunPlan.packs_by_row_length`. Empty if there is only one length."""
+        """The number of packs of each row length, in the form that `RunPlan` takes. Empty if there is only one length."""
         packs = (packing.packs for packing in self.packings)
         return tuple(map(RowPacks, self.lengths, packs)) if len(self.packings) > 1 else ()
 
@@ -223,7 +224,7 @@ class TaskData:
         return BatchShape(batch_packs, self.lengths[length_index], self.packings[length_index].depth_used)
 
     def pack_epoch(self, seed: int, epoch: int, length_index: int) -> PackedSequences:
-        """Return the packs of one row length in one epoch: which sequences share a pack, and the order of the packs.
+        """Return the packs of one row length in one epoch. Each epoch has other packs, in another order.
 
         Args:
             seed: The seed of the run.
@@ -244,7 +245,7 @@ def count_lengths(sequences: Sequences, longest: int) -> IntArray:
 
 
 def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: TrainingOrder) -> Iterator[Batch]:
-    """Yield the batches of one process, first with the packs of all epochs and then with empty packs, without end.
+    """Yield the training batches of one process. After the last epoch, yield batches of empty packs without end.
 
     Args:
         data: The sequences and their packings.
@@ -278,7 +279,7 @@ def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The metrics of an evaluation, and the outputs from which they were computed.
+    """The metrics of an evaluation, and the model outputs from which they were computed.
 
     Attributes:
         figures: The metrics by name.
@@ -311,7 +312,7 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class TaskEvaluation(EvaluationSet[TaskResult]):
-    """Labelled rows on which a model is evaluated.
+    """Labelled rows on which the model of a task is evaluated.
 
     Attributes:
         task: The task.

@@ -64,7 +64,7 @@ _ARCHITECTURES: dict[str, TaskName] = {
 
 
 def is_bert(path: Path) -> bool:
-    """Return whether a model is a BERT, which can be run without `transformers`.
+    """Return whether a stored model is a BERT. Such a model can be run without `transformers`.
 
     Raises:
         InputError: There is no model, or it is another model and `transformers` is not installed.
@@ -79,7 +79,7 @@ def is_bert(path: Path) -> bool:
 
 
 def has_causal_attention(model: Path) -> bool:
-    """Return whether the attention of a model is causal: whether each token sees only the tokens before it."""
+    """Return whether each token of a model attends only to itself and the tokens before it."""
     if is_bert(model):
         return False
     from gaudi_bert.encoders.encoder_weights import build_library_config, read_encoder_config
@@ -92,7 +92,8 @@ def has_causal_attention(model: Path) -> bool:
 
 
 def check_run_is_finished(path: Path) -> None:
-    """Check that a model exists and is finished.
+    """Check that a path contains a model. If it is the folder of a run that was stopped, the error says how to finish the
+    run.
 
     A stopped run of a model other than BERT contains no model yet, because the model is written when the run ends.
 
@@ -114,14 +115,15 @@ def check_run_is_finished(path: Path) -> None:
 
 
 def _check_transformers_installed(what: str) -> None:
-    """Check that `transformers` is installed. The error begins with `what`, which needs it."""
+    """Raise an InputError if `transformers` is not installed. `what`, which begins the message, needs it."""
     if importlib.util.find_spec("transformers") is None:
         raise InputError(f"{what} needs transformers, which is not installed; run: {install_command('pytorch')}")
 
 
 @dataclass(frozen=True)
 class StartWeights:
-    """Stored or fresh weights with which the model of a task begins.
+    """The weights with which the training or inference of a task's model begins. Some of them may be fresh, that is, initial
+    values.
 
     Attributes:
         path: The folder or file of the weights.
@@ -149,7 +151,7 @@ class StartWeights:
 def start_language_model(
     path: Path | None, settings: PipelineSettings, tokenizer: RowTokenizer, length: int
 ) -> tuple[Task, StartWeights]:
-    """Return the language modelling task of a model, and the weights with which it begins.
+    """Return the language modelling task that a model is trained for, and the weights with which it begins.
 
     Args:
         path: A folder of weights. For fresh weights, a config.json, or the name of a model type of `transformers`, or None
@@ -198,18 +200,20 @@ def start_language_model(
 
 
 def _make_language_task(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
-    """Return the language modelling task of this kind, with the vocabulary of its masks."""
+    """Return the language modelling task of the given kind. Masked language modelling also gets a vocabulary for its
+    masks.
+    """
     vocabulary = make_mask_vocabulary(tokenizer) if kind == _MASKED else NO_VOCABULARY
     return task_class(kind)(settings.task.model_copy(update={"name": kind}), (), vocabulary)
 
 
 def _language_task_of_bert(config: BertConfig) -> TaskKind:
-    """Return which language modelling task a BERT can learn, given its attention."""
+    """Return the language modelling task that matches the attention of a BERT."""
     return "causal-language-modelling" if config.attention == "causal" else _MASKED
 
 
 def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: bool = True) -> StartWeights:
-    """Read the weights of an encoder, and those variables of a task's head that fit.
+    """Load the weights of an encoder, and those of a task's head if they are stored too.
 
     Args:
         path: Weights of any supported kind.
@@ -275,7 +279,7 @@ def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: boo
 
 @dataclass(frozen=True)
 class TaskDescription:
-    """The description of a task's model, read from its folder.
+    """Everything that the folder of a fine-tuned model states about its task.
 
     Attributes:
         path: The folder.
@@ -295,14 +299,14 @@ class TaskDescription:
     texts: SentenceSettings = field(default_factory=SentenceSettings)
 
     def make_task(self, settings: TaskSettings | None = None) -> Task:
-        """Return the task. Its settings are those of the training unless `settings` is given."""
+        """Return the task of the model, with the given settings or with those of its training."""
         task = task_class(self.task)(settings or self.settings, self.labels)
         task.activation = self.texts.activation or task.activation
         return task
 
 
 def read_task_description(path: Path) -> TaskDescription:
-    """Return the description of a model that `finetune` or a class `...For<Task>` of transformers wrote.
+    """Read the folder of a fine-tuned model, which `finetune` or transformers wrote, and return the description of its task.
 
     Raises:
         InputError: The folder contains no finished model, or a model without a supported task.
@@ -334,7 +338,7 @@ def read_task_description(path: Path) -> TaskDescription:
 
 
 def _infer_task(name: str, problem: str | None, labels: tuple[str, ...], path: Path) -> TaskName:
-    """Return the task of a model, given the name of its class, its problem type and its labels."""
+    """Return the task of a model that transformers wrote, given the name of its class, its problem type and its labels."""
     if name.endswith("ForSequenceClassification"):
         if problem == "regression" and len(labels) > 1:
             raise InputError(f"{path}: predicts {len(labels)} values, but only a regression of one value is supported")
@@ -359,7 +363,7 @@ def write_task_folder(
     tokenizer: RowTokenizer,
     max_sequence_length: int,
 ) -> None:
-    """Write `config.json`, `model.safetensors` and the tokenizer's files into an existing folder.
+    """Write a fine-tuned model into an existing folder: `config.json`, `model.safetensors` and the tokenizer.
 
     Args:
         folder: The folder.
@@ -391,5 +395,5 @@ def write_task_folder(
 
 
 def make_mask_vocabulary(tokenizer: RowTokenizer) -> Vocabulary:
-    """Return the vocabulary that masks are drawn from."""
+    """Return the vocabulary of a tokenizer, for masked language modelling."""
     return Vocabulary(tokenizer.vocabulary_size, tokenizer.special_ids, tokenizer.mask_id)

@@ -41,7 +41,7 @@ _MAX_SWEEPS = 16
 
 
 class GroupedRows(NamedTuple):
-    """Rows that consist of several sequences. Row i has the sequences `members[starts[i] : starts[i + 1]]`.
+    """Rows that consist of several sequences each. Row i has the sequences `members[starts[i] : starts[i + 1]]`.
 
     Attributes:
         members: int64, the sequences of all rows, row by row.
@@ -63,7 +63,7 @@ class GroupedRows(NamedTuple):
 
 
 class UpdateShape(NamedTuple):
-    """The static shape of an update.
+    """The static shape of all updates: how many micro-batches of which shape each process computes.
 
     Attributes:
         batch: The shape of a micro-batch.
@@ -83,7 +83,7 @@ class UpdateShape(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RowStream:
-    """The rows of all epochs, update by update.
+    """The rows of all epochs in one long stream, which is divided into updates of equally many rows.
 
     Attributes:
         lengths: int64, the number of tokens in each sequence.
@@ -106,7 +106,7 @@ class RowStream:
 
     @property
     def examined_updates(self) -> int:
-        """The number of updates that are examined before a run.
+        """The number of updates from which the shape of all updates is chosen before a run.
 
         These are the updates of one epoch, or of _SAMPLED_ROWS rows if that is more, but not more than there are.
         """
@@ -124,7 +124,7 @@ class RowStream:
         return np.concatenate(parts)
 
     def distinct_sequences(self, first: int, last: int) -> tuple[IntArray, IntArray]:
-        """Return the distinct sequences of each update from `first` up to, but not including, `last`.
+        """Return which sequences each update needs, for the updates from `first` up to, but not including, `last`.
 
         Returns:
             The sequences, ascending within each update, and the position at which each update begins, followed by the end.
@@ -138,7 +138,7 @@ class RowStream:
         return sequences, np.searchsorted(of_update, np.arange(last - first + 1))
 
     def pack_update(self, update: int, shape: BatchShape) -> SampledPacks:
-        """Pack the distinct sequences of an update, counted from 0, and return the packs. There are none after the last."""
+        """Pack the distinct sequences of an update, counted from 0. An update after the last one has no packs."""
         if update >= self.update_count:
             return SampledPacks(np.zeros(0, np.int64), np.zeros(1, np.int64))
         sequences, starts = self.distinct_sequences(update, update + 1)
@@ -148,7 +148,7 @@ class RowStream:
         return SampledPacks(sequences[np.argsort(pack_of, kind="stable")], np.concatenate([[0], np.cumsum(sizes)]))
 
     def measure_pack_needs(self, lengths: Sequence[int], depth: int, updates: int) -> list[tuple[int, int]]:
-        """Return the largest number of packs and the depth that the first updates need, for each length.
+        """Return how many packs, and which depth, the first updates need at most, for each pack length.
 
         Args:
             lengths: The lengths of a pack to try.
@@ -168,14 +168,16 @@ class RowStream:
         return [(int(packs), int(held)) for packs, held in zip(most, deepest, strict=True)]
 
     def count_distinct_tokens(self, updates: int) -> int:
-        """Return the number of tokens in the first updates.
+        """Return the number of tokens that the first updates compute.
 
         A sequence that rows of an update share counts once per update.
         """
         return sum(int(self.lengths[sequences].sum()) for sequences, _ in self._distinct_sequences_in_chunks(updates))
 
     def _distinct_sequences_in_chunks(self, updates: int) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield the result of `distinct_sequences` for the first updates, for a limited number of updates at a time."""
+        """Yield the result of `distinct_sequences` for the first updates, a few thousand updates at a time, to limit
+        memory.
+        """
         for first in range(0, updates, _UPDATES_AT_ONCE):
             yield self.distinct_sequences(first, min(first + _UPDATES_AT_ONCE, updates))
 
@@ -187,7 +189,9 @@ class RowStream:
 
 @lru_cache(maxsize=4)
 def _balanced_epoch_order(stream: RowStream, epoch: int) -> IntArray:
-    """Return the order of the rows in an epoch: a random permutation whose updates are balanced."""
+    """Return the order of the rows in an epoch: a random permutation in which rows are swapped so that updates need about
+    equally many tokens.
+    """
     count = len(stream.rows)
     update = np.arange(epoch * count, (epoch + 1) * count) // stream.batch_rows
     return _balance_updates(stream, permutation(count, stream.seed, "rows", epoch), update - update[0])
@@ -199,7 +203,7 @@ def _balanced_epoch_order(stream: RowStream, epoch: int) -> IntArray:
 def choose_update_shape(
     stream: RowStream, *, most_packs: int, processes: int, hidden_size: int, longest: int, depth: int | None = None
 ) -> UpdateShape:
-    """Return the static shape of the updates, chosen so that all examined updates fit at about the least cost.
+    """Choose the static shape of the updates such that all examined updates fit and the computation costs least.
 
     Args:
         stream: The rows.
@@ -213,7 +217,7 @@ def choose_update_shape(
     lengths = list(range(shortest, max(shortest, min(longest, _USUAL_LONGEST)) + 1, _LENGTH_STEP))
 
     def shapes(updates: int) -> list[UpdateShape]:
-        """Return the shape that each length needs, with the cheapest first."""
+        """Return the shape of the updates for each pack length, the cheapest first."""
         shapes = []
         for length, (packs, deepest) in zip(
             lengths, stream.measure_pack_needs(lengths, depth or lengths[-1], updates), strict=True
@@ -239,7 +243,7 @@ def choose_update_shape(
 
 
 def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> IntArray:
-    """Return the rows of an epoch in an order in which all updates need about equally many tokens.
+    """Swap rows between the updates of an epoch until all updates need about equally many tokens, and return the new order.
 
     The update that needs the most tokens swaps rows with the update that needs the fewest, the second with the last but one,
     and so on, until nothing changes. A row is swapped only if it shares no sequence with other rows of the two updates.
@@ -286,7 +290,7 @@ def _swap_rows(
     updates_by_excess: IntArray,
     excess: FloatArray,
 ) -> int:
-    """Swap free rows of two updates as long as this brings their token counts closer, and return the number of swaps.
+    """Swap rows between pairs of updates as long as this brings their token counts closer, and return the number of swaps.
 
     All arguments except `tokens`, `starts` and `updates_by_excess` are changed in place.
 
@@ -326,7 +330,8 @@ def _swap_rows(
 
 @kernel
 def _pack_updates(lengths: IntArray, starts: IntArray, length: int, depth: int, pack_of: IntArray, needed: IntArray) -> int:
-    """Pack the sequences of each update by best fit, the longest first, and return the depth of the deepest pack.
+    """Pack the sequences of each update by best fit, the longest first, and return the largest number of sequences in a
+    pack.
 
     Args:
         lengths: The lengths of the sequences, update by update.

@@ -38,7 +38,7 @@ from gaudi_bert.tasks.ranking import correlation_metrics
 
 
 class Classification(SequenceTask):
-    """The task of predicting one of several classes."""
+    """The task of predicting one of several classes for a text or a pair."""
 
     name = "classification"
     problem_type = "single_label_classification"
@@ -57,7 +57,7 @@ class Classification(SequenceTask):
         }
 
     def baseline_metrics(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
-        """Return the accuracy of always predicting the most frequent class."""
+        """Return the accuracy of always predicting the class that is most frequent in the training data."""
         most_frequent = np.bincount(np.asarray(learnt.target)).argmax()
         return {"accuracy": float(np.mean(np.asarray(measured.target) == most_frequent))}
 
@@ -67,7 +67,7 @@ class Classification(SequenceTask):
 
 
 class MultiLabel(SequenceTask):
-    """The task of predicting any number of classes."""
+    """The task of predicting any number of classes for a text or a pair."""
 
     name = "multi-label"
     problem_type = "multi_label_classification"
@@ -91,7 +91,7 @@ class MultiLabel(SequenceTask):
 
 
 class Regression(SequenceTask):
-    """The task of predicting a number."""
+    """The task of predicting a number for a text or a pair."""
 
     name = "regression"
     problem_type = "regression"
@@ -133,7 +133,7 @@ class TokenClassification(Task):
             self.best_metric, self.metric_names = "accuracy", ("loss", "accuracy", "f1_macro")
 
     def data_note(self, rows: Sequence[Row]) -> str | None:
-        """Return a note if the tags follow no chunk scheme, because the metrics then differ."""
+        """Return a note for the user if the tags follow no chunk scheme, because other metrics are then computed."""
         if self._scheme.has_chunks:
             return None
         return "no tag has a prefix such as B- or I-: each word counts by itself, by accuracy and f1_macro"
@@ -163,7 +163,7 @@ class TokenClassification(Task):
         from seqeval.metrics import f1_score, precision_score, recall_score
 
         def chunks(rows_of_tags: Sequence[Sequence[str]]) -> list[list[str]]:
-            """Return the tags in the form that `seqeval` reads."""
+            """Return the tags in the notation that `seqeval` reads, such as `B-x`."""
             return [["-".join(filter(None, self._scheme.split(tag))) for tag in tags] for tags in rows_of_tags]
 
         scores = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
@@ -180,7 +180,7 @@ class TokenClassification(Task):
 
 
 def _macro_f1(right: AnyArray | list[str], guesses: AnyArray | list[str]) -> float:
-    """Return F1 as the mean over the classes that occur in the data."""
+    """Return the mean of the F1 scores of all classes that occur in the data."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(right, guesses, average="macro", labels=np.unique(right), zero_division=0))

@@ -39,7 +39,7 @@ from gaudi_bert.training.batches import Batch
 
 
 class MaskedLanguageModelling(Task):
-    """The task of predicting masked tokens."""
+    """The task of predicting the original tokens at masked positions."""
 
     name = "masked-language-modelling"
     architecture = "BertForMaskedLM"
@@ -49,7 +49,7 @@ class MaskedLanguageModelling(Task):
     _kept_masks: tuple[MaskKey, Sequences, tuple[BoolArray, Int32Array]] | None = None
 
     def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return the masked `input_ids` [B, L], and the targets of Q masked tokens per pack.
+        """Return the masked `input_ids` [B, L], and the targets of at most Q masked tokens in each pack.
 
         The targets are `masked_positions`, `targets` and `target_weights`, all [B, Q].
         """
@@ -73,7 +73,7 @@ class MaskedLanguageModelling(Task):
 
 
 class CausalLanguageModelling(Task):
-    """The task of predicting the next token."""
+    """The task of predicting the next token of the same sequence."""
 
     name = "causal-language-modelling"
     architecture = "BertLMHeadModel"
@@ -81,7 +81,7 @@ class CausalLanguageModelling(Task):
     metric_names = ("loss", "accuracy", "perplexity")
 
     def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return `targets` [B, L], the next token of each token, and `target_weights` [B, L].
+        """Return `targets` [B, L], which contain the next token of each token, and `target_weights` [B, L].
 
         The weight is 0 for padding and for the last token of a sequence, which has no next token.
         """
@@ -105,7 +105,7 @@ class CausalLanguageModelling(Task):
 
 @dataclass(frozen=True)
 class WordTargets:
-    """Adds word targets to packs that were read from a table.
+    """Adds the targets of masked or causal language modelling to packs that were read from a packed table.
 
     Attributes:
         kind: Whether masked tokens or the next token are predicted.
@@ -120,7 +120,7 @@ class WordTargets:
     vocabulary: Vocabulary = NO_VOCABULARY
 
     def add_to_packs(self, packs: Sequence[Mapping[str, AnyArray]], epoch: int, length: int, depth: int) -> Batch:
-        """Return the features of packs, with targets and weights in the form that `model.heads.TaskHead` takes.
+        """Return the model inputs for some packs of a table, with their targets and weights, as arrays by name.
 
         Args:
             packs: The columns of each pack.
@@ -186,7 +186,7 @@ def _draw_masks(
     order_words_T: NDArray[np.uint64],
     kind_words_of: Callable[[IntArray], NDArray[np.uint64]],
 ) -> tuple[BoolArray, Int32Array]:
-    """Draw the masks of some sequences.
+    """Choose at random which tokens of some sequences are masked, and by what each of them is replaced.
 
     Args:
         ids_T: The token ids of the sequences, one sequence after the other.
@@ -218,12 +218,12 @@ def _draw_masks(
 
 
 def _max_masked_tokens(length: int, depth: int, masked_fraction: float) -> int:
-    """Return the largest possible number of masked tokens in a pack of `length` tokens and `depth` sequences."""
+    """Return an upper bound of the number of masked tokens in a pack of `length` tokens and `depth` sequences."""
     return min(length, int(np.ceil(masked_fraction * length)) + depth)
 
 
 def _gather_masked_tokens(masked_BL: BoolArray, ids_BL: Int32Array, slots: int) -> dict[str, Int32Array | Float32Array]:
-    """Return `masked_positions`, `targets` and `target_weights`, each [B, Q], for the masked tokens of packs.
+    """Collect the masked tokens of each pack, and return `masked_positions`, `targets` and `target_weights`, each [B, Q].
 
     Args:
         masked_BL: Whether each token is masked.

@@ -34,7 +34,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class QuestionAnswering(Task):
-    """The task of finding an answer as a span of the context."""
+    """The task of finding the answer to a question as a span of its context."""
 
     name = "question-answering"
     architecture = "BertForQuestionAnswering"
@@ -43,11 +43,11 @@ class QuestionAnswering(Task):
 
     @property
     def output_width(self) -> int:
-        """The two values of the head: the logits of begin and end."""
+        """The number of values of the head for each token, which is 2: the logits that the answer begins and ends there."""
         return 2
 
     def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return the targets of a batch as a dict of arrays.
+        """Return the targets of the loss and their weights for a batch, as arrays by name.
 
         `targets`, int32 [B, S, 2], are the first and last token of the answer as positions in the pack. `target_weights`,
         [B, S], are 1 for each sequence.
@@ -87,7 +87,8 @@ class QuestionAnswering(Task):
             yield {"answers": self._rank_answers(spans, nothing, cast(QuestionRow, row).context)}
 
     def _rank_answers(self, spans: list[tuple[float, int, int]], nothing: float, context: str) -> list[dict[str, Any]]:
-        """Return the best answers of all windows. Each span of the text is listed once.
+        """Return the best answers to a question, best first, from the spans of all its windows. A span of the text is listed
+        only once.
 
         The empty answer is listed too if `null_score_threshold` is set or if no span is possible. It comes first if its
         score exceeds that of the best span by more than the threshold.
@@ -116,7 +117,7 @@ class QuestionAnswering(Task):
 
 
 def _squad_metrics(given: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return SQuAD's metrics exact_match and f1: means over questions, from 0 to 100.
+    """Return the metrics of SQuAD, exact_match and f1, as means over all questions, from 0 to 100.
 
     Texts are compared in lower case, without punctuation, articles and extra spaces. An exact match equals one of the
     correct answers. F1 compares the words with each correct answer and takes the best value. A question without an answer
@@ -138,12 +139,16 @@ def _squad_metrics(given: Sequence[str], right: Sequence[Sequence[str]]) -> dict
 
 
 def _normalize_answer(text: str) -> str:
-    """Return a text in the form in which SQuAD compares texts."""
+    """Return an answer in the form in which SQuAD compares answers: in lower case, without punctuation, articles and extra
+    spaces.
+    """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def _word_f1(answer: str, text: str) -> float:
-    """Return the word-level F1 of a predicted and a correct text, from 0 to 1. Both texts must be normalized."""
+    """Return the F1 score of the words in a predicted answer, compared with a correct answer, from 0 to 1. Both must be
+    normalized.
+    """
     given, right = answer.split(), text.split()
     if not given or not right:
         return float(given == right)

@@ -54,7 +54,7 @@ _SHOWN = 3
 
 
 class TextTable(NamedTuple):
-    """The distinct texts of rows, including their prompts, in order of first appearance.
+    """The distinct texts of some rows, with their prompts, in order of first appearance.
 
     Attributes:
         texts: The texts.
@@ -68,7 +68,7 @@ class TextTable(NamedTuple):
 
 
 class Embedding(Task):
-    """The task of computing an embedding for each text."""
+    """The task of computing embeddings that are close for texts that belong together."""
 
     name = "embedding"
     architecture = "BertModel"
@@ -77,15 +77,15 @@ class Embedding(Task):
 
     @property
     def head(self) -> VectorHead:
-        """The pooled vectors without normalization, because losses and cosines normalize them."""
+        """A head that returns pooled vectors. They are not normalized, because the losses and cosines normalize them."""
         return VectorHead(self.settings.pooling or "mean", normalize=False)
 
     def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return no features, because the loss is computed from the rows of an update (`group_rows`)."""
+        """Return no features, because the loss is computed from all rows of an update, as `group_rows` describes."""
         return {}
 
     def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups:
-        """Return the rows with a loss that compares every text with the texts of all rows in an update."""
+        """Return the texts of each row, with a loss that compares every text with the texts of all rows in the update."""
         table, scores = collect_distinct_texts(self.settings, rows), _scores_of_rows(rows)
         return RowGroups(table.rows, partial(_loss_of_rows, self.settings, table, scores), has_answers=scores is None)
 
@@ -106,7 +106,7 @@ class Embedding(Task):
     def labelled_predictions(
         self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]
     ) -> Iterator[dict[str, Any]]:
-        """Yield the `cosine` of the two texts of each row.
+        """Yield an object with the `cosine` of the two texts for each row.
 
         For an anchor and its positive, also yield the `rank` of the positive and the `nearest` texts. The rank is None if a
         hundred other texts are nearer.
@@ -131,7 +131,7 @@ class Embedding(Task):
 
 
 def _make_search(table: TextTable) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return the queries and documents of the search that the metrics evaluate.
+    """Return the queries, the documents and the correct documents of the search with which embeddings are evaluated.
 
     Returns:
         The distinct anchors, the distinct other texts, and for each row the index of its anchor and of its positive in these
@@ -152,7 +152,8 @@ def _loss_of_rows(
     sequences_N: IntArray,
     rows: IntArray,
 ) -> LossAndGradient:
-    """Return the loss of some rows of an update: in-batch negatives, or a loss of cosines and scores.
+    """Return the loss of the rows of an update and its gradient. Which loss it is depends on the settings and on whether
+    rows have scores.
 
     Args:
         settings: The settings of the task.
@@ -186,7 +187,7 @@ def _loss_of_rows(
 
 
 def collect_distinct_texts(settings: TaskSettings, rows: Sequence[Row]) -> TextTable:
-    """Return the distinct texts of rows.
+    """Return the distinct texts of some rows, and which texts each row consists of.
 
     The first text of a row gets the prompt for queries, and the others that for documents.
     """
@@ -224,14 +225,14 @@ def _scores_of_rows(rows: Sequence[Row]) -> FloatArray | None:
 
 
 class Reranking(SequenceTask):
-    """The task of scoring documents for a query."""
+    """The task of scoring how well a document answers a query."""
 
     name = "reranking"
     best_metric = "ndcg@10"
     metric_names = ("loss", "ndcg@10", "mrr@10", "map")
 
     def data_note(self, rows: Sequence[Row]) -> str | None:
-        """Return a note if a pair of a query and a document occurs with different labels."""
+        """Return a note for the user if the same pair of a query and a document occurs with different labels."""
         labels: dict[tuple[str, str | None], Any] = {}
         pairs = [(row, (row.text, row.text_pair)) for row in cast(Sequence[TextRow], rows)]
         other = [row.position for row, pair in pairs if labels.setdefault(pair, row.label) != row.label]
@@ -244,11 +245,11 @@ class Reranking(SequenceTask):
         )
 
     def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups | None:
-        """Return the documents of each query as groups if the loss is `listwise`, and None otherwise."""
+        """Return the documents of each query as a group, with the listwise loss. Return None for any other loss."""
         return _group_documents_by_query(sequences, rows) if self.settings.loss == "listwise" else None
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return ndcg@10, mrr@10 and map. With `listwise`, also return its loss, which replaces the cross-entropy."""
+        """Return ndcg@10, mrr@10 and map. For the listwise loss, also return the loss, which replaces the cross-entropy."""
         queries = [cast(TextRow, row).text for row in rows]
         figures = grouped_ranking_metrics(logits[:, 0], np.asarray(sequences.target, np.float64), queries)
         if self.settings.loss == "listwise":
@@ -257,7 +258,7 @@ class Reranking(SequenceTask):
         return figures
 
     def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Yield `{"score"}` for each pair: the probability that the document answers the query.
+        """Yield `{"score"}` for each pair, which is the probability that the document answers the query.
 
         A model with another activation than the sigmoid yields the result of its activation.
         """
@@ -270,7 +271,7 @@ class Reranking(SequenceTask):
 
 
 def apply_activation(logits_N: Float32Array, activation: Activation) -> Float32Array:
-    """Return the scores of pairs, float32 [N].
+    """Return the scores of pairs, float32 [N], which the activation function computes from their logits.
 
     Different logits may have equal scores, so documents must be ranked by their logits.
     """
@@ -282,7 +283,7 @@ def apply_activation(logits_N: Float32Array, activation: Activation) -> Float32A
 
 
 def _group_documents_by_query(sequences: Sequences, rows: Sequence[Row]) -> RowGroups:
-    """Return the documents of each query, with the listwise loss.
+    """Return the documents of each query as a group, with the listwise loss of the groups.
 
     A query counts as right if one of its best documents is ranked first.
 
@@ -298,7 +299,7 @@ def _group_documents_by_query(sequences: Sequences, rows: Sequence[Row]) -> RowG
     groups = GroupedRows(np.argsort(of_row, kind="stable"), np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)]))
 
     def loss(outputs_NC: FloatArray, sequences_N: IntArray, queries: IntArray) -> LossAndGradient:
-        """Return the listwise loss of some queries."""
+        """Return the listwise loss of some queries, and its gradient."""
         chosen = groups.select_sequences(queries)
         indices = np.searchsorted(sequences_N, chosen)
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents[queries])])

@@ -51,7 +51,7 @@ TASKS = {
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the class of a task.
+    """Import the module of a task, and return the class of the task.
 
     Raises:
         InputError: There is no task of this name.
@@ -75,7 +75,7 @@ _SETTINGS_OF_TASKS: dict[str, tuple[str, ...]] = {
 
 
 def check_settings_apply(task: TaskName | None, settings: TaskSettings) -> None:
-    """Check that every setting that the user named has an effect on the task.
+    """Check that every task setting that the user specified has an effect on this task.
 
     Args:
         task: The task, or None for plain texts.
@@ -99,7 +99,7 @@ EVALUATION_EPOCH = -1
 
 
 def has_update_loss(settings: TaskSettings) -> bool:
-    """Return whether the loss of a task is computed over all rows of an update together."""
+    """Return whether the loss of a task is computed from all rows of an update together, instead of row by row."""
     return settings.name == "embedding" or (settings.name == "reranking" and settings.loss == "listwise")
 
 
@@ -108,7 +108,7 @@ def has_update_loss(settings: TaskSettings) -> bool:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens that masks are drawn from.
+    """The tokens of a vocabulary by which masked tokens can be replaced.
 
     Attributes:
         size: The number of tokens.
@@ -130,7 +130,7 @@ NO_VOCABULARY = Vocabulary(0, (), 0)
 
 
 class MaskKey(NamedTuple):
-    """The key from which masks are drawn: equal keys give equal masks.
+    """Determines the random masks of an epoch. Equal keys give equal masks.
 
     Attributes:
         seed: The seed.
@@ -142,7 +142,7 @@ class MaskKey(NamedTuple):
 
 
 class Task(ABC):
-    """The base class of all tasks.
+    """The base class of all tasks. A task defines the targets of the loss, the metrics and the predictions.
 
     Args:
         settings: The settings of the task.
@@ -173,21 +173,21 @@ class Task(ABC):
 
     @property
     def head(self) -> TaskHead | VectorHead:
-        """The head that an engine computes."""
+        """The head of the model, which an engine computes."""
         return TaskHead(cast(TaskKind, self.name), self.output_width)
 
     @property
     def output_width(self) -> int:
-        """The number of values C of the head for each sequence or token."""
+        """The number of values C that the head returns for each sequence or token."""
         return len(self.labels)
 
     def data_note(self, rows: Sequence[Row]) -> str | None:
-        """Return a note for the user about these rows or their metrics, or None."""
+        """Return a note for the user about unusual data, or None."""
         return None
 
     @abstractmethod
     def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return the features that the loss needs in addition to those of the encoder.
+        """Return the targets of the loss and their weights for a batch, as arrays by name.
 
         `target_weights` is one of them. It is 1 for everything that the loss is averaged over, so that the divisor is known
         before the loss is computed. If the task masks tokens, the features also contain the masked `input_ids`.
@@ -198,7 +198,8 @@ class Task(ABC):
         """
 
     def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups | None:
-        """Return the groups of sequences over which the loss is computed, or None if the loss is a sum over sequences.
+        """Return the groups of sequences that must be in the same update, with their loss. Return None if each sequence has
+        its own loss.
 
         Args:
             sequences: The sequences of the training data.
@@ -207,7 +208,7 @@ class Task(ABC):
         return None
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return the metrics of predictions by name. `loss` is included only if it replaces the loss of the head.
+        """Return the metrics of predictions, by name. `loss` is one of them only if it replaces the loss of the head.
 
         Args:
             logits: [N, C] or [T, C], in the order of the sequences.
@@ -217,12 +218,14 @@ class Task(ABC):
         return {}
 
     def evaluation_rank(self, metrics: Mapping[str, float], best_metric: str) -> tuple[float, float]:
-        """Return a key that sorts evaluations, the best last: the metric, and the loss if the metric is equal."""
+        """Return a sort key for the metrics of an evaluation, which is larger if they are better. Equal metrics are compared
+        by loss.
+        """
         sign = -1.0 if best_metric in self.lower_is_better else 1.0
         return sign * metrics[best_metric], -metrics.get("loss", 0.0)
 
     def baseline_metrics(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
-        """Return the metrics of a constant prediction on `measured`. The prediction is the one that suits `learnt` best."""
+        """Return the metrics of the best constant prediction. It is chosen on `learnt` and evaluated on `measured`."""
         return {}
 
     def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
@@ -243,7 +246,8 @@ class Task(ABC):
     def labelled_predictions(
         self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]
     ) -> Iterator[dict[str, Any]]:
-        """Yield the content of `predictions.jsonl` for each labelled row: the prediction, and more for some tasks.
+        """Yield the object that `predictions.jsonl` contains for each labelled row: the prediction and, for some tasks,
+        further values.
 
         Args:
             outputs: The outputs of the model, in the order of the sequences.
@@ -253,7 +257,7 @@ class Task(ABC):
         return self.predictions(outputs, sequences, rows)
 
     def config_json(self) -> dict[str, Any]:
-        """Return the head's part of `config.json`, as transformers reads it."""
+        """Return what `config.json` contains about the head, in the form that transformers reads."""
         content: dict[str, Any] = {"architectures": [self.architecture]}
         if self.labels:
             content["id2label"] = {str(number): name for number, name in enumerate(self.labels)}
@@ -264,7 +268,7 @@ class Task(ABC):
 
 
 class SequenceTask(Task):
-    """The base class of tasks with one prediction for a text or pair, from BERT's pooled vector of the sequence."""
+    """The base class of tasks with one prediction per text or pair, which is computed from the pooled vector of BERT."""
 
     architecture = "BertForSequenceClassification"
 
@@ -282,7 +286,9 @@ class SequenceTask(Task):
         return {"targets": batch.spread_sequences(target[batch.members]), "target_weights": weights}
 
     def config_json(self) -> dict[str, Any]:
-        """Return the head's part of `config.json`. A head for a number has one unnamed class, as in transformers."""
+        """Return what `config.json` contains about the head. A head for a number has one unnamed class, as in
+        transformers.
+        """
         unnamed = {} if self.labels else {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
         return {**super().config_json(), **unnamed}
 
@@ -313,7 +319,7 @@ class TaskFigures:
 
 @dataclass(frozen=True)
 class TaskObjective(Objective):
-    """The training objective of a task.
+    """The training objective of a task: which sums the loss and the accuracy are computed from.
 
     Its sums are those of `model.heads.TaskHead`: the loss, its weight, and the number of correct predictions.
 
