@@ -142,10 +142,10 @@ def test_a_dry_run_compares_lengths_of_rows_and_depths(files, tmp_path) -> None:
         listener, inputs = Listener(), FineTuneFiles(files["classification"][0], None, model)
         planned = finetune(settings, inputs, tmp_path / "out", reporter=listener, dry_run=True)
         assert planned.plan.slots_per_pack == 64
-        table = [line.split() for line in listener.format_lines if line.strip().startswith("64 ")]
+        table = [line.split() for line in listener.lines if line.strip().startswith("64 ")]
         assert [row[1] for row in table] == ["3", "6", "12", "max"]
         assert [int(row[2]) for row in table] == sorted((int(row[2]) for row in table), reverse=True)
         assert int(table[0][2]) == 18  # of 53 rows
-        compared.append([line for line in listener.format_lines if "batches padded to their longest" in line])
+        compared.append([line for line in listener.lines if "batches padded to their longest" in line])
     assert len(compared[0]) == 1
     assert compared[0] == compared[1]
