@@ -57,11 +57,11 @@ def permutation(
     """Return a permutation of 0 .. count - 1 that depends only on the seed, the purpose and the indices.
 
     Args:
-        count: the number of elements.
-        seed: the seed of the run.
-        purpose: what the permutation is for, so that different uses get independent permutations.
-        indices: further integers, such as a group or epoch number.
-        dtype: the dtype of the result. With int32, ten million elements take 40 MB instead of 80 MB.
+        count: The number of elements.
+        seed: The seed of the run.
+        purpose: What the permutation is for, so that different uses get independent permutations.
+        indices: Further integers, such as a group or epoch number.
+        dtype: The dtype of the result. With int32, ten million elements take 40 MB instead of 80 MB.
     """
     return _argsort_words(random_words(count, seed, purpose, *indices), dtype)
 
@@ -106,8 +106,8 @@ def check_integer(name: str, value: object, min_value: int | None = None, max_va
     """Return `value` as an int, after checking that it is an integer in the allowed range.
 
     Args:
-        name: the name of the argument, for the message.
-        value: an int or a numpy integer. A bool is rejected.
+        name: The name of the argument, for the message.
+        value: An int or a numpy integer. A bool is rejected.
         min_value: The smallest allowed value, or None.
         max_value: The largest allowed value, or None.
 
@@ -136,7 +136,7 @@ def find_non_integer(values: AnyArray, min_value: int, max_value: int) -> int:
     Call this before converting the array, because values that do not fit would wrap and a bool would count as 1.
 
     Args:
-        values: an array of one dimension and any dtype.
+        values: An array of one dimension and any dtype.
         min_value: The smallest allowed value.
         max_value: The largest allowed value.
     """

@@ -1,8 +1,7 @@
 """Access to pyarrow, which is optional: import it, explain its errors in one line, and validate what it has read.
 
-pyarrow uses an Arrow file as it is on disk and does not check its offsets. An offset that points outside its buffer would
-read foreign memory. Therefore everything that is read from a file, of any format, must pass through
- `validate_content` first.
+pyarrow uses the buffers of an Arrow file without checking the offsets in them. A damaged offset would let it read memory
+outside the buffer. Therefore everything that is read from a file must pass through `validate_content` before it is used.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def require_pyarrow() -> Any:
     """Import pyarrow and return the module.
 
     Raises:
-        InputError: pyarrow is not installed. The message contains the command that installs it.
+        InputError: Pyarrow is not installed. The message contains the command that installs it.
     """
     try:
         import pyarrow
@@ -33,9 +32,9 @@ def require_pyarrow() -> Any:
 
 @contextmanager
 def explain_arrow_errors(path: Path) -> Iterator[None]:
-    """Turn errors that pyarrow raises because it cannot read a file into an InputError of one line.
+    """Turn errors that pyarrow raises in the block because it cannot read the file `path` into an InputError of one line.
 
-    For damaged files, pyarrow also raises KeyError, UnicodeDecodeError (in column names) and other ValueErrors.
+    For damaged files, pyarrow also raises KeyError, UnicodeDecodeError (for column names) and other ValueErrors.
     """
     pyarrow = require_pyarrow()
     try:
@@ -47,7 +46,12 @@ def explain_arrow_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_parquet(path: Path, **options: Any) -> Iterator[Any]:
-    """Open a Parquet file as a `pyarrow.parquet.ParquetFile`, with these options. Errors inside the block are explained."""
+    """Open a Parquet file as a `pyarrow.parquet.ParquetFile`. Errors inside the block become an InputError of one line.
+
+    Args:
+        path: The file.
+        **options: Arguments of `ParquetFile`.
+    """
     require_pyarrow()
     from pyarrow import parquet
 
@@ -57,7 +61,7 @@ def open_parquet(path: Path, **options: Any) -> Iterator[Any]:
 
 @contextmanager
 def explain_unpackable_values(path: Path) -> Iterator[None]:
-    """Turn errors about values that pyarrow can read but not write into an InputError of one line; `path` is the table."""
+    """Turn errors in the block about values that pyarrow cannot write into an InputError about the table `path`."""
     try:
         yield
     except require_pyarrow().ArrowException as error:
@@ -67,9 +71,9 @@ def explain_unpackable_values(path: Path) -> Iterator[None]:
 
 
 def check_column_names(path: Path, schema: Any) -> Any:
-    """Return the schema, after checking that all its names, including nested ones, are valid UTF-8.
+    """Return the pyarrow schema of the file `path`, after checking that all column names are valid UTF-8.
 
-    pyarrow checks names only when they are used.
+    pyarrow checks a name, also of a nested column, only when the name is used.
     """
     with explain_arrow_errors(path):
         _ = schema.names, [str(kind) for kind in schema.types]

@@ -1,4 +1,4 @@
-"""Compilation of numeric kernels: once per machine, vectorised, and without the interpreter lock.
+"""Compilation of numeric kernels with numba. Machine code is stored, so that each machine compiles a kernel only once.
 
 numba stores machine code in a folder whose name contains the SHA-256 of the kernel's source file, of all files of this
 package that it imports, and of the compiler versions. numba's own check would miss a callee or a constant that changed in
@@ -71,23 +71,23 @@ def kernel(function: Function) -> Function:
 
 
 def borrowing_kernel(function: Function) -> Function:
-    """Compile, like `kernel`, a function that neither allocates nor returns arrays, without reference counting.
+    """Compile a function that neither allocates nor returns arrays, like `kernel` but without reference counting.
 
-    In a function that runs for every record or sequence, reference counting would take longer than much of the work.
+    Reference counting would take much of the time of a function that runs for every record or sequence.
     """
     return _compile(function, _nrt=False)
 
 
 def inner_kernel(function: Function) -> Function:
-    """Compile a borrowing kernel that only other kernels call.
+    """Compile a function like `borrowing_kernel`, but so that only other kernels can call it.
 
-    It has no Python entry point, which would take long to compile.
+    Python cannot call it, because compiling the entry point for Python would take long.
     """
     return _compile(function, _nrt=False, no_cpython_wrapper=True)
 
 
 def _compile(function: Function, **options: Any) -> Function:
-    """Compile a function with our options, cache and handling of constants."""
+    """Compile a function with numba, with our options, our cache, and without specialisation for constant arguments."""
     compiled = njit(**_OPTIONS, **options)(function)
     if not numba.config.DISABLE_JIT:
         if _find_cache_folder() is not None:
@@ -140,9 +140,10 @@ def _read_source_file(file: Path) -> _SourceFile:
 
 @functools.cache
 def _hash_with_imports(file: Path) -> str:
-    """Return the SHA-256 of everything that the machine code of the kernels in `file` depends on.
+    """Return a SHA-256 of the source file, of all files of this package that it imports, and of the compiler versions.
 
-    A digest of the whole package would be simpler, but every edit would then recompile all kernels, which takes minutes.
+    The machine code of the kernels in the file depends on these only. A digest of the whole package would be simpler, but
+    then every edit would recompile all kernels, which takes minutes.
     """
     files, waiting = {file}, [file]
     while waiting:
@@ -158,7 +159,10 @@ def _hash_with_imports(file: Path) -> str:
 
 @functools.cache
 def _find_cache_folder() -> Path | None:
-    """Return the folder for machine code, or None, with a warning, if there is none that only this user can write to."""
+    """Return the folder in which machine code is stored, to which only this user can write.
+
+    If there is no such folder, log a warning and return None.
+    """
     folders, refusals = [], []
     if numba.config.CACHE_DIR:
         folders.append(Path(numba.config.CACHE_DIR, "gaudi-bert"))
@@ -185,7 +189,7 @@ def _find_cache_folder() -> Path | None:
 
 
 class _Locator:
-    """Tells numba where the machine code of a kernel is. The method names are numba's."""
+    """Tells numba in which folder the machine code of a kernel is stored. numba defines the names of the methods."""
 
     def __init__(self, function: Callable[..., Any], file: str) -> None:
         self._line, self._digest = function.__code__.co_firstlineno, _hash_with_imports(Path(file).resolve())
@@ -198,11 +202,11 @@ class _Locator:
         return cls(function, file)
 
     def ensure_cache_path(self) -> None:
-        """Create the folder."""
+        """Create the folder of the machine code."""
         self._folder.mkdir(exist_ok=True)
 
     def get_cache_path(self) -> str:
-        """Return the folder."""
+        """Return the folder of the machine code."""
         return str(self._folder)
 
     def get_source_stamp(self) -> str:
@@ -210,18 +214,18 @@ class _Locator:
         return self._digest
 
     def get_disambiguator(self) -> str:
-        """Return what distinguishes kernels of the same name in a file, which is the line number."""
+        """Return the line number of the kernel, which distinguishes kernels of the same name in a file."""
         return str(self._line)
 
 
 class _MachineCodeStore(CompileResultCacheImpl):  # type: ignore[misc]
-    """Stores machine code in numba's format, in the folder that we choose."""
+    """Stores machine code in the format of numba, in the folder that `_Locator` returns."""
 
     _locator_classes = (_Locator,)
 
 
 class _SharedKernelCache(FunctionCache):  # type: ignore[misc]
-    """The cache of a kernel, which may be read-only and may be written by several processes at once."""
+    """The stored machine code of a kernel. It may be read-only, and several processes may write to it at once."""
 
     _impl_class = _MachineCodeStore
 

@@ -70,7 +70,7 @@ _carryless_product: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _
 
 
 def _make_byte_tables() -> IntArray:
-    """Return the tables of slicing by eight, int64 [8, 256]: entry [k, b] is the register after byte b and k zero bytes."""
+    """Return the tables of slicing by eight, int64 [8, 256]. Entry [k, b] is the register after byte b and k zero bytes."""
     first = np.arange(256, dtype=np.int64)
     for _ in range(8):
         first = (first >> 1) ^ np.where(first & 1, _POLYNOMIAL_REVERSED, 0)
@@ -184,8 +184,9 @@ def _word_crc_by_tables(word: int) -> int:
 
 BY_TABLES = (_crc_by_tables, _append_by_tables, _word_crc_by_tables)
 BY_INSTRUCTIONS = (_crc_by_instructions, _append_by_instructions, _word_crc_by_instructions)
-"""The three functions of each implementation: the CRC-32C of bytes at an address, of two runs of bytes combined, and of one
-word.
+"""The three functions of each implementation.
+
+They compute the CRC-32C of bytes at an address, of two joined runs of bytes from the CRC of each, and of one word.
 """
 
 crc32c_at, append_crc, crc_of_word = BY_INSTRUCTIONS if HAS_INSTRUCTIONS else BY_TABLES
@@ -208,8 +209,8 @@ def crc32c(buffer: bytes | bytearray | memoryview | ByteArray, crc: int = 0) -> 
     """Return the CRC-32C of a contiguous buffer.
 
     Args:
-        buffer: any bytes.
-        crc: the CRC of the bytes before it, 0 if there are none.
+        buffer: Any bytes.
+        crc: The CRC of the bytes before it, 0 if there are none.
     """
     data = buffer.view(np.uint8).reshape(-1) if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
     return int(_crc32c_of_array(data, crc)) if data.size else crc

@@ -1,6 +1,6 @@
-"""Names that several folders share: the features of an example, the metrics of a packing, and the built-in texts.
+"""Definitions that several folders share: the features of an example, the metrics of a packing, and the built-in texts.
 
-The number of a feature is its position in alphabetical order, which is the order of deterministic serialisation.
+The value of a feature in its enumeration is its position in alphabetical order, in which features are serialised.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gaudi_bert.common.errors import join_with_and
 from gaudi_bert.common.progress import format_count
 
 Axis = Literal["tokens", "masked", "sequences"]
-"""What the values of a feature are counted by: slots of the row, masked-LM slots, or sequences of the row."""
+"""What a feature has one value for: each slot of the row, each masked-LM slot, or each sequence of the row."""
 
 
 class Feature(IntEnum):
@@ -32,7 +32,7 @@ class Feature(IntEnum):
 
     @property
     def axis(self) -> Axis:
-        """What the values of the feature are counted by."""
+        """What the feature has one value for."""
         if self.name.startswith("MASKED_LM_"):
             return "masked"
         return "sequences" if self.name.startswith("NEXT_SENTENCE_") else "tokens"
@@ -73,11 +73,11 @@ class PackingMetrics:
     """Metrics of a packing. Five are counted or proven, and the others are derived from them.
 
     Attributes:
-        sequences: number of sequences.
-        packs: number of packs.
-        tokens: number of non-padding tokens.
-        slots: number of token slots of all packs.
-        lower_bound: no packing has fewer packs than this.
+        sequences: Number of sequences.
+        packs: Number of packs.
+        tokens: Number of non-padding tokens.
+        slots: Number of token slots of all packs.
+        lower_bound: No packing has fewer packs than this.
     """
 
     sequences: int
@@ -88,36 +88,36 @@ class PackingMetrics:
 
     @property
     def padding_tokens(self) -> int:
-        """Slots that hold no token."""
+        """The number of slots that contain padding."""
         return self.slots - self.tokens
 
     @property
     def efficiency(self) -> float:
-        """Non-padding tokens / slots, from 0 to 1. It is 1 if there is nothing to pack."""
+        """The number of non-padding tokens divided by the number of slots, from 0 to 1. It is 1 if nothing is packed."""
         return self.tokens / self.slots if self.slots else 1.0
 
     @property
     def packing_factor(self) -> float:
-        """Sequences per pack. It is 1 if there is nothing to pack."""
+        """The mean number of sequences in a pack. It is 1 if nothing is packed."""
         return self.sequences / self.packs if self.packs else 1.0
 
     @property
     def gap(self) -> int:
-        """Packs above the lower bound. A packing with gap 0 is optimal."""
+        """The number of packs more than the lower bound. A packing with gap 0 is optimal."""
         return self.packs - self.lower_bound
 
     def to_json_fields(self) -> dict[str, Any]:
-        """Return the metrics in the form in which artefacts store them, by name."""
+        """Return the metrics by name, in the form in which artefacts store them."""
         counted, derived = ("sequences", "packs", "tokens"), ("padding_tokens", "efficiency", "packing_factor")
         return {name: getattr(self, name) for name in (*counted, *derived, "lower_bound", "gap")}
 
 
 def describe_packing(packed: Any, rows: int | None = None) -> list[str]:
-    """Describe packs in lines of text: how many sequences or table rows they hold, and how full they are.
+    """Return lines of text about packs: how many sequences or table rows they contain, and how full they are.
 
     Args:
-        packed: the totals of a plan, or the metadata of a folder.
-        rows: the number of table rows, if the sequences come from a table.
+        packed: The totals of a plan, or the metadata of a folder.
+        rows: The number of table rows, if the sequences come from a table.
     """
     proven = f"{packed.gap:,} more than the proven minimum" if packed.gap else "which is proven to be the minimum"
     sequences = format_count(packed.sequences, "sequence")
@@ -130,7 +130,13 @@ def describe_packing(packed: Any, rows: int | None = None) -> list[str]:
 
 
 def describe_algorithm(algorithm: str, used: Sequence[str], depth: int | None) -> str:
-    """Describe the algorithm in a line of text. `used` are the algorithms that `algorithm` chose."""
+    """Return a line of text about the algorithm of a packing.
+
+    Args:
+        algorithm: The algorithm that the user chose.
+        used: The algorithms that it used for the groups, which may be others.
+        depth: The depth, or None.
+    """
     others = [name for name in used if name != algorithm]
     heuristics = f" (by {join_with_and(others)})" if others else ""
     return f"algorithm {algorithm}{heuristics}, depth {depth}"

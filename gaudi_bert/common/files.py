@@ -39,12 +39,12 @@ def explain_os_errors(path: Path, action: str) -> Iterator[None]:
     """Turn an OSError in the block into an error of one line with its remedy.
 
     Args:
-        path: the file, for the message.
-        action: what is done with it, such as "read", "write" or "lock".
+        path: The file, for the message.
+        action: What is done with it, such as "read", "write" or "lock".
 
     Raises:
-        InputError: the path is wrong or may not be read.
-        FailedError: any other OSError.
+        InputError: The path is wrong or may not be read.
+        FailedError: Any other OSError.
     """
     remedies = {
         errno.ENOSPC: "free some space on that disk and run the same command again",
@@ -77,8 +77,8 @@ def check_regular_file(path: Path | str) -> Path:
     check, including files that a library opens, because some libraries report a file without permission as missing.
 
     Raises:
-        InputError: the path is not a regular file, or it contains a NUL character or a lone surrogate.
-        OSError: the file is missing or cannot be read. It is raised unchanged, because the caller knows the remedy.
+        InputError: The path is not a regular file, or it contains a NUL character or a lone surrogate.
+        OSError: The file is missing or cannot be read. It is raised unchanged, because the caller knows the remedy.
     """
     try:
         kind = _SPECIAL_FILE_TYPES.get(stat.S_IFMT(os.stat(path).st_mode))
@@ -100,15 +100,15 @@ def read_file(path: Path | str) -> bytes:
     """Return the content of a file as bytes.
 
     Raises:
-        InputError: the path is wrong or may not be read.
-        FailedError: the file cannot be read for another reason.
+        InputError: The path is wrong or may not be read.
+        FailedError: The file cannot be read for another reason.
     """
     with explain_os_errors(Path(path), "read"), open_file(path) as handle:
         return handle.read()
 
 
 def file_identity(path: Path) -> str:
-    """Return `name:SHA-256` of a file, which identifies its content."""
+    """Return the name and the SHA-256 of a file as "name:digest", which identifies the file and its content."""
     digest = hashlib.sha256()
     with explain_os_errors(path, "read"), open_file(path) as handle:
         while block := handle.read(2**20):
@@ -120,7 +120,7 @@ def read_text(path: Path | str) -> str:
     """Return the content of a UTF-8 file, with line feeds as the only line ends.
 
     Raises:
-        InputError: the file cannot be read or is not UTF-8.
+        InputError: The file cannot be read or is not UTF-8.
     """
     try:
         with explain_os_errors(Path(path), "read"), open(check_regular_file(path), encoding="utf-8") as handle:
@@ -145,7 +145,7 @@ def check_model_exists(path: Path) -> None:
     """Check that a model's folder or file exists on this machine. A TF1 checkpoint is given as a prefix of file names.
 
     Raises:
-        InputError: it does not exist. If the name looks like one on the Hugging Face Hub, the message says how to download
+        InputError: It does not exist. If the name looks like one on the Hugging Face Hub, the message says how to download
             it.
     """
     if path.exists() or any(path.parent.glob(f"{escape(path.name)}.*")):
@@ -160,7 +160,7 @@ def check_file_name(path: Path) -> None:
     """Check that a path can be created, locked or removed.
 
     Raises:
-        InputError: it has no name, or it is a device, a pipe or a socket.
+        InputError: It has no name, or it is a device, a pipe or a socket.
     """
     if path.name in ("", ".."):
         raise InputError(f"{str(path)!r}: has no file name; pass the name of a file or folder to create")
@@ -192,7 +192,7 @@ def store_url(location: str | Path) -> str:
     """Return the URL of a location in a store, without a trailing slash.
 
     Raises:
-        InputError: it is not such a location, or the URL contains credentials.
+        InputError: It is not such a location, or the URL contains credentials.
     """
     match = _URL.fullmatch(str(location))
     if match is None:
@@ -256,7 +256,10 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _create_temporary_file(path: Path) -> tuple[Path, BinaryIO]:
-    """Create a temporary file that is locked while it is open, which distinguishes it from those of killed processes."""
+    """Create a temporary file next to `path`, and return its path and the open file.
+
+    The file is locked while it is open. This distinguishes it from temporary files of killed processes.
+    """
     while True:
         temporary = hidden_path_beside(path, f"{secrets.token_hex(4)}.tmp")
         try:
@@ -333,7 +336,7 @@ def _report_completed_file(path: Path) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Make renames in `folder` durable."""
+    """Flush a folder to disk, so that renames in it survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -345,7 +348,7 @@ def write_text(path: Path, text: str) -> None:
     """Write `text` to a UTF-8 file atomically.
 
     Raises:
-        InputError: the text contains a lone surrogate, which comes from a file name that is not UTF-8.
+        InputError: The text contains a lone surrogate, which comes from a file name that is not UTF-8.
     """
     try:
         data = text.encode("utf-8")
@@ -370,7 +373,7 @@ def read_json(path: Path) -> Any:
     """Return the content of a JSON file.
 
     Raises:
-        InputError: the file cannot be read or is not JSON.
+        InputError: The file cannot be read or is not JSON.
     """
     try:
         return json.loads(read_text(path))
@@ -392,13 +395,13 @@ def exclusive_lock(path: Path, description: str, wait: bool = False) -> Iterator
     It is a kernel lock, so it ends with this process, however that ends. The file names the process that holds the lock.
 
     Args:
-        path: the file or folder to protect.
+        path: The file or folder to protect.
         description: What is locked, for messages.
-        wait: wait for another holder to end. Use this only if holders hold the lock for moments.
+        wait: Wait for another holder to end. Use this only if holders hold the lock for moments.
 
     Raises:
-        FailedError: another process holds the lock, and `wait` is False.
-        InputError: the lock file's name belongs to another kind of file.
+        FailedError: Another process holds the lock, and `wait` is False.
+        InputError: The lock file's name belongs to another kind of file.
     """
     lock_path = hidden_path_beside(Path(path), "lock")
     with explain_os_errors(lock_path, "lock"):
@@ -425,5 +428,5 @@ def exclusive_lock(path: Path, description: str, wait: bool = False) -> Iterator
 
 
 def _write_lock_holder(descriptor: int, holder: str) -> None:
-    """Write the name of the holder to the lock file, padded to its fixed size."""
+    """Write the name of the process that holds a lock to the lock file, padded to the fixed size of the file."""
     os.pwrite(descriptor, holder.encode()[: _LOCK_BYTES - 1].ljust(_LOCK_BYTES - 1) + b"\n", 0)

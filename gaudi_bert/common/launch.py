@@ -1,4 +1,6 @@
-"""Find out which of several processes or parts this is, from a launcher, a scheduler or `--shard`; and handle signals.
+"""Find out which of several processes this is, or which part of the work it does; and handle signals.
+
+The rank of a process comes from the environment variables of a launcher such as mpirun.
 
 A *part* is a share of the work that a command does without communicating with other parts (see
 docs/kubernetes.md#without-a-clusters-runner-many-machines):
@@ -40,9 +42,9 @@ class Launch:
     """One of several processes that a launcher started together.
 
     Attributes:
-        launcher: the name of the launcher.
-        rank: the number of this process, from 0.
-        size: the number of processes.
+        launcher: The name of the launcher.
+        rank: The number of this process, from 0.
+        size: The number of processes.
     """
 
     launcher: str
@@ -51,13 +53,13 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
-    """Return this process's launch as described by environment variables, or None without a launcher.
+    """Return which process of a launcher this is, from the environment variables. Return None without a launcher.
 
     Args:
-        environment: the variables, by default those of this process.
+        environment: The variables, by default those of this process.
 
     Raises:
-        InputError: the variables contradict each other.
+        InputError: The variables contradict each other.
     """
     variables = os.environ if environment is None else environment
     for launcher, rank_name, size_name in LAUNCHERS:
@@ -78,9 +80,9 @@ def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
 
 @contextmanager
 def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle these signals with `handler` for the duration of the block.
+    """Call `handler` when one of these signals arrives during the block.
 
-    Python allows this only in the main thread. In other threads nothing changes.
+    Python allows signal handlers only in the main thread. In other threads, this does nothing.
     """
     allowed = numbers if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, handler) for number in allowed}
@@ -92,7 +94,7 @@ def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | N
 
 
 def is_first_process() -> bool:
-    """Return whether this process prints the common result of all processes. It is True without a launcher."""
+    """Return whether this process has rank 0, so that it prints the common result. It is True without a launcher."""
     launch, node = find_launch(), find_node()
     return launch.rank == 0 if launch is not None else node is None or node.rank == 0
 
@@ -111,11 +113,11 @@ def torch_environment(rank: int, size: int, *, per_host: int, address: str, port
     """Return the variables that torchrun sets for `torch.distributed`.
 
     Args:
-        rank: the number of the process, from 0.
-        size: the number of processes.
-        per_host: the number of processes on each host.
-        address: the address of the first process.
-        port: the port of the first process.
+        rank: The number of the process, from 0.
+        size: The number of processes.
+        per_host: The number of processes on each host.
+        address: The address of the first process.
+        port: The port of the first process.
     """
     values = {
         "RANK": rank,
@@ -133,11 +135,11 @@ class Node:
     """One of several nodes (pods), on each of which several ranks run.
 
     Attributes:
-        rank: the number of this node, from 0.
-        count: the number of nodes.
-        processes: the number of ranks on each node.
-        address: the address of the first node, where all ranks connect.
-        port: the port of the first node.
+        rank: The number of this node, from 0.
+        count: The number of nodes.
+        processes: The number of ranks on each node.
+        address: The address of the first node, where all ranks connect.
+        port: The port of the first node.
     """
 
     rank: int
@@ -147,7 +149,7 @@ class Node:
     port: int
 
     def torch_variables(self, local_rank: int) -> dict[str, str]:
-        """Return the PyTorch variables of one of this node's ranks."""
+        """Return the environment variables for `torch.distributed` of one of this node's ranks."""
         rank, size = self.rank * self.processes + local_rank, self.count * self.processes
         return torch_environment(rank, size, per_host=self.processes, address=self.address, port=self.port)
 
@@ -158,13 +160,15 @@ NODE_ADDRESS = "PET_MASTER_ADDR"
 
 
 def find_node(environment: Mapping[str, str] | None = None) -> Node | None:
-    """Return the node on which this process starts the ranks or is the only rank; None if this process is a rank itself.
+    """Return the node on which this process starts ranks, from the environment variables of a pod.
+
+    Return None if there are no such variables, or if this process is one of several ranks itself.
 
     Args:
-        environment: the variables, by default those of this process.
+        environment: The variables, by default those of this process.
 
     Raises:
-        InputError: a variable is missing or is not a valid number.
+        InputError: A variable is missing or is not a valid number.
     """
     variables = os.environ if environment is None else environment
     if NODE_ADDRESS not in variables or NODE_VARIABLES[0] not in variables or "RANK" in variables:

@@ -31,8 +31,9 @@ as_word: Callable[[Any], int] = np.int64  # type: ignore[assignment]
 
 @inlined_kernel
 def address_of(array: AnyArray) -> int:
-    """Return the address of the first byte of a contiguous array, in a kernel. The kernel's caller must keep the array
-    alive.
+    """Return the address of the first byte of a contiguous array. Only kernels can call this function.
+
+    The caller of the kernel must keep the array alive.
     """
     return as_word(array.ctypes.data)
 
@@ -87,8 +88,9 @@ def _make_store(kind: Any) -> Any:
 
 
 def _make_indexed_load(kind: Any) -> Any:
-    """Create a load of element `number` after an address. If the address is constant in a loop, LLVM can vectorise
-    the loop.
+    """Create a load of element `number` after an address.
+
+    If the address is constant in a loop, LLVM can vectorise the loop.
     """
 
     def load(_: Any, builder: Any, address: Any, number: Any) -> Any:

@@ -34,8 +34,8 @@ def read_processor(cpuinfo: Path = Path("/proc/cpuinfo"), environment: Mapping[s
     """Return this machine's processor.
 
     Args:
-        cpuinfo: the kernel's list of processors; a file that cannot be read counts as a processor without a name or flags.
-        environment: variables that may limit oneDNN's instructions; by default those of this process.
+        cpuinfo: The kernel's list of processors; a file that cannot be read counts as a processor without a name or flags.
+        environment: Variables that may limit oneDNN's instructions; by default those of this process.
     """
     variables = os.environ if environment is None else environment
     try:

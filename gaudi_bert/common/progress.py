@@ -31,8 +31,11 @@ _BYTE_UNITS = {unit: 1000.0**power for power, unit in enumerate(("B", "kB", "MB"
 
 
 def format_count(number: int, noun: str) -> str:
-    """Format a count with its noun, such as "1 pack", "1,500 packs" or "2 processes". The noun must have a regular
-    plural.
+    """Format a count with its noun, such as "1 pack", "1,500 packs" or "2 processes".
+
+    Args:
+        number: The count.
+        noun: The noun in the singular. Its plural must be regular.
     """
     ending = "" if number == 1 else "es" if noun.endswith(("s", "x", "tch")) else "s"
     return f"{number:,} {noun}{ending}"
@@ -66,16 +69,16 @@ def format_rate(rate: float, unit: str) -> str:
 
 
 class Task:
-    """Work of known size, and its progress. `advance` may be called from several threads.
+    """The progress of work of known size, with an estimate of the remaining time. Several threads may call `advance`.
 
-    The remaining time is estimated from the speed in the second half of the elapsed time. It is shown once work was done in
-    the first half too, unless the first half was more than `_MOST_SLOWER` times as fast. The remaining time never grows by
-    more than half from one line to the next.
+    The remaining time is estimated from the speed in the second half of the elapsed time. It is only shown after some work
+    was done in the first half too, and if the first half was at most `_MOST_SLOWER` times as fast. From one line to the
+    next, the remaining time grows by at most half.
 
     Args:
-        name: the name of the work, for the lines.
-        total: the size of the work in units.
-        unit: the plural of the unit, such as "sequences".
+        name: The name of the work, for the lines.
+        total: The size of the work in units.
+        unit: The plural of the unit, such as "sequences".
     """
 
     def __init__(self, name: str, total: float, unit: str) -> None:
@@ -98,8 +101,8 @@ class Task:
         Use this if the units so far say nothing about the speed of the others, for example if an earlier run did them.
 
         Args:
-            done: units that are done.
-            total: the size of the work, if it was not known before.
+            done: Units that are done.
+            total: The size of the work, if it was not known before.
         """
         with self._lock:
             self.total = self.total if total is None else total
@@ -108,8 +111,9 @@ class Task:
             self._observations = deque([(self._speed_since, done)])
 
     def format_line(self, now: float) -> str:
-        """Format the progress as one line: percentage, speed and remaining time, or the elapsed time if the speed is
-        unknown.
+        """Return the progress as one line: the percentage, the speed and the remaining time.
+
+        While the speed is unknown, the line contains the elapsed time instead.
         """
         with self._lock:
             share = 100.0 * self.done / self.total if self.total else 100.0
@@ -126,18 +130,18 @@ class Task:
             return f"{self.name}: {share:.0f} %, {format_rate(speed, self.unit)}, {format_seconds(remaining)} left"
 
     def record_progress(self, now: float) -> None:
-        """Record how much is done at time `now`. Call this often, because `line` needs it."""
+        """Record how much work is done at the time `now`. The speed in `format_line` is computed from these records."""
         with self._lock:
             self._observations.append((now, self.done))
             self._drop_first_half(now)
 
     def _drop_first_half(self, now: float) -> None:
-        """Remove all observations of the first half of the time, except the last one."""
+        """Remove all observations in the first half of the elapsed time, except for the last of them."""
         while len(self._observations) > 1 and self._observations[1][0] <= (self._speed_since + now) / 2:
             self._observations.popleft()
 
     def _recent_speed(self, now: float) -> float | None:
-        """Return the speed of the last half of the time in units per second, or None if it is not meaningful yet."""
+        """Return the speed in the second half of the elapsed time, in units per second, or None while it is unreliable."""
         self._drop_first_half(now)
         middle, done = self._observations[0]
         before = (done - self._done_before) / max(middle - self._speed_since, 1e-9)
@@ -148,11 +152,11 @@ class Task:
 
 
 class Reporter:
-    """Reports what a stage does, from any thread.
+    """Prints what a stage does: lines that stay, and the progress of its work. Any thread may call its methods.
 
     Args:
-        stream: where lines go, by default standard error.
-        quiet: report nothing.
+        stream: Where lines go, by default standard error.
+        quiet: Report nothing.
     """
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
@@ -178,7 +182,7 @@ class Reporter:
             print(text, file=self.stream, flush=True)
 
     def show(self, text: str) -> None:
-        """Print a line that the next one overwrites if the stream is a terminal."""
+        """Print a line. On a terminal, the next line overwrites it."""
         if not self.live:
             self.say(text)
             return
@@ -190,26 +194,26 @@ class Reporter:
             self._line_width = len(shown)
 
     def clear(self) -> None:
-        """Remove the current temporary line, before something else prints to the terminal."""
+        """Remove the temporary line from the terminal, before something else prints to it."""
         with self._lock:
             if self._line_width:
                 self._erase_temporary_line()
                 self.stream.flush()
 
     def _erase_temporary_line(self) -> None:
-        """Overwrite the current temporary line with blanks."""
+        """Overwrite the temporary line with blanks. The caller must hold the lock."""
         if self._line_width:
             self.stream.write("\r" + " " * self._line_width + "\r")
             self._line_width = 0
 
     @contextmanager
     def task(self, name: str, total: float, unit: str) -> Iterator[Task]:
-        """Show the progress of the work in the block.
+        """Print the progress of the work in the block.
 
         Args:
-            name: the name of the work.
-            total: the size of the work in units.
-            unit: the plural of the unit, such as "bytes", "sequences" or "packs".
+            name: The name of the work.
+            total: The size of the work in units.
+            unit: The plural of the unit, such as "bytes", "sequences" or "packs".
 
         Yields:
             The task, whose `advance` the work has to call.
@@ -228,7 +232,10 @@ class Reporter:
             self.clear()
 
     def _print_progress_until(self, task: Task, ended: threading.Event) -> None:
-        """Show the progress of a task: on a terminal all the time, in a log if nothing was printed for a while."""
+        """Print the progress of a task until it has ended.
+
+        On a terminal, the line is updated all the time. In a log, a line is only printed after some silence.
+        """
         while not ended.wait(TERMINAL_LINE_EVERY_SECONDS if self.live else 1.0):
             now = time.monotonic()
             task.record_progress(now)

@@ -1,4 +1,4 @@
-"""Sampling of sequences into packs: which sequences share a pack, as a seeded function of lengths, strategies and seed.
+"""Sampling of sequences into packs: decides which sequences share a pack, at random but reproducibly from a seed.
 
 A plan states how many packs use each strategy. The packs are put into random order, the sequences of each length are put
 into random order, and then each slot takes the next sequence of its length. Therefore any run of consecutive packs is a
@@ -23,7 +23,7 @@ _MIN_COMPILED_SEQUENCES = 50_000
 
 
 class SampledPacks(NamedTuple):
-    """Packs in order: pack p contains the sequences `members[starts[p] : starts[p + 1]]`.
+    """The sequences of each pack, in the order of the packs. Pack p contains `members[starts[p] : starts[p + 1]]`.
 
     Attributes:
         members: int32 or int64 [sequences], sequence numbers, each exactly once.
@@ -48,17 +48,17 @@ def sample_packs(
     """Assign sequences to the packs of a plan at random.
 
     Args:
-        lengths: integers [sequences], from 1.
-        strategies: pairs of a strategy (the lengths in a pack) and the number of packs that use it.
-        seed: the seed of the assignment.
-        group: the number of the group, so that groups are assigned independently.
-        dtype: the dtype of the sequence numbers.
+        lengths: Integers [sequences], from 1.
+        strategies: Pairs of a strategy (the lengths in a pack) and the number of packs that use it.
+        seed: The seed of the assignment.
+        group: The number of the group, so that groups are assigned independently.
+        dtype: The dtype of the sequence numbers.
 
     Returns:
         The packs in random order.
 
     Raises:
-        InputError: the slots of the strategies do not match the sequences.
+        InputError: The slots of the strategies do not match the sequences.
     """
     sizes = np.array([len(strategy) for strategy, _ in strategies], dtype=np.int64)
     counts = np.array([count for _, count in strategies], dtype=np.int64)
@@ -84,7 +84,7 @@ def sample_packs(
 
 
 def _shuffle_within_lengths(lengths: AnyArray, starts_by_length: IntArray, seed: int, group: int) -> AnyArray:
-    """Return the sequence numbers grouped by length, in random order within each length."""
+    """Return the sequence numbers sorted by length. Sequences of the same length are in random order."""
     number = np.int32 if lengths.size < 1 << 31 else np.int64
     if lengths.size < _MIN_COMPILED_SEQUENCES:
         order = permutation(lengths.size, seed, "sequences", group, dtype=number)
@@ -142,7 +142,10 @@ def _argsort_uniform_words(words: NDArray[np.uint64], bits: int, order: AnyArray
 
 @kernel
 def _sort_by_length(order: AnyArray, lengths: AnyArray, next_positions: IntArray, result: AnyArray) -> None:
-    """Write each sequence of `order` to the next free position for its length in `result`."""
+    """Write the sequences of `order` to `result`, sorted by length. Sequences of the same length keep their order.
+
+    `next_positions[length]` is the position in `result` for the next sequence of this length. It is changed in place.
+    """
     for index in range(order.size):
         sequence = order[index]
         length = lengths[sequence]
@@ -159,7 +162,10 @@ def _fill_packs(
     next_positions: IntArray,
     members: AnyArray,
 ) -> None:
-    """Give each slot of each pack the next sequence of its length. Pack p uses strategy number `pack_strategies[p]`."""
+    """Write the sequences of each pack to `members`. Each place in a pack gets the next sequence of its length.
+
+    Pack p uses the strategy with the number `pack_strategies[p]`, whose lengths begin at `flat_starts` in `flat`.
+    """
     position = 0
     for pack in range(pack_strategies.size):
         for slot in range(flat_starts[pack_strategies[pack]], flat_starts[pack_strategies[pack] + 1]):
@@ -170,10 +176,10 @@ def _fill_packs(
 
 
 def _check_slot_counts(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> None:
-    """Check that the plan has as many slots of each length as there are sequences.
+    """Check that the strategies of the plan contain each length as often as there are sequences of this length.
 
     Raises:
-        InputError: the numbers differ.
+        InputError: The numbers differ.
     """
     most = int(max(lengths.max(initial=0), flat.max(initial=0)))
     counted = np.bincount(lengths, minlength=most + 1)

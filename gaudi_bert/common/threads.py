@@ -1,4 +1,4 @@
-"""The number of useful threads, and a function that processes items in threads.
+"""The number of threads that make a program faster, and a function that processes items in threads.
 
 A container with a limit of 4 cores on a machine with 160 may run on all of them, but is stopped for the rest of each tenth
 of a second once its share is used up. Therefore the number of threads follows the limits of control groups, not only the
@@ -33,7 +33,7 @@ def usable_cores(cgroups: Path = CGROUPS, own_cgroups: Path = _OWN_CGROUPS) -> i
     """Return the number of cores that this process can keep busy, at least 1. Part of a core counts as one.
 
     Args:
-        cgroups: the folder with the limits of control groups, version 1 or 2.
+        cgroups: The folder with the limits of control groups, version 1 or 2.
         own_cgroups: The file that lists the control groups of this process.
     """
     return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *_iterate_core_limits(cgroups, own_cgroups)])))
@@ -97,8 +97,8 @@ def choose_worker_count(workers: int | None, items: int) -> int:
     """Return the number of threads to use for this many items.
 
     Args:
-        workers: the number that the user requested, or None for all usable cores.
-        items: the number of items.
+        workers: The number that the user requested, or None for all usable cores.
+        items: The number of items.
 
     Raises:
         InputError: `workers` is less than 1.
@@ -119,10 +119,10 @@ def map_in_threads(
     At most 64 results per thread wait for an item that takes long. The first error in the order of the items is raised.
 
     Args:
-        function: processes an item.
-        items: the items.
-        workers: the number of threads, or None for all usable cores.
-        make_buffer: creates the buffer of a thread.
+        function: Processes an item.
+        items: The items.
+        workers: The number of threads, or None for all usable cores.
+        make_buffer: Creates the buffer of a thread.
     """
     count = choose_worker_count(workers, len(items))
     if count == 1:
