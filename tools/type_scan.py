@@ -170,15 +170,15 @@ def difference_alone(model: Any, head: TaskHead) -> float:
 
 _ALIKE = (
     (re.compile(r"carry a state"), "layers that carry a state from one sequence into the next"),
-    (re.compile(r"encoder with a decoder"), "an encoder with a decoder, which reads another text"),
-    (re.compile(r"takes no position_ids"), "it takes no positions, and no mask is right for it"),
-    (re.compile(r"fails on packs of|no mask is right|computes wrong outputs"), "no mask is right for it"),
+    (re.compile(r"encoder-decoder models"), "an encoder with a decoder, which reads another text"),
+    (re.compile(r"accepts no position_ids"), "it takes no positions, and no mask is right for it"),
+    (re.compile(r"fails on packs of|no mask keeps|computes wrong outputs"), "no mask is right for it"),
     (re.compile(r"input_ids alone|a few tokens"), "it needs inputs besides tokens"),
-    (re.compile(r"its head gives"), "its head mixes the texts of a row"),
-    (re.compile(r"which positions"), "its positions cannot be determined"),
-    (re.compile(r"not one vector per token"), "it gives no vector for each token"),
-    (re.compile(r"no effect on its outputs"), "its attention cannot be seen at work"),
-    (re.compile(r"has no class|config cannot be used|at least 16"), "its usual config is not one of such a model"),
+    (re.compile(r"the head returns"), "its head mixes the texts of a row"),
+    (re.compile(r"how the model numbers"), "its positions cannot be determined"),
+    (re.compile(r"one output vector per token"), "it gives no vector for each token"),
+    (re.compile(r"no measurable effect on the outputs"), "its attention cannot be seen at work"),
+    (re.compile(r"has no class|rejects the config|at least 16"), "its usual config is not one of such a model"),
     (re.compile(r"^not built"), "not built here: its usual config is too large or not complete"),
 )
 

@@ -29,10 +29,10 @@ def test_which_engine_and_why(monkeypatch, requested, is_bert, stored, installed
 @pytest.mark.parametrize(
     ("requested", "is_bert", "installed", "message"),
     [
-        ("auto", True, (), r"engine pytorch .*\(TensorFlow is not installed\); run: .*pytorch"),
-        ("auto", False, ("tensorflow",), "engine pytorch .*not a BERT.*run: "),
-        ("pytorch", True, ("tensorflow",), "engine pytorch .*set training.engine to tensorflow"),
-        ("tensorflow", True, ("pytorch",), "engine tensorflow .*set training.engine to pytorch"),
+        ("auto", True, (), r"engine pytorch: .*\(TensorFlow is not installed\); run: .*pytorch"),
+        ("auto", False, ("tensorflow",), "engine pytorch: .*not a BERT.*run: "),
+        ("pytorch", True, ("tensorflow",), "engine pytorch: .*set training.engine to tensorflow"),
+        ("tensorflow", True, ("pytorch",), "engine tensorflow: .*set training.engine to pytorch"),
         ("tensorflow", False, ("tensorflow",), "training.engine = tensorflow: .*BERT"),
     ],
 )

@@ -113,7 +113,10 @@ def encoder_of(kind: str = "AutoModel", **more: Any) -> PackedEncoder:
     ("make", "message"),
     [
         (lambda: PackedEncoder(torch.nn.Linear(2, 2), TOKENIZER), "Linear: .*not known"),
-        (lambda: PackedEncoder(model_of("deberta"), TOKENIZER), "model type 'deberta-v2': no mask is right for it"),
+        (
+            lambda: PackedEncoder(model_of("deberta"), TOKENIZER),
+            "model type 'deberta-v2': no mask keeps its sequences separate",
+        ),
         (lambda: PackedEncoder(model_of("roberta"), "tokenizer"), "str: is not a tokenizer of the library tokenizers"),
         (lambda: encoder_of(vocab_size=200), "tokens, the model has 200; give"),
         (

@@ -193,9 +193,14 @@ def test_what_a_model_stores_beside_its_parameters(name: str, changes_them: bool
 @pytest.mark.parametrize(
     ("name", "task", "changes", "message"),
     [
-        ("deberta", "classification", {}, "model type 'deberta-v2': no mask is right for it .*rows of one"),
+        ("deberta", "classification", {}, "model type 'deberta-v2': no mask keeps its sequences separate .*rows of one"),
         ("modernbert", "causal-language-modelling", {}, "model type 'modernbert': transformers has no class for causal"),
-        ("roberta", "regression", {"engine": "tensorflow"}, "finetune.engine .*= tensorflow: TensorFlow runs BERT only"),
+        (
+            "roberta",
+            "regression",
+            {"engine": "tensorflow"},
+            "finetune.engine .*= tensorflow: the TensorFlow engine supports only BERT",
+        ),
         ("roberta", "regression", {"max_sequence_length": 65}, "max_sequence_length = 65: the model has only 64 positions"),
         (
             "roberta",

@@ -43,7 +43,7 @@ def test_an_encoder_of_an_encoder_and_decoder(tmp_path: Path) -> None:
     """Its folder has no decoder, but the folder is not damaged."""
     config = transformers.T5Config(vocab_size=300, d_model=32, d_kv=16, num_heads=2, num_layers=2, d_ff=48)
     transformers.T5EncoderModel(config).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"model type .t5.: it is an encoder with a decoder, which reads another text"):
+    with pytest.raises(InputError, match=r"model type .t5.: encoder-decoder models are not supported"):
         load_start_weights(tmp_path, None)
 
 
@@ -55,7 +55,11 @@ def hidden_of(model: Any, text: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "command", "message"),
     [
-        ("deberta", "embed", "m: model type 'deberta-v2': no mask is right for it .*; run it with transformers or sent"),
+        (
+            "deberta",
+            "embed",
+            "m: model type 'deberta-v2': no mask keeps its sequences separate .*; run it with transformers or sent",
+        ),
         (
             "roberta",
             "predict",

@@ -147,7 +147,7 @@ def test_damage_is_one_line_with_its_remedy(tmp_path) -> None:
     refused(folder, r"only pytorch_model\.bin, .*; save the model again with")
     google = save_google(tmp_path / "google", model)
     (google / "bert_model.ckpt.index").write_bytes(b"nonsense")
-    refused(google, "not a complete TF1 checkpoint")
+    refused(google, "expected a complete TF1 checkpoint")
     write_google_checkpoint(tmp_path / "other.ckpt", {"dense/kernel": np.zeros(3, np.float32)})
     refused(tmp_path / "other.ckpt", "holds no variable below bert/")
     write_google_checkpoint(google / "second.ckpt", model.values())

@@ -173,7 +173,11 @@ def test_a_frozen_bert_gives_the_same_and_holds_each_weight_once(head: Any, prec
         ({"model_type": "roberta", "hidden_size": 30, "num_attention_heads": 4}, TEXTS, "'roberta'"),
         ("esm-token-dropout", WORDS, "EsmForMaskedLM"),
         ({"model_type": "xlnet", "d_model": 32, "n_head": 2}, TEXTS, "position_ids"),
-        ({"model_type": "funnel", "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 48}, TEXTS, "one vector per token"),
+        (
+            {"model_type": "funnel", "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 48},
+            TEXTS,
+            "one output vector per token",
+        ),
     ],
 )
 def test_what_cannot_be_fed_or_built_is_refused_in_a_line(values: Any, head: TaskHead, named: str) -> None:
