@@ -73,7 +73,7 @@ def plan_packs(histograms: Sequence[Path], out: Path, settings: PackingSettings,
 
 
 def build_histogram(histogram_file: HistogramFile) -> Histogram:
-    """Convert the content of histogram.json to the histogram that packing uses."""
+    """Convert the content of a histogram.json file to a `Histogram`, the type that packing algorithms read."""
     return Histogram(
         histogram_file.max_sequence_length, np.array(histogram_file.counts, np.int64), histogram_file.compute_max_masked()
     )
@@ -82,7 +82,10 @@ def build_histogram(histogram_file: HistogramFile) -> Histogram:
 def _form_groups(
     histogram_file: HistogramFile, settings: PackingSettings, reporter: Reporter
 ) -> Sequence[Sequence[CountedFile]]:
-    """Divide the files into groups. If the counts per file are unknown, return one group without files."""
+    """Divide the input files of a histogram into groups of files that are packed together.
+
+    If the histogram contains no counts per file, return one group without files.
+    """
     if histogram_file.files is None:
         return [[]]
     limits = settings.group_sequences, settings.group_bytes
@@ -97,12 +100,12 @@ def _form_groups(
 def _pack_groups(
     histogram_file: HistogramFile, groups: Sequence[Sequence[CountedFile]], settings: PackingSettings, run: StageRun
 ) -> list[Packing]:
-    """Pack each group, several at once if there are several cores."""
+    """Choose the packs of each group of input files, on several threads, and return the packing of each group in order."""
     length, whole = histogram_file.max_sequence_length, build_histogram(histogram_file)
     with run.reporter.task("plan", len(groups), "groups") as task:
 
         def pack(files: Sequence[CountedFile], _: ByteArray) -> Packing:
-            """Pack one group."""
+            """Return the packing of one group of input files."""
             packing = pack_histogram(
                 build_group_histogram((file.counts for file in files), length) if files else whole,
                 settings.algorithm,
@@ -126,7 +129,7 @@ def _build_plan(
     packings: Sequence[Packing],
     settings: PackingSettings,
 ) -> Plan:
-    """Assemble the content of plan.json from the packings of the groups."""
+    """Return the content of plan.json, given the groups of input files and the packing of each group."""
     planned = tuple(
         PlannedGroup(
             files=tuple(InputFile(**file.identity, name=file.name, sequences=file.sequences) for file in files),

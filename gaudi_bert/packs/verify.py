@@ -60,12 +60,13 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
 
     @property
     def json_folder(self) -> Path:
-        """The folder that contains the JSON files."""
+        """The folder that contains metadata.json and the group manifests. Packed tables have a sub-folder for these files.
+        """
         return self.metadata.path_in(self.path).parent
 
     @property
     def group_numbers(self) -> range:
-        """The numbers of the groups."""
+        """The numbers of all groups, which count from 0."""
         return range(len(self.metadata.groups))
 
     def list_shards(self, group: int) -> list[Path]:
@@ -130,14 +131,14 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
         return map(self.read_manifest, self.group_numbers if groups is None else groups)
 
     def check_metadata(self, expected: PackedMetadata) -> None:
-        """Check that metadata.json agrees with `expected`."""
+        """Raise a FailedError if metadata.json differs from the expected content."""
         check_same_content(self.metadata.path_in(self.path), self.metadata, expected, self.metadata.remedy)
 
 
 def check_same_content(
     path: Path, stored: Artefact | Signature, expected: Artefact | Signature, remedy: str, source: str = "the data"
 ) -> None:
-    """Check that the content of a file is as expected.
+    """Raise an error if the content of a stored JSON file differs from the expected content.
 
     Args:
         path: the file, for the message.
@@ -157,7 +158,7 @@ def check_same_content(
 def check_inputs_unchanged(
     packed_folder: Path, packed_files: Iterable[InputFile], current_files: Iterable[InputFile], remedy: str
 ) -> None:
-    """Check that the input files are those that were packed.
+    """Check that the input files that exist now are those that were packed: the same names, sizes and checksums.
 
     Args:
         packed_folder: the packed folder, for the message.
@@ -197,7 +198,10 @@ class VerifiedGroup(Generic[_Manifest]):
 
 
 class GroupVerifier(Protocol[_Manifest]):
-    """Reads groups of packs and compares each with its source. Each file format has its own reader."""
+    """Compares the groups of a packed folder with the source from which they were packed.
+
+    Packed TFRecords and packed tables have a subclass each. A group consists of input files that were packed together.
+    """
 
     @property
     def folder(self) -> PackedFolder[Any, _Manifest]:
@@ -205,7 +209,7 @@ class GroupVerifier(Protocol[_Manifest]):
         ...
 
     def verify_groups(self, manifests: Iterable[_Manifest]) -> Iterator[VerifiedGroup[_Manifest]]:
-        """Yield the groups in order.
+        """Compare each group with its source, and yield the groups in the order of their manifests.
 
         Raises:
             FailedError: the sequences of a group are not those of its source.
@@ -222,7 +226,10 @@ class GroupVerifier(Protocol[_Manifest]):
 
 
 def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Verification] | PlainResult:
-    """Verify a packed folder: all of its groups, the groups of a part, or the sums of all parts.
+    """Verify a packed folder against its source.
+
+    The run decides what is verified: all groups, the groups of one part (`--shard K/N`), or only that all parts were
+    verified (`--finish`).
 
     Args:
         verifier: compares the groups with their source.
@@ -284,7 +291,10 @@ def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Ver
 
 
 def _verify_groups(verifier: GroupVerifier[Any], group_numbers: Sequence[int]) -> Verification:
-    """Read groups, check the manifest of each, and return the sums of what was proven."""
+    """Verify the groups with these numbers and compare their manifests with what was read.
+
+    Return the verification of these groups, which contains the numbers of sequences, tokens and packs that were proven.
+    """
     folder, sums, bound, fingerprint, shards = verifier.folder, PackedTotals(), 0, 0, 0
     for group in verifier.verify_groups(folder.read_manifests(group_numbers)):
         stored, expected = group.stored_manifest, group.expected_manifest
@@ -314,7 +324,7 @@ def _verify_groups(verifier: GroupVerifier[Any], group_numbers: Sequence[int]) -
 def _combine_part_verifications(
     folder: PackedFolder[Any, Any], verification_path: Path, part_paths: Sequence[Path]
 ) -> Verification:
-    """Return the sums of what all parts proved. Without parts, return the verification that is already stored."""
+    """Add up the verifications of all parts. Without parts, return the verification that is already stored."""
     fetch_files(verification_path, *part_paths)
     if not part_paths and verification_path.exists():
         return Verification.read_matching(verification_path, folder.metadata)
@@ -347,7 +357,7 @@ def _combine_part_verifications(
 
 
 def prove_group_lower_bound(folder: PackedFolder[Any, Any], counts: Sequence[int], packs: int) -> int:
-    """Return a proven lower bound on the packs of a group.
+    """Prove a lower bound on the number of packs that the sequences of a group need, and return it.
 
     The simple certificate is used, or a solver if that misses more than the group's share of the folder's gap.
 

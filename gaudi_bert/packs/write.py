@@ -31,7 +31,7 @@ Inputs = TypeVar("Inputs")
 
 
 class PendingGroups(NamedTuple):
-    """What the groups that are still to be written are read from.
+    """The input files and the size of the groups that still have to be written.
 
     Attributes:
         paths: For each group, the files to fetch before it is written.
@@ -161,7 +161,7 @@ def _write_groups(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutput
 
 
 def _write_metadata(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutput) -> PackedMetadata:
-    """Check that all groups are complete, write metadata.json and return its content."""
+    """Check that every group of a job was written, then write metadata.json and return its content."""
     numbers, sums = range(job.count_groups(inputs)), PackedTotals()
     missing = set(numbers)
     for number, manifest in output.read_complete_groups(numbers):
@@ -173,7 +173,7 @@ def _write_metadata(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutp
             f"{output.folder}: {len(missing)} of {len(numbers)} groups are missing, the first of which"
             f" is group {min(missing)}; write them with `{job.command}` (without --finish), and then finish again"
         )
-    if not sums.packs:  # the input is rejected below, and a corrected input cannot use these groups
+    if not sums.packs:  # `build_metadata` rejects this input, and a corrected input cannot use the groups that were written
         output.remove_files()
     metadata = job.build_metadata(inputs, sums)
     output.write_final_file(metadata)
@@ -182,7 +182,7 @@ def _write_metadata(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutp
 
 @dataclass(frozen=True)
 class _PackedOutput(GroupedOutput[int, GroupManifest]):
-    """The packed folder that is being written.
+    """The packed folder that a job writes group by group.
 
     Attributes:
         source_sha256: The identity of the source, which every manifest repeats.
@@ -206,7 +206,7 @@ class _PackedOutput(GroupedOutput[int, GroupManifest]):
 
 
 def _build_output(job: PackingJob[Any]) -> _PackedOutput:
-    """Return the folder of a job as an output that is written group by group, in which metadata.json is written last."""
+    """Return the output of a job: its folder, in which each group has a manifest and metadata.json is the final file."""
     final = job.folder / job.metadata_type.file_name
     return _PackedOutput(
         job.folder,

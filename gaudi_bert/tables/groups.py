@@ -35,7 +35,7 @@ _ROWS_AT_ONCE, _BYTES_AT_ONCE = 2**17, 2**26
 
 @dataclass(frozen=True)
 class GroupedTable:
-    """A table that is ready to be read.
+    """A table whose rows are divided into groups. The rows of a group are read and packed together.
 
     Attributes:
         files: The files, in the order of their names.
@@ -56,7 +56,7 @@ class GroupedTable:
 
 
 def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) -> GroupedTable:
-    """List the parts of a table and form its groups.
+    """Open a table: list its files and columns, and divide its rows into groups.
 
     Args:
         source: A file, a folder or a glob.
@@ -110,7 +110,7 @@ class ListValues(NamedTuple):
 
 
 class GroupRows(NamedTuple):
-    """The rows of a group.
+    """The rows of a group as numpy arrays.
 
     Attributes:
         lengths: int32 [rows], the number of tokens in each row.
@@ -125,7 +125,7 @@ class GroupRows(NamedTuple):
     scalars: Any
 
     def find_token_positions(self, rows: IntArray, starts: Int32Array, lengths: Int32Array) -> IntArray:
-        """Return the positions in `values` of all tokens in some runs, int64, one run after the other.
+        """Return where the tokens of some runs are in the arrays of `values`, int64, one run after the other.
 
         Args:
             rows: The row of each run.
@@ -178,7 +178,7 @@ def read_sequences(
 def _read_rows(
     parts: Sequence[TablePart], columns: TableColumns, max_tokens: int, *, keep_values: bool, threads: bool = True
 ) -> GroupRows:
-    """Return the rows of some parts, after checking them. Parts of the same file must be adjacent and in order.
+    """Read and check the rows of some parts of a table. Parts of the same file must be adjacent and in order.
 
     Args:
         parts: The parts.
@@ -224,7 +224,7 @@ def count_row_tokens(files: Sequence[Path], tokens_column: str = TOKENS_COLUMN) 
 
 
 def _read_checked_lists(part: TablePart, table: Any, columns: TableColumns, max_tokens: int) -> dict[str, ListValues]:
-    """Return the aligned columns of a part as numpy arrays, after checking every row.
+    """Check every row of a part, and return its aligned columns (those with one value per token) as numpy arrays.
 
     Raises:
         InputError: A row is empty, too long or padded, a token id is invalid, or a column has another number of values than
@@ -251,7 +251,7 @@ def _read_checked_lists(part: TablePart, table: Any, columns: TableColumns, max_
         _raise_for_first_row(part, np.diff(others.offsets) != lengths, f"{reason}; {remedy}")
     if MASK_COLUMN in lists:
         mask = lists[MASK_COLUMN]
-        if mask.row_values.size and mask.row_values.min() == 0:  # otherwise the padding would be packed as if it were tokens
+        if mask.row_values.size and mask.row_values.min() == 0:  # without this check, padding would be packed like tokens
             reason = "attention_mask contains a 0, so the row is padded; tokenize without padding, or remove the padding"
             _raise_for_first_row(
                 part, np.logical_or.reduceat(mask.row_values == 0, mask.offsets[:-1] - mask.offsets[0]), reason
@@ -260,13 +260,15 @@ def _read_checked_lists(part: TablePart, table: Any, columns: TableColumns, max_
 
 
 def _raise_for_first_row(part: TablePart, is_wrong: BoolArray, problem: str) -> None:
-    """Raise an InputError for the first row of a part that is marked as wrong, if there is one."""
+    """Raise an InputError that names the first row for which `is_wrong` is true. Do nothing if no row is wrong."""
     if is_wrong.any():
         raise InputError(f"{part.path}: row {part.first_row + int(np.argmax(is_wrong))}: {problem}")
 
 
 def convert_lists_to_numpy(path: Path, first_row: int, column_name: str, column: Any) -> ListValues:
-    """Return a pyarrow column of lists of numbers or booleans as numpy arrays. The column must have been validated before.
+    """Convert a pyarrow column of lists of numbers or booleans to numpy arrays.
+
+    The column must have been validated (`common.arrow.validate_content`), because pyarrow does not check the offsets.
 
     Args:
         path: The file, for messages.
@@ -311,7 +313,7 @@ def convert_lists_to_numpy(path: Path, first_row: int, column_name: str, column:
 
 
 class RowSequences(NamedTuple):
-    """Runs of tokens, in the order of their rows.
+    """The sequences to pack. Each is a run of consecutive tokens of one row. They are in the order of their rows.
 
     Attributes:
         rows: int64, the row of each run in its group.
@@ -332,7 +334,9 @@ class RowSequences(NamedTuple):
 def _apply_too_long_policy(
     lengths: Int32Array, max_sequence_length: int, policy: TooLong
 ) -> tuple[RowSequences, TooLongRows]:
-    """Return the sequences of rows with these lengths, and a count of what the policy did.
+    """Apply the policy for rows that are too long: truncate, split or drop them.
+
+    Return the sequences that remain, and the numbers of rows, tokens and sequences that changed.
 
     Under the policy "error", no row may be too long, because such rows were rejected before.
     """
@@ -362,7 +366,7 @@ def _apply_too_long_policy(
 def build_manifest_fields(
     rows: GroupRows, sequences: RowSequences, too_long: TooLongRows, max_sequence_length: int
 ) -> dict[str, Any]:
-    """Return the fields of a group manifest that describe the rows of its group.
+    """Return the fields of a group manifest that are computed from the rows and sequences of the group.
 
     Args:
         rows: The rows.
@@ -381,7 +385,7 @@ def build_table_metadata(
     inputs: Mapping[str, Mapping[str, int]],
     tool_version: str,
 ) -> TableMetadata:
-    """Return the metadata of a packed table.
+    """Return the content of metadata.json of a packed table.
 
     Args:
         table: The table.

@@ -115,7 +115,7 @@ def _pack_one_length(source: str | Path, out: Path, settings: TableSettings, run
 
 @dataclass(frozen=True)
 class _TablePacking(PackingJob[GroupedTable]):
-    """The packing of a table.
+    """Packs the rows of one table into rows of one length.
 
     Attributes:
         table: The table on this machine: a file, a folder or a glob.
@@ -136,7 +136,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         return self.signature.sha256
 
     def open_inputs(self) -> nullcontext[GroupedTable]:
-        """List the parts of the table and form its groups."""
+        """Open the table, which lists its files and divides its rows into groups."""
         return nullcontext(open_table(self.table, self.settings, self.run.reporter))
 
     def count_groups(self, inputs: GroupedTable) -> int:
@@ -186,7 +186,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         scalars = rows.scalars.take(packs.rows) if layout.columns.scalars else None
 
         def write_shard(shard: int, _: ByteArray) -> Shard:
-            """Write one shard of the group."""
+            """Write one shard of the group, and return its entry for the manifest."""
             path = self.folder / shard_name(number, shard, TableMetadata.shard_ending)
             return write_table_shard(path, layout, rows, packs, scalars, (bounds[shard], bounds[shard + 1]))
 
@@ -216,7 +216,10 @@ class _TablePacking(PackingJob[GroupedTable]):
 
 
 def _pack_group(sequences: RowSequences, settings: TableSettings, group_number: int) -> tuple[PackSequences, Packing]:
-    """Pack the sequences of a group, and return them in the order in which they are written, with the packing."""
+    """Choose the packs of a group of rows.
+
+    Return the sequences in the order in which the packs contain them, and the packing with its lower bound.
+    """
     slots = settings.max_sequence_length
     packing = pack_histogram(
         Histogram(slots, np.bincount(sequences.lengths, minlength=slots + 1)[1:]),
@@ -234,7 +237,11 @@ def _pack_group(sequences: RowSequences, settings: TableSettings, group_number: 
 
 @contextmanager
 def _open_locally(source: str | Path, out: Path, store: StoreSettings | None) -> Iterator[tuple[str | Path, Path]]:
-    """Provide a local copy of the table, and a local folder for its packs."""
+    """Provide a local copy of a table and a local folder for its packs, for the duration of the block.
+
+    Yields:
+        (the table, the folder of the packs). Files that are completed in the folder are uploaded if `out` is a URL.
+    """
     require_pyarrow()
     check_file_name(out)
     with open_local_copy(source, store) as table, mirror_folder(out, store) as folder:
@@ -268,7 +275,7 @@ def _pack_several_lengths(
         chosen = settings.model_copy(update={"row_lengths": lengths, "max_sequence_length": lengths[-1]})
         files, final = list_table_files(table), RowLengthTables.path_in(folder)
         _check_output_folder(folder, files)
-        output: GroupedOutput[int, TableMetadata] = GroupedOutput(  # the packed tables come before the last file
+        output: GroupedOutput[int, TableMetadata] = GroupedOutput(  # row_lengths.json is written after all packed tables
             folder,
             final,
             _build_signature(files, chosen, "pack-rows"),
@@ -277,7 +284,7 @@ def _pack_several_lengths(
             run.reporter,
         )
         output.begin_unless_finished(run.overwrite)
-        of_each = replace(run, overwrite=False)  # packs of other settings were removed with the folder
+        of_each = replace(run, overwrite=False)  # packs with other settings were already removed together with the folder
         with output.remove_files_on_bad_input():
             each = {length: chosen.model_copy(update={"max_sequence_length": length}) for length in lengths}
             packed = {
@@ -290,7 +297,7 @@ def _pack_several_lengths(
 
 
 def _choose_row_lengths(table: str | Path, settings: TableSettings, reporter: Reporter) -> tuple[int, ...]:
-    """Return the row lengths to use.
+    """Choose the row lengths of a table that is packed into rows of several lengths.
 
     If lengths are given, these are the given lengths that some sequence needs. Otherwise, they are the lengths that cost
     least.

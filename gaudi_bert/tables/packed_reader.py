@@ -32,7 +32,7 @@ _TOKEN_COLUMNS = ("position_ids", "sequence_ids")
 
 
 class _RowGroup(NamedTuple):
-    """A row group that was read from a file.
+    """A row group of a Parquet file that was read into memory.
 
     Attributes:
         first: The number of its first row in the file.
@@ -46,7 +46,7 @@ class _RowGroup(NamedTuple):
 
 
 class _Footer(NamedTuple):
-    """The metadata of a file.
+    """The footer of a Parquet file, which states where its row groups are.
 
     Attributes:
         metadata: The metadata as pyarrow returns it.
@@ -66,7 +66,7 @@ class _Footer(NamedTuple):
 
 
 def open_packed_tables(folder: Path, paths: Sequence[Path]) -> StoredPacks:
-    """Open the packed tables of a folder.
+    """Open the Parquet files of a packed folder, so that packs can be read by their numbers.
 
     If metadata.json describes exactly these files, their sizes come from there, and otherwise from the footers of the files.
 
@@ -107,7 +107,7 @@ class TableFiles(ShardFiles["_Footer"]):
         self._footers: dict[int, _Footer] = {}
         self._groups: dict[int, _RowGroup] = {}
         self._windows: dict[int, int] = {}
-        _read_footer(self.paths[0])  # rejects a table that is not packed before anything is read
+        _read_footer(self.paths[0])  # raises an error at once if the table is not packed
         self.sizes = np.array([_read_footer(path).rows for path in self.paths], np.int64) if sizes is None else sizes
         """The number of rows in each file, int64."""
 
@@ -142,17 +142,17 @@ class TableFiles(ShardFiles["_Footer"]):
         self._footers[file] = prepared
 
     def close_shard(self, file: int) -> None:
-        """Release the memory of a file."""
+        """Forget the footer and the row group of a file, which releases their memory."""
         del self._footers[file]
         self._groups.pop(file, None)
 
     def close_shards_except(self, numbers: Iterable[int]) -> None:
-        """Release the memory of all files except these."""
+        """Release the memory of all open files except those with these numbers."""
         for number in self._footers.keys() - set(numbers):
             self.close_shard(number)
 
     def read_records(self, files: IntArray, records: IntArray) -> list[dict[str, AnyArray]]:
-        """Return rows as dicts of columns. Files that are not open are opened.
+        """Read packs, and return each as a dict with one numpy array per column. Files that are not open are opened.
 
         Args:
             files: int64 [n], the file of each row.
@@ -180,7 +180,7 @@ class TableFiles(ShardFiles["_Footer"]):
         return group
 
     def _read_row_group(self, file: int, number: int) -> dict[str, ListValues]:
-        """Read a row group, check it, and return its columns."""
+        """Read and check one row group of a file, and return its columns as numpy arrays by name."""
         pyarrow = require_pyarrow()
         with open_parquet(self.paths[file], metadata=self._footers[file].metadata, memory_map=True) as opened:
             table = validate_content(self.paths[file], opened.read_row_group(number))
@@ -206,7 +206,8 @@ class TableFiles(ShardFiles["_Footer"]):
         return columns
 
     def _check_file_crc32c(self, file: int, number: int) -> None:
-        """Add the bytes of a row group to the CRC-32C of its file. When all row groups were added, check the CRC-32C.
+        """Compute the CRC-32C of the bytes of one row group. Once all row groups of a file were read, check that of the
+        file.
 
         Raises:
             InputError: The CRC-32C differs from the manifest.

@@ -78,13 +78,13 @@ class PackLayout(NamedTuple):
 
 
 def _list_type(value_type: Any, size: int = -1) -> Any:
-    """Return the pyarrow type of lists without nulls, of fixed size if `size` is given."""
+    """Return the pyarrow type of a list without nulls. If `size` is not -1, all lists have this size."""
     pyarrow = require_pyarrow()
     return pyarrow.list_(pyarrow.field("element", value_type, nullable=False), size)
 
 
 def padding_value(column: str) -> int:
-    """Return the value of padding slots in an aligned column."""
+    """Return the value that fills the padding slots of an aligned column: -100 for `labels`, otherwise 0."""
     return NOT_PREDICTED if column == LABELS_COLUMN else 0
 
 
@@ -185,7 +185,7 @@ def _build_columns(
 
 
 class PackSequences(NamedTuple):
-    """The sequences of packs, in the order in which they are written.
+    """The sequences of all packs of a group, in the order in which the packs contain them.
 
     Pack p contains sequences offsets[p] to offsets[p + 1] - 1.
 
@@ -203,7 +203,7 @@ class PackSequences(NamedTuple):
 
     @property
     def pack_count(self) -> int:
-        """The number of packs."""
+        """The number of packs of the group."""
         return self.offsets.size - 1
 
 
@@ -211,7 +211,8 @@ class PackSequences(NamedTuple):
 def _fill_positions_and_numbers(
     packs: PackSequences, first_pack: int, end_pack: int, row_slots: int, positions: Int32Array, sequence_numbers: Int32Array
 ) -> None:
-    """Set the position of every slot in its sequence, and the number of that sequence from 1.
+    """Fill two arrays with, for each slot of some packs, its position in its sequence and the number of this sequence from
+    1.
 
     Padding has the number 0, and its positions count from 0 as in one more sequence.
     """

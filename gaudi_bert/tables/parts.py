@@ -38,7 +38,7 @@ _DEEPEST = 64
 
 
 class TablePart(NamedTuple):
-    """A run of rows of one file.
+    """Consecutive rows of one file that are read together.
 
     Attributes:
         path: The file.
@@ -63,7 +63,7 @@ class TablePart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A key that sorts parts in the order of the table."""
+        """A text by which parts are sorted in the order of the table. It stands for the file name when groups are formed."""
         return f"{self.table_row:020d}"
 
     @property
@@ -179,7 +179,7 @@ def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, 
 
 
 def _check_row_count(part: TablePart, arrow_table: Any) -> Any:
-    """Return the table of a part, after checking that it has as many rows as when the parts were listed."""
+    """Return the rows of a part, after checking that it still has as many rows as when the parts were listed."""
     if arrow_table.num_rows != part.rows:
         raise InputError(
             f"{part.path}: the file changed while it was read: expected {part.rows} rows from row {part.first_row} on, "
@@ -195,7 +195,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _list_row_group_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, int]]:
-    """Yield (rows, bytes in memory) for each row group."""
+    """Yield (number of rows, estimated bytes in memory) for each row group of a Parquet file."""
     with open_parquet(path) as table:
         metadata = table.metadata
         names = [metadata.schema.column(leaf).path.split(".", 1)[0] for leaf in range(metadata.num_columns)]
@@ -236,7 +236,7 @@ def _open_arrow(source: Any) -> Any:
 
 
 def _read_arrow_batches(path: Path, columns: Collection[str]) -> Iterator[Any]:
-    """Yield all record batches with these columns.
+    """Yield all record batches of an Arrow file or stream, with only these columns.
 
     They are views of the mapped file, so only values that are used are read.
     """
@@ -284,7 +284,7 @@ def _list_json_blocks(path: Path) -> list[_JsonBlock]:
 
 
 def _read_json_lines(path: Path, start_byte: int, end_byte: int, first_row: int, schema: Any) -> Any:
-    """Return the lines between two bytes of a file as a pyarrow Table of `schema`.
+    """Parse the JSON lines between two byte positions of a file, and return them as a pyarrow Table of `schema`.
 
     For a gzipped file, decompressed bytes count.
     """
@@ -358,7 +358,7 @@ def _parse_rows(path: Path, block: bytes, first_row: int) -> Iterator[dict[str, 
 
 
 def _nesting_depth(value: Any) -> int:
-    """Return how deeply lists and objects are nested in a value."""
+    """Return how deeply lists and objects are nested in a JSON value. A number has depth 0, and `[1]` has depth 1."""
     depth, values = 0, [value]
     while values := [one for one in values if isinstance(one, dict | list)]:
         depth, values = depth + 1, [each for one in values for each in (one.values() if isinstance(one, dict) else one)]
@@ -366,7 +366,7 @@ def _nesting_depth(value: Any) -> int:
 
 
 def _build_checked_table(path: Path, rows: Sequence[Mapping[str, Any]], first_row: int, schema: Any) -> Any:
-    """Return rows as a pyarrow Table.
+    """Convert the rows of a block of JSON lines to a pyarrow Table.
 
     Raises:
         InputError: A row contradicts the schema, or the rows before it. The message names the first such row.
@@ -392,7 +392,7 @@ def _build_checked_table(path: Path, rows: Sequence[Mapping[str, Any]], first_ro
 
 
 def _build_table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
-    """Return rows as a pyarrow Table of `schema`. If it is None, the columns and types are inferred from the rows.
+    """Convert rows to a pyarrow Table of `schema`, or with the columns and types that the rows have if `schema` is None.
 
     Raises:
         ValueError, OverflowError, pyarrow.ArrowException: A value does not fit its type, or cannot be represented exactly.
@@ -417,7 +417,7 @@ def _build_table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
 
 
 def _can_store_type(value_type: Any, column_type: Any) -> bool:
-    """Return whether every value of one type can be stored in the other type.
+    """Return whether a column of `column_type` can store all values of `value_type`.
 
     For integers in a column of floating-point numbers, the answer is yes, and pyarrow itself rejects integers that would be
     rounded.

@@ -27,9 +27,9 @@ _DATASET_STATE = "state.json"
 
 
 def is_table(source: str | Path) -> bool:
-    """Return whether `source` is a table: whether it has the ending of a table or contains tables.
+    """Return whether `source` is a table: a file with the ending of a table, or a folder or pattern of such files.
 
-    All else is read as TFRecords.
+    Commands read everything else as TFRecords.
     """
     path = Path(source)
     if is_in_store(source):
@@ -162,7 +162,7 @@ _ADDED_COLUMNS = ("position_ids", "seq_lens", "sequence_ids", "indices", "starts
 
 @dataclass(frozen=True)
 class TableColumns:
-    """The columns that are packed.
+    """The columns of a table that are packed, divided into aligned columns and scalar columns.
 
     Attributes:
         schema: The pyarrow schema of all columns in the table.
@@ -191,7 +191,7 @@ class TableColumns:
         return self.tokens if name == TOKENS_COLUMN else name
 
     def select_length_columns(self) -> TableColumns:
-        """Return only `input_ids`, and `attention_mask` if there is one, which together determine the lengths."""
+        """Return the columns that determine the lengths of rows: `input_ids`, and `attention_mask` if there is one."""
         aligned = {name: kind for name, kind in self.aligned.items() if name in (TOKENS_COLUMN, MASK_COLUMN)}
         return TableColumns(self.schema, aligned, {}, self.tokens)
 
@@ -297,7 +297,7 @@ def select_columns(
 
 
 def _rename_or_omit_remedy(name: str) -> str:
-    """Return the remedy for a column that cannot be packed."""
+    """Return the end of an error message: rename a column that cannot be packed, or omit it."""
     return f"rename the column, or select the columns to pack without {name}: --columns input_ids,..."
 
 

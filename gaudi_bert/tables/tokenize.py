@@ -62,7 +62,7 @@ _COUNTED, _LOST = ("texts", "empty_texts", "rows", "tokens"), ("dropped_rows", "
 
 
 class _TokensOutput(GroupedOutput[int, TokenisedPart]):
-    """The output folder, with a table for each part."""
+    """The output folder of `tokenize`, which contains a table for each part of the texts."""
 
     def is_group_complete(self, summary: TokenisedPart) -> bool:
         """Return whether the table of a part exists. In an object store, it is uploaded before its summary."""
@@ -103,7 +103,10 @@ def tokenize_texts(
 
 @contextmanager
 def _open_sources(texts: Sequence[str]) -> Iterator[list[Source]]:
-    """Provide the text files. Standard input is copied to a file, because its size and checksum are needed first."""
+    """Provide the text files for the duration of the block.
+
+    Standard input is copied to a temporary file, because its size and checksum are needed before it is tokenized.
+    """
     if STANDARD_INPUT not in texts:
         yield find_sources(texts, Path())
         return
@@ -123,7 +126,7 @@ def _tokenize_sources(
     settings: TokenizeSettings,
     run: StageRun,
 ) -> StageOutput[TokenisedTexts] | PlainResult:
-    """Tokenize the parts of this process that are not done yet, and finish if all parts are done."""
+    """Tokenize the missing parts that this run has to do. If all parts exist afterwards, write tokens.json."""
     encoder = _Encoder(tokenizer, settings)
     identities = [compute_source_identity(source) for source in sources]
     inputs = {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
@@ -214,7 +217,7 @@ def _write_part(part: RowPart, path: Path, encoder: _Encoder, output: _TokensOut
 def _tokenize_part(
     part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str], say: Callable[[str], None]
 ) -> Iterator[Any]:
-    """Yield a table for each batch of texts, and add to the counts."""
+    """Tokenize the texts of a part in batches, yield a table for each batch, and add its rows and tokens to `counts`."""
 
     def encode(batch: list[TextRow]) -> tuple[Any, Counter[str], int]:
         """Return the table of a batch, its counts, and its number of characters."""
@@ -307,12 +310,12 @@ class _Encoder:
         self.columns = (TOKENS_COLUMN, _SEGMENTS_COLUMN) if with_segments else (TOKENS_COLUMN,)
 
     def _encode_batch(self, library: Tokenizer, texts: list[_Text]) -> Sequence[Encoding]:
-        """Return the encodings of some texts."""
+        """Tokenize some texts with the given tokenizer, and return their encodings in order."""
         encoded: Sequence[Encoding] = library.encode_batch_fast(texts, add_special_tokens=self.settings.special_tokens)
         return encoded
 
     def encode_rows(self, batch: Sequence[TextRow], part: RowPart) -> tuple[list[list[list[int]]], Counter[str]]:
-        """Return the lists of all rows of a batch for each column, and the counts.
+        """Tokenize a batch of texts. Return the rows of each column, and counts such as the number of empty texts.
 
         Raises:
             InputError: A text is too long under the policy "error".
@@ -334,7 +337,7 @@ class _Encoder:
         return columns, counts
 
     def _build_segment_ids(self, text: TextRow, encoding: Encoding) -> list[int]:
-        """Return the segment ids of a row."""
+        """Return the segment ids (`token_type_ids`) of one row of tokens."""
         if text.text_pair is not None or self._segments is None:
             return list(encoding.type_ids)
         before, of_text, after = self._segments
@@ -343,7 +346,7 @@ class _Encoder:
     def _apply_too_long_policy(
         self, text: TextRow, encoding: Encoding, part: RowPart, counts: Counter[str]
     ) -> list[Encoding]:
-        """Apply the policy to a text that is too long, count it, and return the rows that remain of it.
+        """Truncate, split or drop a text that is longer than a row, count this, and return the rows that remain.
 
         Raises:
             InputError: The policy is "error", or it is "split" and the text is a pair.

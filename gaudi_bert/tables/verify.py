@@ -110,7 +110,9 @@ def verify_single_table(source: str | Path, packed: Path, run: StageRun) -> _Ver
 
 
 def _read_row_lengths(folder: Path) -> tuple[int, ...]:
-    """Return the row lengths, after checking that their packed tables belong to one packing and that there are no others.
+    """Read the row lengths of a folder that contains a packed table for each row length.
+
+    Check that all of these tables were packed together, and that the folder contains no other packed table.
 
     Raises:
         FailedError: A packed table was written with other settings or inputs, or does not belong there.
@@ -134,7 +136,7 @@ def _read_row_lengths(folder: Path) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _TableVerifier:
-    """Reads the rows of a table and the shards of its packs. It implements `GroupVerifier`.
+    """Compares the shards of a packed table with the rows of its table. It implements `GroupVerifier`.
 
     Attributes:
         source: The table.
@@ -177,7 +179,7 @@ class _TableVerifier:
         return table
 
     def verify_groups(self, manifests: Iterable[TableManifest]) -> Iterator[VerifiedGroup[TableManifest]]:
-        """Read groups, and compare each with the rows of the table. Every group has its own lower bound."""
+        """Compare each group with the rows of the table, and yield the groups in the order of their manifests."""
         rows = sum(part.rows for group in self.run.select_part(self._table.groups) for part in group)
         with self.run.reporter.task("verify", rows, "rows") as task:
             for stored in manifests:
@@ -191,7 +193,7 @@ class _TableVerifier:
         return build_table_metadata(self._table, self._settings, totals, inputs, version)
 
     def _verify_group(self, claimed: TableManifest) -> TableManifest:
-        """Compare the shards of a group with its rows, and return its manifest, computed again.
+        """Compare the shards of a group with its rows of the table, and return its manifest as computed from them.
 
         Each shard is read, and its CRC-32C is compared with the manifest. Every slot is compared with the row from which it
         claims to come. Every sequence must occur exactly once. The name of the algorithm and the lower bound are copied from
@@ -241,7 +243,7 @@ class _TableVerifier:
             packs=packs,
             lower_bound=claimed.lower_bound,
             deepest_pack=deepest,
-            algorithm_used=claimed.algorithm_used,  # it cannot be computed again
+            algorithm_used=claimed.algorithm_used,  # the shards do not contain it
             shards=tuple(shards),
         )
 
@@ -250,7 +252,9 @@ class _TableVerifier:
 
 
 def _find_sequences(stored: _PackedRowGroup, rows: GroupRows, sequences: RowSequences, was_found: BoolArray) -> IntArray:
-    """Return which sequences of the group some packs contain, int64, after checking that none of them occurred before.
+    """Return the numbers of the sequences that the packs of a row group contain, int64.
+
+    Check that each of them is a sequence of the group and has not occurred in another pack.
 
     Raises:
         FailedError: A sequence differs from the table, or occurs twice.
@@ -273,7 +277,7 @@ def _find_sequences(stored: _PackedRowGroup, rows: GroupRows, sequences: RowSequ
 
 
 class _PackedRowGroup(NamedTuple):
-    """A row group of a shard.
+    """A row group of a shard, which contains consecutive packs.
 
     Attributes:
         path: The shard.
@@ -295,7 +299,7 @@ class _PackedRowGroup(NamedTuple):
 
     @property
     def location(self) -> str:
-        """The name of the row group in messages."""
+        """The text by which messages name the row group: its file and its first pack."""
         return f"{self.path}: from pack {self.first} on"
 
 
@@ -330,7 +334,10 @@ def _read_row_groups(path: Path, layout: PackLayout) -> Iterator[_PackedRowGroup
 
 
 def _check_packs(path: Path, layout: PackLayout, first_pack: int, arrow_table: Any) -> _PackedRowGroup:
-    """Return a row group, after checking that each sequence has one length and one index, and that no pack is too long."""
+    """Return the packs of a row group.
+
+    Check that each sequence has one length and one index, and that no pack has too many tokens.
+    """
     lengths, offsets = convert_lists_to_numpy(path, first_pack, "seq_lens", arrow_table.column("seq_lens"))
     indices, others = convert_lists_to_numpy(path, first_pack, "indices", arrow_table.column("indices"))
     starts = np.zeros(lengths.size, np.int32)
@@ -368,7 +375,7 @@ def _check_tokens(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, r
     used = np.add.reduceat(lengths.astype(np.int64), packs.offsets[:-1])[:, None]
     is_token = np.arange(slots) < used
     ends = np.cumsum(lengths, dtype=np.int64)
-    positions = np.arange(slots) - used  # the positions of the padding
+    positions = np.arange(slots) - used  # the positions in the padding, which count from 0
     positions[is_token] = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
     numbers = np.zeros(positions.shape, np.int64)
     in_pack = np.arange(lengths.size) - np.repeat(packs.offsets[:-1], np.diff(packs.offsets))
@@ -379,7 +386,7 @@ def _check_tokens(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, r
     for name in layout.columns.aligned:
         stored, right = _read_token_column(packs, name, *positions.shape), rows.values[name][tokens]
         _raise_for_first_slot(packs, name, ~is_token & (stored != padding_value(name)))
-        of_bits = np.dtype(f"u{right.itemsize}")  # as bits, so that NaN equals NaN
+        of_bits = np.dtype(f"u{right.itemsize}")  # compare the bits, because NaN does not equal NaN
         different = stored[is_token].view(of_bits) != right.view(of_bits)
         if different.any():
             sequence = int(np.searchsorted(ends, np.argmax(different), side="right"))
@@ -391,7 +398,7 @@ def _check_tokens(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, r
 
 
 def _read_token_column(packs: _PackedRowGroup, column: str, pack_count: int, slots: int) -> AnyArray:
-    """Return a column as an array [packs, L], after checking its number of slots."""
+    """Return a column with one value per slot as an array [packs, slots]. Check that every pack has this many slots."""
     values, offsets = convert_lists_to_numpy(packs.path, packs.first, column, packs.table.column(column))
     if not (np.diff(offsets) == slots).all():
         raise FailedError(f"{packs.location}: {column} does not have {slots} slots per pack; pack the table again")
@@ -399,7 +406,7 @@ def _read_token_column(packs: _PackedRowGroup, column: str, pack_count: int, slo
 
 
 def _raise_for_first_slot(packs: _PackedRowGroup, column: str, is_wrong: AnyArray) -> None:
-    """Raise a FailedError for the first slot that is marked as wrong, if there is one."""
+    """Raise a FailedError that names the first slot for which `is_wrong` is true. Do nothing if no slot is wrong."""
     if is_wrong.any():
         pack, slot = np.unravel_index(int(np.argmax(is_wrong)), is_wrong.shape)
         raise FailedError(f"{packs.path}: pack {packs.first + pack}: {column} is wrong at slot {slot}; pack the table again")
