@@ -35,7 +35,7 @@ Sha256 = Annotated[str, require_pattern("[0-9a-f]{64}", "64 digits from 0 to f")
 
 
 class Artefact(BaseModel):
-    """The base class of stored files. It is frozen, does not convert types, and rejects unknown keys.
+    """The base class of the JSON files that stages write. It is frozen, does not convert types, and rejects unknown keys.
 
     Attributes:
         file_name: The name of the file in its folder, or "" if it has no fixed name.
@@ -86,7 +86,7 @@ class Artefact(BaseModel):
 
     @classmethod
     def parse(cls, content: bytes | Mapping[str, Any], source: str, remedy: str) -> Self:
-        """Check the content of a file, and return it as an object.
+        """Validate the content of a JSON file, and return it as an instance of this class.
 
         Args:
             content: The bytes of a JSON file, or its values.
@@ -107,7 +107,7 @@ class Artefact(BaseModel):
         if not self.line_per_entry:
             write_json(path, self.as_json())
             return
-        lines = []  # one for each key and for each entry of a long list, so that two files can be compared by line
+        lines = []  # one line for each key and each entry of a long list, so that `diff` shows what has changed
         for key, value in self.as_json().items():
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             if key in self.line_per_entry and value:
@@ -117,7 +117,10 @@ class Artefact(BaseModel):
 
     @classmethod
     def path_in(cls, path: Path | str) -> Path:
-        """Return `path` if it ends in `.json` or the file has no fixed name, otherwise the file in the folder `path`."""
+        """Return the path of the file, given the path of the file or of its folder.
+
+        `path` is returned unchanged if it ends in `.json` or if this kind of file has no fixed name.
+        """
         path = Path(path)
         return path if path.suffix == ".json" or not cls.file_name else path / cls.file_name
 
@@ -127,18 +130,21 @@ class Artefact(BaseModel):
         return self.model_dump(mode="json", exclude_defaults=self.omits_defaults, exclude=empty)
 
     def summary(self) -> dict[str, Any]:
-        """Return the content that `--json` prints. Subclasses omit long lists."""
+        """Return the content that commands print with `--json`. Subclasses omit long lists."""
         return self.as_json()
 
 
 class ExtensibleArtefact(Artefact):
-    """The base class of files that contain metrics, on which no other stage builds. Unknown keys are ignored."""
+    """The base class of JSON files to which later versions may add keys, such as metrics. Unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 def read_complete_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file with one object per line. If a killed run truncated the last line, the line is omitted."""
+    """Return the lines of a file that contains one JSON object per line. An incomplete last line is omitted.
+
+    The last line is incomplete if the process that wrote it was killed.
+    """
     lines = read_file(path).splitlines()
     if lines and not lines[-1].endswith(b"}"):
         lines.pop()
@@ -180,7 +186,7 @@ def manifest_path(folder: Path, group: int) -> Path:
 
 
 def part_path(file: Path, part: tuple[int, int]) -> Path:
-    """Return the path of one part of a histogram or verification that is written in parts.
+    """Return the path of the file in which part K of N of a histogram or verification is stored.
 
     Args:
         file: The path of the complete file.
@@ -190,7 +196,7 @@ def part_path(file: Path, part: tuple[int, int]) -> Path:
 
 
 def find_complete_parts(file: Path, names: Iterable[str]) -> list[Path]:
-    """Return the paths of all parts of a file, or an empty list if a part is missing.
+    """Return the paths of all N parts of a histogram or verification, or an empty list if a part is missing.
 
     Args:
         file: The path of the complete file.
@@ -237,7 +243,7 @@ class InputTable(InputFile):
 
 
 def counts_to_json_fields(counts: Sequence[int]) -> dict[str, Any]:
-    """Return the keys `sequences`, `tokens` and `counts` of a manifest or histogram.
+    """Return the values of the keys `sequences`, `tokens` and `counts` of a manifest or histogram.
 
     Args:
         counts: The number of sequences of length 1, 2, ...
@@ -250,7 +256,7 @@ TooLong = Literal["error", "truncate", "split", "drop"]
 
 
 class TooLongRows(Artefact):
-    """A summary of the rows that were longer than a pack, and what was done with them.
+    """Counts of the rows that have more tokens than a pack has slots, and what was done with them.
 
     Attributes:
         policy: "error" rejects such rows, "truncate" keeps their first tokens, "split" cuts them into several sequences, and
@@ -282,7 +288,7 @@ class TooLongRows(Artefact):
 
 
 class VocabularyInfo(Artefact):
-    """The identity of a vocabulary.
+    """The size and the checksum of a vocabulary, which identify it.
 
     Attributes:
         size: The number of its tokens.

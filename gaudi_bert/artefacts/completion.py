@@ -28,7 +28,7 @@ from gaudi_bert.common.progress import Reporter
 
 @dataclass(frozen=True)
 class Signature:
-    """Everything on which the content of an artefact depends.
+    """The stage, the settings and the inputs on which the content of an artefact depends.
 
     All values are JSON values. They do not contain a time, a host, a user or an absolute path, so that the same artefact has
     the same signature everywhere.
@@ -50,7 +50,7 @@ class Signature:
         return stored
 
     def to_flat_dict(self) -> dict[str, Any]:
-        """Return all settings and inputs in one dictionary. Processes that share the work compare it.
+        """Return all settings and inputs in one flat dictionary, which the processes of a training run compare.
 
         The settings must be grouped in sections. A setting has the key `section.name`.
         """
@@ -99,7 +99,7 @@ def settings_path(artefact: Path, final_file: Path | None = None) -> Path:
 
 
 def is_artefact_finished(artefact: Path, final_file: Path, signature: Signature) -> bool:
-    """Return whether the artefact exists, is complete and has this signature. Nothing is written.
+    """Return whether an artefact exists, is complete and was made with this signature. Nothing is written.
 
     Args:
         artefact: The folder or file.
@@ -149,7 +149,9 @@ def begin_artefact(artefact: Path, final_file: Path, signature: Signature, overw
 
 
 def check_output_place(artefact: Path, final_file: Path, stage: str, overwrite: bool = False) -> None:
-    """Check that the place of an artefact contains no files that belong to something else. Nothing is written or removed.
+    """Check that the path at which an artefact will be written contains no files of something else.
+
+    Nothing is written or removed.
 
     A command that locks its output calls this function before it creates the lock file.
 
@@ -169,7 +171,7 @@ def check_output_place(artefact: Path, final_file: Path, stage: str, overwrite: 
     kind = "file" if final_file == artefact else "folder"
     is_ours = _is_settings_file_of(settings, owned.stages)
     if is_ours and not overwrite and artefact.is_dir() and final_file != artefact:
-        return  # listing the folder may be slow, and the caller resumes or rejects it by its settings
+        return  # skip the listing, which may be slow, because the caller compares the settings
     own, foreign = _split_own_and_foreign_files(artefact, final_file, stage)
     if not is_ours:
         there = [*own, *foreign, *([settings] if settings.exists() else [])]
@@ -211,14 +213,14 @@ def remove_artefact(artefact: Path, final_file: Path, stage: str) -> None:
 
 
 def _remove_empty_folders(folders: Iterable[Path]) -> None:
-    """Remove those of the folders that are empty, sub-folders first. Symbolic links stay."""
+    """Remove each of these folders that is empty, sub-folders first. Symbolic links are not removed."""
     for folder in sorted(folders, reverse=True):
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             folder.rmdir()
 
 
 def _split_own_and_foreign_files(artefact: Path, final_file: Path, stage: str) -> tuple[list[Path], list[Path]]:
-    """List the files in the place of an artefact, without its settings file.
+    """List the files at the path of an artefact, without its settings file.
 
     Returns:
         (files that can belong to the artefact, all other files).
@@ -253,7 +255,7 @@ def _is_settings_file_of(path: Path, stages: Sequence[str]) -> bool:
 
 
 def _is_hidden(path: Path, artefact: Path, final_file: Path) -> bool:
-    """Return whether a part of `path` below the folder of the artefact (or of its final file) begins with a dot."""
+    """Return whether a file is hidden: whether its name, or a folder between it and the artefact, begins with a dot."""
     folder = next((folder for folder in (artefact, final_file.parent) if path.is_relative_to(folder)), path.parent)
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
@@ -306,7 +308,7 @@ Summary = TypeVar("Summary", bound=Artefact)
 
 @dataclass(frozen=True)
 class GroupedOutput(Generic[Group, Summary]):
-    """A folder that is written group by group.
+    """An output folder that a stage writes group by group, so that a killed run can be continued.
 
     Attributes:
         folder: The folder.
@@ -325,7 +327,9 @@ class GroupedOutput(Generic[Group, Summary]):
     reporter: Reporter
 
     def begin_unless_finished(self, overwrite: bool) -> bool:
-        """Prepare the folder, and return whether it is already complete. A complete folder may be read-only.
+        """Return True if the folder is already complete. Otherwise prepare it for writing, and return False.
+
+        A complete folder may be read-only.
 
         Raises:
             InputError: The folder contains other files, or has another signature and `overwrite` is not set.
@@ -341,7 +345,7 @@ class GroupedOutput(Generic[Group, Summary]):
 
     @contextmanager
     def remove_files_on_bad_input(self) -> Iterator[None]:
-        """Remove all files of the folder if the block raises an InputError.
+        """Remove all files that this stage wrote to the folder if the block raises an InputError.
 
         The input has to be corrected, and unfinished work cannot be resumed with another input.
         """
@@ -357,11 +361,14 @@ class GroupedOutput(Generic[Group, Summary]):
         if is_mirrored(self.folder):
             return
         own, _ = _split_own_and_foreign_files(self.folder, self.final, self.signature.stage)
-        remove_files(*own)  # the locks
+        remove_files(*own)  # lock files, which `remove_artefact` keeps
         _remove_empty_folders({self.folder, self.final.parent, *(path.parent for path in own)})
 
     def read_complete_groups(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
-        """Yield (group, summary) for each complete group. Summaries in an object store are downloaded in batches of 256."""
+        """Read the summary of each group, and yield (group, summary) for those groups that are complete.
+
+        Summaries in an object store are downloaded in batches of 256.
+        """
         for start in range(0, len(groups), _FETCHED_TOGETHER):
             some = groups[start : start + _FETCHED_TOGETHER]
             fetch_files(*map(self.summary_path, some))
@@ -377,7 +384,7 @@ class GroupedOutput(Generic[Group, Summary]):
 
     @contextmanager
     def lock_group(self, group: Group, name: str) -> Iterator[bool]:
-        """Hold the lock of a group for the duration of the block.
+        """Lock a group for the duration of the block, so that no other process writes it.
 
         Args:
             group: The group.
@@ -398,7 +405,11 @@ class GroupedOutput(Generic[Group, Summary]):
         return summary if summary is not None and self.is_group_complete(summary) else None
 
     def is_group_complete(self, summary: Summary) -> bool:
-        """Return whether a summary belongs to this output and its files exist. Subclasses override it."""
+        """Return whether the files of a group exist and belong to this output. Subclasses override this method.
+
+        Args:
+            summary: The summary of the group.
+        """
         return True
 
     def write_final_file(self, content: Artefact) -> None:

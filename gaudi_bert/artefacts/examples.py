@@ -26,7 +26,7 @@ class PreparedFile(Artefact):
 
 
 class PreparedSection(ExtensibleArtefact):
-    """Counts of the text and the examples of one section or one complete split.
+    """Counts of the text and of the examples that were made from it, for one section of the text or a complete split.
 
     Attributes:
         text_documents: The number of documents.
@@ -103,7 +103,7 @@ class PreparedExamples(ExtensibleArtefact):
 
 
 def token_table_path(folder: Path, part: int, parts: int) -> Path:
-    """Return the path of the table that contains the rows of one part."""
+    """Return the path of the Parquet table to which `tokenize` writes the rows of part `part` of `parts`."""
     return folder / f"tokens-{part:05d}-of-{parts:05d}.parquet"
 
 

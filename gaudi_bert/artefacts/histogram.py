@@ -31,7 +31,9 @@ from gaudi_bert.common.progress import format_bytes, format_count
 
 
 def _parse_counts(value: Any) -> IntArray:
-    """Return the counts of a file as int64 [pairs, 3], sorted by length and then by masked positions.
+    """Convert the counts of an input file, a list of lists, to an array int64 [pairs, 3].
+
+    The rows are sorted by length and then by masked positions.
 
     Raises:
         ValueError: The value is not a list of rows of three integers.
@@ -119,7 +121,7 @@ class HistogramFile(Artefact):
 
     @classmethod
     def read_and_merge(cls, paths: Sequence[Path]) -> Self:
-        """Read one or several histograms, and merge them.
+        """Read the files of one or several histograms, and merge them into one histogram.
 
         The files are sorted by name, so that the result does not depend on how they were divided into parts.
 
@@ -197,7 +199,7 @@ class HistogramFile(Artefact):
         return None if self.files is None else self._sum_files().max_masked
 
     def _sum_files(self) -> _LengthTotals:
-        """Return the totals over all files for each length.
+        """Add up the counts of all input files for each length.
 
         Raises:
             ValueError: A length or a number of masked positions is out of range.

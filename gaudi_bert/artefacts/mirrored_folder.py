@@ -43,7 +43,7 @@ class _FileState(NamedTuple):
 
 @dataclass(frozen=True)
 class _MirroredFolder(Mirror):
-    """A local folder with an object store behind it.
+    """A local folder that mirrors the objects below a URL: files are downloaded to it and uploaded from it.
 
     Attributes:
         folder: The local folder.
@@ -61,11 +61,11 @@ class _MirroredFolder(Mirror):
     uploaded_states: dict[Path, _FileState] = field(default_factory=dict)
 
     def object_url(self, path: Path) -> str:
-        """Return the URL of a local path."""
+        """Return the URL of the object that corresponds to a local path."""
         return "/".join((self.url, *path.relative_to(self.folder).parts))
 
     def is_visible(self, path: Path) -> bool:
-        """Return whether no part of the path below the folder begins with a dot."""
+        """Return whether a file is visible: neither its name nor a folder between it and this folder begins with a dot."""
         return not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
 
     def upload_completed(self, path: Path) -> None:
@@ -74,14 +74,14 @@ class _MirroredFolder(Mirror):
             self.upload(path)
 
     def upload(self, path: Path) -> None:
-        """Upload a file."""
+        """Upload a local file to its object in the store."""
         state = _read_file_state(path)
         self.listed.pop(path, None)
         self.objects.upload(path, self.object_url(path))
         self.uploaded_states[path] = state
 
     def download(self, path: Path) -> None:
-        """Download a file.
+        """Download the object of a local path.
 
         Raises:
             InputError: The store does not have the file, or it has changed since it was listed.
@@ -149,7 +149,7 @@ def mirror_folder(path: Path, store: StoreSettings | None = None) -> Iterator[Pa
         with mount_mirror(folder, _MirroredFolder(folder, url, objects)):
             try:
                 yield folder
-            except GaudiBertError as error:  # its message may name the local copy of an object
+            except GaudiBertError as error:  # its message may contain the local path of an object, which users do not know
                 message = str(error).replace(str(folder), url)
                 if message == str(error):
                     raise
@@ -168,14 +168,17 @@ def format_path(path: Path) -> str:
 
 
 def fetch_files(*paths: Path) -> None:
-    """Download files of one mirrored folder that the store has and that do not exist locally. Do nothing on a local disk."""
+    """Download files of a mirrored folder, except those that exist locally or not in the store.
+
+    Do nothing for files on a local disk.
+    """
     mirror = _find_mirrored_folder(paths[0]) if paths else None
     if mirror is not None:
         mirror.run_in_threads(mirror.download_if_present, [path for path in paths if not path.exists()])
 
 
 def publish_files(*paths: Path) -> None:
-    """Upload files that grow, such as logs. Do nothing on a local disk.
+    """Upload files that grow while a stage runs, such as logs. Do nothing for files on a local disk.
 
     Files that have not changed since they were uploaded are skipped, and so are hidden files.
 
@@ -190,7 +193,10 @@ def publish_files(*paths: Path) -> None:
 
 
 def remove_local_copies(*paths: Path) -> None:
-    """Remove the local copies of files in a mirrored folder that will not be read again. Do nothing on a local disk."""
+    """Remove the local copies of files of a mirrored folder, whose objects stay in the store.
+
+    Do nothing for files on a local disk.
+    """
     for path in paths:
         if is_mirrored(path):
             path.unlink(missing_ok=True)
@@ -209,7 +215,7 @@ def remove_files(*paths: Path) -> None:
 
 
 def list_names(folder: Path) -> list[str]:
-    """Return the sorted names in a folder.
+    """Return the sorted names of what a folder contains, on the local disk or in an object store.
 
     For a local folder, these are its files and sub-folders. For a mirrored folder, these are all objects below it in the
     store, with names relative to the folder.
@@ -221,7 +227,7 @@ def list_names(folder: Path) -> list[str]:
 
 
 def list_files(folder: Path) -> dict[str, ObjectInfo]:
-    """Return the visible files directly in a folder, with the size of each.
+    """Return the files directly in a folder and the size of each, without hidden files.
 
     Files of a store must not change between this call and their download. Otherwise the download fails.
     """
@@ -240,7 +246,7 @@ def list_files(folder: Path) -> dict[str, ObjectInfo]:
 
 @contextmanager
 def prefetch_batches(batches: Sequence[_Batch], batches_ahead: int = 1) -> Iterator[_BatchPrefetcher]:
-    """Download batches of files ahead of their reader, for the duration of the block.
+    """Download batches of files in the background, shortly before they are read.
 
     Each batch is read once. Local files are used in place.
 
@@ -337,7 +343,7 @@ def _create_scratch_folder(parent: str | None) -> Iterator[Path]:
     with explain_os_errors(parent_folder, "make scratch"):
         parent_folder.mkdir(parents=True, exist_ok=True)
         _remove_stale_scratch(parent_folder)
-        while True:  # try again if another process removed the folder before it was locked
+        while True:  # another process may remove the folder before it is locked, so try again
             folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent_folder)).resolve()
             with suppress(FileNotFoundError):
                 descriptor = os.open(folder, os.O_RDONLY)
@@ -375,7 +381,7 @@ _MAGIC = re.compile(r"[*?[]")
 
 @contextmanager
 def mirror_bucket(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
-    """Provide the local path that corresponds to a URL, for the duration of the block. Nothing is downloaded yet.
+    """Provide a local path for a URL, for the duration of the block. Its files must be fetched with `fetch_files`.
 
     Args:
         location: A URL, or a local path, which is returned unchanged.
@@ -415,7 +421,7 @@ def fetch_matching_files(path: Path) -> None:
 
 @contextmanager
 def open_local_copy(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
-    """Provide a file or folder to read, for the duration of the block.
+    """Provide a local copy of a file or folder for the duration of the block.
 
     Args:
         location: A local path, which is used in place, or the URL of an object or a prefix, which is downloaded.
@@ -432,7 +438,7 @@ def open_local_copy(location: str | Path, store: StoreSettings | None = None) ->
 def open_local_copies(
     locations: Sequence[str | Path | None], store: StoreSettings | None = None
 ) -> Iterator[list[Path | None]]:
-    """Provide several files or folders to read, for the duration of the block, as `open_local_copy` does for one.
+    """Provide local copies of several files or folders for the duration of the block.
 
     Args:
         locations: Local paths and URLs. None stands for a file that is not used. Equal URLs have the same local path.

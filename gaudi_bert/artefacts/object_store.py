@@ -44,7 +44,7 @@ def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
         extra = EXTRAS.get(scheme)
         remedy = f"run {install_command(extra)}" if extra else "install fsspec and its library for these URLs"
         raise InputError(f"{scheme}://: no library for such URLs is installed; {remedy}") from error
-    except OSError as error:  # the library loads a shared library that is missing, as hdfs:// does with Java
+    except OSError as error:  # the library needs a shared library that is missing, such as the JVM for hdfs://
         first = shorten(str(error).splitlines()[0], 160)
         raise InputError(f"{scheme}://: {first}; install the missing library, or copy the data to another store") from error
     except ValueError as error:
@@ -52,7 +52,7 @@ def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
 
 
 def _filesystem_options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
-    """Return the arguments for the file system of a scheme. Only S3 has any."""
+    """Return the arguments with which fsspec opens the file system of a URL scheme. Only S3 needs arguments."""
     if EXTRAS.get(scheme) != "s3":
         return {}
     # Private stores may not support the checksums of the S3 protocol, so they are only sent if they are required. The sizes
@@ -144,7 +144,7 @@ class ObjectStore:
         self._shown_at = -math.inf
 
     def info(self, url: str | Path) -> ObjectInfo | None:
-        """Return the state of the object at `url`, or None if there is no object."""
+        """Return the size and the version of the object at `url`, or None if there is no such object."""
         url = store_url(url)
         try:
             entry = self._retry_request("read the state of", url, lambda filesystem: filesystem.info(url))
@@ -230,7 +230,7 @@ class ObjectStore:
         self._write_object(url, lambda filesystem: filesystem.pipe_file(url, data))
 
     def _write_object(self, url: str, request: Callable[[Any], Answer]) -> Answer:
-        """Perform a request that writes an object, and return its result.
+        """Send a request that writes an object, retry it after temporary failures, and return its result.
 
         Raises:
             InputError: There is no such bucket.
@@ -274,7 +274,7 @@ class ObjectStore:
             return
 
     def _retry_request(self, action: str, url: str, request: Callable[[Any], Answer]) -> Answer:
-        """Perform a request, retry it after temporary failures, and return its result.
+        """Send a request to a store, retry it after temporary failures, and return its result.
 
         Args:
             action: What the request does, for messages.
@@ -312,7 +312,7 @@ class ObjectStore:
                 waited += pause
                 now = time.monotonic()
                 if max(waited, now - start) >= _PATIENCE_SECONDS:
-                    with self._lock:  # limits the number of lines that all threads together write
+                    with self._lock:  # all threads together write at most one such line every two seconds
                         is_due = now - self._shown_at >= _PATIENCE_SECONDS
                         self._shown_at = now if is_due else self._shown_at
                     if is_due:
@@ -322,7 +322,7 @@ class ObjectStore:
             pause = min(2 * pause, settings.longest_pause_seconds)
 
     def _raise_if_permanent(self, action: str, url: str, error: BaseException) -> None:
-        """Raise an error if another attempt cannot succeed, and otherwise return.
+        """Raise an error if a failed request cannot succeed later. Return normally if it may be retried.
 
         Raises:
             FailedError: A disk is full or there are no credentials.
@@ -344,7 +344,7 @@ class ObjectStore:
 
 
 def _parse_object_info(entry: dict[str, Any]) -> ObjectInfo:
-    """Return the state of an object from an entry of fsspec."""
+    """Convert fsspec's description of an object to an `ObjectInfo`."""
     version = entry.get("ETag") or entry.get("etag") or entry.get("generation") or entry.get("mtime") or ""
     return ObjectInfo(int(entry["size"]), str(version))
 

@@ -45,7 +45,7 @@ class OwnedFiles:
 
 
 def is_owned(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a file can belong to an artefact.
+    """Return whether the name of a file matches one of the patterns of an artefact's files.
 
     The lock file and the temporary files of a file that matches a pattern also belong to the artefact.
 

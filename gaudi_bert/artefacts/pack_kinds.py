@@ -82,10 +82,10 @@ def list_pack_kind_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _metadata_path_by_kind(folder: Path) -> dict[PackKind, Path]:
-    """Return the path of the metadata for each kind of packs."""
+    """Return the path that metadata.json has in a folder, for each kind of packs."""
     return {"table": folder / NOTES_NAME / METADATA_NAME, "records": folder / METADATA_NAME}
 
 
 def _list_settings_paths(folder: Path) -> tuple[Path, Path]:
-    """Return the paths of the settings file for TFRecords and for tables."""
+    """Return the paths that the settings file may have in a folder: for packed TFRecords, and for packed tables."""
     return settings_path(folder, folder / METADATA_NAME), settings_path(folder, RowLengthTables.path_in(folder))

@@ -119,7 +119,7 @@ class TableManifest(GroupManifest):
 
 
 class PackedMetadata(Artefact):
-    """The content of metadata.json that all packed folders have. All readers of packs rely on it.
+    """The keys of metadata.json that packed TFRecords and packed tables have in common.
 
     Attributes:
         packs_name: The name of this kind of packs, for messages.
@@ -322,7 +322,7 @@ class TableMetadata(PackedMetadata):
 
 
 class PackedTotals:
-    """The totals of a packed folder, to which group manifests are added one by one, in any order.
+    """Adds up the manifests of all groups of a packed folder, in any order.
 
     Attributes:
         sequences: The number of sequences.

@@ -60,8 +60,7 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
 
     @property
     def json_folder(self) -> Path:
-        """The folder that contains metadata.json and the group manifests. Packed tables have a sub-folder for these files.
-        """
+        """The folder that contains metadata.json and the group manifests. Packed tables have a sub-folder for these files."""
         return self.metadata.path_in(self.path).parent
 
     @property
@@ -200,7 +199,8 @@ class VerifiedGroup(Generic[_Manifest]):
 class GroupVerifier(Protocol[_Manifest]):
     """Compares the groups of a packed folder with the source from which they were packed.
 
-    Packed TFRecords and packed tables have a subclass each. A group consists of input files that were packed together.
+    There is one implementation for packed TFRecords and one for packed tables. A group consists of input files that were
+    packed together.
     """
 
     @property
