@@ -68,7 +68,7 @@ class GroupManifest(Artefact):
     shards: tuple[Shard, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content as JSON values. The two long lists are the last keys of the file."""
+        """Return the content as JSON values, with the two long lists at the end."""
         content = super().as_json()
         return {**content, **{key: content.pop(key) for key in ("counts", "shards")}}
 
@@ -199,7 +199,7 @@ class PackedMetadata(Artefact):
         return ShardTable.from_groups(self.groups, self.shard_ending)
 
     def compute_packs_sha256(self) -> str:
-        """Return a SHA-256 that differs between different packs.
+        """Return the SHA-256 that identifies these packs: different packs have different values.
 
         It is computed from the checksums of all manifests, because a manifest contains the checksums of all its shards.
         """
@@ -345,7 +345,7 @@ class PackedTotals:
         self._groups: dict[int, GroupShards] = {}
 
     def add_group(self, manifest: GroupManifest, crc32c: int = 0) -> None:
-        """Add a group. `crc32c` is the CRC-32C of the bytes of its manifest."""
+        """Add the manifest of a group to the totals. `crc32c` is the CRC-32C of the manifest file."""
         self._add(manifest, "sequences", "packs", "tokens")
         counts = np.array(manifest.counts, np.int64)
         self._counts = self._counts + counts if self._counts.size else counts
@@ -361,12 +361,12 @@ class PackedTotals:
                 self.too_long[key] += getattr(manifest.too_long, key)
 
     def _add(self, manifest: GroupManifest, *keys: str) -> None:
-        """Add the values of these keys to the attributes of the same names."""
+        """Add the values that a manifest has for these keys to the attributes with the same names."""
         for key in keys:
             setattr(self, key, getattr(self, key) + getattr(manifest, key))
 
     def to_metadata_fields(self, max_sequence_length: int, lower_bound: int) -> dict[str, Any]:
-        """Return the keys of metadata.json that follow from the group manifests.
+        """Return those keys of metadata.json that are computed from the group manifests.
 
         Args:
             max_sequence_length: The number of tokens in a pack, including padding.

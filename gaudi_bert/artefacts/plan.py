@@ -77,7 +77,7 @@ class PlanTotals(Artefact):
 
     @model_validator(mode="after")
     def _check_masked_slots(self) -> PlanTotals:
-        """Check that a pack has enough masked slots."""
+        """Check that a pack has as many masked slots as its sequences need."""
         if (self.masked_slots_needed or 0) > (self.masked_slots or 0):
             raise ValueError(f"masked_slots is {self.masked_slots}, but {self.masked_slots_needed} are needed")
         return self
@@ -157,7 +157,7 @@ class PlannedGroup(Artefact):
 
 
 def compute_totals(groups: Sequence[PlannedGroup], max_sequence_length: int, algorithm: str) -> dict[str, Any]:
-    """Return the keys of `PlanTotals` that follow from the groups: all except the masked slots."""
+    """Compute the values of `PlanTotals` from the groups of a plan. The two values of masked slots are not included."""
     sequences, packs, tokens, bound = (
         sum(getattr(group, key) for group in groups) for key in ("sequences", "packs", "tokens", "lower_bound")
     )
@@ -229,7 +229,7 @@ class Plan(Artefact):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Plan:
-        """Check that the groups are valid, no file is in two groups, and the totals are those of the groups."""
+        """Check that each group is consistent, no file is in two groups, and the totals are the sums over the groups."""
         for number, group in enumerate(self.groups):
             try:
                 group.check_consistency(self.depth, self.max_sequence_length)

@@ -62,7 +62,7 @@ class StageRun:
         return self.part is None and not self.finish
 
     def select_part(self, items: Sequence[_Group]) -> Sequence[_Group]:
-        """Return the groups that belong to the part of this run, or all groups if it has no part."""
+        """Return those groups (or files) that this run has to process: every N-th for part K of N, otherwise all."""
         number, parts = self.part or (0, 1)
         return items[number::parts]
 
@@ -71,7 +71,7 @@ class StageRun:
 
 
 def to_json(result: Any) -> Any:
-    """Return a result as JSON values. Objects become dictionaries, and other values stay unchanged."""
+    """Convert the result of a command to JSON values: objects become dictionaries, and other values stay unchanged."""
     if hasattr(result, "as_json"):
         return result.as_json()
     if is_dataclass(result):
@@ -112,7 +112,7 @@ class StageOutput(Generic[Content]):
         return {**content.summary(), **_fields_as_json(self, "content"), **skipped}
 
     def format_lines(self, **how: Any) -> list[str]:
-        """Return the lines of the content. If the stage was skipped, the first line says so.
+        """Return the result as lines of text. If an earlier run had finished the stage, the first line says so.
 
         Args:
             how: Arguments for the `format_lines` method of the content.
@@ -162,7 +162,7 @@ def build_part_result(groups: int, groups_written: int, totals: PackedTotals | V
 
 
 def require_complete(result: StageOutput[Content] | PlainResult) -> StageOutput[Content]:
-    """Return the result if it is complete.
+    """Return the result of a stage unless it is the result of only one part.
 
     Raises:
         InputError: It is the result of one part.
@@ -220,7 +220,8 @@ class ByRowLength(Generic[Content]):
     tables: Mapping[int, Content]
 
     def format_lines(self, out: Path | None = None, **how: Any) -> list[str]:
-        """Return the lines of all tables. Lines that all tables have in common are returned once, at the end.
+        """Return the results of all tables as lines of text. Lines that are the same for all tables are returned once, at
+        the end.
 
         Args:
             out: The folder that contains the tables, or None to omit it from the lines.

@@ -29,7 +29,7 @@ from gaudi_bert.common.files import atomic_file, open_file
 
 
 class Shard(Artefact):
-    """A shard as a manifest lists it.
+    """The entry of a shard in the manifest of its group.
 
     Attributes:
         name: The name of the file in the packed folder.
@@ -45,7 +45,7 @@ class Shard(Artefact):
 
 
 class GroupShards(Artefact):
-    """The shards of a group as metadata.json lists them, in order.
+    """The entry of a group in metadata.json, which lists the shards of the group in order.
 
     Attributes:
         packs: The number of packs of each shard.
@@ -164,7 +164,7 @@ def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes:
     """
 
     def bytes_of(shards: int) -> float:
-        """Return the size of the largest shard if the packs are divided among this many shards."""
+        """Return the size in bytes of the largest shard if the packs are divided among this many shards."""
         return -(-packs // shards) * (total_bytes / max(packs, 1))
 
     for fewer in range(1, shard_multiple):
@@ -236,7 +236,7 @@ def write_index(path: Path, entries: Sequence[IndexArray]) -> int:
 
 
 class IndexedRecords(NamedTuple):
-    """The part of an index that describes one shard.
+    """The positions and the checksums of the records of one shard, as the index of its group states them.
 
     Attributes:
         starts: int64 [packs + 1], the position of each frame in the shard. The last entry is the end of the shard.
@@ -248,7 +248,7 @@ class IndexedRecords(NamedTuple):
 
 
 def read_index(path: Path, first: int, packs: int, shard_bytes: int) -> IndexedRecords | None:
-    """Read the part of an index that describes one shard.
+    """Read the positions and checksums of the records of one shard from the index of its group.
 
     Args:
         path: The index file.

@@ -38,12 +38,12 @@ class SplitPaths:
 
     @property
     def metadata_path(self) -> Path:
-        """The metadata of the packed folder, which is written last."""
+        """The path of metadata.json in the packed folder, which `write` writes last."""
         return self.packed / METADATA_NAME
 
     @property
     def verification_path(self) -> Path:
-        """The result of `verify`, which is written last."""
+        """The path of the file that `verify` writes."""
         return self.packed / VERIFICATION_NAME
 
     def manifest_path(self, group: int) -> Path:
@@ -113,7 +113,7 @@ class WorkFolder:
 
     @property
     def examples_summary_path(self) -> Path:
-        """The summary of `prepare`, which is written last."""
+        """The path of the summary that `prepare` writes last."""
         return self.examples_folder / EXAMPLES_NAME
 
     @property
@@ -123,12 +123,12 @@ class WorkFolder:
 
     @property
     def training_result_path(self) -> Path:
-        """The result of `train`, which is written last."""
+        """The path of the result that `train` writes last."""
         return self.train_folder / TRAINING_NAME
 
     @property
     def evaluation_result_path(self) -> Path:
-        """The result of `evaluate`."""
+        """The path of the result that `evaluate` writes."""
         return self.train_folder / "evaluation.json"
 
     def rows_path(self, split: str) -> Path:
@@ -142,7 +142,7 @@ class WorkFolder:
 
     @property
     def finetuning_result_path(self) -> Path:
-        """The metrics of `finetune`, which are written last."""
+        """The path of the metrics that `finetune` writes last."""
         return self.finetune_folder / FINETUNING_NAME
 
     @property
