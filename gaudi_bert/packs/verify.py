@@ -60,7 +60,7 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
 
     @property
     def json_folder(self) -> Path:
-        """The folder that contains metadata.json and the group manifests. Packed tables have a sub-folder for these files."""
+        """The folder of metadata.json and the group manifests. Packed tables have a sub-folder for these files."""
         return self.metadata.path_in(self.path).parent
 
     @property
