@@ -106,7 +106,7 @@ class PairObjective(TaskObjective):
     data: PairUpdates
 
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return ones, because the loss of `make_update_loss` is already divided the loss by the number of rows."""
+        """Return ones, because `make_update_loss` returns a loss that is already divided by the number of rows."""
         return np.ones(2)
 
     def make_update_loss(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> UpdateLoss:
@@ -119,7 +119,7 @@ class PairObjective(TaskObjective):
         rows = stream.rows_in_updates(update - 1, update)
 
         def loss_of_outputs(outputs: Sequence[NDArray[Any]]) -> tuple[FloatArray, list[FloatArray]]:
-            """Collect the outputs of all processes, and return the sums and the gradients."""
+            """Collect the outputs of all processes, and return the loss sums and the gradients of our own outputs."""
             together_NC = np.zeros((self.data.max_sequences_in(update - 1), outputs[0].shape[-1]))
             for numbers_BS, output_BSC in zip(numbers, outputs, strict=True):
                 together_NC[numbers_BS[numbers_BS >= 0]] = output_BSC[numbers_BS >= 0]

@@ -258,7 +258,7 @@ def _make_metrics(loss: float, accuracy: float) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class TableEvaluation(EvaluationSet[WordEvaluation]):
-    """A packed table to evaluate on. The masked tokens of a sequence do not depend on its pack.
+    """Evaluates a language model on a packed table. The masked tokens of a sequence do not depend on its pack.
 
     Attributes:
         source: The packed table.
@@ -297,7 +297,7 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
         return np.concatenate([[batch["sequence_weights"].sum()], words])
 
     def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> WordEvaluation:
-        """Return the loss, the accuracy, the perplexity and the baseline.
+        """Compute the loss, the accuracy, the perplexity and the baseline from the sums over all batches.
 
         Raises:
             InputError: The table contains no token to predict.

@@ -188,7 +188,7 @@ class EvaluationSet(ABC, Generic[E]):
 
     @abstractmethod
     def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> E:
-        """Return the metrics, computed from the sums and the outputs of all processes."""
+        """Compute the metrics from the sums and the outputs of all processes."""
 
     def evaluate_model(self, model: Model, communicator: Communicator) -> E:
         """Evaluate a model, and return its metrics, which are the same in every process.
@@ -271,7 +271,7 @@ class RecordsEvaluation(EvaluationSet[EvaluationMetrics]):
         )
 
     def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> EvaluationMetrics:
-        """Return the losses, the accuracies and their baselines.
+        """Compute both losses, both accuracies and their baselines from the sums over all records.
 
         Raises:
             InputError: The data contains no sequences.

@@ -65,7 +65,10 @@ class Objective(ABC):
 
     @abstractmethod
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return the weights by which the first and the second loss of one batch would be divided, float64 [2]."""
+        """Return the weights of the first and of the second loss of a batch, float64 [2].
+
+        Dividing the loss sums of the batch by these weights gives the mean losses.
+        """
 
     @abstractmethod
     def compute_metrics(self, sums: FloatArray) -> ReportMetrics:
@@ -89,7 +92,9 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class PretrainingObjective(Objective):
-    """The masked-LM and the next-sentence loss. `model.heads.PretrainingHead` defines the sums.
+    """The training objective of BERT: the sum of the masked-LM loss and the next-sentence loss.
+
+    `model.heads.PretrainingHead` defines the 8 sums from which the losses and the accuracies are computed.
 
     Attributes:
         masked_lm_loss: Whether the masked-LM loss is a mean over masked tokens ("token") or over sequences ("sequence").
@@ -190,7 +195,10 @@ GLOBAL = LossDenominators()
 
 
 def make_loss_denominators(settings: TrainingSettings, source: RecordSource) -> LossDenominators:
-    """Return the loss denominators of a run. For `balanced`, the expected weights are measured on about 1,000 records."""
+    """Return the rule by which a run divides its loss sums.
+
+    For `loss_normalization: balanced`, the expected weights of a pack are measured on about 1,000 records.
+    """
     if settings.loss_normalization != "balanced":
         return LossDenominators(settings.loss_normalization)
     each = -(-_SAMPLE // len(source.files))  # records to read at the beginning of each file, about `_SAMPLE` in total

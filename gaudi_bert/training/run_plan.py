@@ -295,7 +295,7 @@ def find_micro_batch_size(sequences_per_update: int, sequences_per_pack: float, 
     """
 
     def distance(packs: int) -> tuple[float, int]:
-        """Return the relative distance of an update from the requested size, rounded to percent, and its steps."""
+        """Return how far an update is from the requested size, rounded to percent, and its number of accumulation steps."""
         steps = _compute_accumulation_steps(sequences_per_update, packs, sequences_per_pack)
         return round(abs(steps * packs * sequences_per_pack / sequences_per_update - 1.0), 2), steps
 
