@@ -120,7 +120,7 @@ DAMAGE: list[tuple[Callable[[Path], object], str]] = [
         rewritten(SHARD, lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:]),
         f"{SHARD}: record 0 .* the record is damaged",
     ),
-    (rewritten(SHARD, rotated), f"{SHARD}: its CRC-32C differs"),
+    (rewritten(SHARD, rotated), f"{SHARD}: the CRC-32C of the shard differs"),
     (removed(SHARD), f"{SHARD}: the shard is missing"),
     (copied(SHARD, "packed/packed-00009-00000.tfrecord"), r"packed-00009-00000.tfrecord: the file is not .*metadata\.json"),
     (copied(INDEX, "packed/group-00002.index"), r"group-00002.index: .*metadata\.json"),

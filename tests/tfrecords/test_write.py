@@ -141,7 +141,7 @@ def test_a_plan_whose_packs_hold_more_than_their_masked_slots_is_refused(case: P
         plan["masked_slots"] = 1
         plan["totals"] |= {"masked_slots": 1, "masked_slots_needed": 1}
 
-    with pytest.raises(InputError, match="more masked positions than masked_slots"):
+    with pytest.raises(InputError, match="more masked positions than the pack has masked slots"):
         write_packed_records(case.records, change_plan(case, tmp_path, change), tmp_path / "out", a_run())
     assert not list((tmp_path / "out").glob("[!.]*-*"))
 
@@ -151,7 +151,7 @@ def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingC
     assert group["lower_bound"] > -(-sum(sum(strategy) * count for strategy, count in group["strategies"]) // 29)
     changes: dict[str, dict[str, Any]] = {
         "the prices prove": {"bound_prices": None, "lower_bound": group["packs"]},
-        "the prices prove 0 packs": {"bound_prices": [0] * 29},
+        "the prices prove only 0 packs": {"bound_prices": [0] * 29},
         "prices must be": {"bound_prices": [2**62] * 29},
         "expected 29 prices, found 28": {"bound_prices": group["bound_prices"][1:]},
     }
