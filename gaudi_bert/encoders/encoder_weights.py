@@ -42,7 +42,7 @@ _UNLIMITED = 1 << 20  # the number of positions or segments that is assumed for 
 
 
 def build_library_config(config: EncoderConfig, head: Head) -> transformers.PretrainedConfig:
-    """Return the `transformers` config of a model with a head.
+    """Return the config object of `transformers` for a model with a head.
 
     Raises:
         InputError: `transformers` does not have the model type, or its config cannot be used.
@@ -69,7 +69,7 @@ def build_library_config(config: EncoderConfig, head: Head) -> transformers.Pret
 
 
 def find_language_modelling_task(config: EncoderConfig) -> TaskKind:
-    """Return the language modelling task of a model: causal if it is a decoder, otherwise masked.
+    """Return which language modelling task a model supports: causal if it is a decoder, otherwise masked.
 
     If `transformers` has no class for this task, return the other one.
 
@@ -88,12 +88,12 @@ def find_language_modelling_task(config: EncoderConfig) -> TaskKind:
 
 
 def list_model_types() -> tuple[str, ...]:
-    """Return the model types that `transformers` supports."""
+    """Return all model types that the installed `transformers` supports."""
     return tuple(transformers.CONFIG_MAPPING)
 
 
 def find_model_class(library_config: transformers.PretrainedConfig, head: Head) -> type[Any]:
-    """Return the `transformers` class for a config and a head.
+    """Return the `transformers` class that combines a model type with a head.
 
     Raises:
         InputError: `transformers` has no such class.
@@ -134,7 +134,8 @@ def read_encoder_config(file: Path) -> EncoderConfig:
 def build_config_for_data(
     values: Mapping[str, Any], vocab_size: int, token_ids: Mapping[str, int | None], positions: int
 ) -> EncoderConfig:
-    """Return the config of a model with random weights, in which missing values are taken from the data.
+    """Return the config of a new model with random weights. Values that are not given are taken from the data, such as the
+    size of the vocabulary.
 
     If only a `model_type` is given, the model has its usual number of positions, or more if the data needs more.
 
@@ -160,7 +161,7 @@ def build_config_for_data(
 
 
 def find_model_sizes(config: EncoderConfig, head: Head) -> ModelSizes:
-    """Return the sizes of a model with a head.
+    """Build the `transformers` config of a model with a head, and return the sizes that limit what the model can process.
 
     Raises:
         InputError: The model cannot be fed packs.
@@ -172,7 +173,7 @@ def find_model_sizes(config: EncoderConfig, head: Head) -> ModelSizes:
 
 
 def read_model_sizes(library_config: transformers.PretrainedConfig, pack_inputs: PackInputs) -> ModelSizes:
-    """Return the sizes of a model.
+    """Return the sizes in a `transformers` config that limit what the model can process.
 
     Args:
         library_config: The `transformers` config of the model.
@@ -207,7 +208,7 @@ class EncoderWeights(NamedTuple):
 
 
 def read_encoder_weights(folder: Path, head: Head, *, head_may_be_missing: bool) -> EncoderWeights:
-    """Read the weights in a folder for a model with a head.
+    """Read the weights in a folder for a model with a head, and check them against its config.
 
     Args:
         folder: The folder of a `transformers` model.
@@ -230,7 +231,7 @@ def read_encoder_weights(folder: Path, head: Head, *, head_may_be_missing: bool)
 
 
 def find_stored_buffers(module: Any) -> dict[str, torch.Tensor]:
-    """Return the buffers that `save_pretrained` writes in addition to the parameters, by name."""
+    """Return the buffers of a module that `save_pretrained` stores in addition to the parameters, by name."""
     stored = module.state_dict().keys() - set(getattr(module, "_keys_to_ignore_on_save", None) or ())
     return {name: buffer for name, buffer in module.named_buffers() if name in stored}
 
@@ -247,7 +248,9 @@ _WEIGHT_FILES = ("*.safetensors", "*.bin")
 
 
 def read_architecture(folder: Path) -> str:
-    """Return the first class name under `architectures` in config.json. Empty if there is none."""
+    """Return the first class name under `architectures` in the config.json of a folder, or an empty string if there is
+    none.
+    """
     file = folder / "config.json"
     content = read_json(file)
     if not isinstance(content, dict):
@@ -310,7 +313,8 @@ def _read_model_and_missing_names(
 
 
 def _check_config_numbers(file: Path, value: Any, name: str = "") -> None:
-    """Check that a config contains no impossibly large numbers, because `transformers` would build lists of such lengths.
+    """Check that a config contains no impossibly large number. `transformers` would build lists of such a length and exhaust
+    the memory.
 
     Args:
         file: The file of the config, for the error message.
@@ -330,7 +334,7 @@ def _check_config_numbers(file: Path, value: Any, name: str = "") -> None:
 
 
 def _check_model_fits_files(folder: Path, model_class: type[Any], config: transformers.PretrainedConfig) -> None:
-    """Check that the model of a config is not larger than its weight files.
+    """Check that the config in a folder does not describe more weights than the weight files can contain.
 
     `transformers` would allocate the memory of the complete model before it notices that weights are missing.
 
@@ -350,7 +354,8 @@ def _check_model_fits_files(folder: Path, model_class: type[Any], config: transf
 
 
 def _check_no_duplicate_parameters(folder: Path) -> None:
-    """Check that no parameter is stored twice, under its current name and under its name in the first releases.
+    """Check that the weight files do not contain a parameter twice, under its current name and under its name in the first
+    releases.
 
     `transformers` would silently use one of the two.
 

@@ -65,7 +65,7 @@ class PackInputs:
 
 
 def module_for_packs(model: Any, pack_inputs: PackInputs) -> Any:
-    """Return the module that takes the batches of a pack_inputs.
+    """Return the module that accepts packed batches of a model.
 
     It is the model itself or, if `pack_inputs.embeds_without_mask`, a module that computes the embeddings first.
     """
@@ -92,7 +92,7 @@ class _EmbedsWithoutMask(torch.nn.Module):
 
 
 def attention_allowed(sequence_ids_BL: Tensor, is_causal: bool = False, window: int | None = None) -> Tensor:
-    """Compute which positions of a pack may attend to each other.
+    """Return a mask [B, L, L] of the positions of a pack that may attend to each other.
 
     Args:
         sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.
@@ -161,7 +161,7 @@ def attention_mask_for_target(
 
 
 def convert_position_ids(position_ids: Any, pack_inputs: PackInputs) -> Any:
-    """Convert positions that begin at 0 to the position ids of the model.
+    """Return the position ids that the model expects, given positions that begin at 0 in each sequence.
 
     Positions beyond the longest sequence, which only padding has, are limited to its last position.
     """
@@ -196,7 +196,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def sequence_membership(numbers_BX: Tensor, depth: int) -> Tensor:
-    """Compute which positions or slots belong to each sequence of a pack.
+    """Return a mask that tells which positions or slots belong to each sequence of a pack.
 
     Args:
         numbers_BX: The number of the sequence of each position or slot, from 1, or 0 if it is unused.
@@ -210,7 +210,7 @@ def sequence_membership(numbers_BX: Tensor, depth: int) -> Tensor:
 
 
 def pool_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """Pool the hidden states of each sequence to one vector.
+    """Pool the hidden states of the tokens of each sequence to one vector.
 
     Args:
         head: The kind of pooling, and whether vectors are scaled to length 1.

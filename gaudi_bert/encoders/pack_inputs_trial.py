@@ -74,7 +74,8 @@ class PackCheck(NamedTuple):
 
 
 def find_pack_inputs(model: Any, target: str = "transformers-5", model_class: type[Any] | None = None) -> PackInputs:
-    """Determine how a model has to be fed packs.
+    """Try packs on a small copy of a model, and return the inputs (masks, positions, ...) with which the model processes
+    packs correctly.
 
     Args:
         model: A model or a config of `transformers`. A `PackInputs` is returned unchanged.
@@ -108,7 +109,7 @@ def find_pack_inputs(model: Any, target: str = "transformers-5", model_class: ty
 
 
 def _labels_own_token(model: transformers.PreTrainedModel) -> bool:
-    """Return whether the label of a token refers to the token itself.
+    """Return whether a causal model compares the label of a token with the prediction for the token itself.
 
     If labels refer to the next token, the label of the first token does not change the loss, so this is measured.
     """
@@ -174,7 +175,7 @@ def check_packed_outputs(
     largest, bound = 0.0, allowed_difference(model)
 
     def check(rows: list[Pack], what: str, difference: float) -> None:
-        """Raise an error if a difference is larger than allowed."""
+        """Raise an error if a difference is larger than the allowed one."""
         if not difference <= bound:
             raise InputError(
                 f"{type(model).__name__}: computes wrong outputs for packs of {len(rows[0]['input_ids'])} tokens "
@@ -202,7 +203,8 @@ def check_packed_outputs(
 
 
 def allowed_difference(model: transformers.PreTrainedModel) -> float:
-    """Return the allowed difference between packed and single sequences, which depends on the dtype of the weights.
+    """Return the maximum difference that is allowed between the outputs of packed and of single sequences. It depends on the
+    dtype of the weights.
 
     It is relative to the largest output or to 1, whichever is larger.
     """
@@ -210,7 +212,7 @@ def allowed_difference(model: transformers.PreTrainedModel) -> float:
 
 
 def check_output_per_token(model: transformers.PreTrainedModel) -> None:
-    """Check that a model has an output for every token, or a head that gathers the outputs of sequences itself (`gathers`).
+    """Check that a model returns an output for every token, or has a head that gathers the outputs of sequences itself.
 
     Raises:
         InputError: The head has one output per row, which is wrong for a row with several sequences.
@@ -230,7 +232,8 @@ def check_output_per_token(model: transformers.PreTrainedModel) -> None:
 def _find_pack_inputs_of_copy(
     config: transformers.PretrainedConfig, model_class: type[Any] | None, target: str
 ) -> PackInputs:
-    """Find the pack inputs with which a small copy has the same outputs for packed and for single sequences.
+    """Build a small copy of a model, and return the pack inputs with which it computes the same outputs for packed and for
+    single sequences.
 
     Raises:
         InputError: There is no such pack_inputs, or the model cannot be tried.
@@ -277,7 +280,7 @@ def _rejection_message(config: transformers.PretrainedConfig, reason: str) -> st
 
 
 def _is_causal(model: transformers.PreTrainedModel) -> bool:
-    """Return whether later tokens do not affect earlier outputs.
+    """Return whether the outputs of a token do not depend on later tokens.
 
     In a model with random weights, tokens hardly affect each other's outputs. Therefore the effect of later tokens on
     earlier outputs is compared with the opposite effect, and not with a fixed bound.
@@ -363,7 +366,8 @@ def _find_longest_sequence(model: transformers.PreTrainedModel, pack_inputs: Pac
 def _find_mask_form(
     model: transformers.PreTrainedModel, config: transformers.PretrainedConfig, pack_inputs: PackInputs, target: str
 ) -> tuple[PackInputs | None, str]:
-    """Find the first form of masks with which packed and single sequences have the same outputs.
+    """Try all forms of masks, and return the pack inputs of the first form with which packed and single sequences have the
+    same outputs.
 
     All packs are run before the single sequences, because some models permanently change their state when they process a
     short sequence.
@@ -406,7 +410,7 @@ def _find_mask_form(
 def _possible_mask_forms(
     model: transformers.PreTrainedModel, pack_inputs: PackInputs
 ) -> Iterator[Callable[[Any], PackInputs]]:
-    """Yield the possible forms of masks, as functions that return the pack inputs for a config.
+    """Yield all forms of masks that may be right, as functions from a config to its pack inputs.
 
     The last forms compute the embeddings first, and the very last one also excludes masked tokens from packs.
     """
@@ -433,7 +437,7 @@ def _possible_mask_forms(
 
 
 def _layer_kinds(config: transformers.PretrainedConfig) -> list[str]:
-    """Return the distinct kinds of layers of a config. Empty if the config does not distinguish kinds."""
+    """Return the kinds of layers that a config names, such as "sliding_attention", each once. Empty if it names none."""
     return list(dict.fromkeys(getattr(config.get_text_config(), "layer_types", None) or ()))
 
 
@@ -448,7 +452,7 @@ def _attention_window(config: transformers.PretrainedConfig) -> int | None:
 
 
 def build_packed_batch(rows: list[Pack], pack_inputs: PackInputs, target: str = "transformers-5") -> dict[str, Any]:
-    """Turn packs into the arguments of a model.
+    """Return the arguments of a model for a batch of packs.
 
     The targets "flash" and "flex" need special software, so they are tried with the masks of "transformers-5".
     """

@@ -73,7 +73,7 @@ _ALLOWED_SMALL_DIFFERENCE = 1e-3  # allowed difference, relative to the largest 
 
 
 class PackedModel:
-    """A `transformers` module that runs on packs.
+    """Runs a `transformers` module on packs, with or without its head.
 
     Args:
         module: An encoder, or a model with a head.
@@ -115,7 +115,7 @@ class PackedModel:
     # --- Running packs through the encoder and the head
 
     def compute_vectors(self, batch: Tensors, head: VectorHead) -> Tensor:
-        """Compute a vector for each text in at least float32, [B, S, H]."""
+        """Run the encoder on a batch of packs, and return a vector for each text in at least float32, [B, S, H]."""
         hidden_BLH = self._compute_hidden_states(batch)
         picked = (
             hidden_BLH if head.positions_feature is None else gather_positions(hidden_BLH, batch[head.positions_feature])
@@ -123,7 +123,7 @@ class PackedModel:
         return pool_sequences(head, at_least_float32(picked.flatten(0, 1)), batch)
 
     def compute_head_outputs(self, batch: Tensors) -> Tensor:
-        """Compute the outputs of the head in at least float32.
+        """Run the encoder and the head on a batch of packs, and return the outputs of the head in at least float32.
 
         Returns:
             [B, S, C] if the head predicts per text, [B, L, C] if it predicts per token, or the logits of the vocabulary
@@ -155,7 +155,7 @@ class PackedModel:
         return next(self.module.parameters()).dtype
 
     def _compute_hidden_states(self, batch: Tensors) -> Tensor:
-        """Compute the hidden states of all tokens, [B, L, H]."""
+        """Run the encoder on a batch of packs, and return the hidden states of all tokens, [B, L, H]."""
         pack_inputs, numbers_BL = self.pack_inputs, batch["input_mask"]
         # Autocast would turn the lowest float32 value into an infinity, so masks use the lowest bfloat16 value.
         lowest = torch.float16 if self._dtype == torch.float16 else torch.bfloat16
@@ -173,7 +173,7 @@ class PackedModel:
             return cast(Tensor, select_token_outputs(self._encoder(**inputs)))
 
     def _compute_text_outputs(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
-        """Run the head on the tokens that it reads of each text, and return its outputs, [B, S, C]."""
+        """Run the head on the tokens of each text that it reads, and return its outputs, [B, S, C]."""
         starts_BS, depth = batch["sequence_positions"].long(), batch["sequence_positions"].shape[1]
         if self._tokens_read == "first":
             return self._run_head(gather_positions(hidden_BLH, starts_BS).flatten(0, 1)[:, None]).unflatten(
@@ -192,14 +192,14 @@ class PackedModel:
         return self._run_head(rows_RKH, (within_K < tokens_BS.reshape(-1, 1)).long()).unflatten(0, starts_BS.shape)
 
     def _run_head(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Run the head on given hidden states. Without a mask, all tokens are valid."""
+        """Run only the head, on the given hidden states, and return its logits. Without a mask, all tokens are valid."""
         mask = torch.ones(hidden.shape[:2], dtype=torch.int64, device=hidden.device) if mask is None else mask
         return _extract_logits(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
 
     # --- Trials before a model is used
 
     def _find_tokens_read(self) -> _TokensRead:
-        """Return "first" or "last" if the head's output depends only on this token of a text, otherwise "all"."""
+        """Return which tokens of a text affect the output of the head: "first", "last" or "all"."""
         size = self.module.config.get_text_config().hidden_size
         with trial_mode(self.module), quiet_transformers():
             random_RKH = torch.randn((2, 7, size), generator=torch.Generator().manual_seed(TRIAL_SEED))
@@ -213,7 +213,8 @@ class PackedModel:
         return "all"
 
     def check_rows(self, min_tokens: int = 0) -> None:
-        """Try the current weights on packs in rows of at least `min_tokens` tokens, unless such rows were already tried.
+        """Check packs in rows of at least `min_tokens` tokens with the current weights, unless such rows were already
+        checked.
 
         In the first trial, the head is tried too, and the rows have at least 512 tokens if the model has so many positions.
 
@@ -229,7 +230,7 @@ class PackedModel:
         self.tried_tokens, _ = self.check_packs(min(positions, length), training=False)
 
     def check_packs(self, row_tokens: int | None = None, *, training: bool) -> PackCheck:
-        """Try the encoder on packs, as described for `check_packed_outputs`.
+        """Check that the encoder computes the same outputs for packed and for single sequences. See `check_packed_outputs`.
 
         Args:
             row_tokens: The number of tokens in the longest rows, or None for a default.
@@ -311,7 +312,9 @@ def _masked_token_error(model: transformers.PreTrainedModel) -> str:
 
 
 class _StandIn(torch.nn.Module):
-    """A module that replaces an encoder. It returns the hidden states that it is given, in the encoder's output type."""
+    """A module that takes the place of an encoder. It returns the hidden states that it receives, in the output type of
+    the encoder.
+    """
 
     def __init__(self, encoder: transformers.PreTrainedModel, output: Any) -> None:
         super().__init__()
@@ -334,7 +337,7 @@ class _StandIn(torch.nn.Module):
 
 
 def _copy_with_stand_in(module: Any) -> torch.nn.Module:
-    """Return a copy of a module that shares its weights, but whose encoder is replaced by a stand-in.
+    """Return a copy of a module in which a stand-in replaces the encoder. The copy shares the weights of the head.
 
     Raises:
         InputError: The encoder is not a direct child of the module.
@@ -357,7 +360,7 @@ def _copy_with_stand_in(module: Any) -> torch.nn.Module:
 
 
 def _extract_logits(output: Any) -> Tensor:
-    """Return the logits of a head. For a span head, stack the start and end logits along the last axis."""
+    """Return the logits in the output of a head. For a span head, stack the start and end logits along the last axis."""
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
     return cast(Tensor, output.logits)
@@ -416,7 +419,8 @@ class FolderVerification(NamedTuple):
 
 
 def verify_model_folder(folder: Path, say: Callable[[str], None]) -> FolderVerification:
-    """Check the model in a folder, with its own weights and its head.
+    """Check that the model in a folder, with its own weights and its head, computes the same for packed and for single
+    sequences.
 
     Args:
         folder: The folder of the model.
@@ -449,7 +453,7 @@ def verify_model_folder(folder: Path, say: Callable[[str], None]) -> FolderVerif
 
 
 def _compare_gradients(encoder: transformers.PreTrainedModel, pack_inputs: PackInputs, rows: list[Pack]) -> float:
-    """Return the difference between the gradients for packed and for single sequences, relative to their norm.
+    """Return the difference between the gradients of packed and of single sequences, relative to the norm of the gradient.
 
     The loss is the sum of all outputs, each multiplied by a random number.
 

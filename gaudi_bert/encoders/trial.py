@@ -70,7 +70,7 @@ _ERRORS_FOR_USERS = (ValueError, OSError)  # built-in exceptions whose messages 
 
 
 def explain_library_error(error: BaseException, max_characters: int = 200) -> str:
-    """Return the reason why another library rejected a file or a setting, for an error message.
+    """Return a reason, for an error message, why another library rejected a file or a setting.
 
     The message of the error is returned if it was probably written for users. Messages of other errors, such as a TypeError,
     would not help a user, so a general reason is returned instead.
@@ -103,7 +103,7 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def controlled_conditions(one_thread: bool = True) -> Iterator[None]:
-    """Disable gradients and compilation during the context.
+    """Disable gradients and compilation during the context, so that trials are fast and always compute the same.
 
     Args:
         one_thread: Whether PyTorch uses only one thread, which is faster for a few tokens unless the model is large.
@@ -121,7 +121,7 @@ def controlled_conditions(one_thread: bool = True) -> Iterator[None]:
 
 @contextmanager
 def trial_mode(model: transformers.PreTrainedModel) -> Iterator[None]:
-    """Put a model into evaluation mode without gradients during the context, and restore its modes and buffers afterwards.
+    """Put a model into evaluation mode without gradients during the context. Afterwards, restore its mode and its buffers.
 
     Raises:
         InputError: The model raised an error. The message is a single line.
@@ -151,13 +151,13 @@ def trial_mode(model: transformers.PreTrainedModel) -> Iterator[None]:
 
 
 def find_max_positions(config: transformers.PretrainedConfig) -> int | None:
-    """Return the number of positions of a model, or None if there is no limit, which XLNet writes as -1."""
+    """Return the number of positions in a config, or None if the model has no limit. XLNet writes -1 in this case."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return positions if type(positions) is int and positions >= 0 else None
 
 
 def trial_pack_length(config: transformers.PretrainedConfig, position_offset: int, max_tokens: int = 144) -> int:
-    """Return the number of tokens in the packs with which a model is tried.
+    """Return how many tokens the packs have with which a model is tried.
 
     Args:
         config: The config of the model.
@@ -198,7 +198,8 @@ def build_full_pack(
     longest_sequence: int | None = None,
     excluded_token: int | None = None,
 ) -> TrialPacks:
-    """Return one pack without padding, whose sequences get shorter down to one token, and the same pack with changed tokens.
+    """Return one pack without padding, whose sequences get shorter down to a single token, and the same pack with changed
+    tokens.
 
     The arguments and the results are those of `build_random_packs`.
     """
@@ -212,7 +213,7 @@ def build_full_pack(
 def _build_packs(
     config: transformers.PretrainedConfig, length: int, sequence_lengths: Sequence[Sequence[int]], excluded_token: int | None
 ) -> TrialPacks:
-    """Return packs with sequences of given lengths, and the same packs with the tokens of each first sequence changed."""
+    """Return packs whose sequences have the given lengths, and the same packs with changed tokens in each first sequence."""
     # Models may treat [SEP] or [MASK] differently, so special tokens are repeated until they are about as frequent as
     # ordinary tokens. Padding and other tokens that a config names are excluded, because such a token may stand for an
     # image, for example.
@@ -247,7 +248,7 @@ def _build_packs(
 
 
 def find_ordinary_tokens(config: transformers.PretrainedConfig) -> AnyArray:
-    """Return the ordinary token ids, which are not among the first ids and are not named in the config.
+    """Return the token ids that have no special meaning. The first ids, and ids that the config names, are excluded.
 
     Raises:
         InputError: The vocabulary has fewer than two such tokens.
@@ -262,7 +263,7 @@ def find_ordinary_tokens(config: transformers.PretrainedConfig) -> AnyArray:
 
 
 def _find_configured_tokens(config: transformers.PretrainedConfig) -> set[int]:
-    """Return the token ids that a config names, such as `pad_token_id`."""
+    """Return the token ids that a config assigns to settings such as `pad_token_id`."""
     configs = (config, config.get_text_config())
     return {value for each in configs for name, value in vars(each).items() if "token" in name and isinstance(value, int)}
 
@@ -270,7 +271,7 @@ def _find_configured_tokens(config: transformers.PretrainedConfig) -> set[int]:
 def compute_single_outputs(
     model: transformers.PreTrainedModel, pack_inputs: PackInputs, rows: Sequence[Pack]
 ) -> list[torch.Tensor]:
-    """Compute the outputs of each sequence in a batch of its own, without passing a mask or positions."""
+    """Run every sequence of the packs in a batch of its own, without a mask or positions, and return its outputs."""
     outputs = []
     for row in rows:
         for number in range(1, len(row["seq_lens"]) + 1):
@@ -303,7 +304,7 @@ def compute_token_outputs(model: transformers.PreTrainedModel, batch: dict[str, 
 
 
 def select_token_outputs(output: Any) -> Any:
-    """Return the logits or the hidden states of all tokens from the output of a model.
+    """Return the outputs for all tokens, logits or hidden states, from the output object of a model.
 
     They are selected by name, because the first element of an output may be something else, such as Mixtral's router loss.
     """
@@ -321,7 +322,7 @@ def move_to_device(value: Any, device: torch.device, dtype: torch.dtype | None =
 
 
 def split_by_sequence(outputs: torch.Tensor, rows: Sequence[Pack]) -> list[torch.Tensor]:
-    """Split the outputs of packs into the outputs of their sequences, without padding.
+    """Divide the outputs of packs into the outputs of their sequences, without padding.
 
     Args:
         outputs: The outputs of the packs, [B, L, H], or of all sequences in one flattened row, [1, T, H].
@@ -339,7 +340,9 @@ def largest_difference(actual: Sequence[torch.Tensor], expected: Sequence[torch.
 
 
 def largest_neighbour_change(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], rows: Sequence[Pack]) -> float:
-    """Return the largest change in the outputs of all sequences except the first of each pack, whose tokens were changed."""
+    """Return the largest change in the outputs of the sequences whose tokens did not change, which are all but the first
+    of each pack.
+    """
     others = np.flatnonzero([number > 0 for row in rows for number in range(len(row["seq_lens"]))])
     return largest_difference([before[each] for each in others], [after[each] for each in others])
 
@@ -380,7 +383,7 @@ def _iterate_nested_configs(config: transformers.PretrainedConfig) -> Iterator[A
 
 
 def _reduce_layers(config: transformers.PretrainedConfig, max_window: int) -> Any:
-    """Return a copy of a config with short windows, and with just enough layers to contain every kind of layer."""
+    """Return a copy of a config with short attention windows, and with just enough layers to contain every kind of layer."""
     small = copy.deepcopy(config)
     for each in _iterate_nested_configs(small):
         for name, value in list(vars(each).items()):
@@ -405,7 +408,7 @@ def _reduce_layers(config: transformers.PretrainedConfig, max_window: int) -> An
 
 
 def _reduce_layers_and_widths(config: transformers.PretrainedConfig, max_window: int) -> Any:
-    """Return a shallow copy of a config whose layers are also narrow, with only a few heads of the original size."""
+    """Return a copy of a config as `_reduce_layers` does, whose layers are also narrow: a few heads of the original size."""
     small = _reduce_layers(config, max_window)
     for each in _iterate_nested_configs(small):
         heads, hidden = (getattr(each, name, None) for name in ("num_attention_heads", "hidden_size"))

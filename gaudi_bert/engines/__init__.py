@@ -25,7 +25,7 @@ class ChosenEngine(NamedTuple):
     reason: str
 
     def format_choice(self) -> str:
-        """Format the choice as a line for the user."""
+        """Return the choice as a line of text for the user."""
         return f"engine {self.name}: {self.reason}"
 
 
@@ -41,7 +41,8 @@ def choose_engine(
     setting_name: str = "training.engine",
     previous_engine: EngineName | None = None,
 ) -> ChosenEngine:
-    """Choose the engine of a run.
+    """Choose the engine of a run, check that it is installed and can run the model, and return it with the reason for the
+    choice.
 
     Args:
         requested: The name of an engine, or "auto".

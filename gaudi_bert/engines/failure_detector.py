@@ -71,7 +71,8 @@ class Peer:
 
 @dataclass
 class FailureDetector:
-    """The listening port of this process, and the other processes that it can call.
+    """Finds out which other process of a run is lost or does not respond. It listens on a port for the requests of the other
+    processes, and can call them.
 
     Attributes:
         token: A random string that all processes of the run share. Requests without it are ignored.
@@ -91,17 +92,17 @@ class FailureDetector:
     reason: str = field(default="", init=False)
 
     def start(self) -> None:
-        """Start the thread that answers requests."""
+        """Start the thread that answers the requests of other processes."""
         threading.Thread(target=self._serve_requests, name="failure detector", daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening, which also ends the thread."""
+        """Close the listening socket, which also ends the thread."""
         with suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)  # otherwise, the waiting thread would keep the port open
         self.listener.close()
 
     def find_failure(self, busy_seconds: float = math.inf) -> str:
-        """Call all other processes, find out which are lost, silent or busy, and send the result to all of them.
+        """Call all other processes, find out which of them are lost, suspended or busy, and send the result to all of them.
 
         For every `_MAX_CALLS` peers, this takes at most `_CONNECT_SECONDS` plus `_ANSWER_SECONDS`.
 
@@ -121,7 +122,7 @@ class FailureDetector:
         return self.reason
 
     def send_message(self, peer: Peer, message: Message) -> Message | str:
-        """Send a message to a process.
+        """Connect to a process, send it a message, and return its answer.
 
         Args:
             member: The process.
@@ -145,7 +146,9 @@ class FailureDetector:
             return _SILENT
 
     def _serve_requests(self) -> None:
-        """Answer requests until the listener is closed. A request may also contain the reason why the run fails."""
+        """Answer requests of other processes until the socket is closed. A request may also contain the reason why the
+        run fails, which is then stored.
+        """
         while True:
             try:
                 connection, _ = self.listener.accept()
@@ -161,7 +164,8 @@ class FailureDetector:
 
 
 def start_failure_detector(communicator: Communicator, describe_activity: Callable[[], Message]) -> FailureDetector:
-    """Start listening, and exchange the addresses of all processes. Every process calls this at the same time.
+    """Start to listen for requests, exchange the addresses of all processes, and return the detector. Every process of the
+    run calls this at the same time.
 
     Args:
         communicator: The processes of the run.
@@ -200,7 +204,9 @@ def start_failure_detector(communicator: Communicator, describe_activity: Callab
 
 
 def _open_listener(*, loopback_only: bool) -> socket.socket:
-    """Listen on a free port of the loopback interface, or of all interfaces and with IPv6 if this machine supports it."""
+    """Open and return a socket that listens on a free port, on the loopback interface only or on all interfaces. On all
+    interfaces, it also accepts IPv6 if this machine supports it.
+    """
     if not loopback_only and socket.has_dualstack_ipv6():
         with suppress(OSError):
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
@@ -208,7 +214,9 @@ def _open_listener(*, loopback_only: bool) -> socket.socket:
 
 
 def _find_host_addresses() -> list[str]:
-    """Return the addresses at which other hosts may reach this one. The address on the route to rank 0 comes first."""
+    """Return the network addresses at which other hosts may reach this host. The address on the route to rank 0 comes
+    first.
+    """
     found = []
     for target in (os.environ.get(MASTER_ADDRESS), *_UNREACHABLE_ADDRESSES):
         with suppress(OSError):
@@ -221,7 +229,8 @@ def _find_host_addresses() -> list[str]:
 
 
 def _describe_failures(answers: Mapping[Peer, Message | str], busy_seconds: float) -> str:
-    """Describe the processes that are lost or silent.
+    """Return a message about the processes that did not answer, either because they have ended or because they are
+    suspended.
 
     If all processes answer, describe the one that has been busy for the longest time, but at least `busy_seconds`. The
     result is empty if there is none.
@@ -240,7 +249,7 @@ def _describe_failures(answers: Mapping[Peer, Message | str], busy_seconds: floa
 
 
 def _format_names(peers: Sequence[Peer]) -> str:
-    """Return the names of the first few processes, and the number of further ones."""
+    """Return a list of process names for a message. After the first few names, it only states how many more there are."""
     return ", ".join(map(str, peers[:_MAX_NAMES])) + (f" and {len(peers) - _MAX_NAMES} more" * (len(peers) > _MAX_NAMES))
 
 
@@ -251,7 +260,9 @@ _ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
 
 def summarize_gloo_error(error: Exception) -> str:
-    """Summarize an error of a sum over processes in one line, for runs whose processes could not call each other."""
+    """Return a one-line summary of an error that Gloo raised during a sum over processes. It is shown if the processes
+    could not call each other to find the reason.
+    """
     text = " ".join(str(error).split())
     if not _BROKEN.search(text):
         return text[:300]

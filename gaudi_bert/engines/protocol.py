@@ -36,7 +36,8 @@ DeviceKind = Literal["cpu", "cuda", "hpu"]
 
 @dataclass(frozen=True)
 class Communicator:
-    """The processes of a run, as one of them sees it. This base class is for a run with a single process.
+    """Exchanges values between the processes of a run. This base class is for a run with a single process, so it returns
+    every value unchanged.
 
     Attributes:
         rank: The number of this process, from 0.
@@ -56,19 +57,28 @@ class Communicator:
         return self.rank == 0
 
     def sum_array(self, values: NDArray[Any]) -> FloatArray:
-        """Return the sum of a small array on the host over all processes, float64. All processes call this together."""
+        """Return the element-wise sum of an array over all processes, as float64. The array is small and in the memory of
+        the host. All processes call this at the same time.
+        """
         return np.asarray(values, np.float64)
 
     def sum_tensors(self, tensors: list[Any]) -> list[Any]:
-        """Return the sums of tensors over all processes. This is called inside a TensorFlow graph."""
+        """Return the element-wise sums of framework tensors over all processes.
+
+        Only the TensorFlow engine calls this method. It does so while a TensorFlow graph is being traced, so the sum becomes
+        a part of the graph, and the graph can overlap it with other operations. `sum_array` could not be used there, because
+        a graph contains tensors without values. The PyTorch engine sums gradients with `GradientReducer` instead.
+        """
         return tensors
 
     def is_true_in_any_process(self, value: bool) -> bool:
-        """Return whether `value` is true in at least one process. All processes call this together."""
+        """Return whether `value` is true in at least one process. All processes call this at the same time."""
         return bool(self.sum_array(np.array([float(value)]))[0] > 0)
 
     def run_on_first(self, function: Callable[[], T]) -> T:
-        """Call `function` in the first process, and return its result in every process. All processes call this together."""
+        """Call `function` in the process with rank 0 only, and return its result in every process. All processes call
+        this at the same time.
+        """
         return function()
 
     def broadcast(self, arrays: WeightArrays) -> WeightArrays:
@@ -88,7 +98,7 @@ class Communicator:
         """
 
     def note_saved_update(self, update: int) -> None:
-        """Tell the watchdog the number of the last update whose checkpoint is complete."""
+        """Tell the watchdog which update was the last one whose checkpoint is complete. Error messages name it."""
 
     def note_waiting(self) -> None:
         """Tell the watchdog that this process has done its part and is about to wait for the others."""
@@ -108,7 +118,7 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Device:
-    """A device that has been opened.
+    """A device that an engine has opened, and how it computes.
 
     Attributes:
         kind: The kind of device.
@@ -140,7 +150,8 @@ class ModelSpec:
 
 
 class LossesAndGradients(NamedTuple):
-    """The results of one forward and backward pass of a pretraining model without dropout.
+    """The results of one forward and backward pass of a pretraining model without dropout, which are used to compare
+    engines.
 
     Attributes:
         outputs: `hidden_states` [B, L, H], `masked_lm_logits` [B, Q, V] and `next_sentence_logits` [B, S, 2].
@@ -154,7 +165,7 @@ class LossesAndGradients(NamedTuple):
 
 
 class BatchEvaluation(NamedTuple):
-    """The results of a forward pass without dropout.
+    """The results of a forward pass over a batch without dropout.
 
     Attributes:
         outputs: The outputs of the head. None if the head does not keep outputs.
@@ -166,7 +177,7 @@ class BatchEvaluation(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """The state of the optimizer.
+    """The two moments that AdamW and LAMB keep for every variable.
 
     Attributes:
         first: The first moments, by variable name.
@@ -187,38 +198,45 @@ class Model(Protocol):
     spec: ModelSpec
 
     def variable_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the variables by name, in the order in which the forward pass uses them."""
+        """Return the shape of every variable by variable name, in the order in which the forward pass uses the variables."""
 
     def stored_buffers(self) -> Collection[str]:
-        """Return the names of the variables that have no gradient and therefore no moments."""
+        """Return the names of the variables that have no gradient, and therefore no moments. They are stored in
+        checkpoints like all other variables.
+        """
 
     def values(self) -> dict[str, Float32Array]:
-        """Return a copy of the variables by name."""
+        """Return a copy of the values of all variables, by variable name."""
 
     def load_values(self, values: WeightArrays) -> None:
-        """Set variables by name. Variables that are missing in `values` keep their values.
+        """Set variables to the given values. Variables that are missing in `values` do not change.
 
         Raises:
             InputError: A name or a shape does not match the model.
         """
 
     def freeze(self) -> None:
-        """Give up training and the loading of weights, so that an engine may arrange them for inference.
+        """Prepare the model for inference. The engine may change the layout of its weights, so it can no longer be trained
+        and no weights can be loaded.
 
         Afterwards only `compute_outputs` and `evaluate_batch` may be called.
         """
 
     def compute_outputs(self, batch: BatchArrays) -> Float32Array:
-        """Return the outputs of the head for a batch, without dropout. The head must be one that keeps outputs."""
+        """Run the model on a batch without dropout, and return the outputs of its head. The head must be one that keeps
+        outputs.
+        """
 
     def evaluate_batch(self, batch: BatchArrays) -> BatchEvaluation:
-        """Run the model on a batch without dropout, and return the outputs and the sums of the head."""
+        """Run the model on a batch without dropout, and return the outputs and the sums of its head."""
 
     def compute_losses_and_gradients(self, batch: BatchArrays, loss: Loss) -> LossesAndGradients:
-        """Compute outputs, losses and gradients of a pretraining model, without dropout."""
+        """Run a forward and a backward pass of a pretraining model without dropout, and return outputs, losses and
+        gradients.
+        """
 
     def run_training_pass(self, batch: BatchArrays) -> float:
-        """Do a forward and backward pass with dropout, for timing.
+        """Run a forward and a backward pass with dropout without changing any weight, to measure how long they take.
 
         Returns:
             A number that depends on all gradients, so that none of them can be skipped.
@@ -226,7 +244,7 @@ class Model(Protocol):
 
 
 def check_weights(shapes: Mapping[str, tuple[int, ...]], values: WeightArrays) -> None:
-    """Check that values have the names and shapes of a model's variables. Some variables may be missing.
+    """Check that weights have the names and shapes of the variables of a model. Some of the variables may be missing.
 
     Raises:
         InputError: A name is unknown or a shape is wrong.
@@ -237,7 +255,7 @@ def check_weights(shapes: Mapping[str, tuple[int, ...]], values: WeightArrays) -
 
 
 class UpdateScalars(NamedTuple):
-    """The scalars of an update.
+    """The numbers that the optimizer needs in one update.
 
     Attributes:
         learning_rate: The learning rate.
@@ -263,7 +281,7 @@ WaitForSums = Callable[[], NDArray[Any]]
 
 
 class Updates(Protocol):
-    """Runs the updates of one model with one optimizer. Every process calls `run_update` at the same time."""
+    """Runs the updates of one model with one optimizer. Every process of the run calls `run_update` at the same time."""
 
     def run_update(
         self,
@@ -274,7 +292,7 @@ class Updates(Protocol):
         update: int,
         update_loss: UpdateLoss | None = None,
     ) -> WaitForSums:
-        """Do one update: add the gradients of all micro-batches and processes, clip the sum, and apply it.
+        """Do one update: add up the gradients of all micro-batches of all processes, clip the sum, and change the variables.
 
         With an `update_loss`, all micro-batches are first computed without gradients, except for the last one. After the
         loss is known, all but the last one are computed again with gradients and the same dropout (GradCache, Gao et al.,
@@ -295,14 +313,16 @@ class Updates(Protocol):
         """
 
     def copy_moments(self) -> Moments:
-        """Return a copy of the first and of the second moments, by variable name."""
+        """Return a copy of the moments of all variables."""
 
     def load_moments(self, first: WeightArrays, second: WeightArrays) -> None:
-        """Set all moments."""
+        """Set the first and second moments of all variables, by variable name."""
 
 
 class Engine(Protocol):
-    """A framework that computes a run. Each engine is a module, `engines/<name>/engine.py`, with these functions."""
+    """The functions that each framework implements. Each engine is a module, `engines/<name>/engine.py`, that defines
+    them.
+    """
 
     NAME: EngineName
 
@@ -339,7 +359,7 @@ class Engine(Protocol):
         compute_dtype: ComputeDtype | None = None,
         compiled: bool = False,
     ) -> Model:
-        """Build a model on a device.
+        """Build a model with its head on a device, and return it.
 
         For a BERT, the initial value of a variable depends only on its name and the seed, and is the same in every engine.
 
@@ -354,7 +374,8 @@ class Engine(Protocol):
     def create_updates(
         self, model: Any, settings: LoopSettings, communicator: Communicator, accumulation_steps: int
     ) -> Updates:
-        """Return the updates of a model with the optimizer of the settings, whose moments start at zero.
+        """Return an object that runs the updates of a model, with the optimizer of the settings. The moments of the
+        optimizer start at zero.
 
         Args:
             model: A model of this engine.

@@ -45,7 +45,7 @@ ORPHAN_SECONDS = 10.0
 
 
 class Watchdog:
-    """A context manager with a thread that ends this process if it makes no progress for too long.
+    """A context manager whose thread ends this process if the process makes no progress for too long.
 
     Args:
         who: The name of this process, for error messages.
@@ -82,7 +82,7 @@ class Watchdog:
         self._progressed_at, self._waits = time.monotonic(), False
 
     def note_waiting(self) -> None:
-        """Note that this process has done its part and waits for the others."""
+        """Note that this process has done its part of an update and now waits for the other processes."""
         self._progressed_at, self._waits = time.monotonic(), True
 
     def note_activity(self, activity: str, slow: bool) -> None:
@@ -101,32 +101,35 @@ class Watchdog:
         self._saved = update
 
     def describe_activity(self) -> dict[str, Any]:
-        """Return what this process is doing. Other processes get this as the answer when they call."""
+        """Return what this process is doing. The failure detector sends this description to processes that ask."""
         return {"waits": self._waits, "activity": self._activity, "seconds": time.monotonic() - self._progressed_at}
 
     def find_failure(self, busy_seconds: float = math.inf) -> str:
-        """Return which other processes are lost, silent or busy. See `FailureDetector.find_failure`.
+        """Return a description of the other processes that are lost, suspended or busy. See `FailureDetector.find_failure`.
 
         The result is empty if all of them make progress, or if they cannot be called.
         """
         return "" if self.failure_detector is None else self.failure_detector.find_failure(busy_seconds)
 
     def claim_error_report(self) -> None:
-        """Prevent the thread from ending this process, because the caller reports the reason itself.
+        """Prevent the thread of the watchdog from ending this process, because the caller is about to report an error
+        itself.
 
         If the thread is already ending the process, this call does not return.
         """
         self._error_report.acquire()
 
     def abort_error(self, reason: str) -> FailedError:
-        """Return the error with which this process ends because of another process."""
+        """Return the error with which this process ends because another process failed."""
         saved = f"the last saved update is {self._saved}; " if self._saved else ""
         return FailedError(
             f"{self._who} aborts during {self._activity}: {reason}; {saved}run the same command again to resume"
         )
 
     def _watch_progress(self) -> None:
-        """Check for progress, for a reason that another process sent, and for the launcher, until the context ends."""
+        """Check at short intervals whether this process makes progress, whether another process sent a failure, and
+        whether the launcher still runs.
+        """
         while not self._done.wait(_POLL_SECONDS):
             waited = time.monotonic() - self._progressed_at
             if waited > self._limit:
@@ -142,7 +145,9 @@ class Watchdog:
                 threading.Timer(ORPHAN_SECONDS, self._report_and_exit, ["its launcher has exited"]).start()
 
     def _report_and_exit(self, reason: str) -> None:
-        """Print the reason and end this process with exit code 1, unless the context has already ended."""
+        """Print an error message with the reason, and end this process with exit code 1. If the context has already
+        ended, do nothing.
+        """
         self._error_report.acquire()
         if self._done.is_set():
             return
@@ -153,7 +158,7 @@ class Watchdog:
 
 @dataclass(frozen=True)
 class ConnectedProcess(Communicator):
-    """The communicator of a run with several processes. The subclasses in the engines exchange arrays.
+    """The communicator of a process in a run with several processes. Each engine has a subclass that exchanges arrays.
 
     Attributes:
         watchdog: Watches this process. Until `watch_processes` is entered, it does nothing.
@@ -179,7 +184,7 @@ class ConnectedProcess(Communicator):
         return value
 
     def check_equal_facts(self) -> None:
-        """Check that the `facts` of all processes are equal to those of rank 0.
+        """Check that the `facts` of every process are equal to those of rank 0.
 
         Raises:
             InputError: A value differs. All processes raise the same error, about the first process that differs.
@@ -192,7 +197,7 @@ class ConnectedProcess(Communicator):
         differs = self.sum_array(differs)
 
         def difference() -> str:
-            """Describe the first value of this process that differs from that of rank 0."""
+            """Return a description of the first fact of this process that differs from that of rank 0."""
             own, right = (shorten(str(each.get(names[0]))) for each in (self.facts, first))
             return f"{names[0]} is {own} in rank {self.rank} ({host}), but {right} in rank 0 ({first_host})"
 
@@ -214,7 +219,7 @@ class ConnectedProcess(Communicator):
 
     @contextmanager
     def watch_processes(self, settings: LoopSettings) -> Iterator[Communicator]:
-        """Watch this process during the context, which all processes enter and leave at the same time.
+        """Watch this process and the others during the context. All processes enter and leave the context at the same time.
 
         Yields:
             The communicator to use during the context.
@@ -254,7 +259,7 @@ def _ignore_sigterm() -> None:
 
 
 def facts_to_compare(settings: LoopSettings, further_facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that must be equal in all processes of a run, by name.
+    """Return the values that must be equal in all processes of a run, by name: the version, the settings, and further facts.
 
     Args:
         settings: The settings of the training loop. The device and the number of threads may differ.

@@ -38,7 +38,7 @@ _LARGEST_NUMBER = 1_000_000
 
 
 class ModelSizes(NamedTuple):
-    """Sizes of a model of any type that the data and the tokenizer have to fit.
+    """The sizes of a model that limit which data and which tokenizer fit it.
 
     Attributes:
         layers: encoder layers.
@@ -99,7 +99,7 @@ class BertConfig:
             )
 
     def _number_or_nan(self, name: str) -> float:
-        """Return the value of a field, or NaN, which is in no range, if it is not a number."""
+        """Return the value of a field. If it is not a number, return NaN, which fails every range check."""
         value = getattr(self, name)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
@@ -181,7 +181,9 @@ def layer_name_prefix(layer: int) -> str:
 
 
 def parameter_specs(config: BertConfig) -> dict[str, ParameterSpec]:
-    """Return the variables of a BERT with its pretraining heads, by name, in the order of the forward pass."""
+    """Return the shapes and initial values of the variables of a BERT with its pretraining heads, by name, in the order
+    of the forward pass.
+    """
     hidden = config.hidden_size
     specs: dict[str, ParameterSpec] = {}
     embeddings = "bert/embeddings"
@@ -208,7 +210,7 @@ def count_parameters(config: BertConfig) -> int:
 def find_shape_mismatch(
     expected_shapes: Mapping[str, tuple[int, ...]], weights: WeightArrays, optional_prefixes: str | tuple[str, ...] = ()
 ) -> str | None:
-    """Describe the first weight whose shape is not as expected, or return None if all are.
+    """Return a description of the first weight whose shape is not the expected one, or None if all shapes are as expected.
 
     Args:
         expected_shapes: the expected shapes, by name.
@@ -265,7 +267,7 @@ def has_weight_decay(name: str) -> bool:
 
 
 def _encoder_layer_specs(name_prefix: str, config: BertConfig) -> Iterator[tuple[str, ParameterSpec]]:
-    """Yield the variables of an encoder layer."""
+    """Yield the name and the specification of each variable of an encoder layer."""
     hidden, intermediate = config.hidden_size, config.intermediate_size
     for part in ("query", "key", "value"):
         yield from _dense_specs(f"{name_prefix}/attention/self/{part}", hidden, hidden)
@@ -277,12 +279,12 @@ def _encoder_layer_specs(name_prefix: str, config: BertConfig) -> Iterator[tuple
 
 
 def _dense_specs(name_prefix: str, inputs: int, outputs: int) -> Iterator[tuple[str, ParameterSpec]]:
-    """Yield the variables of a dense layer."""
+    """Yield the name and the specification of each variable of a dense layer."""
     yield f"{name_prefix}/kernel", ParameterSpec((inputs, outputs), "normal")
     yield f"{name_prefix}/bias", ParameterSpec((outputs,), "zeros")
 
 
 def _layer_norm_specs(name_prefix: str, size: int) -> Iterator[tuple[str, ParameterSpec]]:
-    """Yield the variables of a layer norm."""
+    """Yield the name and the specification of each variable of a layer normalization."""
     yield f"{name_prefix}/gamma", ParameterSpec((size,), "ones")
     yield f"{name_prefix}/beta", ParameterSpec((size,), "zeros")

@@ -110,12 +110,12 @@ class TaskHead:
 
     @property
     def needs_outputs(self) -> bool:
-        """Whether predictions and metrics need the outputs. Otherwise the sums are sufficient."""
+        """Whether predictions and metrics are computed from the outputs of the head. Otherwise, the sums are sufficient."""
         return not self.kind.endswith("language-modelling")
 
     @property
     def positions_feature(self) -> str | None:
-        """The feature with the positions whose hidden states the head reads; None if it reads all tokens."""
+        """The name of the feature with the positions whose hidden states the head reads. None if it reads all tokens."""
         if self.predicts_per_text:
             return "sequence_positions"
         return "masked_positions" if self.kind == "masked-language-modelling" else None
@@ -127,7 +127,7 @@ class TaskHead:
 
     @property
     def dense_name_prefix(self) -> str:
-        """The prefix of the names of its dense layer, as in `transformers`."""
+        """The prefix of the names of the variables in the dense layer, as in `transformers`."""
         return "qa_outputs" if self.kind == "question-answering" else "classifier"
 
 
@@ -146,7 +146,7 @@ class VectorHead:
 
     @property
     def positions_feature(self) -> str | None:
-        """The feature with the positions whose hidden states the head reads; None if it reads all tokens."""
+        """The name of the feature with the positions whose hidden states the head reads. None if it reads all tokens."""
         return {"cls": "sequence_positions", "last": "last_positions"}.get(self.pooling)
 
 
@@ -155,7 +155,7 @@ Head: TypeAlias = PretrainingHead | TaskHead | VectorHead
 
 
 def parameter_specs_with_head(config: BertConfig, head: Head) -> dict[str, ParameterSpec]:
-    """Return the variables of a BERT with this head, by name.
+    """Return the shapes and initial values of the variables of a BERT with this head, by name.
 
     They are those of the class of the same architecture in `transformers`, so the pooler is included only if the head uses
     it.
@@ -181,7 +181,7 @@ def parameter_specs_with_head(config: BertConfig, head: Head) -> dict[str, Param
 
 
 def check_labels(labels: Sequence[str], source: str, *, has_exactly_one: bool) -> None:
-    """Check that the labels of a model can tell its predictions apart.
+    """Check that the labels of a model are different, so that its predictions can be told apart.
 
     Args:
         labels: the name of each label.
@@ -210,7 +210,7 @@ _MOST_LOGITS = 2**31 - 1
 
 
 def check_logit_count(packs: int, slots: int, vocabulary_size: int) -> None:
-    """Check that the vocabulary logits of a batch can be indexed by int32.
+    """Check that the logits of a batch are few enough that int32 can index them.
 
     Args:
         packs: packs of a micro-batch.

@@ -96,25 +96,26 @@ class MetricsWriter:
 
 # --- TensorBoard event files: one TFRecord per report, which contains a protocol buffer message `Event`
 #
-# The existing writers for this format would require TensorFlow or PyTorch, and we need only three message types, so we
-# encode them here. Fields of an Event: 1 is the time in seconds (double), 2 the step, 3 the file version, 5 a Summary. Field
-# 1 of a Summary is a Value. Fields of a Value: 1 is the tag, 2 the number (float).
+# The writers of TensorFlow and PyTorch need their framework or the package tensorboard, and tensorboardX would add protobuf
+# as a dependency to replace the 20 lines below. We need only three message types, so we encode them here. Fields of an
+# Event: 1 is the time in seconds (double), 2 the step, 3 the file version, 5 a Summary. Field 1 of a Summary is a Value.
+# Fields of a Value: 1 is the tag, 2 the number (float).
 
 _VERSION = b"brain.Event:2"
 
 
 def _encode_time(seconds: float) -> bytes:
-    """Encode field 1 of an Event, the time in seconds."""
+    """Return the bytes of field 1 of an Event message, which is the time in seconds."""
     return b"\x09" + struct.pack("<d", seconds)
 
 
 def _encode_field(field: int, content: bytes) -> bytes:
-    """Encode a field that contains a string, bytes or a nested message."""
+    """Return the bytes of a protocol buffer field that contains a string, bytes or a nested message."""
     return bytes([field << 3 | 2]) + _encode_varint(len(content)) + content
 
 
 def _encode_varint(number: int) -> bytes:
-    """Encode a non-negative integer as a protocol buffer varint."""
+    """Return the bytes of a non-negative integer as a protocol buffer varint."""
     groups = []
     while number > 0x7F:
         groups.append(number & 0x7F | 0x80)

@@ -43,7 +43,9 @@ def has_gaudi_software() -> bool:
 
 
 def _set_environment_defaults(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set the environment variables that are not set. This has no effect after torch or the Gaudi software was imported."""
+    """Set those environment variables of PyTorch and of the Gaudi software that are not set yet. After torch or the Gaudi
+    software was imported, this has no effect.
+    """
     # PyTorch starts a thread for every core on which it may run, and ignores the CPU limit of a container.
     cores = usable_cores_if_limited()
     threads = {} if cores is None else {"OMP_NUM_THREADS": str(cores)}
@@ -54,7 +56,9 @@ def _set_environment_defaults(environment: MutableMapping[str, str] = os.environ
 
 
 def describe_overridden_variables() -> tuple[str, ...]:
-    """Return a note for the user for each variable of the Gaudi software whose value differs from our default."""
+    """Return a note for the user about each environment variable of the Gaudi software that has another value than our
+    default.
+    """
     notes = []
     for name, value in VARIABLES.items():
         present = os.environ.get(name)

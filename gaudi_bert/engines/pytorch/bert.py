@@ -74,7 +74,9 @@ def _fused_attention(
 def _cpu_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """Compute attention in the fastest way on a CPU. See `Attention`. PyTorch's fused operation is slow with dropout."""
+    """Compute attention on a CPU with the fastest function. See `Attention`. PyTorch's fused operation is slow with
+    dropout, so it is used only without.
+    """
     form = _fused_attention
     if dropout_rate > 0:
         form = tiled_attention if is_large_product(query_BNPD, key_BNLD.mT) else _plain_attention
@@ -172,7 +174,7 @@ def varlen_attention(
 
 
 def select_attention_function(device: str, use_gaudi_kernel: bool) -> Attention:
-    """Return the attention function for a device.
+    """Return the function that computes attention on a kind of device.
 
     Args:
         device: The kind of device: "cpu", "cuda" or "hpu".
@@ -188,7 +190,7 @@ def select_attention_function(device: str, use_gaudi_kernel: bool) -> Attention:
 
 @dataclass(frozen=True)
 class Network:
-    """What all layers need for a forward pass.
+    """The config, the variables and the options that all layers of a BERT need for one forward pass.
 
     Attributes:
         config: The sizes of the model.
@@ -216,11 +218,11 @@ class Network:
         return dropout(inputs, rate) if self.training and rate > 0 else inputs
 
     def apply_dense(self, inputs: Tensor, name_prefix: str) -> Tensor:
-        """Apply the dense layer `name_prefix` to inputs [rows, features]."""
+        """Apply a dense layer to inputs [rows, features]. Its variables begin with `name_prefix`."""
         return multiply(inputs, self.parameters[f"{name_prefix}/kernel"], self.parameters[f"{name_prefix}/bias"])
 
     def apply_layer_norm(self, inputs: Tensor, name_prefix: str) -> Tensor:
-        """Apply the layer normalization `name_prefix` over the last axis.
+        """Apply a layer normalization over the last axis. Its variables begin with `name_prefix`.
 
         It is computed in at least float32, and returned in the dtype of the inputs.
         """
@@ -249,7 +251,7 @@ def _additive_attention_mask(input_mask_BL: Tensor, is_causal: bool, dtype: torc
 
 
 def gather_tokens(hidden_TX: Tensor, positions_BP: Tensor, pack_length: int) -> Tensor:
-    """Select the rows at P positions of each pack, flattened, [B * P, X].
+    """Select the rows of a table of tokens that belong to P positions of each pack. The result is flattened, [B * P, X].
 
     Args:
         hidden_TX: A row for each token.
@@ -261,7 +263,7 @@ def gather_tokens(hidden_TX: Tensor, positions_BP: Tensor, pack_length: int) -> 
 
 
 def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Tensor | None = None) -> Tensor:
-    """Compute the hidden states of the last layer.
+    """Run the embeddings and all encoder layers on a batch, and return the hidden states of the last layer.
 
     Args:
         network: The model.
@@ -293,7 +295,9 @@ def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Te
 
 
 def _embed_tokens(network: Network, batch: Mapping[str, Tensor]) -> Tensor:
-    """Compute the input of the encoder, [T, H], in at least float32."""
+    """Return the sum of the word, position and type embeddings of all tokens after layer normalization and dropout, [T,
+    H], in at least float32.
+    """
     name_prefix, parameters = "bert/embeddings", network.parameters
     words, sparse = parameters.get(WORDS_TO_LOOK_UP, parameters[WORDS]), WORDS_TO_LOOK_UP in parameters
     words_TH = functional.embedding(batch["input_ids"].reshape(-1), words, sparse=sparse)
@@ -303,7 +307,8 @@ def _embed_tokens(network: Network, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def _run_encoder_layer(network: Network, name_prefix: str, query_RH: Tensor, hidden_TH: Tensor, bias_B1PL: Tensor) -> Tensor:
-    """Compute a layer, with layer normalization after each residual sum (Vaswani et al., 2017; Devlin et al., 2019).
+    """Compute one encoder layer, with layer normalization after each residual sum (Vaswani et al., 2017; Devlin et al.,
+    2019).
 
     Args:
         network: The model.
@@ -324,7 +329,9 @@ def _run_encoder_layer(network: Network, name_prefix: str, query_RH: Tensor, hid
 
 
 def _concatenate_projections(parameters: _Parameters, name_prefix: str, parts: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-    """Concatenate the kernels of parts of self-attention, [H, O], and their biases, [O]."""
+    """Concatenate the kernels of the given projections (of query, key and value) to [H, O], and their biases to [O], so
+    that one matrix product computes them all.
+    """
     name = f"{name_prefix}/{'+'.join(parts)}"
     if f"{name}/kernel" in parameters:
         return parameters[f"{name}/kernel"], parameters[f"{name}/bias"]
@@ -337,7 +344,7 @@ def _concatenate_projections(parameters: _Parameters, name_prefix: str, parts: t
 def pack_parameters(
     parameters: _Parameters, config: BertConfig, dtype: torch.dtype, *, restricts_last_layer: bool
 ) -> dict[str, Tensor]:
-    """Convert variables for inference, without gradients.
+    """Convert the variables of a BERT for inference, and return them by name. The results have no gradients.
 
     The kernels of query, key and value are concatenated, and all kernels of the encoder layers get the layout of
     `pack_weights`. All other variables are returned without copying.
@@ -371,7 +378,7 @@ def pack_parameters(
 def _run_self_attention(
     network: Network, name_prefix: str, query_RH: Tensor, hidden_TH: Tensor, bias_B1PL: Tensor
 ) -> Tensor:
-    """Compute the context of every query, [R, H], before the output projection."""
+    """Compute self-attention up to the output projection, and return the context of every query, [R, H]."""
     config, (packs, _, queries, length) = network.config, bias_B1PL.shape
     heads, size = config.num_attention_heads, config.head_size
 

@@ -77,13 +77,13 @@ class TorchBert(TorchModel):
         return has_weight_decay(name)
 
     def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
-        """Return a batch, with the sequence offsets added to it if this model uses `varlen_attention`."""
+        """Return a batch. If this model uses `varlen_attention`, the returned batch also contains the sequence offsets."""
         if not self._uses_varlen_attention or "input_mask" not in batch:
             return batch
         return {**batch, SEQUENCE_OFFSETS: compute_sequence_offsets(np.asarray(batch["input_mask"], np.int32))}
 
     def forward(self, batch: Tensors, training: bool) -> Any:
-        """Compute the outputs of the head. For pretraining, return the logits of both tasks."""
+        """Compute the outputs of the head. For a pretraining head, these are the logits of both tasks."""
         return self._compute(self._parameters_for_pass(), batch, training)
 
     def compute_losses_and_gradients(self, batch: BatchArrays, loss: Loss) -> LossesAndGradients:
@@ -111,7 +111,7 @@ class TorchBert(TorchModel):
         )
 
     def pack_weights_for_inference(self, dtype: torch.dtype) -> None:
-        """Concatenate the kernels of attention, and convert all kernels of the encoder layers for inference."""
+        """Concatenate the attention kernels of each layer, and convert the kernels of all encoder layers for inference."""
         restricts_last_layer = isinstance(self.spec.head, PretrainingHead) or self.spec.head.positions_feature is not None
         self.frozen = pack_parameters(self.parameters_by_name, self.config, dtype, restricts_last_layer=restricts_last_layer)
         self.parameters_by_name = {}
@@ -127,7 +127,7 @@ class TorchBert(TorchModel):
         self.attention = attend_after_callback
 
     def _parameters_for_pass(self) -> dict[str, Tensor]:
-        """Return the variables for a forward pass, by name."""
+        """Return the variables that a forward pass uses, by name: frozen, in float64, or with the word embeddings twice."""
         if self.frozen is not None:
             return self.frozen
         if self.compute_dtype == "float64":
@@ -138,12 +138,14 @@ class TorchBert(TorchModel):
         return parameters
 
     def _build_network(self, parameters: Tensors, training: bool = False) -> Network:
-        """Return what the layers need for a forward pass."""
+        """Return the config, the variables and the options that all layers need for a forward pass."""
         recomputes, restricts_last_layer = training and self.recomputes, self.frozen is not None
         return Network(self.config, parameters, training, self.attention, recomputes, restricts_last_layer)
 
     def _run_network(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:
-        """Compute the outputs of the head. This function is compiled."""
+        """Run the encoder and the head, and return the outputs of the head. If the model is compiled, this is the
+        compiled function.
+        """
         network, head = self._build_network(parameters, training), self.spec.head
         if isinstance(head, PretrainingHead):
             return pretraining_logits(network, batch)

@@ -39,12 +39,12 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
 
 
 def _dropped_steps(rate: float) -> int:
-    """Return the dropout rate as a multiple of 1 / 65,536, at least 1."""
+    """Return how many of the 65,536 possible int16 values are dropped for a dropout rate, at least 1."""
     return max(1, round(rate * _DROPOUT_STEPS))
 
 
 def _draw_int16(shape: torch.Size) -> Tensor:
-    """Draw random int16 values."""
+    """Return a tensor of random int16 values of the given shape, drawn from the generator of PyTorch."""
     words = torch.empty((shape.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
     return words.view(torch.int16)[: shape.numel()].reshape(shape)
 
@@ -118,12 +118,14 @@ class _TiledAttention(torch.autograd.Function):
 
 
 def _write_keep_mask(random_int16: Tensor, steps_dropped: int, out: Tensor) -> Tensor:
-    """Write to `out` 1 for each element that is kept, and 0 for each element that is dropped, and return it."""
+    """Write a dropout mask to `out`, and return it: 1 for each element that is kept, and 0 for each element that is
+    dropped.
+    """
     return torch.ge(random_int16, steps_dropped - _DROPOUT_STEPS // 2, out=out)
 
 
 def _head_tiles(query: Tensor, key: Tensor) -> Iterator[tuple[int, slice]]:
-    """Yield (pack, heads) for each group of heads of a pack that are computed together."""
+    """Yield index tuples (pack, slice of heads). Attention is computed for one such group of heads of a pack at a time."""
     packs, heads, positions, _ = query.shape
     together = max(1, _TILE_ELEMENTS * torch.get_num_threads() // (positions * key.shape[2]))
     for pack in range(packs):
@@ -132,7 +134,9 @@ def _head_tiles(query: Tensor, key: Tensor) -> Iterator[tuple[int, slice]]:
 
 
 def _empty_in_position_order(projection_BNPD: Tensor) -> Tensor:
-    """Return an empty tensor [B, N, P, D] whose memory is in the order [B, P, N, D], as that of the projections."""
+    """Return an empty tensor [B, N, P, D] whose memory is in the order [B, P, N, D], like that of the projections, so
+    that it can be reshaped without copying.
+    """
     return torch.empty_like(projection_BNPD.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
@@ -164,13 +168,14 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _row_slices(logits: Tensor) -> list[slice]:
-    """Return the slices of rows that are computed together."""
+    """Return slices that divide the rows of logits into parts which stay in the cache."""
     together = max(1, _TILE_ELEMENTS * torch.get_num_threads() // logits.shape[1])
     return [slice(first, first + together) for first in range(0, max(1, len(logits)), together)]
 
 
 class TiedEmbeddingTable(torch.autograd.Function):
-    """Returns a table of embeddings twice: for looking up rows, whose gradient is sparse, and for a matrix product.
+    """Returns an embedding table twice, because it is used twice: for looking up rows, whose gradient is sparse, and as the
+    output matrix.
 
     The sparse gradient of the rows is added in place to the gradient of the product. PyTorch would allocate two dense
     gradients and a third one for their sum.

@@ -40,7 +40,7 @@ _FIRST_PORT, _PORTS = 20_000, 12_000
 
 @dataclass(frozen=True)
 class TorchCommunicator(ConnectedProcess):
-    """The communicator of a process that torch.distributed connects to others.
+    """The communicator of a process that torch.distributed connects to the other processes of the run.
 
     Attributes:
         host_group: The process group for arrays on the host. None for the default group.
@@ -68,15 +68,17 @@ class TorchCommunicator(ConnectedProcess):
 
 
 class GradientReducer:
-    """Sums gradients over processes, beginning while the last backward pass of an update still runs.
+    """Sums gradients over all processes. It begins while the last backward pass of an update still runs, so that sums and
+    computation overlap.
 
-    Gradients are divided into parts, and the gradients of a part are merged into one buffer. Every process sends the parts
-    in the same order, the last part first, so that the order of the sums does not depend on timing. With Gloo, the sums are
-    bit-identical to those without overlap. With NCCL and HCCL, they are if the sums of the backend are deterministic.
+    Gradients are divided into buckets, and the gradients of a bucket are merged into one buffer. Every process sends the
+    buckets in the same order, the last bucket first, so that the order of the sums does not depend on timing. With Gloo, the
+    sums are bit-identical to those without overlap. With NCCL and HCCL, they are if the sums of the backend are
+    deterministic.
 
     Args:
         parameters: The parameters of the model.
-        bucket_bytes: The maximum size of a part in bytes. A larger gradient is a part by itself.
+        bucket_bytes: The maximum size of a bucket in bytes. A larger gradient is a bucket by itself.
     """
 
     def __init__(self, parameters: Sequence[Parameter], bucket_bytes: int) -> None:
@@ -89,11 +91,14 @@ class GradientReducer:
                 parameter.register_post_accumulate_grad_hook(self._note_computed_gradient)
 
     def start_last_pass(self) -> None:
-        """Note that the next backward pass is the last one of the update, so that complete gradients are sent."""
+        """Note that the next backward pass is the last one of the update. Its gradients are complete, so they are sent as
+        soon as they are computed.
+        """
         self._missing = [sum(parameter.requires_grad for parameter in bucket) for bucket in self._parts]
 
     def _note_computed_gradient(self, parameter: Tensor) -> None:
-        """Handle a gradient that was just computed.
+        """Note that the gradient of a parameter was computed. In the last pass, begin the sums of all buckets that are now
+        complete.
 
         In the last backward pass, the gradient is then complete. Send all parts that are complete, in their order.
         """
@@ -104,7 +109,7 @@ class GradientReducer:
             self._start_next_sum()
 
     def _start_next_sum(self) -> None:
-        """Begin the sum of the next part over all processes."""
+        """Begin the sum of the gradients in the next bucket over all processes, without waiting for the result."""
         bucket = self._parts[len(self._sent)]
         gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
         merged = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -113,8 +118,8 @@ class GradientReducer:
         self._sent.append((merged, torch_distributed.all_reduce(merged, async_op=True)))
 
     def wait_for_sums(self) -> None:
-        """Wait for all sums, and set them as the gradients of the parameters."""
-        while len(self._sent) < len(self._parts):  # parts with a parameter that the loss does not depend on
+        """Wait until all sums over processes have arrived, and set them as the gradients of the parameters."""
+        while len(self._sent) < len(self._parts):  # buckets with a parameter that the loss does not depend on
             self._start_next_sum()
         for bucket, (merged, work) in zip(self._parts, self._sent, strict=True):
             work.wait()
@@ -124,7 +129,7 @@ class GradientReducer:
 
 
 def _split_into_buckets(parameters: Sequence[Parameter], max_bytes: int) -> Iterator[list[Parameter]]:
-    """Divide tensors into consecutive parts of at most `max_bytes` bytes. A larger tensor is a part by itself."""
+    """Divide parameters into consecutive lists of at most `max_bytes` bytes each. A larger parameter is a list by itself."""
     bucket: list[Parameter] = []
     size = 0
     for parameter in parameters:
@@ -244,7 +249,8 @@ _CONNECT_SECONDS = 10.0
 
 
 def _wait_while(process_name: str, watchdog: Watchdog, describe_cause: Callable[[], str | None], max_seconds: float) -> None:
-    """Wait until `reason()` returns None, and tell the user once what this process is waiting for.
+    """Wait as long as `describe_cause()` returns a cause to wait for, and tell the user once what this process is waiting
+    for.
 
     Args:
         who: The name of this process.
@@ -268,7 +274,7 @@ def _wait_while(process_name: str, watchdog: Watchdog, describe_cause: Callable[
 
 
 def rendezvous(launch: Launch, max_seconds: float, watchdog: Watchdog) -> Any:
-    """Wait until all processes of a launch have connected to rank 0.
+    """Wait until all processes of a launch have connected to rank 0, and return the store that they share.
 
     Args:
         launch: The launch, and the rank of this process in it.
@@ -290,7 +296,7 @@ def rendezvous(launch: Launch, max_seconds: float, watchdog: Watchdog) -> Any:
     )
 
     def describe_missing_ranks() -> str | None:
-        """Describe the processes that have not connected yet. None if all have."""
+        """Return a description of the ranks that have not connected yet, or None if all have."""
         ranks = [str(rank) for rank in range(launch.size) if not store.check([f"here/{rank}"])]
         shown = f"{', '.join(ranks[:8])}{', ...' if len(ranks) > 8 else ''}"
         return f"rank{'s' if len(ranks) > 1 else ''} {shown} did not connect" if ranks else None
@@ -312,10 +318,10 @@ def rendezvous(launch: Launch, max_seconds: float, watchdog: Watchdog) -> Any:
 
 
 def _open_store(launch: Launch, max_seconds: float, watchdog: Watchdog, host: str, port: int) -> Any:
-    """Open the shared store. Rank 0 serves the store, unless torchrun does."""
+    """Open and return the key-value store of torch.distributed. Rank 0 serves it, unless torchrun already does."""
 
     def describe_connection_failure() -> str | None:
-        """Describe why rank 0 cannot be reached. None if its address accepts connections."""
+        """Return a description of why rank 0 cannot be reached, or None if it accepts connections."""
         try:
             socket.create_connection((host, port), _CONNECT_SECONDS).close()
         except OSError as error:

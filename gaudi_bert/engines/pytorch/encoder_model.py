@@ -32,7 +32,7 @@ def build_encoder(
     compute_dtype: ComputeDtype | None = None,
     compiler: str | None = None,
 ) -> TorchEncoder:
-    """Build a `transformers` model with a head.
+    """Build a `transformers` model with a head, and return it as a model that runs on packs.
 
     Args:
         spec: The config and the head of the model.
@@ -107,7 +107,7 @@ class TorchEncoder(TorchModel):
         return name not in self._undecayed and self.parameters_by_name[name].requires_grad
 
     def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
-        """Return a batch after checking its tokens.
+        """Return a batch unchanged, after checking that it contains no token that the model does not support in packs.
 
         Raises:
             InputError: The batch contains a token that changes the other sequences of its pack.
@@ -116,7 +116,7 @@ class TorchEncoder(TorchModel):
         return batch
 
     def check_packs(self, row_tokens: int = 0) -> None:
-        """Check with the current weights that packed and single sequences have the same outputs.
+        """Check with the current weights that the model computes the same outputs for packed and for single sequences.
 
         The check runs on the CPU.
 
@@ -133,7 +133,9 @@ class TorchEncoder(TorchModel):
             self.module.to(self.device)
 
     def compute_outputs(self, batch: BatchArrays) -> Float32Array:
-        """Return the outputs of the head, without dropout. If rows are longer than before, check them first."""
+        """Run the model without dropout, and return the outputs of the head. Before rows that are longer than all earlier
+        ones, check packs of this length.
+        """
         row_tokens = batch["input_ids"].shape[1]
         if row_tokens > self.packed.tried_tokens:
             self.check_packs(row_tokens)
@@ -162,7 +164,9 @@ class TorchEncoder(TorchModel):
         self.parameters_by_name = dict(self.module.named_parameters())
 
     def _run_encoder_and_head(self, batch: Tensors) -> Tensor:
-        """Compute the outputs of the head. This function is compiled."""
+        """Run the encoder and the head, and return the outputs of the head. If the model is compiled, this is the
+        compiled function.
+        """
         head = self.spec.head
         return (
             self.packed.compute_vectors(batch, head)

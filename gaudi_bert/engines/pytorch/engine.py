@@ -165,7 +165,7 @@ def limit_threads(threads: int) -> Iterator[None]:
 
 
 def _find_gaudi_problem() -> str | None:
-    """Register the device `hpu`.
+    """Try to register the device `hpu`, and return a description of the problem if no Gaudi card can be used.
 
     Returns:
         None if a card is available. Otherwise, a description of what is missing (the software, the driver or the card), and

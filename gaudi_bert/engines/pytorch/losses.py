@@ -38,7 +38,7 @@ def pretraining_sums(
 
 
 def _masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Compute the weight of every masked slot, [B, Q], and the sum of these weights.
+    """Return the weight that the loss gives to every masked slot, [B, Q], and the sum of these weights.
 
     A used slot has the weight 1 or, for the loss per sequence, 1 / (number of masked slots of its sequence).
     """
@@ -53,7 +53,7 @@ def _masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.d
 
 
 def _losses_and_correct(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the negative log-likelihood of each label, and 1 if the label has the largest logit, otherwise 0.
+    """Return the negative log-likelihood of each label, and 1 for each label that has the largest logit, otherwise 0.
 
     Logits have the shape [..., C]. Both results are flattened, [P].
     """
@@ -63,7 +63,7 @@ def _losses_and_correct(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _sum_losses_and_correct(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the weighted sums of the negative log-likelihoods and of the correct predictions."""
+    """Return two weighted sums over all labels: of the negative log-likelihoods, and of the correct predictions."""
     losses_P, correct_P = _losses_and_correct(logits, labels)
     weights_P = weights.reshape(-1)
     return (losses_P * weights_P).sum(), (correct_P * weights_P).sum()

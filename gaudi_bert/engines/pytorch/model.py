@@ -28,7 +28,7 @@ _WORK_SEED = np.array([1, 2], np.int32)
 
 
 class TorchModel(ABC):
-    """A model on a device.
+    """The base class of the models of the PyTorch engine, with what BERT and other encoders have in common.
 
     Args:
         spec: The config and the head of the model.
@@ -61,12 +61,14 @@ class TorchModel(ABC):
 
     @abstractmethod
     def pack_weights_for_inference(self, dtype: torch.dtype) -> None:
-        """Convert the weights of matrix products to a dtype, and to the layout with which products are fastest."""
+        """Convert the weights of matrix products to a dtype, in the layout with which the CPU multiplies fastest."""
 
     # --- The methods of `engines/protocol.Model`
 
     def stored_buffers(self) -> dict[str, Tensor]:
-        """Return the variables without a gradient, which are stored in addition to the parameters, by name."""
+        """Return the variables that have no gradient, by name. They are stored in checkpoints in addition to the
+        parameters.
+        """
         return {}
 
     def variable_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -128,7 +130,7 @@ class TorchModel(ABC):
     # --- Methods for `updates.py`
 
     def compute_loss(self, batch: Tensors, dropout_seed: Int32Array, loss_factors_2: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the loss of a batch for training.
+        """Run the model with dropout on a batch, and return the loss that is differentiated, and the sums of the head.
 
         Args:
             batch: The features on the device.
@@ -145,7 +147,9 @@ class TorchModel(ABC):
         return sums[0] * loss_factors_2[0], sums.detach()
 
     def compute_training_outputs(self, batch: Tensors, dropout_seed: Int32Array) -> Any:
-        """Compute the outputs of the head with dropout from a seed, int32 [2]."""
+        """Run the model with dropout on a batch, and return the outputs of the head. The dropout depends only on the
+        seed, int32 [2].
+        """
         number = int(np.ascontiguousarray(dropout_seed).view(np.uint64)[0] & np.uint64((1 << 63) - 1))
         torch.manual_seed(number)
         if self.device.type != "cpu":
@@ -164,11 +168,11 @@ class TorchModel(ABC):
         return task_sums(head, at_least_float32(outputs), batch)
 
     def copy_to_device(self, batch: BatchArrays) -> dict[str, Tensor]:
-        """Check a batch, and copy it to the device."""
+        """Prepare a batch with `prepare_batch`, and copy it to the device."""
         return _copy_to_device(self.prepare_batch(batch), self.device)
 
     def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
-        """Return a batch after checking that the model can compute it. Subclasses add checks."""
+        """Return a batch in the form that the model needs, after checking it. Subclasses override this."""
         return batch
 
     def autocast_context(self) -> AbstractContextManager[Any]:
@@ -190,7 +194,7 @@ def _copy_to_device(batch: BatchArrays, device: torch.device) -> dict[str, Tenso
 
 
 def prefetch_to_device(batches: Iterable[BatchArrays], device: torch.device) -> Iterator[dict[str, Tensor]]:
-    """Yield batches on the device. On a GPU, each batch is copied while the one before it is computed."""
+    """Copy batches to the device, and yield them. On a GPU, each batch is copied while the batch before it is computed."""
     if device.type != "cuda":
         yield from (_copy_to_device(batch, device) for batch in batches)
         return

@@ -23,7 +23,7 @@ from gaudi_bert.encoders.matrix_products import (
 
 
 def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute `left @ right + bias` for matrices. `right` may be a result of `pack_weights`."""
+    """Compute `left @ right + bias` for matrices. `right` may also be the result of `pack_weights`."""
     if right.is_mkldnn:
         return multiply_with_onednn(left.to(right.dtype), right, bias)
     if is_large_product(left, right):
@@ -32,7 +32,7 @@ def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def pack_weights(weights_IO: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Convert weights to a dtype and to oneDNN's own layout, without gradients.
+    """Convert weights to a dtype and to the memory layout that oneDNN prefers. The result has no gradient.
 
     Otherwise, oneDNN and other libraries rearrange the weights in each product, which takes half of the time for 32 rows,
     and autocast converts them to bfloat16 in each product.
@@ -74,7 +74,7 @@ class PackedLinear(torch.nn.Linear):
 
 
 def pack_linear_layers(module: torch.nn.Module, compute: Callable[[], object], dtype: torch.dtype) -> None:
-    """Freeze the linear layers that are called by `compute`, in place, and convert their weights with `pack_weights`.
+    """Freeze those linear layers of a module that `compute` calls, and convert their weights with `pack_weights`, in place.
 
     Layers whose weights are shared with another module are not changed. If `dtype` is bfloat16, layers that are also called
     outside of autocast are not changed either.

@@ -50,7 +50,7 @@ Batch = Mapping[str, tf.Tensor]
 
 @dataclass(frozen=True)
 class Network:
-    """What all layers need for a forward pass.
+    """The config, the variables and the options that all layers of a BERT need for one forward pass.
 
     Attributes:
         config: The sizes of the model.
@@ -73,13 +73,15 @@ class Network:
         return self.parameters[f"{name_prefix}/LayerNorm/gamma"], self.parameters[f"{name_prefix}/LayerNorm/beta"]
 
     def apply_dropout(self, inputs: tf.Tensor, site: int) -> tf.Tensor:
-        """Apply the hidden-state dropout with the number `site`."""
+        """Apply hidden-state dropout. `site` is the number of the dropout in the model, from which its random numbers are
+        derived.
+        """
         rate = self.config.hidden_dropout_prob
         return dropout(inputs, self.forward_pass.draw_dropout(inputs.shape, rate, site), rate, self.forward_pass.compiled)
 
 
 def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None = None) -> tf.Tensor:
-    """Compute the hidden states of the last layer.
+    """Run the embeddings and all encoder layers on a batch, and return the hidden states of the last layer.
 
     Args:
         network: The model.
@@ -116,7 +118,9 @@ def _additive_attention_mask(input_mask_BL: tf.Tensor, is_causal: bool, dtype: t
 
 
 def _embed_tokens(network: Network, batch: Batch) -> tf.Tensor:
-    """Compute the input of the encoder (Devlin et al., 2019, section 3), [T, H], in the dtype of the matrix products."""
+    """Return the sum of the word, position and type embeddings after layer normalization and dropout (Devlin et al.,
+    2019, section 3), [T, H], in the dtype of the matrix products.
+    """
     name_prefix, parameters, config = "bert/embeddings", network.parameters, network.config
     words_TH = gather_rows(parameters[f"{name_prefix}/word_embeddings"], tf.reshape(batch["input_ids"], [-1]))
     positions_TH = gather_rows(parameters[f"{name_prefix}/position_embeddings"], tf.reshape(batch["positions"], [-1]))
@@ -132,7 +136,8 @@ def _embed_tokens(network: Network, batch: Batch) -> tf.Tensor:
 def _run_encoder_layer(
     network: Network, layer: int, query_RH: tf.Tensor, hidden_TH: tf.Tensor, bias_B1PL: tf.Tensor
 ) -> tf.Tensor:
-    """Compute a layer, with layer normalization after each residual sum (Vaswani et al., 2017; Devlin et al., 2019).
+    """Compute one encoder layer, with layer normalization after each residual sum (Vaswani et al., 2017; Devlin et al.,
+    2019).
 
     Args:
         network: The model.
@@ -169,7 +174,7 @@ def _run_encoder_layer(
 def _run_self_attention(
     network: Network, name_prefix: str, dropout_site: int, query_RH: tf.Tensor, hidden_TH: tf.Tensor, bias_B1PL: tf.Tensor
 ) -> tf.Tensor:
-    """Compute the context of every query, [R, H], before the output projection."""
+    """Compute self-attention up to the output projection, and return the context of every query, [R, H]."""
     config, forward_pass, (packs, _, queries, length) = network.config, network.forward_pass, bias_B1PL.shape
     heads, size = config.num_attention_heads, config.head_size
 
@@ -190,7 +195,8 @@ def _run_self_attention(
 
 
 def _concatenate_projections(network: Network, name_prefix: str, parts: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Concatenate the kernels and biases of some of query, key and value: [H, O] and [O].
+    """Concatenate the kernels of the given projections (of query, key and value) to [H, O], and their biases to [O], so that
+    one matrix product computes them all.
 
     The query part is divided by the square root of the head size here, which saves a pass over the scores. The key bias does
     not affect the softmax, so its true gradient is zero. Its computed gradient would be rounding noise, so it is set to
@@ -274,7 +280,7 @@ def _drop_probabilities(probabilities_BNPL: tf.Tensor, dropout_draw: tf.Tensor, 
 def _attention_scores_gradient(
     kept_gradient_BNPL: tf.Tensor, probabilities_BNPL: tf.Tensor, dropout_draw: tf.Tensor | None, rate: float
 ) -> tf.Tensor:
-    """Compute the gradient of the attention scores through dropout and softmax.
+    """Return the gradient of the attention scores, given that of the attention probabilities after dropout.
 
     If one probability of a row is 1, the gradient of the row is exactly 0.
     """

@@ -114,7 +114,7 @@ _HCCL_MEMORY_MB = 1536
 
 
 def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
-    """Set the environment variables of the Gaudi runtime, and register the device.
+    """Set the environment variables of the Gaudi runtime, and register the Gaudi card as a TensorFlow device.
 
     Returns:
         A tuple of two values. The first describes what is missing (the software, the driver or the card) and what to do, or
@@ -154,13 +154,13 @@ def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class _HorovodProcess(ConnectedProcess):
-    """The communicator of a process that Horovod connects to others."""
+    """The communicator of a process that Horovod connects to the other processes of the run."""
 
     horovod: Any = None
     errors: ClassVar[tuple[type[Exception], ...]] = (tf.errors.OpError, RuntimeError)
 
     def sum_tensors(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the sums of tensors over all processes, inside a graph."""
+        """Return the sums of tensors over all processes, as operations of the graph that is being traced."""
         hvd = self.horovod
         return [hvd.allreduce(tensor, op=hvd.Sum, name=f"gradient_{index}") for index, tensor in enumerate(tensors)]
 

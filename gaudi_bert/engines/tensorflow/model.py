@@ -103,10 +103,10 @@ class TensorFlowModel:
             self.variables[name].assign(np.asarray(value, dtype=np.float32))
 
     def freeze(self) -> None:
-        """Do nothing, because TensorFlow graphs choose the layout of weights themselves."""
+        """Do nothing. TensorFlow graphs choose the memory layout of weights themselves."""
 
     def compute_outputs(self, batch: BatchArrays) -> Float32Array:
-        """Return what the head gives, without dropout."""
+        """Run the model on a batch without dropout, and return the outputs of its head."""
         values: Float32Array = self._outputs(self.copy_to_device(batch)).numpy()
         return values
 
@@ -142,14 +142,16 @@ class TensorFlowModel:
     # --- Functions that are traced into graphs, from features with static shapes to outputs, sums and the loss
 
     def build_network(self, dropout_seed: tf.Tensor | None = None) -> Network:
-        """Return what the layers need for a pass. The dropout seed is int32 [2], or None for no dropout."""
+        """Return the config, the variables and the options for a forward pass. The dropout seed is int32 [2], or None for
+        no dropout.
+        """
         parameters = {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
         if self.compute_dtype == tf.float64:
             parameters = {name: tf.cast(value, tf.float64) for name, value in parameters.items()}
         return Network(self.config, parameters, self.compute_dtype, ForwardPass(dropout_seed, self.compiled))
 
     def forward(self, batch: Batch, dropout_seed: tf.Tensor | None = None) -> Any:
-        """Compute the outputs of the head in at least float32.
+        """Run the encoder and the head, and return the outputs of the head in at least float32.
 
         For pretraining, return the logits of both tasks. For language modelling, return logits [P, V].
         """
@@ -172,7 +174,9 @@ class TensorFlowModel:
     def compute_loss(
         self, batch: Batch, dropout_seed: tf.Tensor | None, factors: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Compute the loss of a batch, whose two sums are multiplied by `factors` [2], and the K sums."""
+        """Run the model on a batch, and return the loss and the K sums of the head. The loss is the sum of its two loss
+        sums, each multiplied by one of the `factors` [2].
+        """
         sums = self.compute_sums(self.forward(batch, dropout_seed), batch)
         if isinstance(self.spec.head, PretrainingHead):
             return sums[0] * factors[0] + sums[2] * factors[1], sums
@@ -184,13 +188,15 @@ class TensorFlowModel:
             return {name: tf.constant(values) for name, values in batch.items()}
 
     def _trace_evaluation(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
-        """Compute the outputs of the head (or an empty scalar if it keeps none) and the K sums, without dropout."""
+        """Run the model on a batch without dropout, and return the outputs of the head (or an empty scalar if it keeps
+        none) and the K sums.
+        """
         outputs = self.forward(batch)
         sums = self.compute_sums(outputs, batch)
         return outputs if self.spec.head.needs_outputs else tf.zeros([]), tf.stack(sums) if sums else tf.zeros([0])
 
     def _trace_work(self, batch: Batch) -> tf.Tensor:
-        """Do a forward and backward pass with dropout, and return the sum of all gradients."""
+        """Run a forward and a backward pass with dropout, and return the sum of all gradients."""
         variables = list(self.variables.values())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
@@ -203,7 +209,9 @@ class TensorFlowModel:
 
 
 def _compute_task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.Tensor:
-    """Compute the outputs of a task's head in at least float32. For language modelling, these are logits [P, V]."""
+    """Run the encoder and the head of a task, and return the outputs in at least float32. For language modelling, these
+    are the logits of the vocabulary, [P, V].
+    """
     packs, length = batch["input_ids"].shape
     if not head.needs_outputs:
         check_logit_count(packs, length, network.config.vocab_size)
@@ -220,7 +228,9 @@ def _compute_task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.
 
 
 def _compute_vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Tensor:
-    """Compute the vectors of the sequences in a batch, float32 [B, S, H]. Vectors of unused sequence slots are undefined."""
+    """Run the encoder, and return a vector for each sequence of the batch, float32 [B, S, H]. The vectors of unused
+    sequence slots are undefined.
+    """
     hidden = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
     (packs, depth), size = batch["sequence_positions"].shape, network.config.hidden_size
     if head.positions_feature is not None:
@@ -275,7 +285,7 @@ def _pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: 
 
 
 def _masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """Compute the weight of every masked slot, [B, Q], and the sum of these weights.
+    """Return the weight that the loss gives to every masked slot, [B, Q], and the sum of these weights.
 
     A used slot has the weight 1 or, for the loss per sequence, 1 / (number of masked slots of its sequence).
     """
@@ -291,13 +301,13 @@ def _masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> tuple[tf.
 
 
 def _sequence_membership(numbers_BX: tf.Tensor, depth: int, dtype: tf.DType) -> tf.Tensor:
-    """Return 1 if a position or slot X belongs to a sequence of the pack, otherwise 0, [B, S, X]."""
+    """Return a mask [B, S, X] that is 1 if the position or slot X belongs to the sequence S of its pack, otherwise 0."""
     numbers_S = tf.cast(tf.range(1, depth + 1), numbers_BX.dtype)
     return tf.cast(tf.equal(numbers_S[:, tf.newaxis], numbers_BX[:, tf.newaxis, :]), dtype)
 
 
 def _sum_losses_and_correct(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Compute the weighted sums of the negative log-likelihoods and of the correct predictions.
+    """Return two weighted sums over all labels: of the negative log-likelihoods, and of the correct predictions.
 
     Logits have the shape [..., C], labels and weights the shape [...].
     """
@@ -307,7 +317,7 @@ def _sum_losses_and_correct(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Te
 
 
 def _losses_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Compute the negative log-likelihood of each label, and 1 if the label has the largest logit, otherwise 0.
+    """Return the negative log-likelihood of each label, and 1 for each label that has the largest logit, otherwise 0.
 
     Logits have the shape [..., C]. Both results are flattened, [R].
     """
@@ -318,7 +328,7 @@ def _losses_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor
 
 @tf.custom_gradient
 def cross_entropy(logits_RC: tf.Tensor, labels_R: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., Any]]:
-    """Compute the negative log-likelihood of each label, and the class with the largest logit (int32), for rows of logits.
+    """Return the negative log-likelihood of the label of each row of logits, and the class with the largest logit (int32).
 
     TensorFlow's own operation takes six times as long on a CPU. Here, the same softmax is used for the loss and for the
     gradient. If m is the largest logit of a row and p_m its probability, then the logarithm of the sum of the exponentials

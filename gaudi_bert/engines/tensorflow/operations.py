@@ -30,18 +30,22 @@ _CACHE_LINE_BYTES = 64
 
 
 def make_graph_function(function: Kernel) -> tf.types.experimental.PolymorphicFunction:
-    """Return a function that runs as a graph. AutoGraph is off, because no Python control flow depends on tensors."""
+    """Return a function that runs `function` as a TensorFlow graph. AutoGraph is off, because no Python control flow
+    depends on tensors.
+    """
     return tf.function(function, autograph=False, reduce_retracing=False)
 
 
 @functools.cache
 def _compile_with_xla(function: Kernel) -> Kernel:
-    """Return a function that XLA compiles."""
+    """Return a version of `function` that XLA compiles."""
     return tf.function(function, jit_compile=True, autograph=False)
 
 
 def compile_kernel_if(function: Kernel, compiled: bool) -> Kernel:
-    """Return `function` itself or, if `compiled`, a version that XLA compiles once for each set of shapes."""
+    """Return a version of `function` that XLA compiles once for each set of shapes. If `compiled` is false, return
+    `function` itself.
+    """
     return _compile_with_xla(function) if compiled else function
 
 
@@ -51,7 +55,7 @@ def at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor, compiled: bool = False) -> tf.Tensor:
-    """Compute `inputs @ compile_kernel_if + bias`, [T, O], in the dtype of the inputs.
+    """Compute `inputs @ kernel + bias`, [T, O], in the dtype of the inputs.
 
     `compiled` is only True on CPUs. There, the kernel gradient is computed in a way that avoids cache collisions.
     """
@@ -62,7 +66,9 @@ def dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor, compile
 
 
 def _rows_collide_in_cache(row_elements: int, dtype: tf.DType) -> bool:
-    """Return whether rows with `row_elements` elements all begin in the same set of the L1 cache."""
+    """Return whether all rows of a matrix with `row_elements` columns begin in the same set of the L1 cache, so that they
+    evict each other.
+    """
     return row_elements * dtype.size % _CACHE_SETS_BYTES == 0
 
 
@@ -70,7 +76,7 @@ def _rows_collide_in_cache(row_elements: int, dtype: tf.DType) -> bool:
 def _dense_without_collisions(
     inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor
 ) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """Compute `dense` for widths whose rows collide in the cache, such as 1,024 float32.
+    """Compute `dense` for a matrix whose rows collide in the L1 cache, for example with 1,024 float32 columns.
 
     The gradient of the kernel is a sum over rows, so it reads both operands column by column. The elements of a column would
     evict each other from the cache, which halves the speed on AVX2. Padding the rows a little prevents this.
@@ -88,7 +94,7 @@ def _dense_without_collisions(
 
 
 def _pad_colliding_rows(values_TX: tf.Tensor) -> tf.Tensor:
-    """Pad each row with zeros if the rows would collide in the cache."""
+    """Return a matrix whose rows are padded with zeros if they would collide in the L1 cache."""
     width, dtype = values_TX.shape[1], values_TX.dtype
     extra = _CACHE_LINE_BYTES // dtype.size if _rows_collide_in_cache(width, dtype) else 0
     return tf.pad(values_TX, [[0, 0], [0, extra]]) if extra else values_TX
@@ -96,7 +102,7 @@ def _pad_colliding_rows(values_TX: tf.Tensor) -> tf.Tensor:
 
 @tf.custom_gradient
 def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """Look up rows of a table, [T, H].
+    """Return the rows of a table at the given indices, [T, H].
 
     The gradient is dense, because it is added to the dense gradient of the tied output matrix anyway.
     """
@@ -109,7 +115,7 @@ def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, C
 
 
 def gather_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, pack_length: int) -> tf.Tensor:
-    """Select the hidden states at P positions of each pack, flattened, [B * P, H].
+    """Return the hidden states at P positions of each pack, flattened, [B * P, H].
 
     Args:
         hidden_TH: The hidden states of all tokens.
@@ -123,7 +129,7 @@ def gather_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, pack_length: in
 
 @tf.custom_gradient
 def with_zero_gradient(variable: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """Return a variable with a gradient of exact zeros. The gradient through `tf.stop_gradient` would be None."""
+    """Return a variable whose gradient is exactly zero. With `tf.stop_gradient`, its gradient would be None."""
     return tf.identity(variable), tf.zeros_like
 
 
@@ -157,7 +163,8 @@ def residual_layer_norm(
     epsilon: float,
     compiled: bool,
 ) -> tf.Tensor:
-    """Apply layer normalization to dropout(new) + old, in the dtype of `new_TH`.
+    """Apply dropout to the new hidden states, add the old ones, and apply layer normalization to the sum. The result has the
+    dtype of `new_TH`.
 
     `dropout_draw` contains the random numbers from `ForwardPass.draw_dropout`, or None for no dropout.
     """
@@ -180,7 +187,7 @@ def residual_layer_norm(
 
 
 def activation_function(name: str, compiled: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return the activation with a name from `config.json`: gelu (exact), gelu_new (tanh approximation) or relu."""
+    """Return the activation function for a name in `config.json`: gelu (exact), gelu_new (tanh approximation) or relu."""
     if name != "gelu":
         return tf.nn.relu if name == "relu" else functools.partial(tf.nn.gelu, approximate=True)
 
@@ -250,7 +257,7 @@ def _residual_layer_norm_forward(
     rate: float,
     epsilon: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Apply dropout, add the residual, and apply layer normalization."""
+    """Apply dropout to the new hidden states, add the old ones, and return the three results of `_layer_norm_forward`."""
     return _layer_norm_forward(_apply_dropout(new_TH, dropout_draw, rate) + old_TH, gamma_H, beta_H, epsilon)
 
 
@@ -262,13 +269,15 @@ def _residual_layer_norm_backward(
     dropout_draw: tf.Tensor | None,
     rate: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return the gradients of new, old, gamma and beta."""
+    """Return the gradients of the four inputs of `residual_layer_norm`: the new and the old hidden states, gamma and
+    beta.
+    """
     total_gradient_TH, gamma_gradient_H, beta_gradient_H = _layer_norm_backward(gradient_TH, normal_TH, scale_T1, gamma_H)
     return _apply_dropout(total_gradient_TH, dropout_draw, rate), total_gradient_TH, gamma_gradient_H, beta_gradient_H
 
 
 def _apply_dropout(inputs: tf.Tensor, dropout_draw: tf.Tensor | None, rate: float) -> tf.Tensor:
-    """Apply dropout, without a gradient of its own."""
+    """Apply dropout with operations whose gradient TensorFlow derives itself. See `dropout`."""
     if dropout_draw is None:
         return inputs
     return inputs * (keep_mask(dropout_draw, inputs.shape, rate, inputs.dtype) * keep_scale(dropout_draw, rate))
@@ -309,7 +318,7 @@ _DROPOUT_STEPS = 1 << 16
 
 
 def keep_mask(dropout_draw: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DType) -> tf.Tensor:
-    """Return 1 for each element that is kept, and 0 for each element that is dropped.
+    """Return a dropout mask: 1 for each element that is kept, and 0 for each element that is dropped.
 
     Args:
         drawn: The result of `ForwardPass.draw_dropout`: the mask itself as bools or, in compiled kernels, a seed, int32 [2].
@@ -334,29 +343,29 @@ def keep_scale(dropout_draw: tf.Tensor | None, rate: float) -> float:
 
 
 def _murmur_finalize(words: tf.Tensor) -> tf.Tensor:
-    """Apply MurmurHash3's finalizer to int32. Products wrap around, and shifts must be logical."""
+    """Apply the finalizer of the hash function MurmurHash3 to int32 words. Products wrap around, and shifts are logical."""
     words = tf.bitwise.bitwise_xor(words, _shift_right_logically(words, 16)) * _FIRST_FACTOR
     words = tf.bitwise.bitwise_xor(words, _shift_right_logically(words, 13)) * _SECOND_FACTOR
     return tf.bitwise.bitwise_xor(words, _shift_right_logically(words, 16))
 
 
 def _shift_right_logically(words: tf.Tensor, bits: int) -> tf.Tensor:
-    """Shift int32 to the right logically, that is, without repeating the sign."""
+    """Shift int32 words to the right, and fill them with zeros instead of copies of the sign."""
     return tf.bitwise.bitwise_and(tf.bitwise.right_shift(words, bits), (1 << (32 - bits)) - 1)
 
 
 def _dropped_steps(rate: float) -> int:
-    """Return the dropout rate as a multiple of 1 / 65,536, at least 1."""
+    """Return how many of the 65,536 steps of a random number are dropped for a dropout rate, at least 1."""
     return max(1, round(rate * _DROPOUT_STEPS))
 
 
 def _smallest_kept_number(rate: float) -> int:
-    """Return the smallest random int32 for which an element is kept."""
+    """Return the smallest random int32 number for which an element is kept with this dropout rate."""
     return _wrap_to_int32((_dropped_steps(rate) << 16) - (1 << 31))
 
 
 def _wrap_to_int32(value: int) -> int:
-    """Wrap an integer to a signed 32-bit integer."""
+    """Return an integer modulo 2^32 as a signed 32-bit integer."""
     return (value + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
@@ -373,7 +382,7 @@ class ForwardPass:
     compiled: bool = False
 
     def draw_dropout(self, shape: tf.TensorShape, rate: float, site: int) -> tf.Tensor | None:
-        """Draw the random numbers of a dropout.
+        """Draw the random numbers of one dropout in the model.
 
         Args:
             shape: The shape of the tensor whose elements are dropped.

@@ -95,7 +95,9 @@ class TensorFlowUpdates:
         update: int,
         update_loss: UpdateLoss,
     ) -> tf.Tensor:
-        """Do one update with a loss over all micro-batches. The last one is computed once, all others twice."""
+        """Do one update with a loss that depends on all micro-batches together. The last micro-batch is computed once,
+        and all others twice.
+        """
         last, outputs = len(inputs) - 1, []
         for number, each in enumerate(inputs[:-1]):
             self._note_micro_batch(number, update, each[0])
@@ -112,13 +114,13 @@ class TensorFlowUpdates:
         return self._finish(totals, tf.constant(sums, tf.float32), scalars)
 
     def _record_outputs(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.GradientTape]:
-        """Compute the outputs of a batch, and return them with the tape that recorded the pass."""
+        """Run the model with dropout on a batch, and return the outputs and the gradient tape that recorded the pass."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
             return self._outputs(batch, seed), tape
 
     def _backpropagate(self, output: tf.Tensor, tape: tf.GradientTape, gradient: FloatArray | tf.Tensor) -> list[tf.Tensor]:
-        """Compute the gradients of the variables, given the gradient of an output."""
+        """Return the gradients of all variables, given the gradient of the recorded outputs."""
         given, none = tf.convert_to_tensor(gradient, output.dtype), tf.UnconnectedGradients.ZERO
         gradients = tape.gradient(output, self._variables, output_gradients=given, unconnected_gradients=none)
         return [tf.convert_to_tensor(each) for each in gradients]
@@ -156,7 +158,7 @@ class TensorFlowUpdates:
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums_K
 
     def _apply_update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
-        """Sum the gradients over processes, clip them, and change the variables.
+        """Sum the gradients over all processes, clip the sum, and change the variables.
 
         Returns:
             The sums, followed by the gradient norm before clipping, [K + 1].
@@ -175,7 +177,7 @@ class TensorFlowUpdates:
         return self._apply_update(gradients, sums, scalars)
 
     def _trace_first_micro_batch(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
-        """Compute the first micro-batch of an update, and store its gradients. Return its sums."""
+        """Run the passes of the first micro-batch of an update, store its gradients, and return its sums."""
         gradients, sums = self._compute_gradients(batch, seed, factors)
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
             accumulated.assign(gradient)
@@ -184,7 +186,9 @@ class TensorFlowUpdates:
     def _trace_next_micro_batch(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, sums_before: tf.Tensor
     ) -> tf.Tensor:
-        """Compute a further micro-batch of an update, and add its gradients to the stored ones. Return the total sums."""
+        """Run the passes of a further micro-batch of an update, add its gradients to the stored ones, and return the
+        total sums.
+        """
         gradients, sums = self._compute_gradients(batch, seed, factors)
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
             accumulated.assign_add(gradient)
@@ -219,7 +223,7 @@ _LEAST_COMPILED = 2**16
 
 
 def _clip_factor_and_norm(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Compute the clipping factor and the joint norm of all gradients before clipping.
+    """Return the factor that clips the gradients to `clip_norm`, and the joint norm of all gradients before clipping.
 
     Multiplied by the factor, the gradients have a joint norm of at most `clip_norm`. With a `clip_norm` of 0, the factor is
     1.
@@ -230,7 +234,7 @@ def _clip_factor_and_norm(gradients: Sequence[tf.Tensor], clip_norm: float) -> t
 
 
 class _Optimizer:
-    """AdamW or LAMB for named variables.
+    """Changes variables with AdamW or LAMB, and keeps their moments.
 
     Args:
         variables: The variables by name.
