@@ -164,7 +164,7 @@ def find_model_sizes(config: EncoderConfig, head: Head) -> ModelSizes:
     """Build the `transformers` config of a model with a head, and return the sizes that limit what the model can process.
 
     Raises:
-        InputError: The model cannot be fed packs.
+        InputError: The model cannot process packs.
     """
     library_config = build_library_config(config, head)
     return read_model_sizes(
@@ -177,7 +177,7 @@ def read_model_sizes(library_config: transformers.PretrainedConfig, pack_inputs:
 
     Args:
         library_config: The `transformers` config of the model.
-        pack_inputs: How the model is fed packs. It may limit the number of positions.
+        pack_inputs: The inputs with which the model processes packs. It may limit the number of positions.
     """
     text, max_positions = library_config.get_text_config(), find_max_positions(library_config)
     positions = (_UNLIMITED if max_positions is None else max_positions) - pack_inputs.position_offset
@@ -276,7 +276,7 @@ def read_model(folder: Path, model_class: type[Any], **options: Any) -> Any:
 def _read_model_and_missing_names(
     folder: Path, model_class: type[Any], config: transformers.PretrainedConfig, *, head_may_be_missing: bool, **options: Any
 ) -> tuple[Any, frozenset[str]]:
-    """Read a model from a folder.
+    """Read a model from a folder, and return it with the names of the weights that are missing there.
 
     Args:
         folder: The folder of the model.

@@ -27,7 +27,7 @@ from gaudi_bert.model.heads import LOWEST_HIDDEN, VectorHead
 
 @dataclass(frozen=True)
 class PackInputs:
-    """How a model has to be fed packs.
+    """The inputs with which a model processes packs correctly: which masks, positions and segment ids it gets.
 
     Attributes:
         position_offset: The position id of the first token of a sequence.
@@ -119,7 +119,7 @@ def additive_attention_masks(sequence_ids_BL: Tensor, pack_inputs: PackInputs, d
 
     Args:
         sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.
-        pack_inputs: How the model is fed packs.
+        pack_inputs: The inputs with which the model processes packs.
         dtype: The dtype of the masks.
 
     Returns:
@@ -141,7 +141,7 @@ def attention_mask_for_target(
 
     Args:
         sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.
-        pack_inputs: How the model is fed packs.
+        pack_inputs: The inputs with which the model processes packs.
         target: The name of the target.
         dtype: The dtype of an additive mask.
 

@@ -1,4 +1,4 @@
-"""Determining by trials how a model has to be fed packs.
+"""Determining by trials which inputs (masks, positions, ...) a model needs to process packs.
 
 There is no list of model types. Instead, a small copy of the model is built from its config, with the same kinds of layers,
 random weights and short windows. Running it on single sequences shows whether it is causal, how it numbers positions, and
@@ -83,7 +83,7 @@ def find_pack_inputs(model: Any, target: str = "transformers-5", model_class: ty
         model_class: For a config, the `transformers` class of the model. None for the encoder class.
 
     Raises:
-        InputError: The model cannot be fed packs, or its head gives one output per row.
+        InputError: The model cannot process packs, or its head gives one output per row.
     """
     if isinstance(model, PackInputs):
         return model
@@ -147,7 +147,7 @@ def check_packed_outputs(
     Args:
         model: The model, which may be a small copy. It is tried with its head, unless the head gathers the outputs of
             sequences itself.
-        pack_inputs: How the model is fed packs.
+        pack_inputs: The inputs with which the model processes packs.
         build_batch: A function that turns packs into the arguments of the model.
         row_tokens: The number of tokens in the longest rows. By default, it is the number of positions of the model, but at
             least 512 and at most 1,024.
@@ -175,7 +175,7 @@ def check_packed_outputs(
     largest, bound = 0.0, allowed_difference(model)
 
     def check(rows: list[Pack], what: str, difference: float) -> None:
-        """Raise an error if a difference is larger than the allowed one."""
+        """Raise an error if the difference between packed and single sequences is larger than allowed."""
         if not difference <= bound:
             raise InputError(
                 f"{type(model).__name__}: computes wrong outputs for packs of {len(rows[0]['input_ids'])} tokens "
@@ -274,7 +274,7 @@ def _find_pack_inputs_of_copy(
 
 
 def _rejection_message(config: transformers.PretrainedConfig, reason: str) -> str:
-    """Return the error message for a model type that cannot be fed packs."""
+    """Return the error message for a model type that cannot process packs."""
     name = f"model type {config.model_type!r}: "
     return f"{name}{reason.removeprefix(name)}; {NO_PACKS_REMEDY}"
 

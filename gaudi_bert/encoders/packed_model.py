@@ -77,7 +77,7 @@ class PackedModel:
 
     Args:
         module: An encoder, or a model with a head.
-        pack_inputs: How the encoder is fed packs.
+        pack_inputs: The inputs with which the encoder processes packs.
         head: A description of the head's outputs. None if the head is not used.
 
     Attributes:

@@ -30,7 +30,7 @@ Pack = Mapping[str, AnyArray]
 
 
 class TrialPacks(NamedTuple):
-    """Packs of random tokens for a trial.
+    """Packs of random tokens with which a model is tried.
 
     Attributes:
         packs: The packs.
@@ -180,7 +180,7 @@ def build_random_packs(
     longest_sequence: int | None = None,
     excluded_token: int | None = None,
 ) -> TrialPacks:
-    """Return packs of random tokens, and the same packs with all tokens of each pack's first sequence changed.
+    """Return packs of random tokens, and the same packs in which all tokens of each first sequence are different.
 
     Args:
         config: The config of the model.
@@ -198,8 +198,8 @@ def build_full_pack(
     longest_sequence: int | None = None,
     excluded_token: int | None = None,
 ) -> TrialPacks:
-    """Return one pack without padding, whose sequences get shorter down to a single token, and the same pack with changed
-    tokens.
+    """Return one pack without padding, whose sequences get shorter down to a single token, and the same pack in which the
+    tokens of the first sequence are different.
 
     The arguments and the results are those of `build_random_packs`.
     """
@@ -213,7 +213,9 @@ def build_full_pack(
 def _build_packs(
     config: transformers.PretrainedConfig, length: int, sequence_lengths: Sequence[Sequence[int]], excluded_token: int | None
 ) -> TrialPacks:
-    """Return packs whose sequences have the given lengths, and the same packs with changed tokens in each first sequence."""
+    """Return packs whose sequences have the given lengths, and the same packs in which the tokens of each first sequence
+    are different.
+    """
     # Models may treat [SEP] or [MASK] differently, so special tokens are repeated until they are about as frequent as
     # ordinary tokens. Padding and other tokens that a config names are excluded, because such a token may stand for an
     # image, for example.

@@ -51,7 +51,7 @@ _FAILURES = {
 
 @dataclass(frozen=True)
 class Peer:
-    """A process of the run, and the port on which it listens.
+    """The address of a process of the run: its rank, its host, and the port on which its failure detector listens.
 
     Attributes:
         rank: The rank of the process.

@@ -213,7 +213,7 @@ class Network:
     sequence_offsets: Tensor | None = None
 
     def apply_dropout(self, inputs: Tensor) -> Tensor:
-        """Apply hidden-state dropout, in training only."""
+        """Apply the dropout of hidden states. Outside of training, return the inputs unchanged."""
         rate = self.config.hidden_dropout_prob
         return dropout(inputs, rate) if self.training and rate > 0 else inputs
 

@@ -117,7 +117,7 @@ class TorchBert(TorchModel):
         self.parameters_by_name = {}
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
-        """Call `callback` before the attention of each layer from now on."""
+        """Call `callback` before the attention of each layer in all further passes."""
         attend = self.attention
 
         def attend_after_callback(*inputs: Tensor) -> Tensor:

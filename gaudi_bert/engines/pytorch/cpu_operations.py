@@ -183,7 +183,7 @@ class TiedEmbeddingTable(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the table for looking up rows, and the table for the product."""
+        """Return the same table twice: first for looking up rows, then for the matrix product."""
         context.set_materialize_grads(False)
         return table.view_as(table), table.view_as(table)
 

@@ -43,7 +43,7 @@ def build_encoder(
         compiler: The backend of torch.compile, or None if the model is not compiled.
 
     Raises:
-        InputError: The model cannot be built or fed packs, or `transformers` has no such head for it.
+        InputError: The model cannot be built or cannot process packs, or `transformers` has no such head for it.
     """
     config = build_library_config(cast(EncoderConfig, spec.config), spec.head)
     kind = find_model_class(config, spec.head)
@@ -142,12 +142,12 @@ class TorchEncoder(TorchModel):
         return super().compute_outputs(batch)
 
     def forward(self, batch: Tensors, training: bool) -> Tensor:
-        """Compute the outputs of the head, with dropout if `training`."""
+        """Run the model on a batch, and return the outputs of its head. If `training` is true, dropout is applied."""
         self.packed.train(training)
         return self._compute(batch)
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
-        """Call `callback` before each layer from now on. The layers are the longest module list of the model."""
+        """Call `callback` before each layer in all further passes. The layers are the longest module list of the model."""
         lists = [module for module in self.module.modules() if isinstance(module, torch.nn.ModuleList)]
         for layer in max(lists, key=len, default=()):
             layer.register_forward_pre_hook(lambda *_: callback())

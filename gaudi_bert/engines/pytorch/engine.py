@@ -53,7 +53,7 @@ def build_model(
     """Build a model on a device, or on the CPU in float32 if no device is given. See `Engine.build_model`.
 
     Raises:
-        InputError: The model cannot be built or fed packs, or compilation needs g++, which is missing.
+        InputError: The model cannot be built or cannot process packs, or compilation needs g++, which is missing.
     """
     kind = device.kind if device is not None else "cpu"
     if compiled and kind == "cpu" and shutil.which("g++") is None:
@@ -131,7 +131,7 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
             mallopt(_M_TRIM_THRESHOLD, -1)
         return device("cpu", description=f"CPU, {torch.get_num_threads()} threads")
     if kind == "cuda":
-        # In deterministic mode, PyTorch raises an error for operations without a deterministic kernel (`create_updates.py`).
+        # In deterministic mode, PyTorch raises an error for operations without a deterministic kernel (`updates.py`).
         # Attention has a deterministic kernel.
         torch.use_deterministic_algorithms(settings.deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = False  # uninitialized memory is never read here

@@ -53,7 +53,7 @@ class TorchModel(ABC):
 
     @abstractmethod
     def forward(self, batch: Tensors, training: bool) -> Tensor:
-        """Compute the outputs of the head, from which losses are computed, with dropout if `training`."""
+        """Run the model on a batch, and return the outputs of its head. If `training` is true, dropout is applied."""
 
     @abstractmethod
     def has_weight_decay(self, name: str) -> bool:
@@ -80,7 +80,7 @@ class TorchModel(ABC):
         return {name: to_numpy(variable).copy() for name, variable in self._variables_by_name().items()}
 
     def load_values(self, values: WeightArrays) -> None:
-        """Set variables by name. Variables that are missing in `values` keep their values."""
+        """Set variables to the given values. Variables that are missing in `values` do not change."""
         check_weights(self.variable_shapes(), values)
         variables = self._variables_by_name()
         with torch.no_grad():
@@ -97,7 +97,7 @@ class TorchModel(ABC):
             return to_numpy(at_least_float32(self.forward(self.copy_to_device(batch), False)).float())
 
     def evaluate_batch(self, batch: BatchArrays) -> BatchEvaluation:
-        """Run the model without dropout, and return the outputs of the head (or None if it keeps none) and the K sums."""
+        """Run the model on a batch without dropout, and return the outputs and the sums of its head."""
         tensors, head = self.copy_to_device(batch), self.spec.head
         with torch.inference_mode():
             with self.autocast_context():
@@ -106,7 +106,9 @@ class TorchModel(ABC):
         return BatchEvaluation(to_numpy(outputs.float()) if head.needs_outputs else None, to_numpy(sums.float()))
 
     def run_training_pass(self, batch: BatchArrays) -> float:
-        """Do a forward and backward pass with dropout, and return a number that depends on all gradients. For timing."""
+        """Run a forward and a backward pass with dropout, to measure how long they take. Return a number that depends on
+        all gradients.
+        """
         loss, _ = self.compute_loss(self.copy_to_device(batch), _WORK_SEED, torch.ones(2, device=self.device))
         trained = [parameter for parameter in self.parameters_by_name.values() if parameter.requires_grad]
         gradients = torch.autograd.grad(loss, trained, allow_unused=True)
@@ -125,7 +127,7 @@ class TorchModel(ABC):
 
     @abstractmethod
     def call_between_layers(self, callback: Callable[[], None]) -> None:
-        """Call `callback` before each layer from now on. The model must not be compiled."""
+        """Call `callback` before each layer in all further passes. The model must not be compiled."""
 
     # --- Methods for `updates.py`
 
@@ -158,7 +160,9 @@ class TorchModel(ABC):
             return self.forward(batch, True)
 
     def compute_sums(self, outputs: Any, batch: Tensors) -> Tensor:
-        """Compute the K sums of the head from its outputs."""
+        """Return the sums of the head over a batch (of losses, weights and correct predictions), given the outputs of the
+        head. `model/heads.py` lists them.
+        """
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             words_BQV, sentences_BS2 = outputs

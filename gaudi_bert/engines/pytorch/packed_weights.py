@@ -62,7 +62,9 @@ class PackedLinear(torch.nn.Linear):
 
     @property
     def weight(self) -> Tensor:
-        """A copy of the weights in the usual layout, [O, I], for modules that read them."""
+        """A copy of the weights in the layout of `torch.nn.Linear`, [O, I]. Some modules read the weights of their
+        layers.
+        """
         return self.packed.to_dense()
 
     def forward(self, input: Tensor) -> Tensor:
@@ -90,7 +92,7 @@ def pack_linear_layers(module: torch.nn.Module, compute: Callable[[], object], d
     calls: dict[torch.nn.Linear, bool] = {}
 
     def note(layer: Any, inputs: tuple[Any, ...]) -> None:
-        """Note whether a call of a layer can use converted weights."""
+        """Record whether this call of a layer could use converted weights."""
         converts = torch.is_autocast_enabled("cpu") == (dtype == torch.bfloat16)
         fits = converts and bool(inputs) and inputs[0].dim() >= 2 and owners[id(layer.weight)] == 1
         calls[layer] = calls.get(layer, True) and fits

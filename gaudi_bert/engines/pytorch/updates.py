@@ -96,7 +96,7 @@ class TorchUpdates:
         self, micro_batches: Sequence[BatchArrays], dropout_seeds_M2: Int32Array, loss_factors_M2: FloatArray, update: int
     ) -> Tensor:
         """Run the forward and backward passes of all micro-batches, so that their gradients are added up, and return the
-        K sums.
+        sums of the head.
         """
         model = self._model
         factors = torch.tensor(loss_factors_M2, dtype=torch.float32, device=model.device)
@@ -113,7 +113,8 @@ class TorchUpdates:
     def _accumulate_gradients_in_two_passes(
         self, micro_batches: Sequence[BatchArrays], dropout_seeds_M2: Int32Array, update_loss: UpdateLoss, update: int
     ) -> Tensor:
-        """Run the passes of all micro-batches for a loss that depends on all their outputs together, and return the K sums.
+        """Run the passes of all micro-batches for a loss that depends on all their outputs together, and return the sums of
+        the head.
 
         The last micro-batch is computed once, and all others twice.
         """

@@ -97,7 +97,7 @@ class TensorFlowModel:
         return {name: variable.numpy() for name, variable in self.variables.items()}
 
     def load_values(self, values: WeightArrays) -> None:
-        """Set variables by name. Variables that are missing in `values` keep their values."""
+        """Set variables to the given values. Variables that are missing in `values` do not change."""
         check_weights(self.variable_shapes(), values)
         for name, value in values.items():
             self.variables[name].assign(np.asarray(value, dtype=np.float32))
@@ -111,7 +111,7 @@ class TensorFlowModel:
         return values
 
     def evaluate_batch(self, batch: BatchArrays) -> BatchEvaluation:
-        """Run the model without dropout, and return the outputs of the head (or None if it keeps none) and the K sums."""
+        """Run the model on a batch without dropout, and return the outputs and the sums of its head."""
         outputs, sums = self._evaluate(self.copy_to_device(batch))
         return BatchEvaluation(outputs.numpy() if self.spec.head.needs_outputs else None, sums.numpy())
 
@@ -136,7 +136,9 @@ class TensorFlowModel:
         )
 
     def run_training_pass(self, batch: BatchArrays) -> float:
-        """Do a forward and backward pass with dropout, and return a number that depends on all gradients. For timing."""
+        """Run a forward and a backward pass with dropout, to measure how long they take. Return a number that depends on
+        all gradients.
+        """
         return float(self._work(self.copy_to_device(batch)))
 
     # --- Functions that are traced into graphs, from features with static shapes to outputs, sums and the loss
@@ -165,7 +167,9 @@ class TensorFlowModel:
         )
 
     def compute_sums(self, outputs: Any, batch: Batch) -> Sequence[tf.Tensor]:
-        """Compute the K sums of the head, which are scalars."""
+        """Return the sums of the head over a batch (of losses, weights and correct predictions), given the outputs of the
+        head. `model/heads.py` lists them.
+        """
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             return _pretraining_sums(outputs, batch, head.loss)
@@ -174,8 +178,8 @@ class TensorFlowModel:
     def compute_loss(
         self, batch: Batch, dropout_seed: tf.Tensor | None, factors: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Run the model on a batch, and return the loss and the K sums of the head. The loss is the sum of its two loss
-        sums, each multiplied by one of the `factors` [2].
+        """Run the model on a batch, and return the loss and the sums of the head. The loss adds up the two loss sums,
+        each multiplied by one of the `factors` [2].
         """
         sums = self.compute_sums(self.forward(batch, dropout_seed), batch)
         if isinstance(self.spec.head, PretrainingHead):
