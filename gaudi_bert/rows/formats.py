@@ -60,7 +60,7 @@ def read_table(
     """
     separator = "\t" if part.kind == "tsv" else ","
     if settings.delimiter is not None and (part.kind == "csv" or "delimiter" in settings.keys_set_by_user):
-        separator = settings.delimiter  # a default comes from the model's training data, and applies only to CSV
+        separator = settings.delimiter  # a separator from the model's training data applies only to CSV
     rows = _split_rows_at_tabs(part, lines, separator) if part.kind == "tsv" else _parse_csv_rows(part, lines, separator)
     columns = list(settings.columns) if settings.columns is not None else None
     if columns is None and settings.no_header:

@@ -207,7 +207,7 @@ def complete_file_part(path: str | Path, settings: TaskSettings) -> RowPart:
             f"{path}: the ending of the file is not supported; pass --format, or a file that ends in {', '.join(_ENDINGS)}, "
             "optionally with .gz or .zst"
         )
-    # The default encoding comes from the model's training data, and applies only to tables.
+    # An encoding that comes from the model's training data applies only to tables.
     encoding = settings.encoding if kind in TABLES or "encoding" in settings.keys_set_by_user else "utf-8"
     return RowPart(str(path), Path(path), kind, _detect_compression(Path(path)), encoding)
 
@@ -234,7 +234,8 @@ def _read_row_group_sizes(path: Path) -> list[tuple[int, int]]:
         return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
-# --- dividing files into parts that can be read independently: ranges of bytes, in which lines begin, or runs of row groups
+# --- Dividing files into parts that can be read independently. A part of a text file is a range of bytes: it consists of the
+# lines that begin in this range. A part of a Parquet file is a run of row groups.
 #
 # A compressed file can be read only from its beginning, a quoted cell of a table may contain line ends, and in UTF-16 a
 # single byte does not show where a line ends. Therefore such a file is a single part. The parts depend only on the file and

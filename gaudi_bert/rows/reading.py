@@ -175,7 +175,7 @@ def read_part(
     _check_options_apply(part, task, settings, labelled)
     label_names = read_label_names(Path(settings.labels)) if settings.labels is not None else None
     reading = settings
-    if task == "reranking":  # a pair of texts consists of a query and a document
+    if task == "reranking":  # the two texts of a pair are a query and a document
         reading = settings.model_copy(update={"text": settings.query, "text_pair": settings.document})
     parser = RowParser(task, reading, label_names, labelled, part.kind in TABLES and settings.columns is None)
     records: Iterator[PlacedRecord]
@@ -197,7 +197,7 @@ def read_part(
             yield BadRow(position, f"{part.format_location(position)}: {error}")
             continue
         if say is not None:
-            whole = first[0][1] if first else record  # one record may contain several pairs
+            whole = first[0][1] if first else record  # one record of a file may have become several pairs
             read = record if isinstance(whole, InputError) else whole
             columns = _list_read_columns(task, settings, row, read, labelled)
             say(_describe_first_row(part, settings, row, columns))
@@ -374,7 +374,7 @@ def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, 
                     if isinstance(line, UnicodeDecodeError):
                         position = RowPosition(next(row), number)
                         yield position, part.decoding_error(line)
-                    elif line.strip():  # a JSON object or a text
+                    elif line.strip():  # the line is a JSON object or a text
                         position, text = RowPosition(next(row), number), line.removesuffix("\n").removesuffix("\r")
                         yield position, _parse_json_record(text) if part.kind == "jsonl" else {settings.text: text}
 

@@ -107,7 +107,7 @@ class RowTokenizer:
         Raises:
             InputError: The tokenizer makes no token of a letter or digit.
         """
-        for letter in "aA1":  # the vocabulary may lack some of them
+        for letter in "aA1":  # try several letters, because the vocabulary may lack some of them
             encoding = self.tokenizer.encode(letter)
             text = [at for at, special in enumerate(encoding.special_tokens_mask) if not special]
             if text:
@@ -137,7 +137,7 @@ class RowTokenizer:
         Raises:
             InputError: The tokenizer does not make a pair of two texts.
         """
-        for letter in "aA1":  # the vocabulary may lack some of them
+        for letter in "aA1":  # try several letters, because the vocabulary may lack some of them
             one, pair = self.tokenizer.encode(letter), self.tokenizer.encode(letter, letter)
             tokens = len(one.ids) - sum(one.special_tokens_mask)
             text = [at for at, special in enumerate(pair.special_tokens_mask) if not special]
@@ -345,7 +345,7 @@ def _convert_transformers_tokenizer(given: Any, file: Path) -> RowTokenizer:
     with convert_library_errors(file):
         for step in (library.normalizer, library.pre_tokenizer):
             if step is not None:
-                step.__getstate__()  # fails for a step that is written in Python, which cannot be copied or compared
+                step.__getstate__()  # raises for a step that is written in Python, which cannot be copied
     settings = {
         "tokenizer_class": kind,
         "model_input_names": list(given.model_input_names),
@@ -363,7 +363,7 @@ def _make_row_tokenizer(library: Tokenizer, file: Path, settings: Mapping[str, A
     library.no_truncation()
     library.no_padding()
     with convert_library_errors(file):
-        library.encode("a", "a")  # fails if the template names a missing token
+        library.encode("a", "a")  # raises if the template contains a token that the vocabulary lacks
     return RowTokenizer(library, file, settings)
 
 

@@ -222,8 +222,8 @@ class _RowEncoder:
         if self.policy == "truncate":
             tokenizer.enable_truncation(self.most, direction=self.side)
         try:
-            # An encoding takes about 100 times as much memory as its text, so limit the characters in a batch. Only the part
-            # of each text that is read at first counts.
+            # An encoding takes about 100 times as much memory as its text, so limit the characters in a batch. Of a
+            # long text, count only the part that is tokenized first.
             batches = batch_by_size(
                 rows,
                 lambda row: min(len(row.text), _CHARACTERS_OF_TOKEN * self.most) + len(row.text_pair or ""),
@@ -387,7 +387,7 @@ class _RowEncoder:
         characters = spans_in_words + row.word_starts()[word_of].astype(np.int32)[:, np.newaxis]
         before, after = self._special_tokens_around_text
         bounds = self._bound_windows(row.position, len(ids), self.most - len(before) - len(after), self.settings.stride)
-        # The best windows are in ascending order, so the words that belong to a window are consecutive.
+        # The windows of consecutive words never decrease, so the words that belong to a window are consecutive.
         word_bounds = np.searchsorted(_choose_window_of_each_token(first, bounds), np.arange(len(bounds) + 1))
         tags = np.full(len(row.tokens), NOT_PREDICTED, np.int32)
         if row.tags is not None:
@@ -569,8 +569,8 @@ def _choose_window_of_each_token(tokens: IntArray, bounds: IntArray) -> IntArray
         """Return the number of tokens on the shorter side of each token in its window."""
         return np.minimum(tokens - starts[windows], ends[windows] - 1 - tokens)
 
-    # From one window to the next, the context before a token shrinks and the context after it grows. Therefore the best
-    # window is one of the two between which the longer side changes.
+    # From one window to the next, a token has less context before it and more context after it. Therefore its best window is
+    # the last one with more context before the token, or the first one with more context after it.
     later = np.minimum(np.searchsorted(starts + ends, 2 * tokens + 1), len(bounds) - 1)
     earlier = np.maximum(later - 1, 0)
     best: IntArray = np.where(poorer_side(earlier) >= poorer_side(later), earlier, later)

@@ -1,14 +1,15 @@
 """Choose how a window of sequences is packed for prediction, so that the computation costs least.
 
-Short rows cost less per token because attention spans the row, and long rows contain less padding. So a few combinations of
-row lengths are packed by best fit, and the cheapest is used. Every row length is another shape to compile, so only a few
-lengths are used, on a grid that is the same for all windows. The choice depends only on the lengths in the window, so that a
+A window contains the sequences of a few thousand consecutive rows of a file, which are packed, computed and written
+together. Short rows of a batch cost less per token because attention spans the row, and long rows contain less padding.
+Therefore a few combinations of row lengths are packed by best fit, and the cheapest is used. Every row length is another
+shape to compile, so all windows use the same few lengths. The choice depends only on the lengths in the window, so that a
 run that is repeated after a kill makes the same choice. Nothing here needs TensorFlow.
 
 Letters:
     N: sequences of a window.
     T: tokens of all sequences.
-    G: lengths of the grid.
+    G: candidate row lengths for rows of one sequence.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from gaudi_bert.rows.packs import BatchShape, IncompleteBatch, PackedSequences, 
 from gaudi_bert.rows.types import Sequences
 
 LEAST_GAIN = 1.02
-"""The smallest gain (unpacked cost / packed cost) for which sequences are packed.
+"""Sequences are packed only if rows of one sequence would cost at least this many times as much.
 
-Below it, every sequence gets its own row, in one of a few lengths.
+Otherwise every sequence gets its own row, which has one of a few lengths.
 """
 
 LENGTH_STEP_UNPACKED = 32
@@ -38,8 +39,8 @@ _ALGORITHM = "lpfhp"  # best fit
 MAX_ROW_LENGTHS = 4
 _USUAL_LENGTHS = (64, 128, 256, 512)
 _LENGTH_STEP = 16
-# A row holds at most one sequence per this many tokens, because a short sequence consists of [CLS], two word pieces and
-# [SEP].
+# The row length is divided by this number to get the largest number of sequences in a row. A short sequence has four tokens:
+# [CLS], two word pieces and [SEP].
 _TOKENS_PER_SEQUENCE = 4
 
 
@@ -266,8 +267,8 @@ def _choose_row_lengths(counts: IntArray, longest: int, cost: Callable[[int], fl
     grid = np.append(np.arange(LENGTH_STEP_UNPACKED, longest, LENGTH_STEP_UNPACKED), longest)
     below_G = np.cumsum(np.pad(counts, (0, max(0, longest - len(counts)))))[grid - 1]
     costs_G = np.array([cost(int(length)) for length in grid])
-    # best_G[j] is the least cost of all sequences that fit into grid[j], with grid[j] as the longest row length. Each
-    # iteration allows one more length.
+    # best_G[j] is the least cost of the sequences of at most grid[j] tokens if the longest row length is grid[j]. Each
+    # iteration allows one more row length.
     best_G = below_G * costs_G
     before = []
     for _ in range(MAX_ROW_LENGTHS - 1):

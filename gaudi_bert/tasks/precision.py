@@ -15,7 +15,7 @@ from gaudi_bert.model.heads import VectorHead
 # Two layers with the sizes of MiniLM are enough, because the cost of a layer does not depend on the number of layers.
 _CONFIG = BertConfig(vocab_size=1000, hidden_size=384, num_hidden_layers=2, num_attention_heads=12, intermediate_size=1536)
 SHAPES = {"8 rows of 256 tokens": (8, 256), "1 row of 16 tokens": (1, 16)}
-_SECONDS = 0.5  # time that is spent on each shape
+_SECONDS = 0.5  # how long the batches of each shape are measured
 
 
 def measure_bfloat16_time_ratios() -> dict[str, float]:

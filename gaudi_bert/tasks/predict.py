@@ -59,7 +59,7 @@ from gaudi_bert.tasks.task_models import (
 )
 from gaudi_bert.training.model_files import SentenceSettings, read_sentence_settings, read_tokenizer_max_length
 
-if TYPE_CHECKING:  # importing it loads torch
+if TYPE_CHECKING:  # importing this module loads torch
     from gaudi_bert.engines.pytorch.encoder_model import TorchEncoder
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
@@ -105,7 +105,7 @@ def predict(
         if name != described.task:
             problem = f"{path} was fine-tuned for {described.task}; remove the setting, or fine-tune another model"
             raise InputError(f"task.name = {name}: {problem}")
-        # The defaults come from the training, so only settings that the user named have to apply to the task.
+        # Settings that come from the training may have no effect on the task, so check only those that the user passed.
         settings = described.settings.copy_with_user_settings(changes)
         check_settings_apply(described.task, settings)
         check_too_long_policy(described.task, settings)

@@ -266,7 +266,9 @@ def show_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> It
         if rows_file == STANDARD_INPUT:
             yield None
         else:
-            with reporter.task(name, 1, "rows") as task:  # the number of rows is known after they were checked
+            with reporter.task(
+                name, 1, "rows"
+            ) as task:  # 1 is replaced by the number of rows, which is known once all rows were checked
                 yield task
     except KeyboardInterrupt as error:
         if out == STANDARD_OUTPUT or not _progress_path(Path(out)).exists():

@@ -63,8 +63,8 @@ def _ranking_metrics(
         size[last_tie_Q] += beyond[0]
         hits[last_tie_Q] += beyond[1]
         gained[last_tie_Q] += beyond[1]
-    # share_R is the probability that the document at position p of its tie is relevant. others_R is the expected number of
-    # relevant documents among the p documents before it, given that it is relevant.
+    # A tie is a group of documents with equal scores, whose order is random. share_R is the probability that a document of
+    # the tie is relevant. others_R is the expected number of relevant documents before it in the tie, if it is relevant.
     share_R, in_tie_R = (hits / size)[tie_R], rank_R - rank_R[first_of_tie][tie_R]
     others_R = in_tie_R * ((hits - 1) / np.maximum(size - 1, 1))[tie_R]
     precision_R = (hits_before[tie_R] + 1 + others_R) / (rank_R + 1)
@@ -72,7 +72,7 @@ def _ranking_metrics(
     is_top_R = rank_R < _TOP
     discounted_R = (gained / size)[tie_R] * np.where(is_top_R, _DISCOUNTS[np.minimum(rank_R, _TOP - 1)], 0.0)
     reciprocal_Q, none_Q = np.zeros(queries), np.ones(queries)
-    for rank in range(_TOP):  # none_Q is the probability that no document above this rank is relevant
+    for rank in range(_TOP):  # none_Q is the probability that all documents above this rank are irrelevant
         here = np.flatnonzero(rank_R == rank)
         query, tie, remaining = query_R[here], tie_R[here], size[tie_R[here]] - in_tie_R[here]
         reciprocal_Q[query] += none_Q[query] * np.minimum(hits[tie] / remaining, 1.0) / (rank + 1)
@@ -152,7 +152,7 @@ def search_metrics(queries_QH: Float32Array, documents_NH: Float32Array, answers
     beyond_answers_Q = np.zeros(len(answers), np.int64)
     for query in np.flatnonzero(beyond_Q):
         others = np.setdiff1d(answers[query], nearest_QK[query])
-        # The same product in a matrix of another shape may be rounded to a neighbouring step.
+        # The same dot product may be rounded to a neighbouring step if it is computed in a matrix of another shape.
         right = (np.abs(_round_to_steps(documents[others] @ queries[query]) - steps_QK[query, -1]) <= 1).sum()
         beyond_answers_Q[query] = min(right, beyond_Q[query])
     figures = _ranking_metrics(
@@ -193,8 +193,8 @@ def find_nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: in
         as_last_Q = np.zeros(len(block_QH), np.int64)
         for document in range(0, len(documents_NH), _DOCUMENTS_AT_ONCE):
             steps = _round_to_steps(block_QH @ documents_NH[document : document + _DOCUMENTS_AT_ONCE].T)
-            # Combine product and number into one integer. It is larger for a larger product, and for a lower number if
-            # products are equal.
+            # Combine the product and the document number into one integer, so that one sort considers both. It is larger for
+            # a larger product and, if products are equal, for a lower document number.
             keys = (steps << 32) + (_LOW_BITS - (document + np.arange(steps.shape[1])))
             before, best = best, np.concatenate([best, keys], axis=1)
             if best.shape[1] > count:

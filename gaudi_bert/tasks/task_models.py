@@ -224,7 +224,7 @@ def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: boo
         InputError: The weights are incomplete, or a head that must fit does not.
     """
     head = VectorHead("cls", normalize=False) if task is None else task.head
-    if not is_bert(path):  # `transformers` reads every other encoder and names its variables
+    if not is_bert(path):  # every other encoder is read by `transformers`, which also names its variables
         from gaudi_bert.encoders.encoder_weights import find_model_sizes, read_encoder_config, read_encoder_weights
 
         folder = path if path.is_dir() else path.parent

@@ -259,9 +259,9 @@ def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> In
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     sequences = np.unique(np.repeat(update, np.diff(rows.starts)[order]) * len(lengths) + rows.select_sequences(order))
     needed = np.bincount(sequences // len(lengths), lengths[sequences % len(lengths)], len(sizes))
-    # The first and last update may have only some of their rows in this epoch, so compare each update with the tokens that
-    # this many random rows are expected to need. The expectation is rounded, because processes on different CPUs must swap
-    # the same rows.
+    # The first and the last update may have only some of their rows in this epoch. Therefore, compare the tokens of each
+    # update with the number that equally many random rows are expected to have. This number is rounded, because processes on
+    # different CPUs must swap the same rows.
     uses = np.bincount(rows.members, minlength=len(lengths))
     known_sizes, of_update = np.unique(sizes, return_inverse=True)
     expected = np.rint([lengths @ (1 - (1 - size / len(order)) ** uses) for size in known_sizes])
@@ -271,7 +271,7 @@ def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> In
         updates_by_excess = np.argsort(excess, kind="stable")
         pair = np.empty(len(sizes), np.int64)
         pair[updates_by_excess] = np.minimum(np.arange(len(sizes)), np.arange(len(sizes))[::-1])
-        # A row is free to be swapped if no other row of its pair of updates has one of its sequences.
+        # A row may be swapped if no other row of the two updates contains one of its sequences.
         texts, free = np.diff(rows.starts)[order], np.ones(len(order), np.bool_)
         sequences = np.repeat(pair[update], texts) * len(lengths) + rows.select_sequences(order)
         _, which, uses = np.unique(sequences, return_inverse=True, return_counts=True)
@@ -344,7 +344,8 @@ def _pack_updates(lengths: IntArray, starts: IntArray, length: int, depth: int, 
     deepest = 0
     for update in range(starts.size - 1):
         begin, end = starts[update], starts[update + 1]
-        # Linked lists: the arrays hold the first sequence of each length, and the first open pack with each amount of room.
+        # These arrays are the heads of linked lists: the first sequence of each length, and the first open pack with each
+        # amount of room.
         sequence_with, pack_with = np.full(length + 1, -1), np.full(length + 1, -1)
         next_sequence, next_pack = np.empty(end - begin, np.int64), np.empty(end - begin, np.int64)
         held = np.zeros(end - begin, np.int64)

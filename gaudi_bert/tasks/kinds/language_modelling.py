@@ -65,7 +65,7 @@ class MaskedLanguageModelling(Task):
                 random_words(len(ids), mask_key.seed, "masked tokens", epoch),
                 lambda masked: random_words(len(masked), mask_key.seed, "masks", epoch),
             )
-            self._kept_masks = mask_key, sequences, masks  # the masks of all sequences are kept for the whole epoch
+            self._kept_masks = mask_key, sequences, masks  # keep the masks of all sequences until the next epoch
         is_masked, changed_ids = self._kept_masks[2]
         slots = _max_masked_tokens(batch.shape.length, batch.shape.depth, fraction)
         features = _gather_masked_tokens(batch.spread_tokens(is_masked), batch.spread_tokens(ids), slots)

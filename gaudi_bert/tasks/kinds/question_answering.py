@@ -25,8 +25,8 @@ from gaudi_bert.rows.packs import PackBatch
 from gaudi_bert.rows.types import QuestionRow, Row, Sequences
 from gaudi_bert.tasks.kinds.task import MaskKey, Task
 
-# The number of begin and end candidates in a window, and the number of answers to a question over which the softmax is
-# computed. The value is that of BERT's own script for SQuAD.
+# In each window, this many tokens are considered as the begin of the answer, and as many as its end. The probabilities of a
+# question are computed over this many best answers. BERT's own script for SQuAD uses the same number.
 _CANDIDATES = 20
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
@@ -75,8 +75,7 @@ class QuestionAnswering(Task):
             for window in windows:
                 span = slice(int(sequences.offsets[window]), int(sequences.offsets[window + 1]))
                 logits_L2, characters_L2 = logits[span], cast(Int32Array, sequences.characters)[span]
-                # The spans with the largest logits that are within the context, do not end before they begin, and are not
-                # too long.
+                # Consider only spans that are within the context, do not end before they begin, and are not too long.
                 allowed = np.flatnonzero(characters_L2[:, 0] >= 0)
                 begins, ends = (allowed[np.argsort(-logits_L2[allowed, i], kind="stable")[:_CANDIDATES]] for i in (0, 1))
                 lengths = ends[np.newaxis, :] - begins[:, np.newaxis] + 1
