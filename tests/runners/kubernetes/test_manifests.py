@@ -76,7 +76,7 @@ STORE = ["kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=mine"]
         (["kubernetes.training=mpijob", "training.engine=pytorch"], "kubernetes.training is `mpijob`"),
         (["kubernetes.efa=4"], "kubernetes.efa .*MPIJob"),
         (["resources.cards=3"], "resources.cards"),
-        (["resources.training.memory=lots"], "must be a quantity as Kubernetes writes it, for example 500m, 2 or 16Gi"),
+        (["resources.training.memory=lots"], "must be a quantity in the notation of Kubernetes, for example 500m"),
         (["kubernetes.data_pods.tolerations=[{operator: Exists, key: a, value: b}]"], "operator Exists cannot be combined"),
         (["kubernetes.store=s3://bucket", "kubernetes.work_claim=ours"], "store cannot be combined with kubernetes.work_"),
         (["kubernetes.store_secret=mine"], "store_secret requires kubernetes.store"),
