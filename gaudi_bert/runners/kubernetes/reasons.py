@@ -65,7 +65,7 @@ _STATES_BY_EXIT_CODE = {InputError.exit_code: ProblemState.HOPELESS, StoppedErro
 # After this many pods for the same task were killed because of their memory limit, no further pod is tried.
 _MOST_MEMORY_KILLS = 3
 # Messages of a rank that ends only because another rank has ended.
-_CONSEQUENTIAL_ERROR = re.compile(r"rank \d+.* (aborts|has left|(is|was) lost|did not connect)\b")
+_CONSEQUENTIAL_ERROR = re.compile(r"rank \d+.* (aborts|has left|is lost|lost another process|did not connect)\b")
 # The cluster's warning about pods on a node that does not answer.
 _NODE_LOST = "Node is not ready"
 # Remedies that name these options help only users who run a stage themselves. On a cluster they are replaced.
