@@ -204,8 +204,16 @@ def test_a_pod_that_was_replaced_does_not_count(only: Only) -> None:
     assert "disk full" in str(only(first, part(1, unschedulable("p-2", "no")))), "another part is no successor"
 
 
-def test_the_problem_that_is_told_is_the_one_that_matters(only: Only) -> None:
-    lost = failed("a", 1, "error: rank 0 aborts: rank 1 (demo-train-1) is lost in update 168")
+@pytest.mark.parametrize(
+    "consequence",
+    [
+        "rank 0 of 2 aborts during update 168: rank 1 (demo-train-1) is lost",
+        "rank 0 of 2, started by torchrun: lost another process while connecting at demo-train-0:1 (closed)",
+        "rank 0 of 2: rank 1 did not connect within 600 s",
+    ],
+)
+def test_the_problem_that_is_told_is_the_one_that_matters(consequence: str, only: Only) -> None:
+    lost = failed("a", 1, f"error: {consequence}")
     stopped, full, waits = failed("b", 75), failed("c", 1, "error: disk full"), unschedulable("e", "no")
     for pods in ([lost, full, stopped, waits], [waits, stopped, lost, full]):
         told = [part(number, each) for number, each in enumerate(pods)]
