@@ -356,7 +356,7 @@ class GroupedOutput(Generic[Group, Summary]):
             raise
 
     def remove_files(self) -> None:
-        """Remove the files of the artefact, their lock files, and folders that are empty then. Other files stay."""
+        """Remove the artefact's files, their lock files, and the folders that become empty. Other files stay."""
         remove_artefact(self.folder, self.final, self.signature.stage)
         if is_mirrored(self.folder):
             return

@@ -120,7 +120,9 @@ class TrainingResult(_RunResult):
     realized_speedup: float | None = None
 
     def format_lines(self) -> list[str]:
-        """Return the lines of `_RunResult`, the measured speedup and the last evaluation."""
+        """Return the result as lines of text: the lines of `_RunResult`, then the measured speedup, then the last
+        evaluation.
+        """
         lines = super().format_lines()
         if self.realized_speedup is not None:
             gain, limit = self.realized_speedup, self.packing_factor

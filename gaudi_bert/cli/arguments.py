@@ -264,7 +264,7 @@ def _add_options(
 
 
 def _make_option(name: str, field: FieldInfo) -> Parameter:
-    """Return the parameter of a command for a key, with the choices, the description and the default of the key.
+    """Return the command-line option for a settings key, with the key's choices, description and default.
 
     The value of the parameter is None if the user does not type the option.
     """

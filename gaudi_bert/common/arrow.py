@@ -32,7 +32,8 @@ def require_pyarrow() -> Any:
 
 @contextmanager
 def explain_arrow_errors(path: Path) -> Iterator[None]:
-    """Turn errors that pyarrow raises in the block because it cannot read the file `path` into an InputError of one line.
+    """Turn errors of pyarrow about reading the file `path` into an `InputError` with a message of one line. Use it in a
+    `with` statement.
 
     For damaged files, pyarrow also raises KeyError, UnicodeDecodeError (for column names) and other ValueErrors.
     """
@@ -61,7 +62,9 @@ def open_parquet(path: Path, **options: Any) -> Iterator[Any]:
 
 @contextmanager
 def explain_unpackable_values(path: Path) -> Iterator[None]:
-    """Turn errors in the block about values that pyarrow cannot write into an InputError about the table `path`."""
+    """Turn errors of pyarrow about values that it cannot write into an `InputError` that names the table `path`. Use it in a
+    `with` statement.
+    """
     try:
         yield
     except require_pyarrow().ArrowException as error:

@@ -46,7 +46,7 @@ _IMPORT = re.compile(rf"^\s*(?:from|import)\s+({_PACKAGE.name}(?:\.\w+)*)", re.M
 _VERSIONS = f"{numba.__version__} {llvmlite.__version__} {numpy.__version__}"
 
 _IMAGE_PROCESSOR = "x86-64-v3"
-# The features of that processor type, and the carry-less multiplication that images add to it, by their LLVM names.
+# The LLVM names of the processor features that compiled kernels in container images may use.
 _IMAGE_FEATURES = ("avx2", "bmi", "bmi2", "f16c", "fma", "movbe", "pclmul", "popcnt", "sse4.2")
 
 _OPTIONS = {

@@ -322,7 +322,9 @@ def mount_mirror(folder: Path, mirror: Mirror) -> Iterator[None]:
 
 
 def find_mirror(path: Path) -> Mirror | None:
-    """Return the mirror of the mirrored folder that is `path` or contains it, or None if `path` is not mirrored."""
+    """Return the mirror that `path` belongs to: `path` is a mirrored folder or is inside one. Return None if `path` is not
+    mirrored.
+    """
     if not _MIRRORS:
         return None
     return next((_MIRRORS[folder] for folder in (path, *path.parents) if folder in _MIRRORS), None)

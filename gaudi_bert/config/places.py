@@ -275,7 +275,9 @@ class DockerSettings(Settings):
 
 
 class StoreSettings(Settings):
-    """How object stores are accessed. Credentials do not belong here, but into the variables and files of each store."""
+    """How object stores are accessed. Credentials do not belong here, but in the environment variables or files that each
+    store uses.
+    """
 
     endpoint_url: (
         Annotated[str, require_pattern(r"https?://[^\s@/?#]+/?", "http:// or https:// and a host, without a path")] | None

@@ -157,7 +157,7 @@ def find_max_positions(config: transformers.PretrainedConfig) -> int | None:
 
 
 def trial_pack_length(config: transformers.PretrainedConfig, position_offset: int, max_tokens: int = 144) -> int:
-    """Return how many tokens the packs have with which a model is tried.
+    """Return the number of tokens in the packs on which a model is tried.
 
     Args:
         config: The config of the model.

@@ -77,7 +77,8 @@ def choose_engine(
         )
         raise InputError(f"engine {chosen.name}: the framework is not installed ({chosen.reason}); {remedy}")
     if chosen.name == "pytorch":
-        # Reading a tokenizer imports torch, and torch reads its environment variables then. The package sets them.
+        # Torch reads its environment variables when it is imported, and reading a tokenizer imports torch. Import this
+        # package first, because it sets these variables.
         importlib.import_module("gaudi_bert.engines.pytorch")
     return chosen
 

@@ -370,7 +370,7 @@ def _remove_excess_sequences(assignment: _SlotAssignment) -> IntArray:
 
 
 def split_counts_into_bins(length_counts: IntArray, bins: int, slack: float = 0.0) -> IntArray:
-    """Return the number of sequences in each bin of a coarse grid, int64 [bins].
+    """Group the lengths into bins, and return the number of sequences in each bin, int64 [bins].
 
     Bin c stands for c * L / bins tokens. Sequences whose length is between two bins are divided between both, so that the
     numbers of sequences and tokens are preserved to within one bin. Sequences that are shorter than a bin count as one bin.

@@ -73,7 +73,7 @@ class RowLengths:
         return tuple(self._rows.plan_interval(*interval) for interval in self._rows.intervals_with_sequences(self.lengths))
 
     def format_cost(self) -> str:
-        """Return a line of text that compares the cost with one row length and with padded batches."""
+        """Return a line that compares the cost of these rows with the cost of a single row length and of padded batches."""
         one, padded = self.cost / self.one_length_cost, self.cost / self.padded_cost
         beside = f"{one:.2f} times that of rows of one length, " if len(self.lengths) > 1 else ""
         lengths = join_with_and(f"{length:,}" for length in self.lengths)
@@ -194,7 +194,7 @@ class _RowPlanner:
         )
 
     def min_packs(self, above: int, row_length: int) -> int:
-        """Return a lower bound on the number of rows of an interval."""
+        """Return a lower bound on the number of rows that the sequences between two lengths need."""
         if (above, row_length) not in self._bounds:
             part, depth = self._counts_between(above, row_length), resolve_depth(self._depth, row_length)
             proofs = certify_token_or_count_bound(part, depth), certify_threshold_bound(part, depth)

@@ -314,7 +314,8 @@ class PackedDataset(IterableDataset[Pack]):
             numbers = first + self.world_size * ((number + workers * batches) * batch + in_batch)
             for row in self._rows_of(stored.files.read_records(*self._reader.locate_and_open(epoch, numbers))):
                 done += 1
-                # Once the last row of a batch is yielded, the caller may save the position, so the batch must count already.
+                # The caller may save the position as soon as it has the last row of a batch, so the batch is counted before
+                # that row is yielded.
                 if worker is None and done % batch == 0:
                     self.count_batch(done == rows)
                 yield row

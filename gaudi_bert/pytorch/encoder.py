@@ -38,7 +38,7 @@ _TOKENS_OF_A_BATCH = 2048
 
 
 class PackedEncoder:
-    """Computes vectors and predictions of texts with an encoder that reads packs.
+    """Computes vectors and predictions for texts with an encoder that reads packs.
 
     Example:
         ```python

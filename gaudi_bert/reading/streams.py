@@ -359,7 +359,7 @@ class _ShardPreparer(Generic[Prepared]):
 
 @dataclass(frozen=True, eq=False)
 class StoredPacks:
-    """The packs of a folder, and how to read them.
+    """Packs in the files of a folder, which streams open and read shard by shard.
 
     Attributes:
         files: A `ShardFiles` with the `sizes` of all shards, whose `read_records` returns packs by shard and record number.
@@ -390,6 +390,6 @@ class StoredPacks:
         return GlobalOrder(self.files.sizes, seed, window, self.streams, self.sets, self.regions)
 
     def open_reader(self, order: GlobalOrder, rank: int = 0, world_size: int = 1) -> StreamReader[Any]:
-        """Return a reader that finds the records of the packs of one process, and opens their shards."""
+        """Return a reader for one process. The reader opens the shards, and locates the records of that process's packs."""
         check_rank(rank, world_size)
         return StreamReader(self.files, order, rank, world_size)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE, RED, GREY, DARK_GREY = "#3b78c4", "#d9731a", "#d6453d", "#7d889966", "#7d8899"
 # The colour of text and lines on a light page and on a dark page. Both have a contrast of at least 4.5:1.
 INK, INK_ON_DARK = "#465162", "#b3bfd0"
-# The colours of the sequences in a row, none of which can be confused with padding, and of the numbers on the sequences.
+# The colours of a row's sequences, which differ clearly from the colour of padding.
 _SEQUENCE_COLOURS = ("#2f6bb8", "#e08a2b", "#7a4fb5", "#2a9d8f", "#c2457a")
 _NUMBER_COLOURS = ("white", "black", "white", "black", "white")
 _PAGE_FONT = 17

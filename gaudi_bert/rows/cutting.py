@@ -86,7 +86,8 @@ class TextCutter:
         return text
 
     def cut_pair(self, first: str, second: str, *, from_left: bool = False) -> tuple[str, str]:
-        """Return two texts that will be truncated together, after cutting the longer of them.
+        """Shorten the longer text of a pair, without changing the tokens that remain when the pair is truncated, and return
+        both texts.
 
         How many tokens each text loses depends on the token counts of both texts. Therefore the shorter text is not cut. The
         part of the longer text that remains has more tokens than the shorter text and more tokens than a sequence.
@@ -113,14 +114,14 @@ class TextCutter:
 
     def _longest_beginning(self, text: str, size: int) -> str:
         """Return the longest beginning of the text that has at most `size` characters and ends where the text can be cut.
-        Return "" if the text cannot be cut there.
+        Return "" if there is no such position.
         """
         found = list(self._find_cut_positions(text, max(0, size - _LONGEST_WORD), size))
         return text[: found[-1]] if found else ""
 
     def _longest_end(self, text: str, size: int) -> str:
-        """Return the longest end of the text that has at most `size` characters and begins where the text can be cut. Return
-        "" if the text cannot be cut there.
+        """Return the longest suffix of the text that has at most `size` characters and begins at a position where the text
+        may be cut. Return "" if there is no such position.
         """
         first = len(text) - size
         found = next(self._find_cut_positions(text, first, min(len(text), first + _LONGEST_WORD)), None)

@@ -44,7 +44,7 @@ _LONGEST_BATCH_SECONDS = 60.0
 
 
 class Ticket(Requester):
-    """A request whose body has been read, from then until it is answered.
+    """A request between the moment when its body has been read and its answer.
 
     Attributes:
         size: The number of bytes of its body.
@@ -216,8 +216,8 @@ class Service:
             async for part in http.stream():
                 if len(body) + len(part) > most:
                     raise RequestError(413, "validation", f"the body has more than {most:,} bytes; send a smaller request")
-                # Large bodies can use up the bytes for all bodies. Queries must still be answered, so small bodies are
-                # always read.
+                # Large bodies can use up the byte budget that all bodies share. Queries must still be answered, so small
+                # bodies are always read.
                 is_small = len(body) + len(part) <= _SMALL_BYTES
                 if not is_small and self._body_bytes + len(part) > _BODIES_AT_ONCE * most:
                     raise self._overloaded_error()

@@ -125,7 +125,7 @@ class GroupRows(NamedTuple):
     scalars: Any
 
     def find_token_positions(self, rows: IntArray, starts: Int32Array, lengths: Int32Array) -> IntArray:
-        """Return where the tokens of some runs are in the arrays of `values`, int64, one run after the other.
+        """Return the indices of several runs of tokens in the arrays of `values`, int64, one run after the other.
 
         Args:
             rows: The row of each run.
@@ -140,7 +140,7 @@ class GroupRows(NamedTuple):
 
 
 class GroupContent(NamedTuple):
-    """The rows of a group, and the sequences to pack that were made from them.
+    """The rows of one group of a table, and the sequences that were made from these rows and will be packed.
 
     Attributes:
         rows: The rows.

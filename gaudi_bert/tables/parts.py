@@ -228,7 +228,7 @@ def _read_parquet_parts(path: Path, parts: Sequence[TablePart], columns: Sequenc
 
 
 def _open_arrow(source: Any) -> Any:
-    """Open a reader for an Arrow file, or for an Arrow stream as Hugging Face datasets write it."""
+    """Open a reader for an Arrow file, or for an Arrow stream, which is the format of Hugging Face datasets."""
     ipc = require_pyarrow().ipc
     is_file = source.read(6) == b"ARROW1"
     source.seek(0)

@@ -242,7 +242,7 @@ def _check_all_packs(
 
 
 def _make_vendor_metadata(metadata: RecordMetadata, strategies: Counter[tuple[int, ...]]) -> dict[str, Any]:
-    """Return the content of `OUT_metadata.json`, the file that the trainer of Habana reads next to the HDF5 folder.
+    """Return the content of `OUT_metadata.json`, the file that Habana's trainer reads next to the HDF5 folder.
 
     `top_8_strategies` contains the sequence lengths of the eight most frequent strategies. A strategy is the combination of
     sequence lengths in a pack. The vendor's own files contain indices here, but the list to which they refer is not stored.

@@ -221,7 +221,7 @@ def _split_into_sequences(
     """
 
     def token(number: int) -> str | None:
-        """Return the token of an id, or None without a vocabulary."""
+        """Return the token that an id stands for, or None if the vocabulary is unknown."""
         if vocabulary_tokens is None:
             return None
         return vocabulary_tokens[number] if 0 <= number < len(vocabulary_tokens) else f"<{number}>"

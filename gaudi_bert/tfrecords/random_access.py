@@ -544,7 +544,7 @@ class ShardPaths(Sequence[Path]):
         return read_index(index, table.packs_before(shard), int(table.packs[shard]), int(table.bytes[shard]))
 
     def read_stated_crc32c(self, shard: int) -> int | None:
-        """Return the CRC-32C of a shard that the manifest of its group states, or None if there is no manifest."""
+        """Return the CRC-32C that the group manifest states for a shard, or None if there is no manifest."""
         return RecordManifest.read_shard_crc32c(self.folder, self.table, shard)
 
 

@@ -463,7 +463,8 @@ class RecordScan:
             position = rewritten_record = end - len(canonical)
 
     def _extend_file_crc(self, start: int, end: int) -> int:
-        """Extend the CRC-32C of the file by the records in `buffer[start:end]`, and return the larger of the two positions.
+        """Add the records in `buffer[start:end]` to the CRC-32C of the file, and return how far the CRC now reaches: the
+        larger of the two positions.
 
         The records must be in their original form, because the CRC is that of the file on the disk. If `start` is not before
         `end`, the CRC does not change.

@@ -255,7 +255,9 @@ class RecordsEvaluation(EvaluationSet[EvaluationMetrics]):
 
     @property
     def sum_count(self) -> int:
-        """The number of sums: 8 of `PretrainingObjective`, 2 for the next-sentence labels, 1 for each vocabulary token."""
+        """The number of sums that an evaluation adds up: 8 of `PretrainingObjective`, 2 for the next-sentence labels, and 1
+        for each token of the vocabulary.
+        """
         return 8 + 2 + self.config.vocab_size
 
     def read_batches(self, rank: int, world_size: int) -> Iterator[EvaluationBatch]:

@@ -137,7 +137,8 @@ class TrainingLoop:
                 self._metrics = stack.enter_context(MetricsWriter(context.folder, first_update))
             if self.mlperf_log is not None:
                 stack.enter_context(self.mlperf_log).log_run_start(self.progress.sequences)
-            # The run may have been stopped or killed between an update and its evaluation, which is then done first.
+            # The run may have been stopped or killed between an update and its evaluation. A resumed run then begins with
+            # this evaluation.
             is_due = self.evaluates_first and first_update == 0
             if self._metrics is not None and first_update:
                 at_interval = first_update % self._settings.evaluate_every_updates == 0

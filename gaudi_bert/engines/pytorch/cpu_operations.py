@@ -72,7 +72,7 @@ class _TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout_rate: float) -> Tensor:
-        """Compute the context of every query. Its memory is in the order [B, P, N, D]."""
+        """Compute the context of every query. The memory layout of the result is [B, P, N, D]."""
         random_int16 = _draw_int16(torch.Size((*query.shape[:3], key.shape[2]))) if dropout_rate > 0 else None
         keeps, steps_dropped, result = (
             any(context.needs_input_grad),

@@ -142,7 +142,9 @@ class TorchUpdates:
         return torch.as_tensor(sums, dtype=torch.float32, device=model.device)
 
     def _note_micro_batch(self, number: int, update: int, batch: Mapping[str, Tensor]) -> None:
-        """Tell the watchdog which micro-batch begins. The first one of a row length may be slow, because it may compile."""
+        """Tell the watchdog which micro-batch begins, and that the first micro-batch of a row length may take long because
+        it may compile a graph.
+        """
         length = batch["input_ids"].shape[1]
         is_new = length not in self._lengths
         if number or (is_new and self._lengths):

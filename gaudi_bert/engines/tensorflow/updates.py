@@ -126,7 +126,9 @@ class TensorFlowUpdates:
         return [tf.convert_to_tensor(each) for each in gradients]
 
     def _note_micro_batch(self, number: int, update: int, batch: Mapping[str, tf.Tensor]) -> None:
-        """Tell the watchdog which micro-batch begins. The first one of a row length builds a graph."""
+        """Tell the watchdog which micro-batch begins, and that the first micro-batch of a row length may take long because
+        it builds a graph.
+        """
         length = batch["input_ids"].shape[1]
         is_new = length not in self._lengths
         if number or (is_new and self._lengths):

@@ -314,8 +314,8 @@ def _improve_by_dives(
     dive_settings: tuple[DiveSettings, ...],
     max_operations_near_bound: float,
 ) -> _DiveOutcome:
-    """Try to save packs by dives, which round the fractions of the linear program to whole packs, until the gap is closed or
-    provably cannot be closed.
+    """Try to find a packing with fewer packs by dives, which round the fractions of the linear program to whole packs, until
+    the gap is closed or provably cannot be closed.
 
     Dives aim alternately at the lower bound and at one pack less than the incumbent. Once the incumbent is near its bound,
     further dives have a budget of `max_operations_near_bound`.

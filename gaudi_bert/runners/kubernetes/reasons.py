@@ -57,7 +57,7 @@ class Problem:
 
     @property
     def reason_without_pod_names(self) -> str:
-        """The reason without the names of pods, because every new attempt to create a pod has another name."""
+        """The reason without pod names, because each attempt to create a pod uses a different name."""
         return re.sub(r'\bpods? (?:"[^"]*"|[a-z0-9][-a-z0-9.]*)', "pod", self.reason)
 
 
@@ -128,7 +128,7 @@ def _task_key(pod: Json) -> str:
 
 
 def _pod_restart_key(pod: Json) -> str:
-    """Return a text that identifies a pod and how often its containers were restarted."""
+    """Return a string that changes if a pod is replaced or if one of its containers is restarted."""
     starts = sum(each.get("restartCount", 0) for each in pod.get("status", {}).get("containerStatuses") or ())
     return f"{pod['metadata'].get('uid') or _object_name(pod)}, start {starts}"
 

@@ -111,7 +111,9 @@ def _check_workers_can_share_claim(cluster: Cluster, settings: PipelineSettings,
 
 
 def _find_storage_class(storage_classes: Sequence[Json], class_name: str | None) -> Json | None:
-    """Return the storage class with a name, or the default class if the name is None. Return None if it does not exist."""
+    """Return the storage class of the given name, or the default storage class if the name is None. Return None if the
+    cluster has no such class.
+    """
     if class_name:
         return next((item for item in storage_classes if item["metadata"]["name"] == class_name), None)
     default = {"storageclass.kubernetes.io/is-default-class": "true"}

@@ -301,7 +301,7 @@ def _decode_varints(address: int, end: int, output: Int32Array) -> bool:
 
 @borrowing_kernel
 def _decode_one_byte_varints(address: int, output: Int32Array) -> bool:
-    """Store the values of varints of one byte each in `output`, and return whether all of them have only one byte."""
+    """Decode varints as if each had one byte, store them in `output`, and return whether each really has one byte."""
     combined = 0
     for number in range(output.size):
         value = byte_at(address, number)
