@@ -156,7 +156,7 @@ class WorkFolder:
         return self.root / "report.html"
 
     @property
-    def split_names(self) -> tuple[str, ...]:
+    def data_split_names(self) -> tuple[str, ...]:
         """The names of this pipeline's splits."""
         return _SPLITS if self.has_evaluation else _SPLITS[:1]
 

@@ -104,7 +104,7 @@ def scan_source(source: Source) -> SourceScan:
     text_format = detect_text_format(source)
     document_characters = [sum(map(len, document)) for document in read_documents(source, text_format)]
     if not document_characters:
-        raise InputError(f"{source.shown}: the source contains no text; remove it from prepare.text, or replace it")
+        raise InputError(f"{source.display_name}: the source contains no text; remove it from prepare.text, or replace it")
     return SourceScan(source, text_format, np.array(document_characters, np.int64))
 
 
@@ -218,7 +218,9 @@ def read_blocks(
         for number in numbers:
             document = next(documents, None)
             if document is None:
-                raise FailedError(f"{scan.source.shown}: the text has changed while it was read; run the same command again")
+                raise FailedError(
+                    f"{scan.source.display_name}: the text has changed while it was read; run the same command again"
+                )
             if number < block.first or not is_in_split[number]:
                 continue
             block_documents.append(document)

@@ -64,7 +64,7 @@ class Source:
     size_bytes: int
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """The name of the source in messages."""
         return str(self.path) if self.path is not None else self.name
 

@@ -75,13 +75,13 @@ def make_examples(job: BlockJob) -> BlockExamples:
     block = tokenize_documents(job.documents, job.vocabulary, settings.lower_case)
     unknown = int(np.count_nonzero(block.tokens == job.vocabulary.token_id("[UNK]")))
     counts = Counter(
-        text_documents=block.documents,
+        text_documents=block.document_count,
         text_sentences=block.sentences,
         text_tokens=len(block.tokens),
         unknown_tokens=unknown,
         **dict.fromkeys(("sequences", "tokens", "random_next", "masked"), 0),
     )
-    duplicates = range(settings.duplicates if block.documents else 0)
+    duplicates = range(settings.duplicates if block.document_count else 0)
     examples = [_make_examples_of_duplicate(block, job, duplicate) for duplicate in duplicates]
     for part in examples:
         counts.update(part.counts)
@@ -263,7 +263,7 @@ def _choose_segment_pairs(
     starts = block.sentence_starts.tolist()
     documents = block.document_starts.tolist()
     rows: list[tuple[int, int, int, int, int]] = []
-    for document in range(block.documents):
+    for document in range(block.document_count):
         target = max_tokens
         if random.draw_bool(short_sequence_probability):
             target = random.draw_between(_SHORTEST_PAIR, max_tokens)

@@ -197,7 +197,7 @@ class TokenBlock:
     document_starts: IntArray
 
     @property
-    def documents(self) -> int:
+    def document_count(self) -> int:
         """The number of documents."""
         return len(self.document_starts) - 1
 

@@ -261,7 +261,7 @@ def split_source(source: Source, settings: TaskSettings, part_bytes: int) -> lis
     Raises:
         InputError: The file cannot be read, or is compressed in an unsupported way.
     """
-    path, name, given, encoding = source.path, source.shown, settings.format, settings.encoding
+    path, name, given, encoding = source.path, source.display_name, settings.format, settings.encoding
     if path is None:
         return [RowPart(name, None, "built-in")]
     compression = _detect_compression(path)

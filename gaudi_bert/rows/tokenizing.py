@@ -306,7 +306,7 @@ class _RowEncoder:
         encoded = self.tokenizer.tokenizer.encode_batch(listed, add_special_tokens=False)
         return dict(zip(listed, encoded, strict=True))
 
-    def _bound_windows(
+    def _compute_window_bounds(
         self, position: RowPosition, tokens: int, room: int, stride: int | None, always: bool = False
     ) -> IntArray:
         """Return where each window of a row begins and ends, int64 [windows, 2]. A truncated row has a single window.
@@ -386,7 +386,9 @@ class _RowEncoder:
         first = np.flatnonzero(np.diff(word_of, prepend=NO_WORD))
         characters = spans_in_words + row.word_starts()[word_of].astype(np.int32)[:, np.newaxis]
         before, after = self._special_tokens_around_text
-        bounds = self._bound_windows(row.position, len(ids), self.most - len(before) - len(after), self.settings.stride)
+        bounds = self._compute_window_bounds(
+            row.position, len(ids), self.most - len(before) - len(after), self.settings.stride
+        )
         # The windows of consecutive words never decrease, so the words that belong to a window are consecutive.
         word_bounds = np.searchsorted(_choose_window_of_each_token(first, bounds), np.arange(len(bounds) + 1))
         tags = np.full(len(row.tokens), NOT_PREDICTED, np.int32)
@@ -417,7 +419,9 @@ class _RowEncoder:
             )
             raise InputError(f"{self.source}: {row.position}: {problem}; shorten it, or raise {self.length_key}")
         ids, characters = np.array(context.ids, np.int32), np.array(context.offsets, np.int64).reshape(-1, 2)
-        for start, end in self._bound_windows(row.position, len(ids), room, self.settings.stride, always=True).tolist():
+        for start, end in self._compute_window_bounds(
+            row.position, len(ids), room, self.settings.stride, always=True
+        ).tolist():
             input_ids = np.concatenate([framed, ids[start:end], after]).astype(np.int32)
             segment_ids = np.repeat(np.array(segments, np.int8), [len(framed), len(input_ids) - len(framed)])
             spans = np.full((len(input_ids), 2), NO_WORD, np.int32)
@@ -441,7 +445,7 @@ class _RowEncoder:
             text = row.text if isinstance(row, TextRow) else ""
             added = sum(map(len, self._special_tokens_around_text))
             ids, room = np.array(self._encode_without_special_tokens([text])[text].ids, np.int32), self.most - added
-        for start, end in self._bound_windows(row.position, len(ids), room, 0).tolist():
+        for start, end in self._compute_window_bounds(row.position, len(ids), room, 0).tolist():
             yield _make_sequence(
                 index, ids[start:end] if isinstance(row, IdsRow) else self._add_special_tokens(ids[start:end])
             )

@@ -81,7 +81,7 @@ class RunRequest:
         return WorkFolder.from_settings(self.settings, self.work, self.pipeline_folder)
 
     @property
-    def _stage_options(self) -> StageRun:
+    def _make_stage_run(self) -> StageRun:
         """The options that a stage receives: those of the run, with the store settings of the pipeline."""
         return replace(self.options, store=self.settings.store)
 
@@ -102,7 +102,7 @@ class RunRequest:
 
     def _run_for_each_split(self, run_split: Callable[[SplitPaths], SplitResult]) -> StageResult:
         """Call `run_split` with the paths of each split, and return the results by the name of the split."""
-        return {name: run_split(self.work_folder.split_paths(name)) for name in self.work_folder.split_names}
+        return {name: run_split(self.work_folder.split_paths(name)) for name in self.work_folder.data_split_names}
 
     # --- data
 
@@ -116,7 +116,7 @@ class RunRequest:
         return prepare_examples(
             self.settings.prepare,
             self.work_folder.examples_folder,
-            self._stage_options,
+            self._make_stage_run,
             pipeline_folder=self.pipeline_folder,
         )
 
@@ -125,7 +125,7 @@ class RunRequest:
         from gaudi_bert.tfrecords.histogram import count_records
 
         return self._run_for_each_split(
-            lambda paths: count_records(paths.records, paths.histogram, self._stage_options, numbered=True)
+            lambda paths: count_records(paths.records, paths.histogram, self._make_stage_run, numbered=True)
         )
 
     def run_plan(self) -> StageResult:
@@ -134,7 +134,7 @@ class RunRequest:
 
         def make(paths: SplitPaths) -> SplitResult:
             histograms = find_histogram_files(paths.histogram, self.settings.store)
-            return plan_packs(histograms, paths.plan, self.settings.packing, self._stage_options)
+            return plan_packs(histograms, paths.plan, self.settings.packing, self._make_stage_run)
 
         return self._run_for_each_split(make)
 
@@ -143,14 +143,14 @@ class RunRequest:
         from gaudi_bert.tfrecords.write import write_packed_records
 
         return self._run_for_each_split(
-            lambda paths: write_packed_records(paths.records, paths.plan, paths.packed, self._stage_options)
+            lambda paths: write_packed_records(paths.records, paths.plan, paths.packed, self._make_stage_run)
         )
 
     def run_verify(self) -> StageResult:
         """Check that the packs of each split contain every example exactly once."""
         from gaudi_bert.tfrecords.verify import verify_records
 
-        return self._run_for_each_split(lambda paths: verify_records(paths.records, paths.packed, self._stage_options))
+        return self._run_for_each_split(lambda paths: verify_records(paths.records, paths.packed, self._make_stage_run))
 
     # --- training and tasks
 

@@ -80,7 +80,7 @@ class Stage:
 
 def _paths_of_each_split(split_path: Callable[[SplitPaths], Path]) -> ListPaths:
     """Return a function that lists the path of one product for each split of a work folder."""
-    return lambda folder: [split_path(folder.split_paths(name)) for name in folder.split_names]
+    return lambda folder: [split_path(folder.split_paths(name)) for name in folder.data_split_names]
 
 
 def _list_example_summaries(folder: WorkFolder) -> list[Path]:
@@ -95,7 +95,7 @@ def _list_group_manifests(folder: WorkFolder) -> list[Path]:
     of its manifests.
     """
     products = []
-    for paths in map(folder.split_paths, folder.split_names):
+    for paths in map(folder.split_paths, folder.data_split_names):
         if not file_exists(paths.plan, folder.store):
             products.append(paths.plan)
             continue
@@ -106,7 +106,7 @@ def _list_group_manifests(folder: WorkFolder) -> list[Path]:
 
 def _list_unverified_splits(folder: WorkFolder) -> list[Path]:
     """Return the path of the verification file of each split that is not yet completely verified."""
-    paths = [folder.split_paths(name).verification_path for name in folder.split_names]
+    paths = [folder.split_paths(name).verification_path for name in folder.data_split_names]
     return [path for path in paths if not find_histogram_files(path, folder.store)]
 
 

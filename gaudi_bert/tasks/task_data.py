@@ -259,7 +259,7 @@ def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: 
     def features_and_targets(length_index: int, epoch: int, pack_numbers: IntArray, shape: BatchShape) -> Batch:
         """Return the features and targets of some packs of one row length in one epoch."""
         batch = pack_epoch(epoch, length_index).lay_out(pack_numbers, shape)
-        return {**batch.features(), **cast(Batch, task.target_features(batch, MaskKey(order.seed, epoch)))}
+        return {**batch.features(), **cast(Batch, task.make_label_features(batch, MaskKey(order.seed, epoch)))}
 
     for length_index, begin, end, batch_packs in plan.iterate_micro_batches(order.updates_done, order.packs_done):
         epoch_packs, shape = data.packings[length_index].packs, data.batch_shape(length_index, batch_packs)
@@ -359,7 +359,7 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
             shape = data.batch_shape(length_index, min(max_packs, packing.packs))
             packed = data.pack_epoch(self.seed, EVALUATION_EPOCH, length_index)
             for batch in packed.batches(shape, rank=rank, processes=world_size):
-                targets = cast(Batch, self.task.target_features(batch, mask_key))
+                targets = cast(Batch, self.task.make_label_features(batch, mask_key))
                 scatter = partial(batch.scatter_outputs, per_token=self.task.head.predicts_per_token)
                 yield {**batch.features(), **targets}, scatter
 

@@ -100,7 +100,7 @@ def test_tokens_are_those_of_whole_sentences(documents: list[list[str]], lower_c
     found = np.split(block.tokens, block.sentence_starts[1:-1]) if block.sentences else []
     assert [ids.tolist() for ids in found] == [ids for document in kept for ids in document]
     assert np.diff(block.document_starts).tolist() == [len(document) for document in kept]
-    assert (block.tokens.dtype, block.documents) == (np.int32, len(kept))
+    assert (block.tokens.dtype, block.document_count) == (np.int32, len(kept))
 
 
 def test_more_words_than_are_remembered_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the losses [R] from logits [R, C] and labels [R]."""
-        sums_R = torch.cat([torch.logsumexp(logits[rows], -1) for rows in _row_slices(logits)])
+        sums_R = torch.cat([torch.logsumexp(logits[rows], -1) for rows in _split_rows_into_slices(logits)])
         context.save_for_backward(logits, labels, sums_R)
         return sums_R - logits.gather(1, labels[:, None])[:, 0]
 
@@ -162,12 +162,12 @@ class _CrossEntropy(torch.autograd.Function):
         """Compute the gradient of the logits."""
         (gradient_R,), (logits, labels, sums_R) = gradients, context.saved_tensors
         result = torch.empty_like(logits)
-        for rows in _row_slices(logits):
+        for rows in _split_rows_into_slices(logits):
             torch.sub(logits[rows], sums_R[rows, None], out=result[rows]).exp_().mul_(gradient_R[rows, None])
         return result.scatter_add_(1, labels[:, None], -gradient_R[:, None]), None
 
 
-def _row_slices(logits: Tensor) -> list[slice]:
+def _split_rows_into_slices(logits: Tensor) -> list[slice]:
     """Return slices that divide the rows of logits into parts which stay in the cache."""
     together = max(1, _TILE_ELEMENTS * torch.get_num_threads() // logits.shape[1])
     return [slice(first, first + together) for first in range(0, max(1, len(logits)), together)]

@@ -102,7 +102,7 @@ class TorchModel(ABC):
         with torch.inference_mode():
             with self.autocast_context():
                 outputs = self.forward(tensors, False)
-            sums = self.compute_sums(outputs, tensors)
+            sums = self.compute_loss_and_metric_sums(outputs, tensors)
         return BatchEvaluation(to_numpy(outputs.float()) if head.needs_outputs else None, to_numpy(sums.float()))
 
     def run_training_pass(self, batch: BatchArrays) -> float:
@@ -143,7 +143,7 @@ class TorchModel(ABC):
             The loss, and the K sums without gradients.
         """
         outputs = self.compute_training_outputs(batch, dropout_seed)
-        sums = self.compute_sums(outputs, batch)
+        sums = self.compute_loss_and_metric_sums(outputs, batch)
         if isinstance(self.spec.head, PretrainingHead):
             return sums[0] * loss_factors_2[0] + sums[2] * loss_factors_2[1], sums.detach()
         return sums[0] * loss_factors_2[0], sums.detach()
@@ -159,7 +159,7 @@ class TorchModel(ABC):
         with self.autocast_context():
             return self.forward(batch, True)
 
-    def compute_sums(self, outputs: Any, batch: Tensors) -> Tensor:
+    def compute_loss_and_metric_sums(self, outputs: Any, batch: Tensors) -> Tensor:
         """Return the sums of the head over a batch (of losses, weights and correct predictions), given the outputs of the
         head. `model/heads.py` lists them.
         """

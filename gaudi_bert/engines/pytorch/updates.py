@@ -102,7 +102,7 @@ class TorchUpdates:
         factors = torch.tensor(loss_factors_M2, dtype=torch.float32, device=model.device)
         sums = torch.zeros(model.spec.head.sums, device=model.device)
         for number, batch in enumerate(prefetch_to_device(map(model.prepare_batch, micro_batches), model.device)):
-            self._note_micro_batch(number, update, batch)
+            self._report_to_watchdog(number, update, batch)
             loss, batch_sums = model.compute_loss(batch, dropout_seeds_M2[number], factors[number])
             if self._gradient_reducer is not None and number == len(micro_batches) - 1:
                 self._gradient_reducer.start_last_pass()
@@ -125,12 +125,12 @@ class TorchUpdates:
         )
         outputs = []
         for number, batch in enumerate(batches):
-            self._note_micro_batch(number, update, batch)
+            self._report_to_watchdog(number, update, batch)
             with torch.set_grad_enabled(number == last):
                 outputs.append(at_least_float32(model.compute_training_outputs(batch, dropout_seeds_M2[number])))
         sums, gradients = update_loss([to_numpy(each) for each in outputs])
         for number in (sequence := (last, *range(last))):
-            self._note_micro_batch(number, update, batches[number])
+            self._report_to_watchdog(number, update, batches[number])
             output = (
                 outputs[last]
                 if number == last
@@ -141,7 +141,7 @@ class TorchUpdates:
             output.backward(torch.as_tensor(gradients[number], dtype=output.dtype, device=output.device))
         return torch.as_tensor(sums, dtype=torch.float32, device=model.device)
 
-    def _note_micro_batch(self, number: int, update: int, batch: Mapping[str, Tensor]) -> None:
+    def _report_to_watchdog(self, number: int, update: int, batch: Mapping[str, Tensor]) -> None:
         """Tell the watchdog which micro-batch begins, and that the first micro-batch of a row length may take long because
         it may compile a graph.
         """

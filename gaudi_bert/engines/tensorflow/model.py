@@ -166,7 +166,7 @@ class TensorFlowModel:
             else _compute_task_outputs(network, head, batch)
         )
 
-    def compute_sums(self, outputs: Any, batch: Batch) -> Sequence[tf.Tensor]:
+    def compute_loss_and_metric_sums(self, outputs: Any, batch: Batch) -> Sequence[tf.Tensor]:
         """Return the sums of the head over a batch (of losses, weights and correct predictions), given the outputs of the
         head. `model/heads.py` lists them.
         """
@@ -181,7 +181,7 @@ class TensorFlowModel:
         """Run the model on a batch, and return the loss and the sums of the head. The loss adds up the two loss sums,
         each multiplied by one of the `factors` [2].
         """
-        sums = self.compute_sums(self.forward(batch, dropout_seed), batch)
+        sums = self.compute_loss_and_metric_sums(self.forward(batch, dropout_seed), batch)
         if isinstance(self.spec.head, PretrainingHead):
             return sums[0] * factors[0] + sums[2] * factors[1], sums
         return sums[0] * factors[0], sums
@@ -196,7 +196,7 @@ class TensorFlowModel:
         none) and the K sums.
         """
         outputs = self.forward(batch)
-        sums = self.compute_sums(outputs, batch)
+        sums = self.compute_loss_and_metric_sums(outputs, batch)
         return outputs if self.spec.head.needs_outputs else tf.zeros([]), tf.stack(sums) if sums else tf.zeros([0])
 
     def _trace_work(self, batch: Batch) -> tf.Tensor:

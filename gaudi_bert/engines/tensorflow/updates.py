@@ -78,10 +78,10 @@ class TensorFlowUpdates:
         if self._is_single_graph:
             (only,) = inputs
             return self._single_update(*only, tensors).numpy
-        self._note_micro_batch(0, update, inputs[0][0])
+        self._report_to_watchdog(0, update, inputs[0][0])
         sums = self._first_micro_batch(*inputs[0])
         for number, each in enumerate(inputs[1:], start=1):
-            self._note_micro_batch(number, update, each[0])
+            self._report_to_watchdog(number, update, each[0])
             sums = self._next_micro_batch(*each, sums)
         if self._communicator.size > 1:
             sums.numpy()  # wait until the device has finished the passes
@@ -100,14 +100,14 @@ class TensorFlowUpdates:
         """
         last, outputs = len(inputs) - 1, []
         for number, each in enumerate(inputs[:-1]):
-            self._note_micro_batch(number, update, each[0])
+            self._report_to_watchdog(number, update, each[0])
             outputs.append(self._outputs(*each).numpy())
-        self._note_micro_batch(last, update, inputs[last][0])
+        self._report_to_watchdog(last, update, inputs[last][0])
         output, tape = self._record_outputs(*inputs[last])
         sums, gradients = update_loss([*outputs, output.numpy()])
         totals = self._backpropagate(output, tape, gradients[last])
         for number, each in enumerate(inputs[:-1]):
-            self._note_micro_batch(number, update, each[0])
+            self._report_to_watchdog(number, update, each[0])
             added = self._backpropagate(*self._record_outputs(*each), gradients[number])
             totals = [total + gradient for total, gradient in zip(totals, added, strict=True)]
         self._communicator.note_waiting()
@@ -125,7 +125,7 @@ class TensorFlowUpdates:
         gradients = tape.gradient(output, self._variables, output_gradients=given, unconnected_gradients=none)
         return [tf.convert_to_tensor(each) for each in gradients]
 
-    def _note_micro_batch(self, number: int, update: int, batch: Mapping[str, tf.Tensor]) -> None:
+    def _report_to_watchdog(self, number: int, update: int, batch: Mapping[str, tf.Tensor]) -> None:
         """Tell the watchdog which micro-batch begins, and that the first micro-batch of a row length may take long because
         it builds a graph.
         """

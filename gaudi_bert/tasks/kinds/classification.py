@@ -138,7 +138,7 @@ class TokenClassification(Task):
             return None
         return "no tag has a prefix such as B- or I-: each word counts by itself, by accuracy and f1_macro"
 
-    def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
+    def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return `targets` and `target_weights`, [B, L]. The weight is 1 for the first token of each word that has a tag.
 
         Without targets, the weight is 1 for the first token of every word.

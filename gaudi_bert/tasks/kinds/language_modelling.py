@@ -48,7 +48,7 @@ class MaskedLanguageModelling(Task):
 
     _kept_masks: tuple[MaskKey, Sequences, tuple[BoolArray, Int32Array]] | None = None
 
-    def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
+    def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return the masked `input_ids` [B, L], and the targets of at most Q masked tokens in each pack.
 
         The targets are `masked_positions`, `targets` and `target_weights`, all [B, Q].
@@ -80,7 +80,7 @@ class CausalLanguageModelling(Task):
     best_metric = "loss"
     metric_names = ("loss", "accuracy", "perplexity")
 
-    def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
+    def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return `targets` [B, L], which contain the next token of each token, and `target_weights` [B, L].
 
         The weight is 0 for padding and for the last token of a sequence, which has no next token.

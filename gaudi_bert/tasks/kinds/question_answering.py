@@ -46,7 +46,7 @@ class QuestionAnswering(Task):
         """The number of values of the head for each token, which is 2: the logits that the answer begins and ends there."""
         return 2
 
-    def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
+    def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return the targets of the loss and their weights for a batch, as arrays by name.
 
         `targets`, int32 [B, S, 2], are the first and last token of the answer as positions in the pack. `target_weights`,

@@ -80,7 +80,7 @@ class Embedding(Task):
         """A head that returns pooled vectors. They are not normalized, because the losses and cosines normalize them."""
         return VectorHead(self.settings.pooling or "mean", normalize=False)
 
-    def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
+    def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return no features, because the loss is computed from all rows of an update, as `group_rows` describes."""
         return {}
 

@@ -186,7 +186,7 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
+    def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return the targets of the loss and their weights for a batch, as arrays by name.
 
         `target_weights` is one of them. It is 1 for everything that the loss is averaged over, so that the divisor is known
@@ -277,7 +277,7 @@ class SequenceTask(Task):
         """The number of classes, or 1 if the prediction is a number."""
         return len(self.labels) or 1
 
-    def target_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
+    def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return `targets`, [B, S] or [B, S, C], and `target_weights` [B, S], which are 1 for each sequence."""
         weights = batch.spread_sequences(np.ones(len(batch.members), np.float32))
         target = batch.source.target

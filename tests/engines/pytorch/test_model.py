@@ -67,7 +67,7 @@ def build(name: str, head: Any, seed: int | None = 3, **more: Any) -> Any:
 
 def gradients_of(model: Any, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The sums of a batch and the gradient of its loss, without dropout."""
-    sums = model.compute_sums(model.forward(model.copy_to_device(batch), False), model.copy_to_device(batch))
+    sums = model.compute_loss_and_metric_sums(model.forward(model.copy_to_device(batch), False), model.copy_to_device(batch))
     names = [name for name, parameter in model.parameters_by_name.items() if parameter.requires_grad]
     leaves = [model.parameters_by_name[name] for name in names]
     found = torch.autograd.grad(sums[0], leaves, allow_unused=True)
