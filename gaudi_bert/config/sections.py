@@ -30,7 +30,7 @@ from gaudi_bert.config.values import (
 
 
 class PrepareSettings(Settings):
-    """The unpacked examples: how they are made from plain text, or where existing ones are."""
+    """The unpacked examples: either how to make them from plain text, or where to find existing ones."""
 
     text: str | tuple[str, ...] | None = Field(
         "python-docs",

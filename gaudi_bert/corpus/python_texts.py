@@ -68,7 +68,7 @@ def python_texts(corpus_name: str) -> dict[str, str]:
     texts = _read_library_docstrings(Path(sysconfig.get_path("stdlib")))
     if not texts:
         raise InputError(
-            f"prepare.text: {corpus_name}: this Python has no source files of its standard library; use python-docs or files"
+            f"prepare.text: {corpus_name}: this Python lacks the source files of its standard library; use python-docs"
         )
     return texts
 

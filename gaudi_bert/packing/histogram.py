@@ -47,7 +47,8 @@ class Histogram:
             wrong = find_non_integer(given, 0, _MOST_INT64) if _is_integer_array(given) else 0
             if wrong >= 0:
                 raise InputError(
-                    f"{name} contains {_format_entry(given, wrong)} at length {wrong + 1}; only integers from 0 are allowed"
+                    f"{name} contains {_format_entry(given, wrong)} for length {wrong + 1}; "
+                    "counts must be integers of at least 0"
                 )
             array = given.astype(np.int64)  # a copy
             if len(array) != self.max_sequence_length:

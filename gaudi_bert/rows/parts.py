@@ -204,7 +204,7 @@ def complete_file_part(path: str | Path, settings: TaskSettings) -> RowPart:
     kind = settings.format or _format_from_ending(path)
     if kind is None:
         raise InputError(
-            f"{path}: the ending of the file is not supported; pass --format, or a file that ends in {', '.join(_ENDINGS)}, "
+            f"{path}: the file extension is not supported; pass --format, or a file that ends in {', '.join(_ENDINGS)}, "
             "optionally with .gz or .zst"
         )
     # An encoding that comes from the model's training data applies only to tables.

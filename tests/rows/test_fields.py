@@ -85,7 +85,7 @@ BAD: list[tuple[str, str | bytes, str, str]] = [
         "if the file has no header line, name all columns: --columns text,label,id",
     ),
     ("x.csv", 'text,label\n"a,b\n', "classification", "line 2: is not CSV"),
-    ("x.xyz", "a", "classification", "the ending of the file is not supported"),
+    ("x.xyz", "a", "classification", "extension is not supported"),
     ("x.parquet", "no", "classification", "cannot be read as a Parquet"),
 ]
 RETRIEVAL: list[tuple[str, str, str]] = [

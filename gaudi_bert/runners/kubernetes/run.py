@@ -306,7 +306,7 @@ def _submit_unless_complete(cluster: Cluster, settings: PipelineSettings, job: M
         except ConflictError:
             continue  # somebody created one at the same moment, so read it and check it
     raise FailedError(
-        f"{kind} {name} was created by another run again and again; run only one pipeline of this name at a time"
+        f"{kind} {name} is created again and again by another run; run only one pipeline of this name at a time"
     )
 
 

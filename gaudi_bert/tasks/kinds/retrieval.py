@@ -294,7 +294,8 @@ def _group_documents_by_query(sequences: Sequences, rows: Sequence[Row]) -> RowG
     labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)
     if not ((documents > 1) & (np.bincount(of_row, labels) > 0)).any():
         raise InputError(
-            "task.loss = listwise: no query has several documents of which one has a label above 0; remove the setting"
+            "task.loss = listwise: no query has several documents, at least one of them with a label above 0; "
+            "remove the setting"
         )
     groups = GroupedRows(np.argsort(of_row, kind="stable"), np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)]))
 
