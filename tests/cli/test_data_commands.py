@@ -47,13 +47,13 @@ def test_pack_and_verify(tmp_path: Path) -> None:
     [
         ("t.parquet", {"input_ids": [[1], []]}, "", "t.parquet: row 1: the row contains no token"),
         ("t.parquet", {"input_ids": [[1], None]}, "", "t.parquet: row 1: input_ids is null"),
-        ("t.parquet", {"input_ids": [[1], [2, 3]], "labels": [[1], [2]]}, "", "row 1: labels has 1 values for 2 input_ids"),
+        ("t.parquet", {"input_ids": [[1], [2, 3]], "labels": [[1], [2]]}, "", "row 1: labels has 1 values, but"),
         ("t.parquet", {"input_ids": [[1], [2, 0]], "attention_mask": [[1], [1, 0]]}, "", "1: attention_mask contains a 0"),
         ("t.parquet", {"input_ids": [[1]], "row": [1]}, "", "column row has the name of a column that packing adds"),
         ("t.parquet", {"input_ids": [[1] * 17, [1] * 18]}, "", "row 0: expected 1 to 16 tokens, found 17; increase"),
         ("t.parquet", {"input_ids": []}, "", "column input_ids must contain lists of integers, but has type null"),
         ("t.parquet", {"input_ids": [[1]]}, "--too-long cut", "--too-long cut: must be error, truncate, "),
-        ("t.parquet", {"input_ids": [[1]]}, "--columns label", "has no column label; it has input_ids"),
+        ("t.parquet", {"input_ids": [[1]]}, "--columns label", "has no column label, only input_ids"),
         ("t.parquet", {"input_ids": [[1]]}, "--shard 0/2 --verify", "--shard cannot be combined with --verify"),
         ("t.jsonl", b'{"input_ids": [1]}\n{"input_ids": ["a"]}\n', "", "t.jsonl: row 1: "),
         ("t.jsonl", b"\n\n", "", "t.jsonl: the table contains no rows"),
@@ -80,7 +80,7 @@ def test_whatever_is_wrong_is_one_line(tmp_path: Path, name: str, content: Any, 
     ("column", "values", "reason"),
     [
         ("when", pyarrow.nulls(2, pyarrow.month_day_nano_interval()), "month_day_nano_interval, which cannot be packed"),
-        ("nothing", pyarrow.array([{}, {}], pyarrow.struct([])), "holds struct<>, which cannot be packed"),
+        ("nothing", pyarrow.array([{}, {}], pyarrow.struct([])), "struct<>, which cannot be packed"),
         (
             "labels",
             pyarrow.array([[1, 2], [3]], pyarrow.list_(pyarrow.uint32())),
@@ -188,7 +188,7 @@ def test_write_takes_what_the_plan_leaves_open(case: PackingCase, tmp_path: Path
 def test_write_refuses_what_the_plan_has_decided(case: PackingCase, tmp_path: Path) -> None:
     name, typed = "depth", "packing.depth=2"
     line = refusal("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--set", typed)
-    assert line.startswith(f"--set {typed}: plan.json ")
+    assert line.startswith(f"--set {typed}: ")
     assert f"`packing.{name}`" in line
     assert "`gaudi-bert plan`" in line
     assert not (tmp_path / "packed").exists()

@@ -112,5 +112,5 @@ def test_the_first_error_in_the_order_of_the_items_is_raised() -> None:
 
 def test_as_many_threads_as_items_or_cores_and_never_none() -> None:
     assert [choose_worker_count(workers, items) for workers, items in ((4, 2), (1, 9), (3, 0))] == [2, 1, 1]
-    with pytest.raises(InputError, match="workers = 0"):
+    with pytest.raises(InputError, match="--workers 0: "):
         choose_worker_count(0, 5)

@@ -101,8 +101,8 @@ def test_lengths_of_the_users_own(tmp_path: Path, name: str, content: bytes | np
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
-        ("x.txt", b"12 0", "length 2 must be an integer from 1 to"),
-        ("x.json", b"[12, 1.5]", "but is 1.5"),
+        ("x.txt", b"12 0", "length 2 is 0, but must be an integer from 1 to"),
+        ("x.json", b"[12, 1.5]", "is 1.5, but"),
         ("x.json", b"[[1], [2]]", "2, 1"),
         ("x.csv", b"a,b\n1,2\n", "a, b"),
         ("x.csv", b"3,4\n1,2\n", "2 columns"),
