@@ -157,7 +157,7 @@ def test_batches_are_fetched_ahead_once_and_only_as_they_were_listed(s3: S3Serve
                 assert not paths[number].exists()
             with pytest.raises(InputError, match=f"{url}/6: the object changed while it was read"), batches.provide_batch(6):
                 pass
-        absent = pytest.raises(InputError, match=f"{url}/none: no such object")
+        absent = pytest.raises(InputError, match=f"{url}/none: the object or its bucket does not exist")
         with absent, prefetch_batches([[folder / "none"]]) as batches, batches.provide_batch(0):
             pass
 

@@ -72,10 +72,10 @@ def test_an_object_that_changes_while_it_is_read_is_refused(s3: S3Server, tmp_pa
             ObjectStore(quick(proxy.endpoint)).download(url, tmp_path / "copy")
     known = direct.info(url)
     direct.write(url, b"third" * 100)
-    with pytest.raises(InputError, match=r"changing: changed while it was read \(700 bytes before, 500 now\)"):
+    with pytest.raises(InputError, match=r"changing: the object changed .* \(700 bytes before, 500 bytes now\)"):
         direct.download(url, tmp_path / "copy", known)
     direct.remove(url)
-    with pytest.raises(InputError, match="changing: was removed while it was read"):
+    with pytest.raises(InputError, match="changing: the object was removed while it was read"):
         direct.download(url, tmp_path / "copy", known)
     assert list(tmp_path.iterdir()) == []
 

@@ -173,7 +173,7 @@ def list_no_length(packed: Path) -> None:
         (lambda packed: rewrite(packed / "rows-30", lambda packs: packs.pop()), r"no pack contains row \d+ of the table"),
         (
             list_no_length,
-            "row_lengths.json: .*`row_lengths` = .*: must have a length of at least 1; pack the table again",
+            "row_lengths.json: .*`row_lengths` is .*, but must have a length of at least 1; pack the table again",
         ),
         (exchange, "rows-9/.*: settings.max_sequence_length: 30 in the file, 9 by .*; pack the table again"),
     ],
