@@ -70,7 +70,8 @@ class GroupManifest(Artefact):
     def as_json(self) -> dict[str, Any]:
         """Return the content as JSON values, with the two long lists at the end."""
         content = super().as_json()
-        return {**content, **{key: content.pop(key) for key in ("counts", "shards")}}
+        content |= {key: content.pop(key) for key in ("counts", "shards")}
+        return content
 
     @classmethod
     def read_shard_crc32c(cls, folder: Path, table: ShardTable, shard: int) -> int | None:
