@@ -307,7 +307,10 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--data packed --model short.json",
             "packed: the packs have 48 tokens, but the model has only 38 positions; pack the table into .*",
         ),
-        ("--data packed --model clip.json", "model type 'clip': transformers has no head of words for it; choose .*"),
+        (
+            "--data packed --model clip.json",
+            "model type 'clip': transformers has no language modelling head .*; choose .*",
+        ),
         (
             "--data packed --model list.json",
             "list.json: contains no model_type; pass the config.json of a .*",

@@ -47,7 +47,7 @@ def test_a_stopped_run_keeps_its_engine_and_ends_with_the_same_bits(packed, held
     with pytest.raises(StoppedError):
         train(settings(**BY_PYTORCH), packed, held_out, out, reporter=StopAfter(9))
     train(settings(log_every_updates=1), packed, held_out, out, reporter=listener)
-    assert listener.text.splitlines()[0] == "train: engine pytorch: the run began with it"
+    assert listener.text.splitlines()[0] == "train: engine pytorch: the run started with this engine"
     assert yaml.safe_load((out / "settings.yaml").read_text())["training"]["engine"] == "pytorch"
     identical(last_weights(out), last_weights(by_pytorch))
 
@@ -94,7 +94,7 @@ def test_a_step_is_compiled_once(packed, held_out, tmp_path, monkeypatch: pytest
     assert not counters["graph_break"]
 
 
-@pytest.mark.parametrize(("device", "message"), [("cuda", "PyTorch sees no GPU here"), ("hpu", "habana_frameworks is not")])
+@pytest.mark.parametrize(("device", "message"), [("cuda", "PyTorch finds no GPU"), ("hpu", "habana_frameworks is not")])
 def test_a_device_that_is_not_there_is_one_line(packed, tmp_path, device: str, message: str) -> None:
     with pytest.raises(InputError, match=rf"training.device = {device}: .*{message}.*set training.device = cpu"):
         train(settings(engine="pytorch", device=device), packed, None, tmp_path / "train", reporter=QUIET)
