@@ -388,9 +388,7 @@ def _find_mask_form(
     length, longest = trial_pack_length(model.config, pack_inputs.position_offset), pack_inputs.longest_sequence
     window = _attention_window(model.config) or 0
     if window >= length:
-        raise InputError(
-            f"its attention window of {window} tokens has no effect in the trial, which has {length} positions"
-        )
+        raise InputError(f"its attention window of {window} tokens has no effect in the trial, which has {length} positions")
     packed, last = [], ""
     for form in _possible_mask_forms(model, pack_inputs):
         formed = form(model.config)

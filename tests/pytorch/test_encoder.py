@@ -117,8 +117,8 @@ def encoder_of(kind: str = "AutoModel", **more: Any) -> PackedEncoder:
             lambda: PackedEncoder(model_of("deberta"), TOKENIZER),
             "model type 'deberta-v2': no mask keeps its sequences separate",
         ),
-        (lambda: PackedEncoder(model_of("roberta"), "tokenizer"), "str: is not a tokenizer of the library tokenizers"),
-        (lambda: encoder_of(vocab_size=200), "tokens, the model has 200; give"),
+        (lambda: PackedEncoder(model_of("roberta"), "tokenizer"), "str: is not a tokenizer of transformers or tokenizers"),
+        (lambda: encoder_of(vocab_size=200), "tokens, but the model has only 200"),
         (
             lambda: PackedEncoder(model_of("roberta"), TOKENIZER, max_sequence_length=65),
             "max_sequence_length = 65: .*3 to 64",

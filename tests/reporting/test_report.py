@@ -155,5 +155,5 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, named:
 
 
 def test_nothing_to_report_on(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="the folder does not exist"):
+    with pytest.raises(InputError, match="missing: no such folder"):
         report(tmp_path / "missing")

@@ -68,7 +68,7 @@ def test_rows_are_learnt_and_answered_and_nothing_is_done_twice(folder: Path, do
         for name in ("predict/predictions.jsonl", "finetune/predictions.jsonl")
     )
     assert ours == theirs
-    assert "rows answered by" in (folder / "whole" / "tiny" / "report.html").read_text()
+    assert "rows predicted by" in (folder / "whole" / "tiny" / "report.html").read_text()
     again = run(folder, pipeline(folder), "finetune", "predict", work="whole")
     assert again["finetune"].skipped
     assert again["predict"].skipped

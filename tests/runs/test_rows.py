@@ -72,7 +72,7 @@ GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
             r"line 3 \(row 3\): has 72 tokens, .* raise finetune\.max_s",
         ),
         ("classification", GOOD[:1], GOOD[:1], r"only the label 'a'"),
-        ("token-classification", ({"tokens": ["a", "b"], "tags": ["B-x", "NN"]},), GOOD, r"the tag 'NN' is of another"),
+        ("token-classification", ({"tokens": ["a", "b"], "tags": ["B-x", "NN"]},), GOOD, r"the tag 'NN' does not match"),
     ],
 )
 def test_bad_rows_are_named(task, learnt, measured, message, model, tmp_path) -> None:

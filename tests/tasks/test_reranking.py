@@ -62,7 +62,7 @@ def test_documents_ranked_by_query(finished: Any, tmp_path: Path) -> None:
         agree([document["score"] for document in group["documents"]], [score for score, _ in own], 1e-5, scale=1.0)
     with pytest.raises(InputError, match="--group-by cannot be combined with --out -"):
         predict(out, str(data), "-", PredictOptions(group_by="query"), {}, reporter=QUIET)
-    with pytest.raises(InputError, match=r"--group-by query: .* is a model of classification;"):
+    with pytest.raises(InputError, match=r"--group-by query: .* was fine-tuned for classification;"):
         answers_of(finished("classification").out, data, tmp_path / "a.jsonl", group_by="query")
 
 
@@ -143,7 +143,7 @@ def test_listwise(model: Path, tmp_path: Path) -> None:
     ("loss", "rows", "message"),
     [
         ("cosent", scored_rows(), "task.loss = cosent: only listwise is supported for reranking; remove the setting"),
-        ("listwise", [{**row, "label": 0} for row in scored_rows()], "no query has several documents, one of them with a"),
+        ("listwise", [{**row, "label": 0} for row in scored_rows()], "no query has several documents, at least one"),
         (
             "listwise",
             [{"query": str(n), "document": "cat", "label": 1} for n in range(15)],

@@ -103,15 +103,15 @@ def test_an_empty_vocabulary_is_refused(folder: Path) -> None:
         return {**content, "model": {**content["model"], "vocab": {}}, "added_tokens": [], "post_processor": None}
 
     rewrite(folder / "tokenizer.json", empty)
-    with pytest.raises(InputError, match=r"(its vocabulary is empty|not a tokenizer)"):
+    with pytest.raises(InputError, match=r"(its vocabulary is empty|not contain a valid tokenizer|not a tokenizer)"):
         read_all(folder)
 
 
 @pytest.mark.parametrize(
     ("token", "segment", "vocabulary", "message"),
     [
-        (10**6, 1, None, r"its template gives the token 1000000, the model's are 0 to"),
-        (2, 5, None, r"its template gives the segment 5, the model's are 0 to 1"),
+        (10**6, 1, None, r"token id 1000000, but the ids of the model are 0 to"),
+        (2, 5, None, r"segment id 5, but the ids of the model are 0 to 1"),
         (2, 1, 11, "must have the shape"),
     ],
 )
@@ -308,8 +308,8 @@ def test_labels_without_names(tmp_path: Path) -> None:
             {"id2label": {"0": "A"}, "problem_type": "single_label_classification"},
             "'A' .*every text.*problem_type",
         ),
-        ({"num_labels": 2, "problem_type": "regression"}, "a regression of 2 values"),
-        ({"num_labels": 3, "id2label": {"0": "A", "1": "B"}}, "num_labels is 3, and id2label has 2 labels"),
+        ({"num_labels": 2, "problem_type": "regression"}, "predicts 2 values"),
+        ({"num_labels": 3, "id2label": {"0": "A", "1": "B"}}, "num_labels is 3, but id2label has 2 labels"),
     ],
 )
 def test_labels_that_cannot_be_told_apart(tmp_path: Path, config: dict[str, Any], message: str) -> None:
