@@ -281,7 +281,8 @@ def test_another_artefact_of_ours_is_not_replaced(place: Path) -> None:
     for words in ("pack rows.jsonl --max-sequence-length 32 --out run", "export --checkpoint run-2 --out packed"):
         assert "choose another folder" in refusal(*words.split(), "--overwrite", folder=place)
     line = rejected(place, ["embed", "--model", "model", "--data", "texts.jsonl", "--out", "plan.json"], "--overwrite")
-    assert "plan.json: " in line and ".npy, .parquet, .jsonl" in line
+    assert "plan.json: " in line
+    assert ".npy, .parquet, .jsonl" in line
     line = rejected(place, ["evaluate", "--data", "packed", "--checkpoint", "run", "--out", "plan.json"])
     assert "plan.json: already exists, but no settings file shows that `gaudi-bert evaluate` wrote this file" in line
     assert everything_below(place) == before
@@ -311,7 +312,8 @@ def test_what_sits_beside_a_conversion_is_not_touched(place: Path) -> None:
     before = everything_below(place)
     for options in ((), ("--overwrite",)):
         line = refusal(*["convert", "for-hdf5", "--to", "hdf5", "--out", "out"], *options, folder=place)
-        assert line.startswith("out_metadata.json: ") and "choose another" in line
+        assert line.startswith("out_metadata.json: ")
+        assert "choose another" in line
         assert everything_below(place) == before
 
 

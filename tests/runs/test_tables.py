@@ -302,7 +302,7 @@ def refused(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--data packed --evaluation-data other/packed",
             r"other/packed/.*: the token '<mask>' has no id, but its id in packed is 3; .*",
         ),
-        ("--data other/packed --model roberta", r"other/packed/.*: has no mask token; pass the tokenizer .*"),
+        ("--data other/packed --model roberta", r"other/packed/.* has no mask token; pass the tokenizer .*"),
         (
             "--data packed --model short.json",
             "packed: the packs have 48 tokens, but the model has only 38 positions; pack the table into .*",
