@@ -453,10 +453,7 @@ def embed(
         own = read_sentence_settings(path, options.pooling) or SentenceSettings(options.pooling or "mean")
         prompt = own.find_prompt(options.prompt_name) if options.prompt is None else options.prompt
         if prompt and not own.pools_prompt:
-            raise InputError(
-                f"{path}: this model excludes the prompt from the mean, which is not supported; pass --prompt '' to embed "
-                "without a prompt"
-            )
+            raise InputError(f"{path}: a mean without the prompt is not supported; pass --prompt ''")
         normalize = own.normalize if options.normalize is None else options.normalize
         loaded = load_encoder(path, own, options, normalize=normalize)
         for note in loaded.notes:
