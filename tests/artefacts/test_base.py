@@ -44,6 +44,13 @@ def test_what_the_stages_write_is_written_again_byte_for_byte(case: PackingCase,
     for original, kind in files.items():
         kind.read(original).write(tmp_path / original.name)
         assert (tmp_path / original.name).read_bytes() == original.read_bytes(), original.name
+    # metadata.json states the CRC-32C of each manifest, so the order of the keys must not change between versions.
+    assert list(json.loads(manifest_path(case.packed, 1).read_bytes()))[-4:] == [
+        "inputs",
+        "index_crc32c",
+        "counts",
+        "shards",
+    ]
 
 
 def test_parts_of_a_file_are_read_if_all_of_one_number_of_parts_are_there() -> None:
