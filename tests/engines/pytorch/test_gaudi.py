@@ -204,7 +204,7 @@ def test_variables_that_come_too_late_are_not_set_and_are_named(monkeypatch: pyt
     _set_environment_defaults()
     assert not VARIABLES.keys() & os.environ.keys()
     notes = gaudi.describe_overridden_variables()
-    assert notes[0] == "note: PT_HPU_LAZY_MODE was not set when torch was imported; set it to 0 before that"
+    assert notes[0] == "note: PT_HPU_LAZY_MODE was not set when torch was imported; set it to 0 before importing torch"
     assert len(notes) == len(VARIABLES)
 
 

@@ -39,7 +39,7 @@ from gaudi_bert.cli import main
 from gaudi_bert.engines.pytorch import distributed
 from gaudi_bert.training.objective import TrainingStep
 end, at = sys.argv[1:3]
-open_store, step = distributed._open_store, TrainingStep.run
+open_store, step = distributed._open_store, TrainingStep.run_update
 
 def end_now():
     os.kill(os.getpid(), signal.Signals[end])
@@ -56,7 +56,7 @@ def run(self, micro_batches, update, learning_rate):
         end_now()
     return sums
 
-distributed._open_store, TrainingStep.run = meet, run
+distributed._open_store, TrainingStep.run_update = meet, run
 main(sys.argv[3:])
 """
 Ends = list[tuple[int, str]]
