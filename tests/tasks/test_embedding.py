@@ -155,8 +155,8 @@ def test_texts_are_cut_where_the_folder_cuts_them(stored: int, length: int, tmp_
             {"loss": "cosine"},
             "must be between -1 and 1 .* is 1.5",
         ),
-        ([*scored(3, 1), *pairs(2, 1)], {}, {}, "row 4\\): has an anchor and a positive"),
-        (scored(3, 1), {"batch_sequences": 1}, {}, "batch_sequences = 1: an update of one pair has nothing to compare it"),
+        ([*scored(3, 1), *pairs(2, 1)], {}, {}, "row 4\\): the row has an anchor and a positive"),
+        (scored(3, 1), {"batch_sequences": 1}, {}, "batch_sequences = 1: an update must contain at least two pairs"),
         ([{**row, "label": 1} for row in scored(12, 1)], {}, {}, "every score is 1"),
         (scored(12, 1), {}, {"loss": "cosine", "scale": 3}, "task.scale = 3"),
         (pairs(12, 1), {"algorithm": "lpfhp"}, {}, "finetune.algorithm = lpfhp"),
@@ -185,7 +185,7 @@ def test_a_causal_model_needs_the_last_token(tmp_path: Path) -> None:
     transformers.GPT2Model(config).save_pretrained(tmp_path / "m")
     TOKENIZER.save(str(tmp_path / "m" / "tokenizer.json"))
     data = write_lines(tmp_path / "x.jsonl", pairs(12, 1))
-    with pytest.raises(InputError, match=r"so mean pooling misses most of a text; set task.pooling to last"):
+    with pytest.raises(InputError, match=r"so mean pooling would miss most of a text; set task.pooling to last"):
         train(data, None, tmp_path / "m", tmp_path / "out")
     train(data, None, tmp_path / "m", tmp_path / "out", task_settings={"pooling": "last"}, finetune={"epochs": 1})
     assert len(losses_of(tmp_path / "out")) == 2
