@@ -99,7 +99,7 @@ def test_an_image_of_gaudi_keeps_the_vendors_packages(docker: Docker) -> None:
     shown = docker("run", "--rm", "--entrypoint", "python3", "gaudi-bert-test-gaudi", "-c", code).stdout.strip()
     assert shown == f"2.15.0 vendor {DATA.rpartition(':')[2]}"
     assert docker("run", "--rm", "gaudi-bert-test-gaudi", "--version").returncode == 0
-    reads = "from gaudi_bert.artefacts import object_store; print(*object_store._passing_errors('s3'))"
+    reads = "from gaudi_bert.artefacts import object_store; print(*object_store._retryable_errors('s3'))"
     assert "botocore" in docker("run", "--rm", "--entrypoint", "python3", "gaudi-bert-test-gaudi", "-c", reads).stdout
     docker("image", "rm", "gaudi-bert-test-gaudi", "gaudi-bert-test-vendor")
 
