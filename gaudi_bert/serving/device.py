@@ -100,8 +100,7 @@ def make_full_batch(model: ServedModel, shape: Shape) -> tuple[Sequences, list[i
 def measure_batch_seconds(model: ServedModel, shapes: Sequence[Shape]) -> dict[Shape, float]:
     """Measure how many seconds a full batch of each shape takes.
 
-    If a shape with several
-    rows does not fit into the memory of the device, this shape and all larger shapes are left out.
+    If a shape with several rows does not fit into the memory of the device, this shape and all larger shapes are left out.
 
     Args:
         model: The model.
@@ -138,11 +137,13 @@ def measure_single_thread_slots(model: ServedModel, shapes: Sequence[Shape]) -> 
         model: The model.
         shapes: The shapes in ascending order. Only shapes with one row are measured.
     """
+    if not model.is_eager_on_cpu:
+        return 0
     slots = 0
-    for shape in shapes if model.is_eager_on_cpu else ():
-        on_one_thread, on_all_threads = (replace(model, single_thread_slots=most) for most in (shape.slots, 0))
-        all_seconds = _measure_seconds(on_all_threads, shape)
-        if shape.rows > 1 or _measure_seconds(on_one_thread, shape) > _NEARLY_AS_FAST * all_seconds:
+    for shape in (shape for shape in shapes if shape.rows == 1):
+        one_thread_seconds = _measure_seconds(replace(model, single_thread_slots=shape.slots), shape)
+        all_threads_seconds = _measure_seconds(replace(model, single_thread_slots=0), shape)
+        if one_thread_seconds > _NEARLY_AS_FAST * all_threads_seconds:
             break
         slots = shape.slots
     return slots

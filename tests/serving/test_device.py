@@ -11,8 +11,9 @@ import pytest
 pytest.importorskip("torch")
 
 from gaudi_bert.rows.types import RowPosition, TextRow
+from gaudi_bert.serving import device
 from gaudi_bert.serving.batch_shapes import Shape, list_batch_shapes
-from gaudi_bert.serving.device import DeviceThread, compute_rows, make_full_batch, shorten_shape
+from gaudi_bert.serving.device import DeviceThread, compute_rows, make_full_batch, measure_single_thread_slots, shorten_shape
 from gaudi_bert.serving.model import ServedModel, open_served_model
 from gaudi_bert.serving.queue import Batch, PendingRequest, Queue
 from gaudi_bert.serving.settings import ServeSettings
@@ -83,3 +84,21 @@ def test_a_shortened_row_has_one_of_few_lengths(model: ServedModel) -> None:
     lengths = {shorten_shape(model, Shape(1, 250), tokens).length for tokens in range(1, 251)}
     assert max(lengths) == 250
     assert len(lengths) < 40
+
+
+@pytest.mark.parametrize(("slower_from", "slots"), [(16, 0), (32, 16), (64, 32), (1000, 64)])
+def test_single_rows_are_computed_on_one_thread_up_to_the_first_that_is_too_slow(
+    slower_from: int, slots: int, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the clock is replaced: one thread takes 1.2 times as long as all threads, and more from a length on."""
+    measured: list[Shape] = []
+
+    def seconds(model: ServedModel, shape: Shape) -> float:
+        measured.append(shape)
+        on_one_thread = shape.slots <= model.single_thread_slots
+        return (1.2 if shape.length < slower_from else 1.3) if on_one_thread else 1.0
+
+    monkeypatch.setattr(device, "_measure_seconds", seconds)
+    shapes = [Shape(1, 16), Shape(1, 32), Shape(1, 64), Shape(2, 64)]
+    assert measure_single_thread_slots(model, shapes) == slots
+    assert all(shape.rows == 1 for shape in measured), "several rows are never computed on one thread"

@@ -221,7 +221,7 @@ def test_what_cannot_be_exported_is_refused(whole_run, causal, tmp_path) -> None
     with pytest.raises(InputError, match="causal"):
         export(causal, tmp_path / "out", reporter=QUIET)
     (tmp_path / "vocab.txt").write_text("word\n" * (data.VOCABULARY + 1))
-    with pytest.raises(InputError, match="has 62 tokens, but the model has only 61"):
+    with pytest.raises(InputError, match="has 62 tokens, but the model has only 61; pass the vocabulary"):
         export(whole_run, tmp_path / "out", vocabulary=tmp_path / "vocab.txt", reporter=QUIET)
     assert not (tmp_path / "out").exists()
 
