@@ -26,14 +26,14 @@ second of the mix of lengths, and 333, 322 and 300 queries per second.
 
 
 class Shape(NamedTuple):
-    """The number of rows of a batch, and the number of slots of each row."""
+    """The size of a batch: its number of rows, and the number of token slots in each row."""
 
     rows: int
     length: int
 
     @property
     def slots(self) -> int:
-        """The number of slots of all rows."""
+        """The number of token slots in all rows together."""
         return self.rows * self.length
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
 
 
 class FilledShape(NamedTuple):
-    """A batch shape, and the texts with which it is filled.
+    """A batch shape, and the waiting texts that were packed into its rows.
 
     Attributes:
         shape: The shape.
@@ -55,7 +55,9 @@ class FilledShape(NamedTuple):
 
 
 def list_batch_shapes(row_length: int, batch_rows: int, shortest: int = 32) -> tuple[Shape, ...]:
-    """Return the shapes that batches may have, in ascending order. If there would be too many, the smallest are left out.
+    """Return the batch shapes that the server uses, in ascending order.
+
+    The list has at most 12 shapes. If there would be more, the smallest shapes are left out.
 
     Args:
         row_length: The number of slots of the longest row.
@@ -83,8 +85,7 @@ def list_batch_shapes(row_length: int, batch_rows: int, shortest: int = 32) -> t
 def pack_first_fit(lengths: Sequence[int], shape: Shape) -> list[list[int]]:
     """Put each text into the first row that has room for it, and return the indices of the texts in each row.
 
-    Texts for which no row has room are left out. The first n rows of the result equal the result for a shape with n rows of
-    the same length.
+    Texts for which no row has room are left out. Which texts the first rows contain does not depend on how many rows follow.
 
     Args:
         lengths: The number of tokens of each text.
@@ -107,7 +108,9 @@ def pack_first_fit(lengths: Sequence[int], shape: Shape) -> list[list[int]]:
 
 
 def choose_and_fill_shape(lengths: Sequence[int], batch_seconds: Mapping[Shape, float]) -> FilledShape:
-    """Choose the smallest shape that computes nearly as many tokens per second as the fastest one, and fill it with texts.
+    """Choose the shape of the next batch, and pack waiting texts into its rows.
+
+    The result is the smallest shape that computes nearly as many tokens per second as the fastest shape.
 
     Args:
         lengths: The number of tokens of each waiting text, which must not exceed the longest row. The first text is always

@@ -38,10 +38,10 @@ _FAILURES = (GaudiBertError, RuntimeError, ValueError, IndexError, ArithmeticErr
 
 
 def shorten_shape(model: ServedModel, shape: Shape, tokens: int) -> Shape:
-    """Return the shape in which a batch with this many tokens is computed, without the empty slots at the end of a row.
+    """Return the shape in which a batch is computed. If the batch has a single row, leave out most empty slots at its end.
 
-    Only single rows are shortened, and only on a CPU, which can compute any shape. oneDNN compiles the matrix products for
-    each new length, which takes some milliseconds. Therefore rows are shortened to one of a few dozen lengths.
+    Rows are shortened only on a CPU without compilation, where a batch may have any shape. oneDNN prepares the matrix
+    products for each new row length, which takes some milliseconds. Therefore only a few dozen row lengths are used.
 
     Args:
         model: The model.
@@ -55,7 +55,7 @@ def shorten_shape(model: ServedModel, shape: Shape, tokens: int) -> Shape:
 
 
 def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], shape: Shape) -> Float32Array:
-    """Compute one batch of packed sequences, and return the outputs in the order of the sequences.
+    """Run the model on one batch of packed sequences, and return its outputs in the order of the sequences.
 
     Args:
         model: The model.
@@ -66,7 +66,8 @@ def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], 
     Returns:
         float32 [N, C], or [T, C] for a model with outputs for each token. C is the model's `width`.
     """
-    # The depth is that of the complete shape, because it is the limit by which texts were put into the rows.
+    # A shortened row contains all texts of the complete row. Therefore the maximum number of texts in it is that of the
+    # complete row.
     depth, shape = max_depth(shape.length), shorten_shape(model, shape, len(sequences.input_ids))
     starts: IntArray = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
     packed = PackedSequences(sequences, SampledPacks(np.arange(len(sequences), dtype=np.int64), starts))
@@ -77,7 +78,7 @@ def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], 
 
 
 def compute_batch(model: ServedModel, batch: Batch) -> None:
-    """Compute a batch, and write the outputs of its texts into their requests."""
+    """Run the model on a batch, and copy the outputs of each text into the request that contains the text."""
     sequences = sequences_of_batch(batch)
     out = compute_rows(model, sequences, [len(row) for row in batch.rows], batch.shape)
     for index, (request, number) in enumerate(batch.list_texts()):
@@ -88,7 +89,9 @@ def compute_batch(model: ServedModel, batch: Batch) -> None:
 
 
 def make_full_batch(model: ServedModel, shape: Shape) -> tuple[Sequences, list[int]]:
-    """Return token sequences that fill all rows of a shape, and the number of sequences in each row."""
+    """Make an artificial batch that fills all rows of a shape. Return its token sequences, and the number of sequences in
+    each row.
+    """
     tokens = min(_TEXT_TOKENS, shape.length)
     per_row = shape.length // tokens
     count = per_row * shape.rows
@@ -98,9 +101,10 @@ def make_full_batch(model: ServedModel, shape: Shape) -> tuple[Sequences, list[i
 
 
 def measure_batch_seconds(model: ServedModel, shapes: Sequence[Shape]) -> dict[Shape, float]:
-    """Measure how many seconds a full batch of each shape takes.
+    """Measure how many seconds the model takes for a full batch of each shape.
 
-    If a shape with several rows does not fit into the memory of the device, this shape and all larger shapes are left out.
+    If a shape with several rows does not fit into the memory of the device, the result contains neither this shape nor any
+    larger one.
 
     Args:
         model: The model.
@@ -123,15 +127,17 @@ def measure_batch_seconds(model: ServedModel, shapes: Sequence[Shape]) -> dict[S
                 ) from error
             break
     for larger, smaller in pairwise(reversed(batch_seconds)):
-        # A smaller shape cannot take longer. If it does, another process has disturbed its measurement.
+        # A smaller batch cannot take longer than a larger one. If it seems to, another process disturbed the measurement, so
+        # use the time of the larger batch.
         batch_seconds[smaller] = min(batch_seconds[smaller], batch_seconds[larger])
     return batch_seconds
 
 
 def measure_single_thread_slots(model: ServedModel, shapes: Sequence[Shape]) -> int:
-    """Measure the largest number of slots that one CPU thread computes nearly as fast as all threads, and return it.
+    """Return the largest number of slots that one CPU thread computes nearly as fast as all threads.
 
-    A short row takes much less CPU time on one thread, because threads that share an operation wait for each other.
+    A short row takes much less CPU time on one thread, because threads that share an operation wait for each other. Return 0
+    if the model does not run on a CPU, or is compiled.
 
     Args:
         model: The model.
@@ -150,10 +156,10 @@ def measure_single_thread_slots(model: ServedModel, shapes: Sequence[Shape]) -> 
 
 
 def _measure_seconds(model: ServedModel, shape: Shape) -> float:
-    """Measure how many seconds a full batch of a shape takes.
+    """Measure how many seconds the model takes for a full batch of one shape.
 
-    The batch is computed three times. The first time does not count, because a new shape may be compiled, and the faster one
-    of the other two counts.
+    The batch is computed three times. The first time is ignored, because the model may be compiled for a new shape. The
+    result is the shorter one of the other two times.
     """
     sequences, rows = make_full_batch(model, shape)
     compute_rows(model, sequences, rows, shape)
@@ -166,9 +172,9 @@ def _measure_seconds(model: ServedModel, shape: Shape) -> float:
 
 
 class DeviceThread(threading.Thread):
-    """Computes the batches of a queue until the queue is closed.
+    """A thread that opens the model, and then computes batches of waiting requests until the queue is closed.
 
-    The callbacks are called in this thread.
+    All callbacks are called on this thread.
 
     Args:
         open_model: Opens the model and measures its shapes.
@@ -216,9 +222,10 @@ class DeviceThread(threading.Thread):
             self._on_ended(reason)
 
     def _compute_small_requests(self, model: ServedModel, smallest: Shape) -> None:
-        """Interrupt the current batch of bulks between two layers, to compute a batch of small requests if any wait.
+        """If small requests are waiting, compute a batch of them now, between two layers of the current batch of large
+        requests.
 
-        The time of the batch of small requests does not count as time of the interrupted batch.
+        The time that this takes is not counted as time of the interrupted batch.
         """
         interrupted, begun, earlier = self._batch, time.monotonic(), self._interrupted_seconds
         if interrupted is None or (batch := self._queue.take_interrupting_batch(interrupted)) is None:
@@ -228,7 +235,7 @@ class DeviceThread(threading.Thread):
         self._interrupted_seconds = earlier + time.monotonic() - begun
 
     def _compute_batch(self, model: ServedModel, batch: Batch, smallest: Shape) -> None:
-        """Compute a batch, and call `on_finished` of the requests all of whose texts have now been computed.
+        """Compute a batch, and call `on_finished` for each request that has no more texts to compute.
 
         Raises:
             FailedError: The batch failed, and a test batch of the smallest shape failed too.

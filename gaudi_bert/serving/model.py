@@ -62,41 +62,41 @@ class ServedModel:
 
     @property
     def max_tokens(self) -> int:
-        """The maximum number of tokens of a text."""
+        """The maximum number of tokens in a text. Longer texts are truncated."""
         return self.loaded.max_sequence_length
 
     @property
     def max_characters(self) -> int:
-        """The maximum number of characters of a text that are tokenized. Longer texts are cut first."""
+        """The maximum number of characters that are tokenized for a text. Longer texts are cut before they are tokenized."""
         return self.cutter.max_characters
 
     @cached_property
     def cutter(self) -> TextCutter:
-        """Cuts long texts before they are tokenized."""
+        """Removes the part of a long text that truncation would remove anyway, so that it need not be tokenized."""
         return TextCutter(self.loaded.tokenizer.tokenizer, self.max_tokens)
 
     @property
     def width(self) -> int:
-        """The number of values that the model computes for a text, or for a token if `is_per_token`."""
+        """The number of values that the model computes for each text, or for each token if `is_per_token` is True."""
         return self.loaded.runner.width
 
     @property
     def torch_model(self) -> TorchModel:
-        """The PyTorch model that computes batches."""
+        """The loaded PyTorch model."""
         return cast("TorchModel", self.loaded.model)
 
     @property
     def is_per_token(self) -> bool:
-        """Whether the model has one output for each token instead of one for each text."""
+        """Whether the model has one output for each token, instead of one for each text."""
         return self.kind == "tagger"
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
-        """Call `callback` before each layer of each batch from now on, unless batches cannot be interrupted."""
+        """Make the model call a function before each layer of every batch. Do nothing if batches cannot be interrupted."""
         if self.is_eager_on_cpu:
             self.torch_model.call_between_layers(callback)
 
     def compute_outputs(self, batch: BatchArrays) -> Float32Array:
-        """Compute the outputs of a batch, on a single CPU thread if the batch has few slots.
+        """Run the model on a batch, and return its outputs. A batch with few slots is computed on a single CPU thread.
 
         Returns:
             float32 [rows, texts per row, C], or [rows, slots, C] if `is_per_token`. C is the `width`.
@@ -109,7 +109,7 @@ class ServedModel:
             return self.torch_model.compute_outputs(batch)
 
     def truncates_left(self, direction: str | None) -> bool:
-        """Return whether texts that are too long lose their beginning instead of their end.
+        """Return whether texts that are too long are truncated at their beginning instead of their end.
 
         Args:
             direction: The side that the request names, or None for the setting of the tokenizer.
@@ -117,7 +117,8 @@ class ServedModel:
         return (direction or self.loaded.tokenizer.truncation_side).lower() == "left"
 
     def tokenize(self, rows: Sequence[Row], prompt: str = "", *, truncates_left: bool = False) -> Sequences:
-        """Tokenize texts and return their sequences. Texts that are too long are truncated, or split for a tagger.
+        """Convert texts to token sequences. Texts that are too long are truncated, or split into windows if the model is a
+        tagger.
 
         Args:
             rows: The texts.
@@ -145,17 +146,18 @@ class ServedModel:
         return self._check_sequences(sequences)
 
     def _cut_row(self, row: TextRow, prompt: str, truncates_left: bool) -> TextRow:
-        """Add the prompt to the text of a row, and cut the text to the part that can affect the tokens that are kept."""
+        """Prepend the prompt to a text. If the text is long, remove the part that truncation would remove anyway."""
         if row.text_pair is not None:
             text, pair = self.cutter.cut_pair(prompt + row.text, row.text_pair, from_left=truncates_left)
             return row._replace(text=text, text_pair=pair)
-        # If a text loses its beginning, the prompt before it is lost too.
+        # Truncation at the beginning of a text would also remove the prompt, so do not add the prompt to a text that is cut
+        # there.
         before = "" if truncates_left else prompt
         cut = self.cutter.cut_text(row.text, before, from_left=truncates_left)
         return row._replace(text=(prompt if cut is row.text else before) + cut)
 
     def sequences_from_ids(self, texts: Sequence[Sequence[int]], *, truncates_left: bool = False) -> Sequences:
-        """Return the sequences of texts that are given as token ids. Texts that are too long are truncated.
+        """Convert lists of token ids to token sequences. Lists that are too long are truncated.
 
         If a text lacks the special tokens at its beginning and end, they are added.
 
@@ -182,12 +184,12 @@ class ServedModel:
         return self._check_sequences(sequences_from_ids(parts, [np.zeros(len(part), np.int8) for part in parts], cut))
 
     def _check_sequences(self, sequences: Sequences) -> Sequences:
-        """Check that the model can compute sequences in the same row as other texts, and return the sequences."""
+        """Check that the model can compute these sequences in a row with other texts, and return them."""
         self.torch_model.prepare_batch({"input_ids": sequences.input_ids})
         return sequences
 
     def encode_text(self, text: str, add_special_tokens: bool) -> Any:
-        """Tokenize a text without truncation, and return an `Encoding` of the library `tokenizers`.
+        """Tokenize a text without truncation. Return an `Encoding` of the `tokenizers` library.
 
         Args:
             text: The text.
@@ -196,7 +198,7 @@ class ServedModel:
         return self.loaded.tokenizer.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def find_prompt(self, name: str | None) -> str:
-        """Return the prompt with a name, or the default prompt of the folder if `name` is None.
+        """Return the text of a named prompt. If `name` is None, return the model's default prompt.
 
         Raises:
             InputError: The folder has no such prompt, or excludes prompts from mean pooling, which packed batches do not
@@ -214,7 +216,7 @@ class ServedModel:
         return prompt
 
     def make_vectors(self, outputs: Float32Array, normalize: bool | None, dimensions: int | None) -> Float32Array:
-        """Convert pooled outputs to vectors, in the same way as `embed`.
+        """Convert pooled outputs to embedding vectors, in the same way as `gaudi-bert embed`.
 
         Args:
             outputs: float32 [N, C], the pooled outputs.
@@ -228,11 +230,11 @@ class ServedModel:
         return self.folder.truncate_vectors(_normalize(outputs) if is_normal else outputs, renormalize=normalize is True)
 
     def compute_scores(self, logits: Float32Array) -> Float32Array:
-        """Convert the logits of N pairs to scores, float32 [N]."""
+        """Convert the logits of N text pairs to scores, float32 [N]."""
         return apply_activation(logits, "Sigmoid" if self.task is None else self.task.activation)
 
     def make_answers(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Return the answers for N rows, in the same form as `predict` writes them.
+        """Return one prediction for each of N rows, in the JSON form that `gaudi-bert predict` writes.
 
         Args:
             outputs: float32 [N, C], or [T, C] for a tagger.
@@ -243,7 +245,7 @@ class ServedModel:
 
 
 def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
-    """Open the model of a folder on a device, with frozen weights.
+    """Load the model in a folder onto a device, with weights that cannot be trained.
 
     Args:
         path: A local folder with a model.
@@ -285,7 +287,7 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
 
 
 def _normalize(vectors: Float32Array) -> Float32Array:
-    """Return the vectors scaled to length 1. A zero vector does not change."""
+    """Scale vectors to length 1. Vectors of zeros do not change."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     normal: Float32Array = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
     return normal
