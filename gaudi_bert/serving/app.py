@@ -107,9 +107,8 @@ def make_app(service: Service, api_key: str | None) -> FastAPI:
 
 
 class _RequestGate:
-    """Middleware that rejects requests before their bodies are read.
-
-    Requests without the API key are rejected, and requests for which the queue has no room.
+    """ASGI middleware that checks the API key, and whether the server accepts requests, before the body of a request is
+    read.
 
     The key is compared in constant time. While the server stops, every response closes its connection.
     """
@@ -119,10 +118,10 @@ class _RequestGate:
         self._digest = None if key is None else hashlib.sha256(key.encode()).digest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request, as ASGI defines it."""
+        """Handle one request."""
 
         async def send_closing(message: Message) -> None:
-            """Send a message of the response. While the server is stopping, add `Connection: close` to the headers."""
+            """Send a part of the response. While the server is stopping, add the header `Connection: close`."""
             if message["type"] == "http.response.start" and self._service.stopping:
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
@@ -138,7 +137,7 @@ class _RequestGate:
             self._service.requests -= 1
 
     def _authorize_and_count(self, scope: Scope) -> None:
-        """Check the key, count the request, and check that the service accepts requests.
+        """Check the API key. For a POST request, also count it in the metrics, and check that the server accepts requests.
 
         Raises:
             RequestError: The key is missing or wrong, or the service does not accept requests now.
@@ -160,14 +159,14 @@ class _RequestGate:
 
 
 def _add_post_route(app: FastAPI, service: Service, path: str) -> None:
-    """Add a POST route to the application, with a description for `/docs`.
+    """Add the POST route `path` to the application.
 
     The path `/` behaves like the main route for the kind of the model.
     """
     counted = _metrics_label(path)
 
     async def compute_answer(ticket: Ticket, body: bytes) -> bytes:
-        """Read the request in a body, compute the answer, and return it as JSON."""
+        """Parse the body of a request, compute the answer, and return it as JSON."""
         model = service.require_open()
         kind, answer = _ROUTES[_MAIN_ROUTES[model.kind] if path == "/" else path]
         read = partial(read_request, kind, body, service.settings.request_texts)
@@ -204,17 +203,17 @@ def _add_post_route(app: FastAPI, service: Service, path: str) -> None:
 
 
 def _metrics_label(path: str) -> str:
-    """Return the label that stands for the path of a route in the metrics."""
+    """Return the name of a route in the metrics, such as `v1_embeddings` for `/v1/embeddings`."""
     return path.strip("/").replace("/", "_") or "root"
 
 
 def _json_response(content: object) -> Response:
-    """Return a response with JSON content."""
+    """Return a response whose body is the content as JSON."""
     return Response(to_json(content), media_type="application/json")
 
 
 def _error_response(path: str, error: RequestError) -> Response:
-    """Return the response for a rejected request, in the format of the interface that the path belongs to."""
+    """Return the response to a rejected request, in the error format of the API that the path belongs to."""
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
     if error.status in (408, 413):
         headers["connection"] = "close"  # because the rest of the body will not be read
@@ -223,9 +222,9 @@ def _error_response(path: str, error: RequestError) -> Response:
 
 
 def _vectors_to_json(make_vectors: Callable[[], Float32Array]) -> bytes:
-    """Return vectors as a JSON list of lists.
+    """Encode vectors as a JSON list of lists.
 
-    The vectors are converted one at a time, so that other threads can run in between.
+    The vectors are encoded one at a time, so that other threads can run in between.
     """
     return b"[" + b",".join(to_json(vector.tolist()) for vector in make_vectors()) + b"]"
 
@@ -234,18 +233,18 @@ def _vectors_to_json(make_vectors: Callable[[], Float32Array]) -> bytes:
 
 
 def _unsupported_route_error(model: ServedModel, path: str) -> RequestError:
-    """Return the error for a request to a route that this kind of model does not support."""
+    """Return the error for a route that the loaded model does not support, such as `/embed` for a classifier."""
     kind = "an embedding model" if model.kind == "embedding" else f"a {model.kind}"
     return RequestError(424, "backend", f"this model is {kind}, which does not support `{path}`")
 
 
 def _as_list(inputs: Any) -> list[Any]:
-    """Return inputs as a list. A single text, or the token ids of a single text, become a list with one element."""
+    """Return the inputs of a request as a list of texts. A text may be a string or a list of token ids."""
     return inputs if isinstance(inputs, list) else [inputs]
 
 
 def _find_prompt(model: ServedModel, name: str | None) -> str:
-    """Return the prompt with a name, or the default prompt if the name is None. Unknown names are rejected."""
+    """Return the text of a named prompt, or the default prompt if the name is None. Reject unknown names."""
     try:
         return model.find_prompt(name)
     except InputError as error:
@@ -261,7 +260,7 @@ async def _compute_pooled_outputs(
     truncation: Truncation,
     prompt_name: str | None = None,
 ) -> tuple[Float32Array, int]:
-    """Compute the pooled outputs of an embedding model for the texts of a request.
+    """Tokenize the texts of a request, and compute their pooled outputs with an embedding model.
 
     Args:
         service: Computes the outputs.
@@ -283,7 +282,7 @@ async def _compute_pooled_outputs(
     prompt = _find_prompt(model, prompt_name) if any(isinstance(text, str) for text in texts) else ""
 
     def tokenize(texts: Sequence[tuple[int, str | array[int]]]) -> Sequences:
-        """Tokenize texts, each given as (index, text). A text may also be given as its token ids."""
+        """Convert some of the texts, given as (index, text), to token sequences. A text may be a list of token ids."""
         parts, counts = [], []
         for is_text, group in groupby(texts, lambda each: isinstance(each[1], str)):
             some: list[Any] = list(group)
@@ -321,7 +320,7 @@ async def _answer_openai_embeddings(
     is_base64 = request.encoding_format == "base64"
 
     def write() -> bytes:
-        """Return the answer as JSON."""
+        """Encode the answer as JSON."""
         data = []
         for index, vector in enumerate(model.make_vectors(outputs, None, request.dimensions)):
             value = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()
@@ -339,7 +338,7 @@ async def _answer_openai_embeddings(
 async def _compute_head_outputs(
     service: Service, model: ServedModel, ticket: Ticket, rows: Sequence[Row], truncation: Truncation
 ) -> tuple[Float32Array, Sequences]:
-    """Compute the outputs of the model's classification head for the rows of a request.
+    """Tokenize the rows of a request, and compute the outputs of the model's task head for them.
 
     Returns:
         float32 [N, C] for N texts, or [T, C] for T tokens if the model is a tagger, and the sequences of the texts.
@@ -367,7 +366,7 @@ async def _rank_documents(
     truncation: Truncation,
     raw: bool = False,
 ) -> list[tuple[int, float]]:
-    """Score documents by their relevance to a query, and return (index, score) of each document, the best first.
+    """Score documents by their relevance to a query. Return (index, score) of each document, the most relevant first.
 
     Documents are sorted by their logits, because two different logits may have the same rounded score.
 
@@ -429,7 +428,7 @@ async def _answer_predict(service: Service, model: ServedModel, ticket: Ticket, 
         )
 
     def make_rows() -> list[Row]:
-        """Return all inputs as rows."""
+        """Convert all inputs to rows."""
         return [
             _make_row(model, number, [texts] if isinstance(texts, str) else texts) for number, texts in enumerate(listed)
         ]
@@ -438,7 +437,7 @@ async def _answer_predict(service: Service, model: ServedModel, ticket: Ticket, 
     outputs, sequences = await _compute_head_outputs(service, model, ticket, rows, request)
 
     def write() -> bytes:
-        """Return the answer as JSON."""
+        """Encode the answer as JSON."""
         answers = model.make_answers(outputs, sequences, rows)
         if model.kind != "tagger":
             chosen = zip(outputs.tolist(), answers, strict=True)
@@ -449,7 +448,7 @@ async def _answer_predict(service: Service, model: ServedModel, ticket: Ticket, 
 
 
 def _make_row(model: ServedModel, number: int, texts: Sequence[str]) -> Row:
-    """Return a text or a pair of texts as a row. For a tagger, the text is split into words."""
+    """Convert one text or a pair of texts to a row. For a tagger, split the text into words."""
     most = 1 if model.kind == "tagger" else 2
     if not 1 <= len(texts) <= most:
         raise RequestError(422, "validation", f"`inputs`: a list must contain 1 to {most} texts, but contains {len(texts)}")
@@ -459,7 +458,7 @@ def _make_row(model: ServedModel, number: int, texts: Sequence[str]) -> Row:
 
 
 def _rank_labels(model: ServedModel, logits: list[float], answer: dict[str, Any], *, raw: bool) -> Any:
-    """Return the labels of a text with their scores, sorted by descending logits.
+    """Return the labels of one text with their scores, the highest score first.
 
     Args:
         model: The model.
@@ -500,9 +499,9 @@ async def _answer_tokenize(service: Service, model: ServedModel, ticket: Ticket,
 
 
 def _tokens_to_json(encoding: Any) -> bytes:
-    """Return the tokens of a text with their positions as JSON.
+    """Encode the tokens of a text, with their positions, as JSON.
 
-    They are converted one at a time, so that other threads can run in between.
+    The tokens are encoded one at a time, so that other threads can run in between.
     """
     parts = []
     columns = (encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets)
@@ -528,7 +527,7 @@ _MAIN_ROUTES = {"embedding": "/embed", "reranker": "/rerank", "classifier": "/pr
 
 
 def _model_info(service: Service, model: ServedModel) -> dict[str, Any]:
-    """Return the answer to GET /info: the model and the limits, with the keys of text-embeddings-inference."""
+    """Return the answer to GET /info. It describes the model and the limits, with the keys of text-embeddings-inference."""
     labels = dict(enumerate(model.task.labels)) if model.task is not None else {}
     named = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}}
     kinds = {"embedding": {"embedding": {"pooling": model.folder.pooling}}, "reranker": {"reranker": named}}

@@ -1,4 +1,4 @@
-"""Forecast the requests that arrive just after the device has become free, and decide how long to wait for them.
+"""Forecast how many requests will arrive in the next milliseconds, and decide how long the free device waits for them.
 
 Clients that wait for their answers send their next requests soon after a batch is done. Computing a short row takes nearly
 as long as computing a row of twice its length, so it saves time to compute these requests together with those that already
@@ -23,7 +23,7 @@ windows. With fewer windows, the forecast sooner stops expecting a client that h
 
 
 class _Window(NamedTuple):
-    """The number and size of the requests that arrived within one window.
+    """The requests that arrived within one window: their number, their size, and the time of the last one.
 
     Attributes:
         requests: The number of requests.
@@ -37,7 +37,7 @@ class _Window(NamedTuple):
 
 
 class ArrivalForecast:
-    """Counts the requests that arrive in each window, and forecasts how many will arrive in the current window.
+    """Counts the requests that arrive in short time windows, and forecasts how many will still arrive in the current window.
 
     A window begins whenever the device is free and a request waits. It ends after the time that the device takes to compute
     one row of the shortest shape, so the device never waits longer than this. If the batch is computed sooner, the window
@@ -49,13 +49,13 @@ class ArrivalForecast:
         self._current, self._started_at, self._is_open = _Window(), float("-inf"), False
 
     def start_window(self, now: float) -> None:
-        """Store the counts of the current window for the forecast, and start a new window at the time `now`."""
+        """Start a new time window at the time `now`. Keep the counts of the previous window for the forecast."""
         if self._started_at > float("-inf"):
             self._windows.append(self._current)
         self._current, self._started_at, self._is_open = _Window(), now, True
 
     def end_window(self) -> None:
-        """End the current window, because its batch has been computed.
+        """Stop counting requests in the current window, because the device has finished its batch.
 
         From now on, clients that have received their answers send their next requests. If these requests counted, the
         device would wait for a second client although there is only one.
@@ -63,7 +63,7 @@ class ArrivalForecast:
         self._is_open = False
 
     def add_arrival(self, now: float, tokens: int, batch_seconds: Mapping[Shape, float]) -> None:
-        """Count a request in the current window, unless the window has already ended.
+        """Count a request in the current window. Do nothing if the window has already ended.
 
         Args:
             now: The time at which the request arrived, in seconds.
@@ -77,7 +77,7 @@ class ArrivalForecast:
     def compute_wait_deadline(
         self, waiting_tokens: int, arriving_requests: int, batch_seconds: Mapping[Shape, float]
     ) -> float:
-        """Return the time until which the free device should wait for further requests before it computes a batch.
+        """Return the time until which the free device should wait for more requests before it computes the next batch.
 
         Args:
             waiting_tokens: The number of tokens that already wait.
@@ -104,7 +104,7 @@ class ArrivalForecast:
 
 
 def _choose_shape_for_tokens(tokens: float, batch_seconds: Mapping[Shape, float]) -> tuple[Shape, float]:
-    """Return the shape that would be chosen if this many tokens waited, and the number of tokens that it would contain.
+    """Return the batch shape that would be chosen for this many waiting tokens, and how many of the tokens it would contain.
 
     This is an estimate, which assumes that the texts can fill all slots of a shape.
     """

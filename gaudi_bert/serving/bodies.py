@@ -32,7 +32,7 @@ _PAIR = TextForms("a list of texts", ("text",))
 
 
 def read_request(request_type: type[RequestBody], body: bytes, max_texts: int) -> Any:
-    """Parse the body of a request.
+    """Parse and validate the JSON body of a request.
 
     Args:
         request_type: The type of the requests of the route.
@@ -56,12 +56,12 @@ def read_request(request_type: type[RequestBody], body: bytes, max_texts: int) -
 
 
 def _find_text_forms(metadata: list[Any]) -> TextForms | None:
-    """Return the `TextForms` in the annotations of a pydantic field, or None if the field contains no texts."""
+    """Return the `TextForms` annotation of a pydantic field, or None if the field contains no texts."""
     return next((each for each in metadata if isinstance(each, TextForms)), None)
 
 
 def _wrong_value_error(position: str, problem: str) -> RequestError:
-    """Return the error for a wrong value. The position is the path of keys and indices in the body, such as `inputs.3`."""
+    """Return the error for a wrong value at a position in the body, such as `inputs.3`."""
     return RequestError(422, "validation", f"`{position}`: {problem}")
 
 
@@ -71,7 +71,7 @@ def _not_json_error() -> RequestError:
 
 
 class _BodyParser:
-    """Parses the JSON body of one request, and stops at the first problem.
+    """Parses the JSON body of one request, and stops at the first error.
 
     Args:
         body: The body.
@@ -81,12 +81,12 @@ class _BodyParser:
     def __init__(self, body: bytes, max_texts: int) -> None:
         self._body, self._offset, self._max_texts = body, 0, max_texts
         self._remaining_values = _MAX_OTHER_VALUES
-        # In JSON, backslashes occur only inside strings. In this copy of the body, escaped backslashes and quotes are
-        # replaced, so that each string ends at the next quote.
+        # An escaped quote must not be mistaken for the end of a string. Therefore this copy of the body has underscores in
+        # place of escaped backslashes and quotes. JSON allows backslashes only in strings.
         self._unescaped = body.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in body else body
 
     def parse_object(self, fields: Mapping[str, TextForms | None]) -> dict[str, Any]:
-        """Parse the whole body, which must be a JSON object, and return the values of the known keys.
+        """Parse the complete body, which must be a JSON object. Return the values of the known keys.
 
         Args:
             fields: The known keys. The value is the allowed forms of a field with texts, and None for another field.
@@ -102,13 +102,13 @@ class _BodyParser:
         return values
 
     def _peek_byte(self) -> bytes:
-        """Skip white space, and return the next byte without reading it. At the end of the body, return b""."""
+        """Skip white space, and return the next byte without moving past it. Return b"" at the end of the body."""
         spaces = _SPACE.match(self._body, self._offset)
         self._offset = self._offset if spaces is None else spaces.end()
         return self._body[self._offset : self._offset + 1]
 
     def _read_expected_byte(self, *expected: bytes) -> bytes:
-        """Read the next byte after white space and return it. If it is none of the expected bytes, reject the body."""
+        """Skip white space, then read one byte and return it. Raise an error unless it is one of the expected bytes."""
         found = self._peek_byte()
         if found not in expected:
             raise _not_json_error()
@@ -116,9 +116,10 @@ class _BodyParser:
         return found
 
     def _iterate_elements(self, opening: bytes, closing: bytes) -> Iterator[int]:
-        """Yield the index of each element of a list or an object, before the caller reads the element.
+        """Iterate over a JSON list or object. Yield the index of each element, which the caller must read before the next
+        one.
 
-        The opening bracket, the commas and the closing bracket are read by this method.
+        This method reads the brackets and the commas itself.
         """
         self._read_expected_byte(opening)
         if self._peek_byte() == closing:
@@ -130,7 +131,7 @@ class _BodyParser:
                 return
 
     def _iterate_keys(self) -> Iterator[str]:
-        """Yield each key of an object, before the caller reads the value of the key."""
+        """Iterate over a JSON object. Yield each key, whose value the caller must read before the next key."""
         for number in self._iterate_elements(b"{", b"}"):
             if number == _MAX_KEYS:
                 raise RequestError(422, "validation", f"an object must not have more than {_MAX_KEYS} keys")
@@ -141,27 +142,27 @@ class _BodyParser:
             yield name
 
     def _decode_json(self, part: bytes) -> Any:
-        """Parse a part of the body that is a complete JSON value, and return the value."""
+        """Parse a part of the body that contains one complete JSON value, and return the value."""
         try:
             return from_json(part, allow_inf_nan=False, cache_strings=False)
         except ValueError:
             raise _not_json_error() from None
 
     def _skip_string(self) -> int:
-        """Skip a string, and return the offset in the body at which it begins."""
+        """Move past a JSON string, and return the offset at which it starts."""
         start, self._offset = self._offset, self._unescaped.find(b'"', self._offset + 1) + 1
         if not self._offset:
             raise _not_json_error()
         return start
 
     def _read_string(self) -> str:
-        """Read the string at the current offset, and return it."""
+        """Read the JSON string at the current offset, and return it."""
         start = self._skip_string()
         text: str = self._decode_json(self._body[start : self._offset])
         return text
 
     def _read_small_value(self, position: str) -> Any:
-        """Read the value of a field that contains no texts, and reject it if it has too many elements."""
+        """Read and return the value of a field that contains no texts. Raise an error if the value has too many elements."""
         mark, depth = self._peek_byte(), 0
         start = self._offset
         for _ in range(_MAX_VALUES):
@@ -183,7 +184,9 @@ class _BodyParser:
         raise _wrong_value_error(position, "contains too many values")
 
     def _read_texts(self, position: str, forms: TextForms) -> Any:
-        """Read the value of a field that contains texts, which must have one of the allowed forms."""
+        """Read and return the value of a field that contains texts. Raise an error if the value has none of the allowed
+        forms.
+        """
         mark = self._peek_byte()
         if mark == b'"' and forms.allows_single_text:
             return self._read_string()
@@ -194,7 +197,7 @@ class _BodyParser:
         return self._read_list(position, forms, self._max_texts, 413)
 
     def _read_list(self, position: str, forms: TextForms, max_elements: int, status: int) -> list[Any]:
-        """Read a list of texts.
+        """Read and return a list of texts.
 
         Args:
             position: The position of the list in the body, for error messages.
@@ -214,7 +217,7 @@ class _BodyParser:
         return items
 
     def _read_element(self, position: str, forms: TextForms) -> Any:
-        """Read one element of a list of texts."""
+        """Read and return one element of a list of texts."""
         mark = self._peek_byte()
         if mark == b'"' and "text" in forms.element_kinds:
             return self._read_string()
@@ -227,7 +230,7 @@ class _BodyParser:
         raise _wrong_value_error(position, f"`{position.partition('.')[0]}` must be {forms.description}")
 
     def _read_document(self, position: str) -> str:
-        """Read an object with a key `text`, and return the text."""
+        """Read a JSON object that has a key `text`, and return the text."""
         text: str | None = None
         for name in self._iterate_keys():
             value = (
@@ -239,7 +242,7 @@ class _BodyParser:
         return text
 
     def _read_token_ids(self, position: str) -> array[int]:
-        """Read a list of token ids into an array of 32-bit integers."""
+        """Read a list of token ids, and return it as an array of 32-bit integers."""
         self._read_expected_byte(b"[")
         end, ids = self._body.find(b"]", self._offset), array("i")
         if end < 0 or not _IDS.fullmatch(self._body, self._offset, end):

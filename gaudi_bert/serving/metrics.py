@@ -1,6 +1,6 @@
 """The Prometheus metrics of a server.
 
-A metric that text-embeddings-inference also has uses the same name as there.
+Metrics that text-embeddings-inference also provides have the same names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Metrics:
-    """The metrics of one server, in a registry of their own.
+    """The Prometheus metrics of one server. Each instance has its own registry.
 
     Args:
         queued: Returns the number of texts and the number of tokens that wait.
@@ -26,7 +26,7 @@ class Metrics:
         registry = self._registry = CollectorRegistry()
 
         def make_seconds_histogram(name: str, description: str) -> Histogram:
-            """Register a histogram of seconds, and return it."""
+            """Register a histogram of durations in seconds, and return it."""
             return Histogram(name, description, registry=registry, buckets=_SECONDS)
 
         self.requests = Counter("te_request_count", "Requests.", ["method"], registry=registry)
@@ -63,7 +63,7 @@ class Metrics:
         tokens.set_function(lambda: queued()[1])
 
     def count_batch(self, shape: Shape, slots: int, texts: int, tokens: int, seconds: float) -> None:
-        """Count a batch that has been computed.
+        """Add a computed batch to the metrics.
 
         Args:
             shape: The shape of the batch.
@@ -80,5 +80,5 @@ class Metrics:
         self.batch_tokens.observe(tokens)
 
     def render_page(self) -> bytes:
-        """Return all metrics in the text format of Prometheus."""
+        """Return all metrics as a page in the text format of Prometheus."""
         return generate_latest(self._registry)

@@ -25,12 +25,12 @@ from gaudi_bert.rows.types import Sequences, sequences_from_ids
 from gaudi_bert.serving.arrivals import ArrivalForecast
 from gaudi_bert.serving.batch_shapes import Shape, choose_and_fill_shape
 
-# Choosing the texts of a batch takes time in which the device is idle. Therefore at most this many texts are considered.
+# The device is idle while the texts of a batch are chosen. To keep this time short, at most this many texts are considered.
 _MAX_TEXTS_CONSIDERED = 1024
 
 
 class PendingRequest:
-    """The tokenized texts of one request, and the outputs that have been computed for them.
+    """The token sequences of one request, and the outputs that have been computed for them so far.
 
     Attributes:
         sequences: The N sequences of the request.
@@ -58,12 +58,12 @@ class PendingRequest:
         self.accepted_at = self.started_at = 0.0
 
     def token_slice(self, number: int) -> slice:
-        """Return the slice that selects the tokens of a sequence in the flat arrays of the request."""
+        """Return the slice that selects the tokens of one sequence in arrays with all tokens of the request."""
         return slice(self.sequences.offsets[number], self.sequences.offsets[number + 1])
 
 
 class Batch(NamedTuple):
-    """Texts of waiting requests that are computed together.
+    """Texts from one or several requests that are computed together.
 
     Attributes:
         shape: The number of rows of the batch, and of slots in a row.
@@ -78,16 +78,17 @@ class Batch(NamedTuple):
     is_bulk: bool
 
     def list_texts(self) -> list[tuple[PendingRequest, int]]:
-        """Return all texts in the order of the rows, each as (request, index of the sequence in the request)."""
+        """Return the texts of the batch, row by row. Each is given as (request, index of the sequence in the request)."""
         return [text for row in self.rows for text in row]
 
     def list_requests(self) -> list[PendingRequest]:
-        """Return each request that has a text in the batch."""
+        """Return all requests that have a text in the batch."""
         return list(dict.fromkeys(request for request, _ in self.list_texts()))
 
 
 class Queue:
-    """The requests that wait to be computed. The event loop adds requests, and the device thread takes batches of texts.
+    """The requests that wait for the device. The event loop adds requests, and the device thread removes their texts in
+    batches.
 
     Args:
         max_texts: The maximum number of texts that may wait at once.
@@ -111,22 +112,22 @@ class Queue:
         self._bulks: dict[PendingRequest, None] = {}
         self._changed, self._is_closed = threading.Condition(), False
         self._forecast, self._has_window = ArrivalForecast(), False
-        # While both kinds of requests wait: the device seconds that small requests have used, minus those of bulks. If the
-        # difference is positive, the next batch contains bulks. Otherwise, it contains small requests.
+        # Small requests and bulks share the time of the device while both wait. This number is the device seconds of small
+        # requests minus those of bulks. The next batch contains bulks if it is positive, and otherwise small requests.
         self._lead_seconds = 0.0
 
     @property
     def is_full(self) -> bool:
-        """Whether a limit is reached, so that not even a short text can be added."""
+        """Whether the queue has reached its limit for texts or for tokens."""
         return self.texts >= self._max_texts or self.tokens >= self.max_tokens
 
     def estimate_wait_seconds(self) -> float:
-        """Return the estimated seconds until all tokens that wait now are computed, in full batches of the largest shape."""
+        """Estimate how many seconds the device needs for all waiting tokens."""
         largest = max(self.batch_seconds)
         return self.tokens / largest.slots * self.batch_seconds[largest]
 
     def add(self, request: PendingRequest) -> bool:
-        """Add a request and return True, or return False if it would exceed the limit for texts or tokens."""
+        """Add a request to the queue. Return False, without adding it, if there would be too many waiting texts or tokens."""
         texts, tokens = len(request.waiting), request.waiting_tokens
         with self._changed:
             if self.texts + texts > self._max_texts or self.tokens + tokens > self.max_tokens:
@@ -143,7 +144,7 @@ class Queue:
         return True
 
     def remove(self, request: PendingRequest) -> bool:
-        """Remove the texts of a request that still wait, and return whether it had any."""
+        """Remove all waiting texts of a request. Return whether there were any."""
         with self._changed:
             if request not in self._small and request not in self._bulks:
                 return False
@@ -156,20 +157,20 @@ class Queue:
         return True
 
     def close(self) -> None:
-        """Close the queue, so that `wait_for_batch` returns None from now on."""
+        """Close the queue. From now on, `wait_for_batch` returns None."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
 
     def end_arrival_window(self) -> None:
-        """Stop counting arrivals for the forecast, because the device has computed its batch.
+        """Stop counting requests for the forecast of arrivals, because the device has finished its batch.
 
         Requests that arrive from now on may be sent by clients that have just received their answers.
         """
         self._forecast.end_window()
 
     def wait_for_batch(self) -> Batch | None:
-        """Wait for the next batch and return it, or return None if the queue is closed."""
+        """Wait until a batch should be computed, and return it. Return None if the queue is closed."""
         with self._changed:
             self.end_arrival_window()
             while not self._is_closed:
@@ -180,7 +181,7 @@ class Queue:
         return None
 
     def seconds_before_batch(self) -> float | None:
-        """Return how many seconds the free device should wait for further requests, or None if no text waits.
+        """Return how many seconds the free device should still wait for more requests. Return None if no text is waiting.
 
         The result is 0 if the device should compute the next batch now.
         """
@@ -195,7 +196,9 @@ class Queue:
         return max(0.0, self._forecast.compute_wait_deadline(self.tokens, self.count_arriving(), self.batch_seconds) - now)
 
     def take_batch(self) -> Batch:
-        """Remove the texts of the next batch from the queue, and return the batch. At least one text must wait."""
+        """Choose the texts of the next batch, remove them from the queue, and return the batch. At least one text must be
+        waiting.
+        """
         self._has_window = False
         if not self._bulks:
             self._lead_seconds = 0.0
@@ -207,20 +210,24 @@ class Queue:
         return batch
 
     def take_interrupting_batch(self, batch: Batch) -> Batch | None:
-        """Return a batch of small requests to compute between two layers of `batch`, or None to continue with `batch`."""
+        """Return a batch of small requests that should be computed between two layers of `batch`. Return None to continue
+        with `batch`.
+        """
         if not batch.is_bulk or not self._small:
             return None
         with self._changed:
             return self._take_small_batch() if self._small and self._lead_seconds <= 0.0 else None
 
     def _take_small_batch(self) -> Batch:
-        """Take a batch of small requests, and add its measured time to the device seconds that they have used."""
+        """Take a batch of small requests, and add its expected time to the device time that small requests have used."""
         batch = self._take_batch_from(self._small)
         self._lead_seconds += self.batch_seconds[batch.shape]
         return batch
 
     def _take_batch_from(self, requests: dict[PendingRequest, None]) -> Batch:
-        """Remove the texts of a batch from these requests, which must all be of the same kind, and return the batch."""
+        """Choose texts from these requests, which are either all small or all bulks, for a batch. Remove the texts from the
+        queue, and return the batch.
+        """
         offered, tokens, largest = list[tuple[PendingRequest, int]](), 0, max(self.batch_seconds)
         for request, number in _iterate_in_turns(requests):
             offered.append((request, number))
@@ -242,7 +249,8 @@ class Queue:
 
 
 def _iterate_in_turns(requests: Iterable[PendingRequest]) -> Iterator[tuple[PendingRequest, int]]:
-    """Yield the waiting texts of all requests, each as (request, index of the sequence in the request).
+    """Yield one waiting text of each request in turn, until there are no more. A text is given as (request, index of the
+    sequence).
 
     The first text of each request comes first, then the second text of each request, and so on.
     """
@@ -258,6 +266,6 @@ def _iterate_in_turns(requests: Iterable[PendingRequest]) -> Iterator[tuple[Pend
 
 
 def sequences_of_batch(batch: Batch) -> Sequences:
-    """Return the token sequences of all texts of a batch, in the order of its rows."""
+    """Return the token sequences of all texts of a batch, row by row."""
     parts = [(request.sequences, request.token_slice(number)) for request, number in batch.list_texts()]
     return sequences_from_ids([of.input_ids[part] for of, part in parts], [of.segment_ids[part] for of, part in parts])

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation, StrictBool, S
 
 
 class TextForms(NamedTuple):
-    """The forms in which a field may contain texts.
+    """An annotation of a request field that contains texts. It specifies which JSON values are allowed, such as a list of
+    texts.
 
     Attributes:
         description: A description of the forms, for error messages.
@@ -33,13 +34,16 @@ _Query = Annotated[SkipValidation[str], TextForms("a text", allows_single_text=T
 
 
 class RequestBody(BaseModel):
-    """The base class of the bodies of all requests. Unknown keys are ignored, as in other servers."""
+    """The base class of all request bodies.
+
+    Unknown keys are ignored, as in other servers.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class Truncation(RequestBody):
-    """The base class of bodies that specify how texts that are too long are truncated."""
+    """The base class of request bodies with options for truncating texts that are too long."""
 
     truncate: StrictBool | None = Field(
         None,
@@ -71,7 +75,10 @@ class RerankRequest(Truncation):
 
 
 class PredictRequest(Truncation):
-    """The body of POST /predict: one text, one pair of texts, or a list of texts or pairs, each of which is a list."""
+    """The body of POST /predict.
+
+    The input is one text, a list of one or two texts, or a list of such lists.
+    """
 
     inputs: Annotated[
         SkipValidation[str | list[str] | list[list[str]]],
@@ -101,7 +108,7 @@ class OpenAIEmbeddings(Truncation):
 
 
 class Document(RequestBody):
-    """A document in the form in which older clients of Cohere send it."""
+    """A document as a JSON object with the key `text`. Older clients of Cohere send documents in this form."""
 
     text: StrictStr
 
@@ -117,7 +124,7 @@ class RerankDocuments(Truncation):
 
 
 class RequestError(Exception):
-    """An error that rejects a request.
+    """Raised to reject a request. It contains the HTTP status and the message for the client.
 
     Attributes:
         status: The HTTP status.
@@ -131,7 +138,7 @@ class RequestError(Exception):
         self.status, self.kind, self.message, self.retry_after = status, kind, message, retry_after
 
     def to_json_content(self, path: str) -> dict[str, Any]:
-        """Return the JSON content of the response, in the format of the interface that the path belongs to."""
+        """Return the body of the error response, in the format of the API that the path belongs to."""
         if path.startswith(("/v1/", "/v2/")):
             kind = "invalid_request_error" if self.status < 500 and self.status != 429 else self.kind
             error = {"message": self.message, "type": kind, "param": None, "code": self.kind}

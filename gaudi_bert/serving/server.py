@@ -40,30 +40,30 @@ from gaudi_bert.serving.model import ServedModel, open_served_model
 from gaudi_bert.serving.service import Service
 from gaudi_bert.serving.settings import ServeSettings
 
-# For each kind of device: the number of slots in the shortest row, in the longest row by default, and in a full batch. In
-# shorter rows, more slots stay empty. In longer rows, attention costs more, above all on a CPU.
+# The number of slots in the shortest row, in the longest row by default, and in a full batch, for each kind of device.
+# Shorter rows would contain more empty slots, and longer rows would make attention slower, above all on a CPU.
 _SHORTEST_ROW = {"cpu": 16, "cuda": 32, "hpu": 32}
 _USUAL_ROW = {"cpu": 256, "cuda": 512, "hpu": 512}
 _BATCH_SLOTS = {"cpu": 2048, "cuda": 16384, "hpu": 16384}
 _MOST_HEADER_BYTES, _PARSED_BYTES = 1 << 16, 1 << 12
 _ASK_SECONDS, _TCP_CLOSE = 0.2, 7  # TCP_INFO reports state 7 for a connection after a reset
 _STANDARD_ERROR, _MOST_LOG_TEXTS = 2, 1000
-# Python's interval for switching threads. The device thread waits at most this long for the thread that reads requests.
+# Python's switch interval. The device thread waits at most this long for a thread that parses requests.
 _SWITCH_SECONDS = 0.0005
 _POLL_SECONDS, _JOIN_SECONDS = 0.05, 10.0
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that handles no signals, because `serve` handles them."""
+    """A uvicorn server that installs no signal handlers, because `serve` handles signals itself."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do not install any signal handlers."""
+        """Install no signal handlers."""
         yield
 
 
 class _Connection(HttpToolsProtocol):
-    """An HTTP/1.1 connection with stricter limits than that of uvicorn.
+    """An HTTP/1.1 connection with stricter limits than the connections of uvicorn.
 
     The connection is closed if the headers of a request do not arrive in time or are too long. Pipelined requests are parsed
     only a few at a time. A client that closes its own side of the connection after a complete request still gets its answer.
@@ -72,20 +72,20 @@ class _Connection(HttpToolsProtocol):
     _reads_headers, _header_bytes, _unread, _is_half_closed = True, 0, b"", False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the timer within which the headers of the first request must arrive."""
+        """Start a timer. The connection is closed if the headers of the first request have not arrived when the timer ends."""
         super().connection_made(transport)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """Parse new data, or keep them for later if earlier requests are not yet answered."""
+        """Parse new data. Keep the data for later if earlier requests of the connection are not yet answered."""
         self._unread += data
         self._parse_unread_data()
 
     def _parse_unread_data(self) -> None:
-        """Parse the unread data in small parts. If a pipelined request must wait, keep the rest and pause reading.
+        """Parse the data that has not been parsed yet. Stop at a pipelined request that must wait, and pause reading.
 
-        uvicorn stops the timer for headers as soon as any data arrive. This method keeps the timer until the headers are
-        complete, so that a client cannot hold the connection by sending headers slowly.
+        The data is parsed in small parts. uvicorn stops the timer for headers as soon as any data arrives. This method keeps
+        the timer until the headers are complete, so that a client cannot hold the connection by sending headers slowly.
         """
         timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
         at = 0
@@ -105,17 +105,17 @@ class _Connection(HttpToolsProtocol):
             self.timeout_keep_alive_task = timer
 
     def on_message_begin(self) -> None:
-        """Start counting the header bytes of a request."""
+        """Start counting the header bytes of a new request."""
         super().on_message_begin()
         self._reads_headers, self._header_bytes = True, 0
 
     def on_headers_complete(self) -> None:
-        """Start the route of the request, which reads the body, and stop counting header bytes."""
+        """Stop counting header bytes, and start the route that handles the request."""
         super().on_headers_complete()
         self._reads_headers = False
 
     def on_response_complete(self) -> None:
-        """Continue with the next request, or close the connection if the client has closed its side."""
+        """Continue with the next request of the connection. If the client has closed its side, close the connection."""
         super().on_response_complete()
         if self._unread and not self.transport.is_closing():
             self._parse_unread_data()
@@ -123,18 +123,18 @@ class _Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Ignore a request's `Upgrade` header, and close the connection after the answer.
+        """Ignore the `Upgrade` header of a request, and close the connection after the answer.
 
-        By default, uvicorn writes a line to the log for each such request.
+        By default, uvicorn writes a warning to the log for each such request.
         """
         self._unread = b""
         if self.cycle is not None:
             self.cycle.keep_alive = False
 
     def eof_received(self) -> bool:
-        """Return True, which keeps the connection open, if a complete request is not yet answered.
+        """Return whether to keep the connection open after the client has closed its side.
 
-        The client may have closed only its own side, and still wait for the answer.
+        It is kept open if a complete request is not yet answered, because the client may still wait for the answer.
         """
         self._is_half_closed = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         if self._is_half_closed:
@@ -142,7 +142,7 @@ class _Connection(HttpToolsProtocol):
         return self._is_half_closed
 
     def _close_if_client_left(self, is_first: bool) -> None:
-        """Close the connection if the client has left, and otherwise check again later.
+        """Close the connection if the client no longer waits for the answer. Otherwise, check again later.
 
         A client that has left answers data with a TCP reset, but it must receive data first. Therefore the first call sends
         an interim response if this is possible.
@@ -159,7 +159,7 @@ class _Connection(HttpToolsProtocol):
 
 
 class _LogStream(io.TextIOBase):
-    """A text stream that a thread writes to standard error, so that the server does not block if nobody reads its log.
+    """A text stream that writes to standard error on a separate thread, so that a blocked log does not block the server.
 
     Lines are lost if too many are waiting, or if they cannot be written.
     """
@@ -170,20 +170,20 @@ class _LogStream(io.TextIOBase):
         threading.Thread(target=self._write_texts, name="log", daemon=True).start()
 
     def write(self, text: str) -> int:
-        """Pass a text to the thread, without waiting until it is written."""
+        """Queue a text for the thread, and return without waiting until it is written."""
         with contextlib.suppress(queue.Full):
             self._texts.put_nowait(text)
         return len(text)
 
     def _write_texts(self) -> None:
-        """Write all texts to standard error, in the thread."""
+        """Write queued texts to standard error, without end. Runs on the thread."""
         while True:
             with contextlib.suppress(OSError):
                 os.write(_STANDARD_ERROR, self._texts.get().encode("utf-8", "replace"))
 
 
 def serve(path: Path, settings: ServeSettings) -> None:
-    """Serve the model of a folder until SIGTERM or Ctrl-C.
+    """Serve the model in a folder until the process receives SIGTERM or Ctrl-C.
 
     Args:
         path: The model folder, or its URL.
@@ -199,7 +199,7 @@ def serve(path: Path, settings: ServeSettings) -> None:
     logging.basicConfig(stream=log, format="%(levelname)s: %(message)s")
 
     async def until_signal(listener: socket.socket) -> None:
-        """Answer requests until SIGTERM or Ctrl-C."""
+        """Run the server until the process receives SIGTERM or Ctrl-C."""
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -218,7 +218,7 @@ async def serve_until(
     api_key: str | None,
     reporter: Reporter,
 ) -> None:
-    """Open the model, answer requests until `stop` is set, and then answer the requests that were accepted before.
+    """Open the model and answer requests until `stop` is set. Then answer the accepted requests, and return.
 
     Args:
         stop: The event that stops the server.
@@ -271,7 +271,7 @@ async def serve_until(
 
 
 def open_and_measure_model(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape, float]]:
-    """Open the model of a folder and measure its batch shapes. Return the model and the seconds of a batch of each shape.
+    """Open the model in a folder, and measure how many seconds a batch of each shape takes. Return both.
 
     Args:
         path: The model folder, or its URL.
@@ -301,7 +301,7 @@ def open_and_measure_model(path: Path, settings: ServeSettings) -> tuple[ServedM
 
 
 def _describe_server(service: Service, listener: socket.socket, seconds: float) -> str:
-    """Return the log line that states which model is served at which address."""
+    """Return the log line that names the model and the address of the server."""
     host, port = listener.getsockname()[:2]
     shapes, model = list(service.batch_seconds), service.model
     kind = (
@@ -313,7 +313,7 @@ def _describe_server(service: Service, listener: socket.socket, seconds: float) 
 
 
 def open_listener(settings: ServeSettings) -> socket.socket:
-    """Return a socket that listens at the address in the settings.
+    """Return a socket that listens on the address in the settings.
 
     Raises:
         InputError: The address cannot be used.
@@ -332,7 +332,7 @@ def open_listener(settings: ServeSettings) -> socket.socket:
 
 
 def _read_api_key(file: Path) -> str:
-    """Return the API key in a file.
+    """Read the API key from a file.
 
     Raises:
         InputError: Every user can read the file, it cannot be read, or it does not contain exactly one word of ASCII.

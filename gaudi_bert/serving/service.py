@@ -31,20 +31,21 @@ from gaudi_bert.serving.schemas import RequestError
 from gaudi_bert.serving.settings import ServeSettings
 from gaudi_bert.serving.turns import FairThread, Requester
 
-# The tokenizer thread tokenizes at most this many texts and characters of a request before it turns to another request.
+# After this many texts or characters of a request, the tokenizer thread continues with another request.
 _TEXTS_OF_TURN, _CHARACTERS_OF_TURN = 64, 1 << 14
-# The bodies of all requests together may have as many bytes as this many bodies of the maximum size. The bytes of a body
-# count from their arrival until the request is answered.
+# To limit memory, the bodies of all requests together must not be larger than this many bodies of the maximum size. A body
+# counts until its request is answered.
 _BODIES_AT_ONCE = 16
-# Parsing a large body, or writing a large answer, would keep the event loop from serving other requests. Therefore only
-# requests up to these sizes are parsed and answered on the event loop, and larger requests on other threads.
+# While a large body is parsed or a large answer is written, the event loop cannot serve other requests. Therefore only
+# requests up to these sizes are handled on the event loop, and all others on separate threads.
 _SMALL_BYTES, _SMALL_TEXTS = 1 << 16, 32
-# /health reports a stuck device if a batch takes longer than this plus 20 times the measured time of the largest shape.
+# If a batch takes longer than this plus 20 times the measured time of the largest shape, /health reports that the device is
+# stuck.
 _LONGEST_BATCH_SECONDS = 60.0
 
 
 class Ticket(Requester):
-    """A request between the moment when its body has been read and its answer.
+    """A request whose body has been read, and which has not been answered yet.
 
     Attributes:
         size: The number of bytes of its body.
@@ -58,12 +59,14 @@ class Ticket(Requester):
 
     @property
     def is_small(self) -> bool:
-        """Whether the request is so small that reading and answering it takes only a few milliseconds."""
+        """Whether the request can be parsed and answered within a few milliseconds."""
         return self.size <= _SMALL_BYTES and self.texts <= _SMALL_TEXTS
 
 
 class Service:
-    """A served model, with its queue and its device thread. Methods must be called on the event loop.
+    """Connects the HTTP routes with the model: tokenizes texts, queues them for the device thread, and enforces limits.
+
+    Methods must be called on the event loop.
 
     Args:
         open_model: Opens the model and measures its shapes. Called in the device thread.
@@ -94,7 +97,8 @@ class Service:
         self.stopping, self.requests, self.arriving, self._body_bytes = False, 0, 0, 0
         self._waiting: dict[PendingRequest, asyncio.Future[None]] = {}
         self._turns, self._characters = FairThread("tokenizer"), 0
-        # Several threads that read large bodies at once would keep the event loop from running, and need more memory.
+        # If several threads parsed large bodies at once, they would need more memory and slow down the event loop, so use
+        # one thread.
         self.reader = ThreadPoolExecutor(1, "reader")
         self.ready, self.ended = asyncio.Event(), asyncio.Event()
         self.reason: Exception | None = None
@@ -110,27 +114,34 @@ class Service:
     # --- callbacks of the device thread
 
     def _call_on_event_loop(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a function on the event loop. This method may be called on any thread."""
+        """Schedule a function call on the event loop.
+
+        This method may be called on any thread.
+        """
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _store_model(self, model: ServedModel, batch_seconds: dict[Shape, float]) -> None:
-        """Store the model, and begin to accept requests."""
+        """Store the opened model, so that requests are accepted from now on."""
         self.model, self.batch_seconds, self.queue.batch_seconds = model, batch_seconds, batch_seconds
         self._limit_queued_tokens()
         self.ready.set()
 
     def _limit_queued_tokens(self) -> None:
-        """Set the maximum number of waiting tokens to what the device can compute within `queue_seconds`."""
+        """Limit the waiting tokens to the number that the device can compute within `queue_seconds`."""
         largest = max(self.batch_seconds)
         computed = int(largest.slots / self.batch_seconds[largest] * self.settings.queue_seconds)
         self.queue.max_tokens = self.settings.queue_tokens or max(2 * largest.slots, computed)
 
     def _count_batch(self, batch: Batch, seconds: float) -> None:
-        """Count a computed batch in the metrics, and correct the times of its shape and smaller shapes if it was faster."""
+        """Add a computed batch to the metrics. If it was faster than expected, correct the expected time of its shape.
+
+        The expected times of smaller shapes are corrected as well.
+        """
         computed = batch.shape if self.model is None else shorten_shape(self.model, batch.shape, batch.tokens)
         self.metrics.count_batch(batch.shape, computed.slots, sum(map(len, batch.rows)), batch.tokens, seconds)
-        # If a complete batch is faster than measured at the start, another process has disturbed the measurement.
+        # Measurements may include delays by other processes, so keep the shortest time. A shortened row does not measure the
+        # complete shape, so ignore its time.
         if computed == batch.shape and seconds < self.batch_seconds[batch.shape]:
             self.batch_seconds.update(
                 {shape: min(cost, seconds) for shape, cost in self.batch_seconds.items() if shape <= batch.shape}
@@ -138,14 +149,14 @@ class Service:
             self._limit_queued_tokens()
 
     def _fail_waiting_requests(self, reason: Exception | None) -> None:
-        """Let all waiting requests fail with an error, because the device thread has ended."""
+        """Make all waiting requests fail, because the device thread has ended."""
         self.reason, self.stopping = reason, True
         for pending in list(self._waiting):
             self._wake_route(pending, reason or RequestError(503, "unhealthy", "the server is stopping"))
         self.ended.set()
 
     def _wake_route(self, pending: PendingRequest, error: Exception | None) -> None:
-        """Wake the route that waits for a request, with the error if the request failed."""
+        """Wake the route that waits for the outputs of a request. If the request failed, the route raises the error."""
         future = self._waiting.pop(pending, None)
         if future is None or future.done():
             return
@@ -158,14 +169,16 @@ class Service:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether requests are answered: the model is open, the server is not stopping, and the device is not stuck."""
+        """Whether the server can answer requests: the model is open, the server is not stopping, and the device is not
+        stuck.
+        """
         busy_since = self.device.busy_since
         longest = _LONGEST_BATCH_SECONDS + 20 * max(self.batch_seconds.values(), default=0.0)
         is_stuck = busy_since is not None and time.monotonic() - busy_since > longest
         return self.model is not None and not self.stopping and not is_stuck
 
     def require_open(self) -> ServedModel:
-        """Return the model if the service accepts requests now.
+        """Return the model. Raise an error if the server does not accept requests at the moment.
 
         Raises:
             RequestError: The model is still being opened, the server is stopping, or the queue is full.
@@ -179,12 +192,14 @@ class Service:
         return self.model
 
     def _overloaded_error(self) -> RequestError:
-        """Return the error for a request that exceeds the capacity of the server, with the seconds until a retry."""
+        """Return the error for a request that the overloaded server rejects. It states after how many seconds the client may
+        retry.
+        """
         seconds = max(1, math.ceil(min(self.queue.estimate_wait_seconds(), self.settings.queue_seconds)))
         return RequestError(429, "overloaded", "the server is overloaded; retry later", seconds)
 
     async def read_body(self, http: Request) -> bytes:
-        """Read the body of a request, with limits on its size and on the time that it takes.
+        """Read the body of an HTTP request. Raise an error if the body is too large or arrives too slowly.
 
         The caller must then call `accept_request`, which counts the bytes of the body until the request is answered.
 
@@ -200,7 +215,7 @@ class Service:
             ) from None
 
     async def _read_limited_body(self, http: Request) -> bytes:
-        """Read the body of a request, and reject it if it is too large.
+        """Read the body of an HTTP request. Raise an error if the body is too large.
 
         The bytes of the body count towards the limit for all bodies only while this method runs.
         """
@@ -216,8 +231,8 @@ class Service:
             async for part in http.stream():
                 if len(body) + len(part) > most:
                     raise RequestError(413, "validation", f"the body has more than {most:,} bytes; send a smaller request")
-                # Large bodies can use up the byte budget that all bodies share. Queries must still be answered, so small
-                # bodies are always read.
+                # Small bodies are read even when large bodies have used up the limit for all bodies, so that queries are
+                # still answered.
                 is_small = len(body) + len(part) <= _SMALL_BYTES
                 if not is_small and self._body_bytes + len(part) > _BODIES_AT_ONCE * most:
                     raise self._overloaded_error()
@@ -229,9 +244,9 @@ class Service:
 
     @contextmanager
     def accept_request(self, body_bytes: int) -> Iterator[Ticket]:
-        """Accept a request whose body has been read, and count it and its bytes for the duration of the block.
+        """Create the ticket of a request whose body has been read. The request must be answered within the context.
 
-        The request must be answered within the block.
+        During the context, the bytes of the body count towards the limit for the bodies of all requests.
 
         Args:
             body_bytes: The number of bytes of the body.
@@ -246,12 +261,12 @@ class Service:
             self._note_arrived(ticket)
 
     def _note_arrived(self, ticket: Ticket) -> None:
-        """Note that a request is no longer arriving, because its texts are in the queue or it has ended."""
+        """Record that a request is no longer being parsed or tokenized."""
         self.arriving -= ticket.is_arriving
         ticket.is_arriving = False
 
     async def run_while_connected(self, http: Request, answer: Coroutine[Any, Any, bytes]) -> bytes:
-        """Run a coroutine and return its result, or cancel it if the client closes the connection.
+        """Run a coroutine and return its result. Cancel the coroutine if the client closes the connection.
 
         Args:
             http: The request.
@@ -269,8 +284,8 @@ class Service:
         finally:
             gone.cancel()
             answering.cancel()
-            # The exception of this task refers to this frame, and the frame to the task. This reference cycle would keep the
-            # request in memory, so break it.
+            # The exception of this task refers to this frame, and the frame refers to the task. Delete the variable to break
+            # this cycle, which would keep the request in memory.
             del answering
 
     async def tokenize(
@@ -318,7 +333,7 @@ class Service:
 
     @contextmanager
     def _reserve_characters(self, characters: int) -> Iterator[None]:
-        """Count the characters of a request as waiting for the tokenizer for the duration of the block.
+        """During the context, count the characters of a request as waiting for the tokenizer.
 
         Args:
             characters: The number of characters that are tokenized for the request.
@@ -339,7 +354,7 @@ class Service:
     async def run_in_tokenizer_thread(
         self, ticket: Ticket, characters: int, function: Callable[..., Any], *arguments: object
     ) -> Any:
-        """Call a function on the tokenizer thread, when it is the turn of the request, and return its result.
+        """Wait for the turn of a request on the tokenizer thread, call a function on it, and return the result.
 
         Args:
             ticket: The request.
@@ -359,7 +374,7 @@ class Service:
             raise RequestError(503, "overloaded", waited, 1) from None
 
     async def compute(self, ticket: Ticket, model: ServedModel, sequences: Sequences) -> PendingRequest:
-        """Put the sequences of a request into the queue, and wait until the device has computed them.
+        """Queue the token sequences of a request, and wait until the device has computed their outputs.
 
         Args:
             ticket: The request.
@@ -376,8 +391,8 @@ class Service:
         outputs = np.zeros((rows, model.width), np.float32)
         pending = PendingRequest(sequences, outputs, lambda *done: self._call_on_event_loop(self._wake_route, *done))
         future = self._loop.create_future()
-        # The device thread waits for requests that count as arriving. If this request still counted when its texts are in
-        # the queue, the thread would wait for a request that it already has.
+        # The device thread waits for requests that are still being tokenized. This request is not one of them any more, so
+        # record this before its texts are in the queue. Otherwise the thread might wait for a request that it already has.
         self._note_arrived(ticket)
         if not self.queue.add(pending):
             raise self._overloaded_error()
@@ -404,7 +419,7 @@ class Service:
         return pending
 
     def _raise_if_failed(self, future: asyncio.Future[None], pending: PendingRequest) -> None:
-        """Raise a `RequestError` if a request has failed or its outputs are not finite."""
+        """Raise a `RequestError` if the request failed or an output is not finite."""
         error = future.exception()
         if isinstance(error, RequestError):
             raise error
@@ -423,7 +438,7 @@ async def _wait_for_disconnect(http: Request) -> None:
 
 
 def _divide_into_turns(lengths: Sequence[int]) -> list[slice]:
-    """Divide the texts of a request into turns, and return the slice of texts that are tokenized in each turn.
+    """Divide the texts of a request into parts that are tokenized one at a time, and return each part as a slice.
 
     Args:
         lengths: The number of characters of each text that are tokenized.

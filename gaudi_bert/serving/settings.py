@@ -12,7 +12,7 @@ from gaudi_bert.model.heads import Pooling
 
 
 class ServeSettings(Settings):
-    """Settings of a served model: its address, its model, its batch shapes, and its limits."""
+    """The settings of `gaudi-bert serve`, such as the address, the maximum text length and the size of the queue."""
 
     host: str = Field("127.0.0.1", description="the address to listen on; 0.0.0.0 listens on all addresses")
     port: int = Field(8080, ge=0, le=65535, description="the port to listen on; 0 chooses a free port")

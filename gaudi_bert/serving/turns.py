@@ -1,9 +1,9 @@
-"""Share the tokenizer thread fairly among requests, which take turns.
+"""A thread that requests share fairly, used for the tokenizer.
 
-In a turn, the thread handles some of the texts of one request. The order of the turns is that of fair queuing: a virtual
-clock counts how many characters of each waiting request would have been handled if the thread served all requests at the
-same time, at the same speed. The turn that would end first is the next turn. Therefore a short query overtakes any number of
-large requests, and large requests are served no matter how many queries arrive.
+Requests take turns. In a turn, the thread handles some of the texts of one request. The order of the turns is that of fair
+queuing: a virtual clock counts how many characters of each waiting request would have been handled if the thread served all
+requests at the same time, at the same speed. The turn that would end first is the next turn. Therefore a short query
+overtakes any number of large requests, and large requests are served no matter how many queries arrive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MIN_MEASURED_CHARACTERS = 1_000  # turns with fewer characters are too short to
 
 
 class Requester:
-    """A request that takes turns on a `FairThread`.
+    """A request whose texts are handled by a `FairThread`, in one or several turns.
 
     Attributes:
         deadline: The time until which the request waits for a turn, in seconds of `time.monotonic`.
@@ -33,7 +33,9 @@ class Requester:
 
 
 class FairThread:
-    """A thread that calls functions for requests, which take turns. Methods must be called on the event loop.
+    """A thread that runs functions for many requests and divides its time fairly among them.
+
+    Methods must be called on the event loop.
 
     Args:
         name: The name of the thread.
@@ -94,7 +96,7 @@ class FairThread:
             timer.cancel()
 
     def _start_next_turn(self) -> None:
-        """Start the turn of the waiting request whose turn would end first on the virtual clock."""
+        """Give the next turn to the waiting request whose turn would end first on the virtual clock."""
         self._is_taken = False
         while self._waiting and not self._is_taken:
             _, _, characters, turn = heapq.heappop(self._waiting)
@@ -105,6 +107,6 @@ class FairThread:
 
 
 def _expire_turn(turn: asyncio.Future[None]) -> None:
-    """Let the wait for a turn fail with a `TimeoutError`, unless the turn has started."""
+    """Raise a `TimeoutError` in the request that waits for a turn. Do nothing if the turn has started."""
     if not turn.done():
         turn.set_exception(TimeoutError())
