@@ -127,7 +127,9 @@ class Queue:
         return self.tokens / largest.slots * self.batch_seconds[largest]
 
     def add(self, request: PendingRequest) -> bool:
-        """Add a request to the queue. Return False, without adding it, if there would be too many waiting texts or tokens."""
+        """Add a request and return True. If there would be too many waiting texts or tokens, return False without adding
+        it.
+        """
         texts, tokens = len(request.waiting), request.waiting_tokens
         with self._changed:
             if self.texts + texts > self._max_texts or self.tokens + tokens > self.max_tokens:

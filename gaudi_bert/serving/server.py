@@ -72,7 +72,7 @@ class _Connection(HttpToolsProtocol):
     _reads_headers, _header_bytes, _unread, _is_half_closed = True, 0, b"", False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start a timer. The connection is closed if the headers of the first request have not arrived when the timer ends."""
+        """Start a timer, which closes the connection if the headers of the first request do not arrive in time."""
         super().connection_made(transport)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
