@@ -41,7 +41,7 @@ _IDEOGRAPH = "[\u4e00-\u9fff]"
 
 
 class TextCutter:
-    """Shortens very long texts before they are tokenized, for one tokenizer.
+    """Cuts very long texts before they are tokenized, without changing the tokens that remain after truncation.
 
     Args:
         tokenizer: The tokenizer. It must neither truncate nor pad while texts are cut.
@@ -57,14 +57,13 @@ class TextCutter:
         self.max_characters = max(MAX_CHARACTERS, _MAX_CHARACTERS_PER_TOKEN * tokens)
 
     def cut_text(self, text: str, before: str = "", tokens: int | None = None, *, from_left: bool = False) -> str:
-        """Return the beginning or the end of a text, which is long enough that truncating it gives the same tokens as
-        truncating the complete text.
+        """Shorten a long text so that tokenizing and truncating it still gives the same tokens, and return it.
 
         A short text is returned unchanged.
 
         Args:
             text: The text.
-            before: Text that precedes `text` when it is tokenized.
+            before: Text that comes directly before `text` in the tokenized string.
             tokens: The result has more tokens than this. None stands for the length of a sequence.
             from_left: Whether truncation removes the beginning of the text, so that its end remains.
 
@@ -86,11 +85,11 @@ class TextCutter:
         return text
 
     def cut_pair(self, first: str, second: str, *, from_left: bool = False) -> tuple[str, str]:
-        """Shorten the longer text of a pair, without changing the tokens that remain when the pair is truncated, and return
+        """Shorten the longer of two texts so that tokenizing and truncating the pair still gives the same tokens, and return
         both texts.
 
-        How many tokens each text loses depends on the token counts of both texts. Therefore the shorter text is not cut. The
-        part of the longer text that remains has more tokens than the shorter text and more tokens than a sequence.
+        Truncation compares the token counts of both texts, so the shorter text is never cut. The longer text keeps more
+        tokens than the shorter text has, and more tokens than a sequence may have.
 
         Args:
             first: The first text.
@@ -113,15 +112,15 @@ class TextCutter:
         return len(self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
 
     def _longest_beginning(self, text: str, size: int) -> str:
-        """Return the longest beginning of the text that has at most `size` characters and ends where the text can be cut.
-        Return "" if there is no such position.
+        """Return the longest prefix of a text that has at most `size` characters and ends where the text can be cut. Return
+        "" if there is no such prefix.
         """
         found = list(self._find_cut_positions(text, max(0, size - _LONGEST_WORD), size))
         return text[: found[-1]] if found else ""
 
     def _longest_end(self, text: str, size: int) -> str:
-        """Return the longest suffix of the text that has at most `size` characters and begins at a position where the text
-        may be cut. Return "" if there is no such position.
+        """Return the longest suffix of a text that has at most `size` characters and begins where the text can be cut.
+        Return "" if there is no such suffix.
         """
         first = len(text) - size
         found = next(self._find_cut_positions(text, first, min(len(text), first + _LONGEST_WORD)), None)
@@ -134,8 +133,8 @@ class TextCutter:
 
 
 def _build_cut_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Return a regular expression whose matches end where texts can be cut. Return None if texts can never be cut for this
-    tokenizer.
+    """Return a regular expression that finds the positions where a text can be cut. Each match ends at such a position.
+    Return None if the tokenizer allows no cut.
     """
     content = json.loads(tokenizer.to_str())
     normalizers, pre_tokenizers = _flatten_steps(content["normalizer"]), _flatten_steps(content["pre_tokenizer"])
@@ -164,7 +163,7 @@ def _build_cut_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
 
 
 def _flatten_steps(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """Return the steps of a normalizer or pre-tokenizer as a flat list, with nested sequences expanded."""
+    """Return the steps of a normalizer or pre-tokenizer as a flat list that includes the steps of nested sequences."""
     if component is None:
         return []
     if component["type"] != "Sequence":
@@ -174,8 +173,8 @@ def _flatten_steps(component: Mapping[str, Any] | None) -> list[Mapping[str, Any
 
 
 def _is_harmless_replacement(step: Mapping[str, Any]) -> bool:
-    """Return whether a normalizer step cannot change tokens across a cut: it replaces a text without spaces, or it collapses
-    several spaces into one.
+    """Return whether a normalizer step changes the two parts of a cut text in the same way as the complete text. This holds
+    if the step replaces a text without spaces, or collapses several spaces into one.
     """
     pattern = step.get("pattern") if step["type"] == "Replace" else None
     if not isinstance(pattern, dict):
@@ -185,15 +184,15 @@ def _is_harmless_replacement(step: Mapping[str, Any]) -> bool:
 
 
 def _normalize_text(tokenizer: Tokenizer, text: str) -> str:
-    """Return the text after the tokenizer's normalizer has changed it."""
+    """Apply the normalizer of a tokenizer to a text, and return the result."""
     return text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
 
 
 def _is_split_between(tokenizer: Tokenizer, first: str, rest: str) -> bool:
-    """Return whether the pre-tokenizer splits the text `first + rest` between these two parts."""
+    """Return whether the pre-tokenizer splits `first + rest` into the same pieces as `first` and `rest` separately."""
 
     def pieces(text: str) -> list[str]:
-        """Return the pieces into which the pre-tokenizer splits a text."""
+        """Split a text with the pre-tokenizer, and return the pieces."""
         return [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(_normalize_text(tokenizer, text))]
 
     return pieces(first + rest) == pieces(first) + pieces(rest)

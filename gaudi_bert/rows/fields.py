@@ -40,12 +40,12 @@ from gaudi_bert.rows.types import (
 NAMING_OPTIONS = {"text": "--text-column", "text_pair": "--text-pair-column", "label": "--label-column"}
 _INPUT_IDS = "input_ids"
 _NEGATIVE_COLUMNS, _NUMBERED_NEGATIVE = ("negative", "negatives"), re.compile("negative_[0-9]{1,6}")
-# Columns that sentence-transformers treats as the score of a row, regardless of their position.
+# sentence-transformers uses a column with one of these names as the score of a row, wherever the column is.
 _SCORES = ("label", "labels", "score", "scores")
-# A word of a plain text is a run of letters and digits, or any other single character, as in BERT's basic tokenizer.
+# Plain text is split as by BERT's basic tokenizer: a word is a run of letters and digits, or any other single character.
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-# Numbers are parsed as in JSON. Python's `int` and `float` would also accept digits of other scripts, and `1_000`.
+# Labels may contain the same numbers as JSON. Python's `float` would also accept digits of other scripts and `1_000`.
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"(-?)0*([0-9]+)")
 _MOST_DIGITS = 18
@@ -54,14 +54,14 @@ _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class RowParser:
-    """Parses records into typed rows. The caller adds the position of the record to its error messages.
+    """Converts records, which are JSON objects or rows of a table, into typed rows for a task.
 
     Attributes:
         task: The task, or None for plain texts.
         settings: The settings of the task, which name the columns.
         label_names: The names of labels that are numbers in the records.
         labelled: Whether a record without a label is rejected. Otherwise labels are ignored.
-        named_by_header: Whether the first line of the file contains the column names. It affects only the remedies in
+        named_by_header: Whether the column names come from the first line of the file. It affects only the remedies in
             messages.
     """
 
@@ -73,11 +73,11 @@ class RowParser:
 
     @cached_property
     def _label_name_set(self) -> frozenset[str]:
-        """The label names as a set, for fast lookup."""
+        """A set of the label names, for fast lookup."""
         return frozenset(self.label_names or ())
 
     def parse_record(self, position: RowPosition, record: Record) -> Row:
-        """Check the values of a record that the task needs, and return the row that they describe.
+        """Validate a record, and convert it into a row of the type that the task requires.
 
         Args:
             position: The position of the record in its file.
@@ -100,7 +100,7 @@ class RowParser:
         return self._parse_text_row(position, record)
 
     def _missing_column_remedy(self, setting: str, column: str) -> str:
-        """Return the remedy for a missing column: which option names the column."""
+        """Return the remedy for a missing column, which is the option that names another column."""
         if self.task == "reranking":
             setting = {"text": "query", "text_pair": "document"}.get(setting, setting)
         remedy = f"name the column with {column_option(setting)} (now {shorten(column)})"
@@ -111,7 +111,7 @@ class RowParser:
         )
 
     def _parse_text_row(self, position: RowPosition, record: Record) -> TextRow:
-        """Parse a text or a pair of texts, with its label if the task has labels.
+        """Parse a record with a text or a pair of texts, and with a label if the task requires one.
 
         The second text is optional. It is required only for reranking, and if the user named its column.
         """
@@ -126,11 +126,11 @@ class RowParser:
         return TextRow(position, text, pair, label)
 
     def _parse_tuple_row(self, position: RowPosition, record: Record) -> TupleRow:
-        """Parse the texts of a row for embeddings: an anchor, a positive and any number of negatives, or two texts with a
-        score.
+        """Parse a record for training embeddings. It contains an anchor, a positive and any number of negatives, or two
+        texts with a similarity score.
 
-        These are an anchor, a positive and any negatives. If the record has no anchor, they are two texts, which have a
-        score.
+        The record is read as two texts with a score if the user named their columns, or if it has a text column but no
+        anchor column.
         """
         settings = self.settings
         names_pairs = settings.keys_set_by_user & {"text", "text_pair", "label"}
@@ -154,7 +154,7 @@ class RowParser:
         return TupleRow(position, (*self._check_different((anchor, positive)), *negatives))
 
     def _check_different(self, texts: tuple[str, str]) -> tuple[str, str]:
-        """Check that two texts are different, and return them."""
+        """Raise an InputError if two texts are equal. Otherwise return them."""
         if texts[0] == texts[1]:
             raise _row_error(
                 f"both texts are {short_repr(texts[0])}", "remove the row, because nothing can be learned from it"
@@ -162,7 +162,7 @@ class RowParser:
         return texts
 
     def _read_text(self, record: Record, column: str, setting: str = "text") -> str:
-        """Return the text in a column. An empty text is rejected if the record is used for training."""
+        """Return the text in a column of a record. In training, an empty text raises an InputError."""
         if column not in record:
             raise _row_error(
                 f"has no column {column!r}, only {_list_columns(record)}", self._missing_column_remedy(setting, column)
@@ -175,7 +175,9 @@ class RowParser:
         return self._check_characters(column, value)
 
     def _check_characters(self, column: str, text: str) -> str:
-        """Check that a text contains no lone surrogate, and return the text."""
+        """Raise an InputError if a text contains a lone surrogate, which is half of a UTF-16 pair. Otherwise return the
+        text.
+        """
         half = None if text.isascii() else _LONE_SURROGATE.search(text)
         if half is not None:  # tokenizers reject lone surrogates
             problem = f"{column} contains a lone surrogate, \\u{ord(half[0]):04x}, at character {half.start()}"
@@ -183,7 +185,7 @@ class RowParser:
         return text
 
     def _read_label(self, record: Record) -> str | tuple[str, ...] | float:
-        """Return the label of a record: a number, a tuple of label names, or a label name, depending on the task."""
+        """Return the label of a record. Depending on the task, it is a number, a label name or a tuple of label names."""
         column = self.settings.label
         value = record.get(column)
         if value is None:
@@ -201,9 +203,7 @@ class RowParser:
         return self._parse_label_name(column, value)
 
     def _parse_number(self, value: object) -> float:
-        """Parse a label that is a number. A string must contain a decimal number, and every number must be finite in
-        float32.
-        """
+        """Parse a numeric label, which is a number or a string that contains a decimal number. It must be finite in float32."""
         if isinstance(value, str):
             result = float(value) if _DECIMAL.fullmatch(value.strip()) else math.nan
         elif isinstance(value, int) and abs(value) > _LARGEST_FLOAT32:  # `float` would raise an OverflowError
@@ -222,7 +222,7 @@ class RowParser:
         return result
 
     def _parse_label_name(self, column: str, value: object) -> str:
-        """Return the name of a label. If the record contains the number of a label instead, return the name with this
+        """Return the label name in a record. If the record contains a label number instead, return the name with this
         number.
         """
         names = self.label_names
@@ -252,7 +252,7 @@ class RowParser:
         return self._check_characters(column, value.strip())
 
     def _parse_tagged_row(self, position: RowPosition, record: Record) -> TaggedRow:
-        """Parse a list of words, with their tags if the rows must be labelled.
+        """Parse a record with a list of words, and with a tag for each word if the rows must be labelled.
 
         For prediction, the record may contain a plain text instead of words.
         """
@@ -285,7 +285,7 @@ class RowParser:
         return TaggedRow(position, tokens, tags)
 
     def _parse_question_row(self, position: RowPosition, record: Record) -> QuestionRow:
-        """Parse a question from SQuAD's keys `question`, `context`, `answers`, `is_impossible` and `id`."""
+        """Parse a record with the keys of a SQuAD question: `question`, `context`, `answers`, `is_impossible` and `id`."""
         for key in ("question", "context"):
             value = record.get(key)
             if not isinstance(value, str) or not value.strip():
@@ -300,7 +300,7 @@ class RowParser:
         return QuestionRow(position, str(record.get("id", position.number)), record["question"], record["context"], answers)
 
     def _list_answers(self, answers: object) -> list[Any]:
-        """Return the answers of a question as a list of `{"text", "answer_start"}`.
+        """Return the answers to a question as a list of `{"text", "answer_start"}` objects.
 
         The form `{"text": [...], "answer_start": [...]}`, which Hugging Face datasets use, is converted.
         """
@@ -313,8 +313,8 @@ class RowParser:
         return answers
 
     def _parse_answer(self, context: str, answer: Any) -> tuple[str, int]:
-        """Check that the context contains an answer where it should begin, and return the answer's text and its first
-        character.
+        """Return the text of an answer and the position of its first character in the context. Raise an InputError if the
+        context does not contain the answer at this position.
         """
         text, start = (answer.get(key) if isinstance(answer, dict) else None for key in ("text", "answer_start"))
         if not isinstance(text, str) or not text or isinstance(start, bool) or not isinstance(start, int):
@@ -330,7 +330,7 @@ class RowParser:
         return text, start
 
     def _parse_ids_row(self, position: RowPosition, record: Record) -> IdsRow:
-        """Parse a row of token ids, after checking that every id is an integer in the allowed range."""
+        """Parse a record of token ids. Raise an InputError if a value is not an integer or is out of range."""
         values = record[_INPUT_IDS]
         if not isinstance(values, list | tuple) or not values:
             raise _row_error(f"{_INPUT_IDS} is {short_repr(values)}", "it must be a list of token ids that is not empty")
@@ -342,25 +342,25 @@ class RowParser:
 
 
 def column_option(setting: str) -> str:
-    """Return the command-line option with which the user names a column, given the key of the column in the `task`
+    """Return the command-line option that names a column, such as `--label-column NAME` for the key `label` of the `task`
     settings.
     """
     return f"{NAMING_OPTIONS[setting]} NAME" if setting in NAMING_OPTIONS else f"--set task.{setting}=NAME"
 
 
 def split_into_words(position: RowPosition, text: str) -> TaggedRow:
-    """Split a text into words, and return them with their positions in the text."""
+    """Split a text into words and punctuation marks, and return them as a row with the character position of each word."""
     words = list(_WORD.finditer(text))
     return TaggedRow(position, tuple(word[0] for word in words), None, tuple(word.start() for word in words))
 
 
 def _row_error(problem: str, remedy: str) -> InputError:
-    """Return an InputError with a problem, which is shortened if it is long, and its remedy."""
+    """Return an InputError that states a problem and its remedy. A long problem is shortened."""
     return InputError(f"{shorten(problem, 240)}; {remedy}")
 
 
 def _list_columns(record: Record) -> str:
-    """Return the first eight column names of a record as one text, for messages."""
+    """Return the names of the first eight columns of a record, separated by commas, for an error message."""
     return ", ".join(short_repr(str(name)) for name in list(record)[:8]) or "nothing"
 
 
@@ -368,14 +368,14 @@ def _list_columns(record: Record) -> str:
 
 
 def expand_into_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *, labelled: bool) -> Iterator[PlacedRecord]:
-    """Yield the records of a reranking file as pairs of a query and a document. A record with several documents in
-    `positive` and `negative` becomes one record per document.
+    """Yield the records of a reranking file as pairs of a query and a document. A record that lists several documents for a
+    query becomes one pair per document.
 
     A document in `positive` gets the label 1, unless the record contains `label` or `labels`. A document in `negative` gets
     the label 0. Records that already are pairs, and errors, are yielded unchanged.
 
     Args:
-        records: Pairs of a position and a record, or an error instead of the record.
+        records: Pairs of a position and a record. An error may take the place of the record.
         settings: The settings of the task, which name the columns.
         labelled: Whether labels are read. Otherwise they are ignored.
 
@@ -406,7 +406,8 @@ def expand_into_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *
 
 
 def _labelled_documents(record: Record, settings: TaskSettings, *, labelled: bool) -> list[tuple[str, Any]]:
-    """Return the documents of a query, each with its unchecked label. The label is checked when the pair becomes a row.
+    """Return the documents that a reranking record lists for its query, each with its label. The labels are not validated
+    here.
 
     `label` applies to a single text in `positive`, and `labels` to a list of texts. These are the formats `labeled-pair` and
     `labeled-list` that `mine_hard_negatives` of sentence-transformers writes.
@@ -433,12 +434,15 @@ def _labelled_documents(record: Record, settings: TaskSettings, *, labelled: boo
 
 
 def find_label_columns(record: Record) -> list[str]:
-    """Return which of the columns `label`, `labels`, `score` and `scores` contain a value in this record."""
+    """Return the names of those columns of a record that may hold a label (`label`, `labels`, `score` and `scores`) and
+    contain a value.
+    """
     return [name for name in _SCORES if record.get(name) is not None]
 
 
 def find_negative_columns(record: Record, settings: TaskSettings) -> list[str]:
-    """Return the names of the columns in which a record contains negatives.
+    """Return the names of the columns that contain the negatives of a record, which are texts that do not match its query or
+    anchor.
 
     If no column is named in the settings, these are `negative`, `negatives`, and `negative_1`, `negative_2` and so on.
     """
@@ -450,7 +454,8 @@ def find_negative_columns(record: Record, settings: TaskSettings) -> list[str]:
 
 
 def _read_negatives(record: Record, settings: TaskSettings) -> list[str]:
-    """Return the negatives of a record, which are none if the record has no column for them.
+    """Return the negatives of a record, which are texts that do not match its query or anchor. Return an empty list if the
+    record has no column for them.
 
     Raises:
         InputError: The user named the column of the negatives, and the record lacks it.
@@ -463,7 +468,7 @@ def _read_negatives(record: Record, settings: TaskSettings) -> list[str]:
 
 
 def _read_texts(record: Record, column: str) -> list[str]:
-    """Return the texts of a column that contains a text or a list of texts.
+    """Return the texts in a column of a record. The column contains either one text or a list of texts.
 
     Raises:
         InputError: An element is not a text, or is empty.
@@ -482,8 +487,8 @@ def _read_texts(record: Record, column: str) -> list[str]:
 
 
 def read_label_names(path: Path) -> tuple[str, ...]:
-    """Read a file that contains one label name per line, and return the names. The number of a label is its line, counted
-    from 0.
+    """Read the label names from a file with one name per line, and return them. The number of a label is its line number,
+    counted from 0.
 
     Raises:
         InputError: The file cannot be read, is empty or is not UTF-8, or a line is empty or repeats a name.
@@ -505,7 +510,7 @@ def read_label_names(path: Path) -> tuple[str, ...]:
 
 
 def collect_label_names(rows: Iterable[Row], task: TaskName, labels: str | Path | None = None) -> tuple[str, ...]:
-    """Return the label names of a task, from the file `labels` or, if it is None, from the rows.
+    """Return the label names of a task. They are read from the file `labels` or, if it is None, collected from the rows.
 
     Args:
         rows: All rows of the training data. They are read only if `labels` is None.

@@ -41,7 +41,7 @@ _USUAL_NAMES = frozenset(
 def read_table(
     part: RowPart, settings: TaskSettings, lines: Iterator[tuple[int, Line]], needed: Callable[[Sequence[str]], list[str]]
 ) -> Generator[PlacedRecord, None, None]:
-    """Yield the rows of a table as records, which map column names to cells.
+    """Yield each row of a CSV or TSV table as a record, which maps column names to cells.
 
     An empty cell becomes None, except that an empty text stays an empty text. A row with another number of cells than the
     header is yielded as an error.
@@ -50,10 +50,11 @@ def read_table(
         part: The table.
         settings: The settings of the task, which name the columns and the separator.
         lines: The numbered lines of the table.
-        needed: Returns one remedy for each column that the task needs and that is not among the given columns.
+        needed: A function that takes the column names, and returns one remedy for each column that the task needs but the
+            table lacks.
 
     Yields:
-        Pairs of a position and a record, or an error instead of the record.
+        Pairs of a position and a record. If a row is invalid, an error takes the place of the record.
 
     Raises:
         InputError: The header cannot be used, or the file is not CSV. No further row can be read.
@@ -92,7 +93,7 @@ def _read_header(
     separator: str,
     needed: Callable[[Sequence[str]], list[str]],
 ) -> list[str]:
-    """Read the first line of a table, and return the column names. Return [] if the table is empty.
+    """Read the header line of a table, and return the column names. Return an empty list if the table is empty.
 
     Raises:
         InputError: The encoding, the separator or the columns are wrong. The message states all problems together.
@@ -123,8 +124,8 @@ def _read_header(
 
 
 def _read_first_row(part: RowPart, rows: _CellRows) -> tuple[int, list[str] | UnicodeDecodeError]:
-    """Return the line number and the cells of the first row of a table. If the line cannot be decoded, return the error
-    instead of the cells.
+    """Read the first row of a table, and return its line number and its cells. If the line cannot be decoded, return the
+    decoding error in place of the cells.
 
     If the CSV parser fails, the first line is read again, so that a wrong encoding is reported together with other problems.
     """
@@ -141,8 +142,8 @@ def _read_first_row(part: RowPart, rows: _CellRows) -> tuple[int, list[str] | Un
 
 
 def _guess_separator(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
-    """Guess which character separates the cells of a table whose row was read as a single cell. Return None if no character
-    does.
+    """Guess the cell separator of a table if a row was read as a single cell. Return None if the row has several cells, or
+    if no other separator fits.
 
     Args:
         cells: The cells of the row.
@@ -158,7 +159,7 @@ def _guess_separator(cells: Sequence[str], separator: str, columns: int | None =
 
 
 def _separator_remedy(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
-    """Return a remedy if the table seems to use another separator than the one it was read with, and None otherwise."""
+    """Return the remedy for a table that seems to use another cell separator. Return None if the separator seems right."""
     other = _guess_separator(cells, separator, columns)
     if other is None:
         return None
@@ -168,12 +169,11 @@ def _separator_remedy(cells: Sequence[str], separator: str, columns: int | None 
 def _use_given_columns(
     part: RowPart, settings: TaskSettings, columns: list[str], rows: _CellRows
 ) -> tuple[list[str] | None, _CellRows]:
-    """Return the columns that the settings name and the rows of the table, after checking that the first row is not a
-    header.
+    """Return the column names from the settings and the rows of the table. Raise an InputError if the first row looks like a
+    header, because it would be read as data.
 
-    If the first row looks like a header although the user named the columns, the table is rejected, because the header would
-    be read as data. If the columns come from a model's training data instead, the header is used: the result is None and all
-    rows.
+    If the user did not name the columns, they come from a model's training data. In this case a header takes precedence, and
+    None is returned in place of the column names.
     """
     beginning = list(islice(rows, _EXAMINED_ROWS))
     (line, first), *following = beginning or [(0, [])]
@@ -190,10 +190,10 @@ def _use_given_columns(
 
 
 def _is_likely_header(first: Sequence[str], columns: Sequence[str], following: Iterable[Sequence[str]]) -> bool:
-    """Return whether the first row of a table looks like a header instead of data.
+    """Return whether the first row of a table looks like a header and not like data.
 
-    Each of its cells must look like a name. In addition, one of the names must be a usual or a given column name, or must
-    have only numbers below it.
+    In a header, every cell looks like a name. In addition, one of the cells is a common column name, is listed in `columns`,
+    or has only numbers below it.
     """
     names = [cell.strip() for cell in first if cell.strip()]
     if len(set(names)) < len(names) or not all(len(name) <= _LONGEST_NAME and _NAME.fullmatch(name) for name in names):
@@ -206,7 +206,9 @@ def _is_likely_header(first: Sequence[str], columns: Sequence[str], following: I
 
 
 def _split_rows_at_tabs(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
-    """Split each line at the separator, without quoting, and yield the line number and the cells. Skip empty lines."""
+    """Split each line of a TSV file at the separator, and yield the line number and the cells. Quotes have no special
+    meaning, and empty lines are skipped.
+    """
     for number, line in lines:
         if isinstance(line, UnicodeDecodeError):
             yield number, line
@@ -216,7 +218,7 @@ def _split_rows_at_tabs(part: RowPart, lines: Iterator[tuple[int, Line]], separa
 
 
 def _parse_csv_rows(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
-    """Parse the lines as CSV, and yield the cells of each row with the number of its first line. Skip empty rows."""
+    """Parse lines as CSV, and yield the number of its first line and the cells for each row. Empty rows are skipped."""
     csv.field_size_limit(files.LONGEST_ROW_BYTES)
     quoted = _CsvLines(part, lines, separator)
     reader = csv.reader(quoted, strict=True, delimiter=separator)
@@ -233,10 +235,10 @@ def _parse_csv_rows(part: RowPart, lines: Iterator[tuple[int, Line]], separator:
 
 
 class _CsvLines:
-    """An iterator over the lines of a CSV file, for Python's CSV reader. It checks the encoding and the length of the lines.
+    """Passes the lines of a CSV file to Python's CSV reader, after checking their encoding and length.
 
     Attributes:
-        row_size: The number of characters of the current row that were read. It limits the length of a row.
+        row_size: The number of characters that were read of the current row, for the limit on the length of a row.
     """
 
     def __init__(self, part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> None:
@@ -247,8 +249,8 @@ class _CsvLines:
         return self._pieces
 
     def _check_line(self, numbered: tuple[int, Line]) -> list[str]:
-        """Check the encoding and the length of a line, and return it. A line that contains carriage returns is returned as
-        several lines.
+        """Check the encoding and the length of a line, and return the line as a list of strings. A line that contains
+        carriage returns is split at them.
         """
         number, line = numbered
         if isinstance(line, UnicodeDecodeError):
@@ -264,7 +266,7 @@ class _CsvLines:
 
 
 def _check_cell_count(part: RowPart, number: int, line: str, separator: str) -> None:
-    """Raise an InputError if a line has more than _MAX_CELLS cells, because such a file is hardly a table."""
+    """Raise an InputError if a line has more than _MAX_CELLS cells. Such a file is probably not a table."""
     if line.count(separator) > _MAX_CELLS:
         raise InputError(
             f"{part.name}: line {number:,}: has more than {_MAX_CELLS:,} cells; pass a table with fewer columns"
@@ -272,9 +274,9 @@ def _check_cell_count(part: RowPart, number: int, line: str, separator: str) -> 
 
 
 def _dict_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs of a JSON object as a dict, after checking that no key occurs twice.
+    """Return the key-value pairs of a JSON object as a dict. Raise an InputError if a key occurs twice.
 
-    JSON does not define which of the two values applies.
+    JSON does not define which value of a duplicate key applies.
     """
     record = dict(pairs)
     if len(record) < len(pairs):
@@ -334,7 +336,7 @@ def read_squad_questions(part: RowPart) -> Iterator[PlacedRecord]:
 
 
 def _read_list(part: RowPart, value: Any, key: str, what: str) -> list[Any]:
-    """Return the list under a key of a JSON object.
+    """Return the list that a JSON object contains under a key.
 
     If there is no such list, raise an InputError in which `what` describes the object.
     """

@@ -36,7 +36,7 @@ software that compiles each shape. "filled" adds empty packs, for a device that 
 
 
 class BatchShape(NamedTuple):
-    """The static shape of a batch of packs. One row of the batch holds one pack.
+    """The shape of a batch of packs, each of which is one row of the batch.
 
     Attributes:
         packs: The number of packs.
@@ -51,7 +51,7 @@ class BatchShape(NamedTuple):
 
 @dataclass(frozen=True)
 class PackBatch:
-    """A batch of packs: which sequences it contains, and where they are in it. All arrays are int64.
+    """A batch of packed sequences, and the position of each sequence and token in the batch. All arrays are int64.
 
     If there are fewer packs than the batch has room for, the packs at its end are empty.
 
@@ -79,11 +79,11 @@ class PackBatch:
 
     @property
     def pack_count(self) -> int:
-        """The number of packs in the batch, without the empty packs at its end."""
+        """The number of packs in the batch. Empty packs at its end are not counted."""
         return int(self.packs[-1]) + 1 if len(self.packs) else 0
 
     def spread_tokens(self, values_T: AnyArray, fill: float = 0) -> AnyArray:
-        """Copy one value per token to the positions of the tokens in the batch, and return an array [B, L].
+        """Copy one value per token to the token's position in the batch, and return an array [B, L].
 
         Args:
             values_T: One value for each token of all sequences.
@@ -94,7 +94,7 @@ class PackBatch:
         return spread.reshape(self.shape.packs, self.shape.length)
 
     def spread_sequences(self, values: AnyArray, fill: float = 0) -> AnyArray:
-        """Copy one value per sequence to the place of the sequence in the batch, and return an array [B, S] or [B, S, C].
+        """Copy one value per sequence to the sequence's position in the batch, and return an array [B, S] or [B, S, C].
 
         Args:
             values: [n] or [n, C], one value or vector for each sequence of the batch.
@@ -105,8 +105,7 @@ class PackBatch:
         return spread
 
     def scatter_outputs(self, outputs: AnyArray, all_outputs: AnyArray, *, per_token: bool) -> None:
-        """Copy the outputs of the model for this batch into the array of all outputs, in the original order of the
-        sequences.
+        """Copy the model's outputs for this batch into the array of all outputs, in the original order of the sequences.
 
         Args:
             outputs: [B, S, C], or [B, L, C] with `per_token`.
@@ -119,7 +118,7 @@ class PackBatch:
             all_outputs[self.members] = outputs[self.packs, self.numbers_in_pack - 1]
 
     def features(self) -> dict[str, Int32Array | Float32Array]:
-        """Return the arrays that a model takes as input for this batch, by name.
+        """Return the arrays of this batch that a model takes as input, by name.
 
         The encoder takes `input_ids`, `input_mask`, `segment_ids` and `positions`, all int32 [B, L]. `input_mask` contains
         the number of the sequence that each token belongs to, and 0 for padding. `sequence_positions` and `last_positions`,
@@ -145,7 +144,7 @@ class PackBatch:
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Tokenized sequences, and a plan that states which of them share a pack.
+    """Tokenized sequences and their packs, which state which sequences share a row.
 
     Attributes:
         sequences: The sequences.
@@ -156,7 +155,7 @@ class PackedSequences:
     packs: SampledPacks
 
     def lay_out(self, pack_numbers: IntArray, shape: BatchShape) -> PackBatch:
-        """Lay out some of the packs as a batch, with one pack in each row.
+        """Arrange some packs as a batch with one pack per row.
 
         Args:
             pack_numbers: int64 [b], the numbers of the packs. There are at most `shape.packs`.
@@ -186,11 +185,11 @@ class PackedSequences:
     def batches(
         self, shape: BatchShape, incomplete: IncompleteBatch = "filled", *, rank: int = 0, processes: int = 1
     ) -> Iterator[PackBatch]:
-        """Yield all packs in batches of consecutive packs. If there are several processes, each yields every n-th batch.
+        """Yield all packs in batches of consecutive packs. With n processes, each process yields every n-th batch.
 
         Args:
             shape: The shape of a batch.
-            incomplete: What becomes of the last packs if they do not fill a batch.
+            incomplete: How the last packs are computed if they do not fill a batch.
             rank: The number of this process.
             processes: The number of processes.
         """
@@ -205,7 +204,7 @@ class PackedSequences:
 def sample_packs_of(
     members: IntArray, lengths: IntArray, strategy_counts: Mapping[Strategy, int], seed: int
 ) -> SampledPacks:
-    """Randomly assign sequences to packs whose lengths are planned, and return the packs in random order.
+    """Fill planned packs with randomly chosen sequences of the planned lengths, and return the packs in random order.
 
     Args:
         members: The numbers of the sequences to assign.
@@ -218,7 +217,7 @@ def sample_packs_of(
 
 
 def _concatenated_ranges(sizes: IntArray) -> IntArray:
-    """Return the ranges from 0 to size - 1 of all sizes, concatenated."""
+    """Return the integers from 0 to size - 1 for each size, concatenated into one array."""
     ends = np.cumsum(sizes)
     numbers: IntArray = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - sizes, sizes)
     return numbers

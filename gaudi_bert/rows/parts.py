@@ -47,7 +47,7 @@ _UTF_8_MARK, _UTF_16_MARKS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True)
 class RowPart:
-    """A file of rows, or a part of the file that can be read without the other parts.
+    """A file of rows, or a part of a file that can be read independently.
 
     A part of a text file consists of the lines that begin in its range of bytes. A part of a Parquet file consists of row
     groups.
@@ -73,7 +73,8 @@ class RowPart:
     size_bytes: int = 0
 
     def format_location(self, position: RowPosition) -> str:
-        """Return the name of the file and the position of a row in the complete file, for messages.
+        """Return the file name and the position of a row as text for messages. The position is counted from the beginning of
+        the file.
 
         Args:
             position: The position of the row, counted from the beginning of this part.
@@ -93,7 +94,7 @@ class RowPart:
 
     @contextmanager
     def open_bytes(self) -> Iterator[BinaryIO]:
-        """Open the file, or standard input, and yield a binary stream of its decompressed bytes."""
+        """Open the file or standard input, and yield a binary stream of its decompressed bytes."""
         if self.path is None:
             yield sys.stdin.buffer
         else:
@@ -102,7 +103,7 @@ class RowPart:
 
     @contextmanager
     def open_lines(self) -> Iterator[Iterator[tuple[int, Line]]]:
-        """Open the file, and yield an iterator over (line number, line) for the lines that begin in this part.
+        """Open the file, and yield an iterator over the lines that begin in this part, as pairs (line number, line).
 
         The numbers count from 1. A byte-order mark is removed.
         """
@@ -115,16 +116,14 @@ class RowPart:
             )
 
     def decoding_error(self, error: UnicodeDecodeError) -> InputError:
-        """Return the error for a line that is not valid in the encoding of the file."""
+        """Return the error for a line that cannot be decoded with the encoding of the file."""
         encoding = "UTF-8" if self.encoding == "utf-8" else self.encoding
         return InputError(
             f"is not {encoding} at byte {error.start} of the line; {self.encoding_remedy(error).partition(': ')[2]}"
         )
 
     def encoding_remedy(self, error: UnicodeDecodeError) -> str:
-        """Return the remedy for a line that is not valid in the encoding of the file: the option that names another
-        encoding.
-        """
+        """Return the remedy for a line that cannot be decoded, which is the option that sets another encoding."""
         other = "cp1252" if self.encoding == "utf-8" else "utf-8"
         if self.encoding == "utf-8" and error.object[:2] in _UTF_16_MARKS:
             other = "utf-16"
@@ -132,14 +131,14 @@ class RowPart:
 
 
 def _has_one_byte_line_feed(encoding: str) -> bool:
-    """Return whether a line feed is a single byte in an encoding, so that lines can be found without decoding. This is false
-    for UTF-16 and UTF-32.
+    """Return whether an encoding stores a line feed as one byte, so that lines can be found without decoding. UTF-16 and
+    UTF-32 do not.
     """
     return "\n".encode(encoding) == b"\n"
 
 
 def _read_lines_of_bytes(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
-    """Yield the lines that begin in the part, for encodings in which a line feed is a single byte.
+    """Decode and yield the lines that begin in a part of a file, whose encoding must store a line feed as one byte.
 
     A line that cannot be decoded is yielded as an error.
     """
@@ -161,7 +160,9 @@ def _read_lines_of_bytes(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
 
 
 def _read_lines_of_text(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
-    """Yield the lines of a complete file, for encodings such as UTF-16, in which lines can be found only after decoding."""
+    """Decode a complete file, and yield its lines. This is for encodings such as UTF-16, in which lines can be found only
+    after decoding.
+    """
     text = io.TextIOWrapper(handle, part.encoding, newline="\n")
     try:
         for number in count(1):
@@ -177,18 +178,18 @@ def _read_lines_of_text(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
 
 
 def _check_line_length(part: RowPart, length: int) -> None:
-    """Raise an InputError if a line is too long, in which case only its beginning was read."""
+    """Raise an InputError if a line is too long. Only the beginning of such a line was read."""
     if length >= files.LONGEST_ROW_BYTES:
         raise InputError(f"{part.name}: a line is longer than {format_max_row_size()}; divide it into several lines")
 
 
 def format_max_row_size() -> str:
-    """Return the maximum size of a line, row or sentence, such as "64 MiB", for messages."""
+    """Return the maximum size of a line, row or sentence as text for messages, such as "64 MiB"."""
     return f"{files.LONGEST_ROW_BYTES / 2**20:g} MiB"
 
 
 def complete_file_part(path: str | Path, settings: TaskSettings) -> RowPart:
-    """Return one part that covers a complete file, or standard input.
+    """Return a single part that covers a complete file or standard input.
 
     Args:
         path: The file, or `-` for standard input.
@@ -207,28 +208,29 @@ def complete_file_part(path: str | Path, settings: TaskSettings) -> RowPart:
             f"{path}: the file extension is not supported; pass --format, or a file that ends in {', '.join(_ENDINGS)}, "
             "optionally with .gz or .zst"
         )
-    # An encoding that comes from the model's training data applies only to tables.
+    # The settings may contain the encoding of the model's training data, which was a table. Such an encoding must not be
+    # applied to files of other formats.
     encoding = settings.encoding if kind in TABLES or "encoding" in settings.keys_set_by_user else "utf-8"
     return RowPart(str(path), Path(path), kind, _detect_compression(Path(path)), encoding)
 
 
 def _format_from_ending(path: str | Path) -> RowFormat | None:
-    """Return the format that the ending of a file name stands for, ignoring `.gz` and `.zst`. Return None if the ending is
-    unknown.
+    """Return the row format that a file extension stands for, or None if the extension is unknown. The extensions `.gz` and
+    `.zst` are ignored.
     """
     name = Path(path).name.lower()
     return _ENDINGS.get(Path(name.removesuffix(".gz").removesuffix(".zst")).suffix)
 
 
 def _detect_compression(path: Path) -> Compression | None:
-    """Return how a file is compressed, which is detected from its first bytes. Return None if it is not compressed."""
+    """Detect from the first bytes of a file how it is compressed. Return None if it is not compressed."""
     with explain_os_errors(path, "read"), open_file(path) as handle:
         beginning = handle.read(4)
     return next((name for magic, name in _COMPRESSIONS.items() if beginning.startswith(magic)), None)
 
 
 def _read_row_group_sizes(path: Path) -> list[tuple[int, int]]:
-    """Return the number of rows and of bytes of each row group in a Parquet file."""
+    """Return (number of rows, bytes) for each row group of a Parquet file."""
     with open_parquet(path) as table:
         groups = map(table.metadata.row_group, range(table.metadata.num_row_groups))
         return [(group.num_rows, group.total_byte_size) for group in groups]
@@ -246,8 +248,8 @@ _PARQUET = b"PAR1"
 
 
 def split_source(source: Source, settings: TaskSettings, part_bytes: int) -> list[RowPart]:
-    """Divide a source into parts that can be read independently, each of about `part_bytes`, and return them in order. A
-    format that cannot be divided gives a single part.
+    """Divide a data source into parts of about `part_bytes` that can be read independently, and return them in order. A
+    source that cannot be divided becomes a single part.
 
     The format comes from the settings, or otherwise from the file's ending. If the ending is unknown, the format is detected
     from the beginning of the file. Data that was copied from standard input is read as JSON lines, unless the settings
@@ -278,7 +280,7 @@ def split_source(source: Source, settings: TaskSettings, part_bytes: int) -> lis
 
 
 def _detect_format(path: Path, compression: Compression | None) -> RowFormat:
-    """Return the format of a file according to the ending of its name, or otherwise according to its content.
+    """Detect the format of a file from its extension or, if that does not suffice, from its content.
 
     A file that begins like Parquet is Parquet. A file whose first line is a JSON object is JSON lines. Every other file is
     plain text.
@@ -311,10 +313,10 @@ def _detect_format(path: Path, compression: Compression | None) -> RowFormat:
 
 
 def _split_row_groups(path: Path, part_bytes: int) -> list[tuple[int, int, int]]:
-    """Divide the row groups of a Parquet file into runs of at most `part_bytes`, and return (first row group, end, bytes)
-    for each run.
+    """Divide the row groups of a Parquet file into ranges of at most `part_bytes`, and return (first row group, end, bytes)
+    for each range.
 
-    A larger row group is a run of its own.
+    A row group that is larger becomes a range of its own.
     """
     sizes = [size for _, size in _read_row_group_sizes(path)]
     parts, start, size_of_part = [], 0, 0

@@ -24,21 +24,24 @@ from gaudi_bert.rows.types import NO_WORD, OUTSIDE, Row, Sequences, TaggedRow
 
 
 def _softmax(logits: Float32Array) -> Float32Array:
-    """Return the softmax over the last axis. It is computed in float64 and returned as float32."""
+    """Return the softmax over the last axis, computed in float64 and rounded to float32."""
     wide = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     probabilities: Float32Array = (wide / wide.sum(axis=-1, keepdims=True)).astype(np.float32)
     return probabilities
 
 
 def class_predictions(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield `{"label", "probabilities": {name: p}}` for each text. The label is the class with the largest logit."""
+    """Yield the predicted class of each text and the probabilities of all classes, as
+    `{"label", "probabilities": {name: p}}`.
+    """
     best_N = logits_NC.argmax(axis=-1).tolist()
     for best, probabilities_C in zip(best_N, _softmax(logits_NC).tolist(), strict=True):
         yield {"label": labels[best], "probabilities": dict(zip(labels, probabilities_C, strict=True))}
 
 
 def multi_label_predictions(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield `{"labels", "probabilities": {name: p}}` for each text.
+    """Yield the predicted labels of each text and the probabilities of all labels, as
+    `{"labels", "probabilities": {name: p}}`.
 
     The probabilities are the sigmoids of the logits. `labels` lists the classes whose logit is at least 0, which may be
     none.
@@ -50,7 +53,7 @@ def multi_label_predictions(logits_NC: Float32Array, labels: Sequence[str]) -> I
 
 
 def value_predictions(logits_N1: Float32Array) -> Iterator[dict[str, Any]]:
-    """Yield `{"value"}` for each text, which is the only output of a regression head."""
+    """Yield the number that a regression head predicts for each text, as `{"value"}`."""
     for value in logits_N1[:, 0].tolist():
         yield {"value": value}
 
@@ -58,7 +61,7 @@ def value_predictions(logits_N1: Float32Array) -> Iterator[dict[str, Any]]:
 def tag_predictions(
     logits_TC: Float32Array, sequences: Sequences, rows: Sequence[Row], labels: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield `{"tags": [{"start", "end", "tag", "score"}]}` for each row of token classification.
+    """Yield the predicted entities of each row, as `{"tags": [{"start", "end", "tag", "score"}]}`.
 
     `start` and `end` are character positions in the text of the row. If the tags follow a chunk scheme, each entry is an
     entity, and otherwise it is a single word. Words with the tag `O` are left out.
@@ -77,7 +80,7 @@ def tag_predictions(
 def predict_word_tags(
     logits_TC: Float32Array, sequences: Sequences, rows: Sequence[Row], labels: Sequence[str]
 ) -> Iterator[tuple[list[str], list[float]]]:
-    """Yield two lists for each row: the predicted tag of every word, and the probability of each of these tags.
+    """Yield two lists for each row: the predicted tags of its words, and the probabilities of these tags.
 
     A word that no token represents, because the row was truncated, gets the tag `O` and the probability 0.
 
@@ -106,8 +109,8 @@ def predict_word_tags(
 def _join_entities(
     row: TaggedRow, tags: Sequence[str], scores: Sequence[float], scheme: TagScheme
 ) -> Iterator[dict[str, Any]]:
-    """Yield the entities that the tags of a row form. If the tags follow no chunk scheme, yield every word whose tag is not
-    `O`.
+    """Join the tagged words of a row into entities, and yield the entities. If the tags follow no chunk scheme, yield every
+    word whose tag is not `O`.
     """
     starts = row.word_starts()
     begin, (position_before, kind_before) = 0, ("", OUTSIDE)
@@ -136,7 +139,8 @@ _UNNAMED = "_"
 
 
 class TagScheme:
-    """Parses the tags of words, which may follow a chunk scheme such as `B-x` and `I-x`.
+    """Parses the tags of words. In a chunk scheme, tags such as `B-PER` and `I-PER` mark the first and the next words of an
+    entity.
 
     Attributes:
         has_chunks: Whether any tag belongs to a chunk scheme. Otherwise each word is an entity of its own.
@@ -151,7 +155,7 @@ class TagScheme:
         self.odd_tag = min(others, chunks, key=len)[0] if chunks and others else None
 
     def split(self, tag: str) -> tuple[str, str]:
-        """Split a tag into the position of a word in its entity and the kind of the entity.
+        """Split a tag into the position of its word in an entity and the kind of the entity.
 
         The position is B, I, E or S, or "" if the tag does not state it.
         """

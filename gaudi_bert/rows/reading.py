@@ -46,7 +46,7 @@ from gaudi_bert.rows.types import (
 )
 
 _Row = TypeVar("_Row")
-# Columns that a task may read in addition to the columns that settings name.
+# Columns that a task may read although no setting names them.
 _OTHER_COLUMNS = ("input_ids", "question", "context", "answers", "is_impossible", "id")
 _PARQUET_ROWS_AT_ONCE = 256
 _DOCUMENT_LINE = "-DOCSTART-"
@@ -79,7 +79,7 @@ def read_rows(
     say: Callable[[str], None] | None = None,
     skipped: SkippedRows | None = None,
 ) -> Iterator[Row]:
-    """Read the rows of a file one after the other, in the order of the file, and yield them.
+    """Yield the rows of a file in the order of the file. The rows are read one at a time.
 
     Args:
         path: The file, or `-` for standard input.
@@ -98,7 +98,8 @@ def read_rows(
 
 
 def check_first_row(path: str, task: TaskName | None, settings: TaskSettings, *, labelled: bool = False) -> None:
-    """Check that the first row of a file can be read. This is called before a model is opened, which takes seconds.
+    """Raise an InputError if the first row of a file cannot be read. Callers check this before they load a model, which
+    takes seconds.
 
     Standard input is not checked, because it can be read only once.
 
@@ -116,7 +117,7 @@ def check_first_row(path: str, task: TaskName | None, settings: TaskSettings, *,
 
 
 class SkippedRows:
-    """Counts the rows that are skipped because they cannot be read, and keeps the problem of the first such row."""
+    """Counts the rows that were skipped because they cannot be read, and stores the problem of the first skipped row."""
 
     def __init__(self) -> None:
         self.rows, self.first = 0, ""
@@ -126,14 +127,14 @@ class SkippedRows:
         return f"{format_count(self.rows, 'row')} cannot be read and {verb} skipped; the first problem: {self.first}"
 
     def add(self, problem: str) -> None:
-        """Count a skipped row. If it is the first, keep its problem."""
+        """Count a skipped row, and store its problem if it is the first."""
         self.rows, self.first = self.rows + 1, self.first or problem
 
 
 def raise_or_skip_bad_rows(
     rows: Iterator[Row | BadRow], on_bad_row: OnBadRow = "stop", skipped: SkippedRows | None = None
 ) -> Iterator[Row]:
-    """Yield the rows that can be read. Depending on `on_bad_row`, skip the others, or raise an error at the first of them.
+    """Yield the rows that can be read. Depending on `on_bad_row`, other rows are skipped or raise an InputError.
 
     Args:
         rows: Rows, some of which may be a `BadRow`.
@@ -160,7 +161,7 @@ def read_part(
     labelled: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Iterator[Row | BadRow]:
-    """Yield the rows of a part of a file. For a row that cannot be read, yield a `BadRow`.
+    """Yield the rows of a part of a file. A row that cannot be read is yielded as a `BadRow`.
 
     Args:
         part: The part.
@@ -214,8 +215,8 @@ def split_into_windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
 def batch_by_size(
     rows: Iterable[_Row], size_of: Callable[[_Row], int], enough: int, most_rows: int | None = None
 ) -> Iterator[list[_Row]]:
-    """Yield the rows in lists. A list ends as soon as the sizes of its rows add up to `enough`, or it contains `most_rows`
-    rows.
+    """Yield the rows in lists. A list ends when the sizes of its rows add up to `enough` or more, or when it contains
+    `most_rows` rows.
 
     Args:
         rows: The rows.
@@ -236,7 +237,7 @@ def batch_by_size(
 
 
 def _check_options_apply(part: RowPart, task: TaskName | None, settings: TaskSettings, labelled: bool) -> None:
-    """Check that the task can read the format of the file, and that every option that the user named has an effect.
+    """Raise an InputError if the task cannot read the format of the file, or if an option that the user set has no effect.
 
     Raises:
         InputError: The format does not match, or an option would have no effect.
@@ -292,14 +293,16 @@ def _choose_form(task: TaskName | None, settings: TaskSettings, labelled: bool, 
 
 
 def _format_setting_name(key: str) -> str:
-    """Return the name of a setting for messages, preceded by its command-line option if there is one."""
+    """Return the name of a key of the `task` settings for messages. If there is a command-line option for the key, it comes
+    first, as in `--label-column (task.label)`.
+    """
     return f"{NAMING_OPTIONS[key]} (task.{key})" if key in NAMING_OPTIONS else f"task.{key}"
 
 
 def _missing_column_remedies(
     task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Sequence[str]
 ) -> list[str]:
-    """Return a remedy for each column that a table lacks although the task needs it or the user named it."""
+    """Return one remedy for each column that a table lacks, although the task needs it or the user named it."""
     if task in LANGUAGE_MODELLING and "input_ids" in columns:
         return []
     keys = _choose_form(task, settings, labelled, columns)
@@ -314,7 +317,7 @@ def _missing_column_remedies(
 
 
 def _describe_first_row(part: RowPart, settings: TaskSettings, row: Row, columns: list[str]) -> str:
-    """Return a line for the user that states which columns of a file are read and how the first row begins."""
+    """Return a line for the user that states which columns are read from a file, and how its first row begins."""
     content = row.question if isinstance(row, QuestionRow) else row[1]
     text = content if isinstance(content, str) else " ".join(map(str, content[:_MAX_SHOWN_CHARACTERS]))
     begins = " ".join(text[: 4 * _MAX_SHOWN_CHARACTERS].split())
@@ -354,7 +357,7 @@ def _list_read_columns(task: TaskName | None, settings: TaskSettings, row: Row, 
 
 
 def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, labelled: bool) -> Iterator[PlacedRecord]:
-    """Yield the records of a part with their positions. Yield an error instead of a record that cannot be read."""
+    """Yield the records of a part with their positions. If a record cannot be read, an error takes its place."""
     if part.kind == "built-in":
         documents = convert_texts_to_documents(python_texts(part.name)).values()
         yield from (
@@ -380,7 +383,7 @@ def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, 
 
 
 def _parse_json_record(line: str) -> Record | InputError:
-    """Parse a line of JSON, and return the record. If the line is not a JSON object, return an error."""
+    """Parse a line of JSON into a record. If the line is not a JSON object, return an error."""
     try:
         record = JSON.decode(line)
     except InputError as error:
@@ -418,7 +421,7 @@ def _read_parquet(part: RowPart, settings: TaskSettings, task: TaskName | None) 
 
 
 def _read_conll(part: RowPart, settings: TaskSettings, labelled: bool) -> Iterator[PlacedRecord]:
-    """Yield the sentences of a CoNLL file as records.
+    """Yield the sentences of a CoNLL file as records. Each line of the file contains a word and its tag.
 
     The first column of a line is the word, and the last column is its tag.
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 TruncationSide: TypeAlias = Literal["left", "right"]
-# Files from which a tokenizer is built. Without `transformers`, only the first two and the settings can be read.
+# A folder with one of these files contains a tokenizer. Without `transformers`, only the first two can be read.
 _SOURCES = (TOKENIZER_NAME, VOCABULARY_NAME, "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 _READ_BY_TRANSFORMERS = (*_SOURCES, SETTINGS_NAME, "special_tokens_map.json", "added_tokens.json", "merges.txt")
 _CHECKPOINTS = "checkpoints"
@@ -48,7 +48,7 @@ _TOKEN_TYPES = "token_type_ids"
 
 @dataclass(frozen=True)
 class RowTokenizer:
-    """A tokenizer of the library `tokenizers`, which neither truncates nor pads, and the settings of its model.
+    """A tokenizer of the library `tokenizers` that neither truncates nor pads, and the settings of its model.
 
     Attributes:
         tokenizer: The tokenizer of the library `tokenizers`.
@@ -62,13 +62,13 @@ class RowTokenizer:
 
     @cached_property
     def sha256(self) -> str:
-        """The SHA-256 of everything that affects the tokens or the segment ids of a text. It identifies the tokenizer."""
+        """The SHA-256 of everything that affects the token ids or segment ids of a text, which identifies the tokenizer."""
         named = {name: self.settings[name] for name in NAMED_TOKENS if name in self.settings}
         stated = json.dumps([self.truncation_side, self.has_segments, self.tokenizer.encode_special_tokens, named])
         content = self.tokenizer.to_str()
         if type(self.tokenizer.model).__name__ == "Unigram":
-            # The library writes scores with all digits, but reads some of them with a different last digit, so that the same
-            # tokenizer would get another identity. Therefore round them.
+            # The library may read a score with another last digit than it wrote, which would change the identity of the
+            # tokenizer. Therefore round the scores.
             values = json.loads(content)
             values["model"]["vocab"] = [[token, f"{score:.9g}"] for token, score in values["model"]["vocab"]]
             content = json.dumps(values)
@@ -76,12 +76,14 @@ class RowTokenizer:
 
     @property
     def truncation_side(self) -> TruncationSide:
-        """The side on which tokens are removed from a text that is too long."""
+        """The side of a text from which truncation removes tokens."""
         return cast(TruncationSide, self.settings.get("truncation_side", "right"))
 
     @property
     def has_segments(self) -> bool:
-        """Whether the model takes the segment ids of a pair. Otherwise all segment ids are 0, as in `transformers`."""
+        """Whether the model takes segment ids, which distinguish the two texts of a pair. Otherwise all segment ids are 0,
+        as in `transformers`.
+        """
         return _TOKEN_TYPES in self.settings.get("model_input_names", (_TOKEN_TYPES,))
 
     @property
@@ -102,10 +104,10 @@ class RowTokenizer:
         return max(numbers) + 1
 
     def special_tokens_around_text(self) -> tuple[list[int], list[int]]:
-        """Return two lists of token ids: the special tokens before a text, and those after it.
+        """Return the ids of the special tokens before a text and after a text, as two lists.
 
         Raises:
-            InputError: The tokenizer makes no token of a letter or digit.
+            InputError: The tokenizer returns no token for a letter or digit.
         """
         for letter in "aA1":  # try several letters, because the vocabulary may lack some of them
             encoding = self.tokenizer.encode(letter)
@@ -128,14 +130,14 @@ class RowTokenizer:
         return clone_tokenizer(self.tokenizer, json.dumps(content))
 
     def special_tokens_around_pair(self) -> tuple[list[int], list[int], list[int], int, int]:
-        """Return the special tokens around the two texts of a pair, and the segment id of each text.
+        """Return the special tokens before, between and after the two texts of a pair, and the segment ids of the texts.
 
         Returns:
             The special tokens before, between and after the tokens of the two texts, then the segment id of the first and of
             the second text.
 
         Raises:
-            InputError: The tokenizer does not make a pair of two texts.
+            InputError: The tokenizer cannot encode a pair of texts.
         """
         for letter in "aA1":  # try several letters, because the vocabulary may lack some of them
             one, pair = self.tokenizer.encode(letter), self.tokenizer.encode(letter, letter)
@@ -169,17 +171,18 @@ class RowTokenizer:
         return number
 
     def _find_mask_id(self) -> int | None:
-        """Return the id of the mask token, or None if there is none."""
+        """Return the id of the mask token, or None if the vocabulary contains no mask token."""
         added = self.tokenizer.get_added_tokens_decoder().values()
         others = (token.content for token in added if token.special and "mask" in token.content.lower())
         return self._find_first_id(*self._tokens_named("mask_token"), "[MASK]", "<mask>", *others)
 
     def _tokens_named(self, *names: str) -> list[str]:
-        """Return the special tokens that the settings define under the given names, such as `mask_token`."""
+        """Return the special tokens that the settings define under some of the keys `names`, such as `mask_token`."""
         return [self.settings[name] for name in names if name in self.settings]
 
     def special_token_ids(self) -> dict[str, int | None]:
-        """Return the ids of the special tokens that config.json contains, by name: pad, mask, cls, bos, sep and eos.
+        """Return the ids of the special tokens that config.json contains, by name. The names are pad, mask, cls, bos, sep
+        and eos.
 
         A missing token is None.
         """
@@ -189,12 +192,12 @@ class RowTokenizer:
         return {"pad": self.pad_id, "mask": self._find_mask_id(), **ends}
 
     def _find_first_id(self, *tokens: str) -> int | None:
-        """Return the id of the first of the given tokens that the vocabulary contains, or None."""
+        """Return the token id of the first of the given tokens that is in the vocabulary, or None if none is."""
         numbers = (self.tokenizer.token_to_id(token) for token in tokens)
         return next((int(number) for number in numbers if number is not None), None)
 
     def check_fits(self, vocab_size: int, type_vocab_size: int) -> None:
-        """Check that the model has an embedding for every token id and segment id that the tokenizer can return.
+        """Raise an InputError if the tokenizer can return a token id or segment id for which a model has no embedding.
 
         Args:
             vocab_size: The number of token embeddings in the model.
@@ -232,7 +235,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, lower_case: bool = False) -> RowTokenizer:
-    """Open the tokenizer in the folder of a model, and return it.
+    """Open and return the tokenizer in the folder of a model.
 
     Args:
         folder: The folder or the file. For a checkpoint of a run, the tokenizer of the run is used.
@@ -252,7 +255,7 @@ def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, l
     for name in _READ_BY_TRANSFORMERS:  # transformers silently ignores a file that it cannot read
         if os.path.lexists(folder / name):
             read_file(folder / name)
-    # `transformers` reads only folders that name the type of their model or the class of their tokenizer.
+    # `transformers` cannot open a folder whose files name neither a model type nor a tokenizer class.
     if read_tokenizer_class(folder)[0] is not None and importlib.util.find_spec("transformers") is not None:
         tokenizer = _open_with_transformers(folder, settings or {})
     elif settings:
@@ -268,7 +271,7 @@ def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, l
 
 
 def read_tokenizer(path: Path) -> RowTokenizer:
-    """Open a tokenizer from a folder, or from a tokenizer.json file, and return it.
+    """Open and return the tokenizer in a folder or in a tokenizer.json file.
 
     Raises:
         InputError: The path contains no tokenizer, or a file is damaged.
@@ -281,8 +284,7 @@ def read_tokenizer(path: Path) -> RowTokenizer:
 
 
 def wrap_tokenizer(given: Any) -> RowTokenizer:
-    """Return a `RowTokenizer` with a copy of a tokenizer of `transformers` or `tokenizers`. The copy neither truncates nor
-    pads.
+    """Return a `RowTokenizer` for a tokenizer of `transformers` or `tokenizers`, which is copied and not changed.
 
     Raises:
         InputError: The argument is not a tokenizer, or is a tokenizer that is written in Python.
@@ -303,7 +305,7 @@ def wrap_tokenizer(given: Any) -> RowTokenizer:
 
 
 def _add_lower_case_step(tokenizer: Tokenizer) -> None:
-    """Make a tokenizer convert texts to lower case before its other steps, unless it already has such a step."""
+    """Change a tokenizer so that it first converts texts to lower case, unless it already does."""
     from tokenizers import normalizers
 
     content = json.loads(tokenizer.to_str())["normalizer"]
@@ -314,7 +316,9 @@ def _add_lower_case_step(tokenizer: Tokenizer) -> None:
 
 
 def _open_with_transformers(folder: Path, settings: Mapping[str, Any]) -> RowTokenizer:
-    """Open a folder with `AutoTokenizer`. Code in the folder is never run, and nothing is downloaded."""
+    """Open the tokenizer in a folder with `AutoTokenizer` of `transformers`. No code in the folder is run, and nothing is
+    downloaded.
+    """
     from transformers import AutoTokenizer
 
     with convert_library_errors(folder):
@@ -323,7 +327,7 @@ def _open_with_transformers(folder: Path, settings: Mapping[str, Any]) -> RowTok
 
 
 def _convert_transformers_tokenizer(given: Any, file: Path) -> RowTokenizer:
-    """Return a `RowTokenizer` for a tokenizer of `transformers`, without copying the tokenizer inside it.
+    """Wrap a tokenizer of `transformers` in a `RowTokenizer` without copying it.
 
     Raises:
         InputError: The tokenizer or one of its steps is written in Python, except for the tokenizer of ESM, which is
@@ -359,7 +363,7 @@ def _convert_transformers_tokenizer(given: Any, file: Path) -> RowTokenizer:
 
 
 def _make_row_tokenizer(library: Tokenizer, file: Path, settings: Mapping[str, Any]) -> RowTokenizer:
-    """Turn off truncation and padding of a tokenizer, check that it works, and return it as a `RowTokenizer`."""
+    """Wrap a tokenizer in a `RowTokenizer`, after turning off its truncation and padding and checking that it works."""
     library.no_truncation()
     library.no_padding()
     with convert_library_errors(file):
@@ -384,11 +388,12 @@ def clone_tokenizer(library: Tokenizer, content: str | None = None) -> Tokenizer
 
 
 def save_tokenizer(tokenizer: RowTokenizer, folder: Path, max_sequence_length: int | None = None) -> None:
-    """Write a tokenizer into a folder, such that it computes the same tokens here, in `transformers` and in
-    `sentence-transformers`.
+    """Write a tokenizer into a folder so that this package, `transformers` and `sentence-transformers` compute the same
+    tokens with it.
 
-    Everything that was read from several files and settings goes into a tokenizer.json. The general tokenizer class of
-    `transformers` uses this file unchanged for every model. A vocab.txt is copied for programs that read nothing else.
+    The tokenizer, which may come from several files and settings, is written into one tokenizer.json. The general tokenizer
+    class of `transformers` uses this file unchanged for every model. A vocab.txt is copied for programs that read nothing
+    else.
 
     Args:
         tokenizer: The tokenizer.

@@ -31,7 +31,7 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 _BERT, ESM_CLASS = "BertTokenizer", "EsmTokenizer"
 _AS_IT_IS = (GENERAL_CLASS.removesuffix("Fast"), "TokenizersBackend")
 _ROBERTA = "RobertaTokenizer"
-# Classes of `transformers` 5 that return token types. A folder that names no class is read as a class that returns none.
+# Tokenizer classes that return token types in `transformers` 5. Other classes, and folders that name no class, return none.
 _WITH_TOKEN_TYPES = (_BERT, "DebertaTokenizer", "DebertaV2Tokenizer", "FNetTokenizer")
 _BERT_TOKENS = {
     "unk_token": "[UNK]",
@@ -52,13 +52,13 @@ _NORMALIZATION = {
     "strip_accents": "strip_accents",
     "handle_chinese_chars": "tokenize_chinese_chars",
 }
-# The limit of BertTokenizer in transformers: a longer word becomes [UNK].
+# BertTokenizer in transformers replaces words with more characters than this by [UNK].
 _LONGEST_WORD_CHARACTERS = 100
 _APPLIED = {
     *("tokenizer_class", "model_input_names", "truncation_side", "split_special_tokens", "added_tokens_decoder"),
     *("extra_special_tokens", "additional_special_tokens", "add_prefix_space", *NAMED_TOKENS),
 }
-# Informational settings, and settings for padding, decoding and chat templates, do not change the tokens of a text.
+# Settings that do not change the tokens of a text: informational ones, and those for padding, decoding and chat templates.
 # `model_max_length` is read elsewhere.
 _WITHOUT_EFFECT = {
     *("model_max_length", "max_length", "stride", "truncation_strategy", "padding_side", "pad_token_type_id"),
@@ -69,7 +69,7 @@ _WITHOUT_EFFECT = {
 
 
 def read_tokenizer_json(file: Path) -> Tokenizer:
-    """Read a tokenizer.json, which is the format of the library `tokenizers`, and return the tokenizer.
+    """Read and return the tokenizer in a tokenizer.json, which is the file format of the library `tokenizers`.
 
     Raises:
         InputError: The file cannot be read or is damaged.
@@ -82,7 +82,7 @@ def read_tokenizer_json(file: Path) -> Tokenizer:
 
 @contextmanager
 def convert_library_errors(path: Path) -> Iterator[None]:
-    """Convert every exception and every Rust panic that a library raises because of a damaged file into an InputError."""
+    """Convert exceptions and Rust panics of a tokenizer library into an InputError, because damaged files cause them."""
     try:
         yield
     except InputError:
@@ -97,7 +97,7 @@ def convert_library_errors(path: Path) -> Iterator[None]:
 
 
 def read_tokenizer_class(folder: Path) -> tuple[str | None, dict[str, Any]]:
-    """Return the name of the tokenizer class that the files of a folder state, and the content of tokenizer_config.json.
+    """Return the name of the tokenizer class in the files of a folder, and the content of its tokenizer_config.json.
 
     If the files name no class, the first result is the type of the model in config.json, or None.
 
@@ -115,7 +115,7 @@ def read_tokenizer_class(folder: Path) -> tuple[str | None, dict[str, Any]]:
 
 
 def read_tokenizer_files(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
-    """Build the tokenizer of a folder from its files, and return it with its settings.
+    """Build a tokenizer from the files in a folder, and return it with its settings.
 
     Returns:
         The tokenizer with its added tokens, and its settings with their names in tokenizer_config.json.
@@ -125,7 +125,7 @@ def read_tokenizer_files(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
     """
     (named_class, settings), file = read_tokenizer_class(folder), folder / TOKENIZER_NAME
     is_bare = not os.path.lexists(file)
-    # The files that the authors of BERT published name no class.
+    # The folders that BERT's authors published name no tokenizer class, so recognize them by their files.
     is_bert = named_class == "bert" or (named_class is None and (is_bare or (folder / "bert_config.json").is_file()))
     kind = _BERT if is_bert else str(named_class or GENERAL_CLASS).removesuffix("Fast")
     if is_bare and (kind not in (_BERT, ESM_CLASS) or not os.path.lexists(folder / VOCABULARY_NAME)):
@@ -166,13 +166,14 @@ def _contradiction_error(path: Path, name: str, value: object, stored: object) -
 
 
 def _check_settings_supported(folder: Path, kind: str, settings: Mapping[str, Any]) -> None:
-    """Check that every setting of a tokenizer is either applied here or has no effect, and that its value is allowed.
+    """Raise an InputError if a tokenizer setting is not supported or has an invalid value. A setting is supported if it is
+    applied here or does not affect tokens.
 
     Raises:
         InputError: A setting is unknown, or its value is not allowed.
     """
     file, known = folder / SETTINGS_NAME, _APPLIED | _WITHOUT_EFFECT
-    # As in transformers, a general class ignores settings for the normalizers of other classes.
+    # A general class ignores settings for the normalizers of other classes, as in transformers.
     known = known | (set(_NORMALIZATION.values()) if kind in (_BERT, *_AS_IT_IS) else set())
     harmless: dict[str, Any] = {"do_basic_tokenize": True, "never_split": None}
     for name, value in settings.items():
@@ -193,7 +194,7 @@ def _token_text(token: Any) -> str:
 
 
 def _read_added_tokens(folder: Path, settings: dict[str, Any]) -> dict[int, AddedToken]:
-    """Return the tokens that the files of a folder add to the vocabulary, by token id.
+    """Return the tokens that the files of a folder add to the vocabulary, as a dict by token id.
 
     In folders of old versions, special_tokens_map.json overrides the special tokens in `settings`, which is updated in
     place.
@@ -216,9 +217,7 @@ def _read_added_tokens(folder: Path, settings: dict[str, Any]) -> dict[int, Adde
 
 
 def _special_tokens_in_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the special tokens that the settings define, in order, as a dict from the text of each token to its
-    description.
-    """
+    """Return the special tokens that the settings define, as a dict from token texts to descriptions."""
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     values = [settings.get(name) for name in NAMED_TOKENS] + list(extra.values() if isinstance(extra, dict) else extra)
     return {_token_text(value): value for value in values if value is not None}
@@ -227,7 +226,8 @@ def _special_tokens_in_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _add_missing_tokens(
     library: Tokenizer, decoder: Mapping[int, AddedToken], settings: Mapping[str, Any], folder: Path
 ) -> None:
-    """Add the tokens of a folder that a tokenizer lacks, and check that each token gets the id that the folder states.
+    """Add the tokens that a folder defines but its tokenizer lacks. Raise an InputError if a token does not get the id that
+    the folder states.
 
     Args:
         library: The tokenizer, which is changed in place.
@@ -260,7 +260,7 @@ def _add_missing_tokens(
 
 
 def _check_json_matches_settings(library: Tokenizer, kind: str, settings: Mapping[str, Any], folder: Path) -> None:
-    """Check that tokenizer.json computes the same tokens as the class and the settings beside it.
+    """Check that tokenizer.json computes the same tokens as the class and the settings in tokenizer_config.json.
 
     Raises:
         InputError: They differ, or the class is unknown here.
@@ -306,7 +306,7 @@ def _read_bert_vocabulary(vocabulary: Path, settings: Mapping[str, Any]) -> Toke
 
 
 def _build_bert_tokenizer(numbers: Mapping[str, int], settings: Mapping[str, Any]) -> Tokenizer:
-    """Build the tokenizer that the class BertTokenizer of `transformers` builds from this vocabulary and these settings."""
+    """Build the same tokenizer as `BertTokenizer` of `transformers` from a vocabulary and settings."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     unknown, cls, sep = (_token_text(settings[name]) for name in ("unk_token", "cls_token", "sep_token"))
@@ -333,7 +333,7 @@ def _read_esm_vocabulary(vocabulary: Path, settings: Mapping[str, Any]) -> Token
 
 
 def build_esm_tokenizer(numbers: Mapping[str, int], settings: Mapping[str, Any], file: Path) -> Tokenizer:
-    """Build the tokenizer of an ESM model from its vocabulary. In `transformers`, this tokenizer exists only as Python code.
+    """Build the tokenizer of an ESM model from its vocabulary. In `transformers`, it is implemented only in Python.
 
     Every occurrence of a vocabulary token in a text becomes that token, even within a word. The longest token is matched
     first.

@@ -61,7 +61,7 @@ _FROM_SPACE, _FROM_MARK = re.compile(r"\s"), re.compile(r"\W")
 
 
 def too_long_policy(task: TaskName | None, settings: TaskSettings) -> TooLong:
-    """Return what happens to rows that are too long: they are truncated, split into windows or rejected.
+    """Return how rows that are too long are handled: they are truncated, split into windows or rejected.
 
     The default is windows, which lose nothing, if the task supports them.
     """
@@ -69,7 +69,7 @@ def too_long_policy(task: TaskName | None, settings: TaskSettings) -> TooLong:
 
 
 def check_too_long_policy(task: TaskName | None, settings: TaskSettings) -> None:
-    """Check that the setting `task.too_long` is supported for the task.
+    """Raise an InputError if the task does not support the setting `task.too_long`.
 
     Raises:
         InputError: The policy is "window", and the task does not support windows.
@@ -92,7 +92,7 @@ def tokenize_rows(
     length_key: str = "--max-sequence-length",
     truncation_side: TruncationSide | None = None,
 ) -> Sequences:
-    """Tokenize the rows of one task, and return the sequences. There must be at least one row.
+    """Tokenize one or more rows for a task, and return the sequences.
 
     Args:
         rows: The rows. Questions are split into windows unless the settings specify truncation.
@@ -127,7 +127,7 @@ def tokenize_rows(
 
 
 def _check_no_empty_sequence(sequences: Sequences, rows: Sequence[Row], source: str) -> None:
-    """Raise an InputError if a sequence has no token, because a model has no output for an empty sequence.
+    """Raise an InputError if a sequence contains no token, because a model has no output for an empty sequence.
 
     A sequence may be empty if a text is empty and the tokenizer adds no special tokens.
 
@@ -147,9 +147,9 @@ def _check_no_empty_sequence(sequences: Sequences, rows: Sequence[Row], source: 
 def tokenize_readable_rows(
     window: Sequence[Row | BadRow], on_bad_row: OnBadRow, tokenize: Callable[[list[Row]], Sequences | None]
 ) -> tuple[list[Row], Sequences | None, dict[int, str]]:
-    """Tokenize those rows of a window that can be read and tokenized, and collect the problems of the others.
+    """Tokenize the rows that can be read and tokenized, and collect the problems of all other rows.
 
-    If `tokenize` raises an exception for the complete window, each row is tried separately, unless `on_bad_row` is "stop".
+    If `tokenize` raises an exception for all rows together and `on_bad_row` is "skip", each row is tried separately.
 
     Args:
         window: The rows, some of which may be a `BadRow`.
@@ -157,7 +157,7 @@ def tokenize_readable_rows(
         tokenize: Returns the sequences of some rows, or None if there are no rows.
 
     Returns:
-        The rows that were tokenized, their sequences, and the problem of every other row by its index in the window.
+        The rows that were tokenized, their sequences, and the problem of every other row by its index in `window`.
 
     Raises:
         InputError: A row cannot be tokenized, and `on_bad_row` is "stop".
@@ -201,16 +201,17 @@ class _RowEncoder:
 
     @cached_property
     def _special_tokens_around_text(self) -> tuple[list[int], list[int]]:
-        """The special tokens before and after a text."""
+        """The ids of the special tokens before a text and after a text."""
         return self.tokenizer.special_tokens_around_text()
 
     @cached_property
     def _special_tokens_around_pair(self) -> tuple[list[int], list[int], list[int], int, int]:
-        """The special tokens before, between and after the texts of a pair, and the two segment ids."""
+        """The special tokens before, between and after the texts of a pair, and the segment ids of the two texts."""
         return self.tokenizer.special_tokens_around_pair()
 
     def texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:
-        """Tokenize texts and pairs that are not split into windows, and return the first four arrays of `Sequences`.
+        """Tokenize texts and pairs that are not split into windows, and return the first four arrays of a `Sequences`
+        object.
 
         Returns:
             Row numbers int64 [rows], offsets int64 [rows + 1], token ids int32 [T] and segment ids int8 [T].
@@ -222,8 +223,8 @@ class _RowEncoder:
         if self.policy == "truncate":
             tokenizer.enable_truncation(self.most, direction=self.side)
         try:
-            # An encoding takes about 100 times as much memory as its text, so limit the characters in a batch. Of a
-            # long text, count only the part that is tokenized first.
+            # An encoding takes about 100 times as much memory as its text, so limit the characters in a batch. A long text
+            # counts only with the part that is tokenized first.
             batches = batch_by_size(
                 rows,
                 lambda row: min(len(row.text), _CHARACTERS_OF_TOKEN * self.most) + len(row.text_pair or ""),
@@ -247,7 +248,7 @@ class _RowEncoder:
         return np.arange(len(rows), dtype=np.int64), offsets, flat, segments
 
     def _encode_texts(self, rows: Sequence[TextRow]) -> list[tuple[Int32Array, NDArray[np.int8], bool]]:
-        """Return for each row the token ids, the segment ids, and whether only a part of its text was tokenized.
+        """Tokenize some texts. Return the token ids and segment ids of each, and whether only a part of it was tokenized.
 
         If a text is far too long, only the side that remains is read. The part ends between two words. If it gives at least
         twice as many tokens as a sequence has, it determines all tokens of the sequence. Otherwise a part of four times the
@@ -275,7 +276,7 @@ class _RowEncoder:
         return [encoded[index] for index in range(len(rows))]
 
     def pieces(self, rows: Sequence[Row], numbers: Mapping[str, int]) -> Iterator[Iterable[Sequences]]:
-        """Yield the sequences of each row, for tasks that may split a row into windows.
+        """Tokenize rows that may be split into windows, and yield the sequences of each row.
 
         Either all rows have tags or answers, or none has.
         """
@@ -301,7 +302,7 @@ class _RowEncoder:
                 yield self._tokenize_for_language_modelling(index, row)
 
     def _encode_without_special_tokens(self, texts: Iterable[str]) -> dict[str, Any]:
-        """Return the encodings of texts, by text, without special tokens such as [CLS] and [SEP]."""
+        """Tokenize texts without special tokens such as [CLS] and [SEP], and return their encodings by text."""
         listed = list(texts)
         encoded = self.tokenizer.tokenizer.encode_batch(listed, add_special_tokens=False)
         return dict(zip(listed, encoded, strict=True))
@@ -309,7 +310,8 @@ class _RowEncoder:
     def _compute_window_bounds(
         self, position: RowPosition, tokens: int, room: int, stride: int | None, always: bool = False
     ) -> IntArray:
-        """Return where each window of a row begins and ends, int64 [windows, 2]. A truncated row has a single window.
+        """Return the first token and the end of each window of a row, int64 [windows, 2]. A truncated row has a single
+        window.
 
         Args:
             position: The position of the row, for messages.
@@ -328,7 +330,7 @@ class _RowEncoder:
         return _split_into_windows(tokens, room, stride, f"{self.source}: {position}", self.length_key)
 
     def _too_long_error(self, position: RowPosition, tokens: int, more_than: str = "") -> InputError:
-        """Return the error for a row with more tokens than a sequence may have."""
+        """Return the error for a row that has more tokens than a sequence may have."""
         also = ", or window" if self.task in _TASKS_WITH_WINDOWS else ""
         return InputError(
             f"{self.source}: {position}: has {more_than}{tokens:,} tokens, but a sequence may have at most {self.most:,}; "
@@ -337,12 +339,12 @@ class _RowEncoder:
         )
 
     def _add_special_tokens(self, ids: Int32Array) -> Int32Array:
-        """Return token ids preceded and followed by the special tokens of a text."""
+        """Return the token ids of a text with the special tokens before and after it."""
         before, after = self._special_tokens_around_text
         return np.concatenate([before, ids, after]).astype(np.int32)
 
     def _encode_words(self, words: Iterable[str]) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """Tokenize words, and return their T tokens in flat arrays.
+        """Tokenize words one by one, and return the T tokens of all words in flat arrays.
 
         The library's encoding takes several hundred bytes per token, so only a few thousand words are encoded at a time.
         This does not change the result, because the tokens of a word do not depend on its neighbours.
@@ -372,8 +374,7 @@ class _RowEncoder:
         spans_in_words: Int32Array,
         numbers: Mapping[str, int],
     ) -> Iterator[Sequences]:
-        """Yield the sequences of a row of words, one for each window, from the tokens that `_encode_words` returned for the
-        row.
+        """Yield one sequence for each window of a row of words, which `_encode_words` has already tokenized.
 
         Args:
             index: The index of the row.
@@ -389,7 +390,7 @@ class _RowEncoder:
         bounds = self._compute_window_bounds(
             row.position, len(ids), self.most - len(before) - len(after), self.settings.stride
         )
-        # The windows of consecutive words never decrease, so the words that belong to a window are consecutive.
+        # Later words never belong to earlier windows, so the words of each window are consecutive.
         word_bounds = np.searchsorted(_choose_window_of_each_token(first, bounds), np.arange(len(bounds) + 1))
         tags = np.full(len(row.tokens), NOT_PREDICTED, np.int32)
         if row.tags is not None:
@@ -407,8 +408,8 @@ class _RowEncoder:
             yield _make_sequence(index, framed, characters=spans, words=words, target=known)
 
     def _tokenize_question(self, index: int, row: QuestionRow, question: Any, context: Any) -> Iterator[Sequences]:
-        """Yield the sequences of a question, one for each window. Each contains the complete question, followed by a part of
-        its context.
+        """Yield one sequence for each window of a question's context. Every sequence contains the complete question and a
+        part of the context.
         """
         before, between, after, *segments = self._special_tokens_around_pair
         framed = np.array([*before, *question.ids, *between], np.int32)
@@ -433,7 +434,7 @@ class _RowEncoder:
             yield _make_sequence(index, input_ids, segment_ids=segment_ids, characters=spans, target=target)
 
     def _tokenize_for_language_modelling(self, index: int, row: Row) -> Iterator[Sequences]:
-        """Yield the sequences of a text or of token ids, one for each window. The windows do not overlap."""
+        """Yield one sequence for each window of a text or of token ids. The windows do not overlap."""
         if isinstance(row, IdsRow):
             ids, room = np.array(row.input_ids, np.int32), self.most
             if ids.max() >= self.tokenizer.vocabulary_size:
@@ -452,10 +453,10 @@ class _RowEncoder:
 
 
 def _kept_side_of_text(text: str, characters: int, side: TruncationSide) -> str:
-    """Return the side of a text that truncation keeps, with at most `characters` characters.
+    """Return at most `characters` characters from that end of a text that truncation keeps.
 
-    The part ends at a space, or otherwise at a character that is not part of a word. If the text contains neither, return
-    "".
+    The returned part ends at a space or, if there is none, at another character that is not part of a word. Return "" if
+    there is no such character.
     """
     if side == "left":
         match = _FROM_SPACE.search(text, len(text) - characters) or _FROM_MARK.search(text, len(text) - characters)
@@ -465,9 +466,9 @@ def _kept_side_of_text(text: str, characters: int, side: TruncationSide) -> str:
 
 
 def _find_answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
-    """Return which tokens of a window are the first and the last of the first answer, int32 [2].
+    """Return the indices of the first and last token of a question's first answer within a window, int32 [2].
 
-    If a part of the answer is outside the window, both numbers are far below 0.
+    If a part of the answer is outside the window, both indices are far below 0.
     """
     absent = np.full(2, -(2**30), np.int32)
     if not row.answers or not len(characters):
@@ -484,7 +485,9 @@ def _find_answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
 def _make_sequence(
     index: int, input_ids: Int32Array, segment_ids: NDArray[np.int8] | None = None, **others: Any
 ) -> Sequences:
-    """Return a `Sequences` object that contains one sequence of the row with this index. The segment ids default to 0."""
+    """Return a `Sequences` object with a single sequence, which belongs to the row number `index`. The segment ids default
+    to 0.
+    """
     segments = np.zeros(len(input_ids), np.int8) if segment_ids is None else segment_ids
     return Sequences(np.array([index]), np.array([0, len(input_ids)]), input_ids, segments, **others)
 
@@ -495,7 +498,7 @@ def _make_sequence(
 def _make_text_targets(
     rows: Sequence[Row], task: TaskName, numbers: Mapping[str, int], source: str
 ) -> Int32Array | Float32Array | None:
-    """Return the targets of the loss for texts, or None if a row has no label.
+    """Return the training targets of texts, or None if a row has no label.
 
     Returns:
         int32 [rows] for classification, float32 [rows, labels] of 0 and 1 for multi-label tasks, float32 [rows] for
@@ -532,8 +535,8 @@ def _find_label_number(numbers: Mapping[str, int], name: str, position: RowPosit
 def _split_into_windows(
     tokens: int, room: int, stride: int | None, row: str, length_key: str = "--max-sequence-length"
 ) -> IntArray:
-    """Divide the tokens of a row into windows, and return where each begins and ends, int64 [windows, 2]. If all tokens fit,
-    there is one window.
+    """Divide the tokens of a row into overlapping windows, and return the first token and the end of each window, int64
+    [windows, 2]. If all tokens fit into one window, there is one.
 
     Args:
         tokens: The number of tokens in the row.
@@ -559,9 +562,9 @@ def _split_into_windows(
 
 
 def _choose_window_of_each_token(tokens: IntArray, bounds: IntArray) -> IntArray:
-    """Return, for each token, the window that shows the most context on both sides of the token, int64 [P].
+    """Return the window in which each token has the most context on both sides, int64 [P].
 
-    The context of a token in a window is measured on the shorter side. If several windows are equal, it is the first.
+    The amount of context is the number of tokens on the shorter side. If several windows are equally good, return the first.
 
     Args:
         tokens: int64 [P], positions of tokens in the text, ascending. The result is ascending too.
@@ -573,8 +576,8 @@ def _choose_window_of_each_token(tokens: IntArray, bounds: IntArray) -> IntArray
         """Return the number of tokens on the shorter side of each token in its window."""
         return np.minimum(tokens - starts[windows], ends[windows] - 1 - tokens)
 
-    # From one window to the next, a token has less context before it and more context after it. Therefore its best window is
-    # the last one with more context before the token, or the first one with more context after it.
+    # From one window to the next, the context before a token shrinks and the context after it grows. Therefore its best
+    # window is either the last with more context before the token, or the first with more context after it.
     later = np.minimum(np.searchsorted(starts + ends, 2 * tokens + 1), len(bounds) - 1)
     earlier = np.maximum(later - 1, 0)
     best: IntArray = np.where(poorer_side(earlier) >= poorer_side(later), earlier, later)

@@ -72,12 +72,12 @@ class TextRow(NamedTuple):
 
     @property
     def input(self) -> str | tuple[str, str]:
-        """The text, or the pair of texts, in the form that the library `tokenizers` takes."""
+        """The text or the pair of texts, as an argument for the library `tokenizers`."""
         return self.text if self.text_pair is None else (self.text, self.text_pair)
 
 
 class TupleRow(NamedTuple):
-    """A row of texts whose embeddings are compared with each other.
+    """A row for training embeddings, which contains texts whose embeddings are compared.
 
     Attributes:
         position: The position of the row in its file.
@@ -115,7 +115,7 @@ class TaggedRow(NamedTuple):
 
 
 class QuestionRow(NamedTuple):
-    """A row with a question and the context in which its answer is searched.
+    """A question, and the context that may contain its answer.
 
     Attributes:
         position: The position of the row in its file.
@@ -141,7 +141,7 @@ class IdsRow(NamedTuple):
 
 
 class BadRow(NamedTuple):
-    """A row that cannot be read, with the problem as text.
+    """A row that cannot be read, with a description of the problem.
 
     It is yielded only if the caller reports such rows instead of stopping.
     """
@@ -155,7 +155,8 @@ Row: TypeAlias = TextRow | TupleRow | TaggedRow | QuestionRow | IdsRow
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Tokenized sequences in columns. The tokens of sequence i are `[offsets[i] : offsets[i + 1]]` of every array [T].
+    """Tokenized sequences, stored in flat arrays. The tokens of sequence i are `[offsets[i] : offsets[i + 1]]` of every
+    array [T].
 
     Attributes:
         row: int64 [N], the index of the row that each sequence comes from, among the rows that were tokenized together. It
@@ -195,7 +196,7 @@ class Sequences:
 def sequences_from_ids(
     input_ids: SequenceOf[Int32Array], segment_ids: SequenceOf[NDArray[np.int8]], cut_rows: int = 0
 ) -> Sequences:
-    """Return a `Sequences` object for token ids, in which every sequence belongs to a row of its own.
+    """Return a `Sequences` object for given token ids, in which every sequence belongs to a row of its own.
 
     Args:
         input_ids: The token ids of each sequence.
@@ -212,7 +213,7 @@ def sequences_from_ids(
 
 
 def concatenate_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceOf[int]) -> Sequences:
-    """Concatenate the sequences of consecutive windows of rows into one `Sequences` object.
+    """Concatenate the sequences of several consecutive windows of rows into one `Sequences` object.
 
     Args:
         parts: The sequences of each window. Either all or none of them have `characters`, `words` or `target`.
@@ -221,7 +222,7 @@ def concatenate_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceO
     rows_before = np.cumsum(rows_of_parts) - np.asarray(rows_of_parts)
 
     def joined(name: str) -> AnyArray | None:
-        """Return a column of all windows, or None if the windows do not have it."""
+        """Concatenate a column of all windows. Return None if the windows lack this column."""
         columns = [getattr(part, name) for part in parts]
         return None if columns[0] is None else np.concatenate(columns)
 

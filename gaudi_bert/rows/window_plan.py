@@ -39,14 +39,14 @@ _ALGORITHM = "lpfhp"  # best fit
 MAX_ROW_LENGTHS = 4
 _USUAL_LENGTHS = (64, 128, 256, 512)
 _LENGTH_STEP = 16
-# The row length is divided by this number to get the largest number of sequences in a row. A short sequence has four tokens:
-# [CLS], two word pieces and [SEP].
+# A row holds at most its length divided by this number of sequences. Even a short sequence has four tokens: [CLS], two word
+# pieces and [SEP].
 _TOKENS_PER_SEQUENCE = 4
 
 
 @dataclass(frozen=True)
 class RowLengthPacks:
-    """Those packs of a window that have the same row length.
+    """The packs of a `WindowPlan` that have the same row length.
 
     Attributes:
         length: The length of a row in tokens.
@@ -61,7 +61,7 @@ class RowLengthPacks:
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """How a window of sequences is packed: the packs of each row length, and how much computation they save.
+    """A plan that divides the sequences of a window into packs of one or several row lengths.
 
     Attributes:
         parts: The packs of each row length.
@@ -78,13 +78,13 @@ class WindowPlan:
 
     @property
     def padding(self) -> float:
-        """The fraction of all slots that are padding."""
+        """The fraction of token positions (slots) in all rows that contain padding."""
         return 1 - self.tokens / self.slots if self.slots else 0.0
 
 
 @dataclass(frozen=True)
 class PackRunner:
-    """Runs one model on the packs of a window of sequences, batch by batch.
+    """Runs a model on the packs of a window of sequences, batch by batch.
 
     Attributes:
         compute: Returns the outputs for the features of a batch (`rows/packs.py`): float32 [B, S, C], or [B, L, C] with
@@ -104,7 +104,7 @@ class PackRunner:
     def run(
         self, sequences: Sequences, plan: WindowPlan, computed: Callable[[int], None] = lambda slots: None
     ) -> Float32Array:
-        """Compute all packs of a window, and return the outputs for each sequence, float32 [N, C], or for each token,
+        """Run the model on all packs of a window. Return the outputs of each sequence, float32 [N, C], or of each token,
         float32 [T, C].
 
         Args:
@@ -122,7 +122,7 @@ class PackRunner:
         return outputs
 
     def find_non_finite_row(self, outputs: Float32Array, sequences: Sequences) -> int | None:
-        """Return the first row of the window whose outputs are not all finite, or None if all outputs are finite."""
+        """Return the index of the first row with an output that is not finite. Return None if all outputs are finite."""
         if np.isfinite(outputs).all():
             return None
         first = int(np.flatnonzero(~np.isfinite(outputs).all(axis=1))[0])
@@ -161,7 +161,7 @@ def plan_window(
     solved = [_pack_into_rows(lengths, choice) for choice in choices]
 
     def cost(mixtures: list[tuple[int, StrategyCounts]]) -> float:
-        """Return the estimated cost of packs with one or two row lengths."""
+        """Return the estimated cost of computing packs of one or two row lengths."""
         return sum(
             count_packs(strategy_counts) * estimate_row_cost(length, hidden_size) for length, strategy_counts in mixtures
         )
@@ -175,7 +175,9 @@ def plan_window(
 
 
 def _plan_one_per_row(lengths: IntArray, rows: list[int]) -> Iterator[RowLengthPacks]:
-    """Yield packs of one sequence each. Every sequence gets the shortest of the row lengths `rows` that holds it."""
+    """Put every sequence into a row of its own, and yield the packs of each row length. A sequence gets the shortest row
+    that holds it.
+    """
     which = np.searchsorted(rows, lengths)
     for number, length in enumerate(rows):
         members = np.flatnonzero(which == number)
@@ -204,7 +206,9 @@ def max_depth(length: int) -> int:
 def _candidate_lengths(
     longest: int, rounded: int, fixed_row_length: int | None, max_row_length: int | None
 ) -> Iterator[tuple[int, ...]]:
-    """Yield the combinations of row lengths to try: a single length for all rows, or a long and a short length."""
+    """Yield the combinations of row lengths to try. A combination is a single length for all rows, or a long and a short
+    length.
+    """
     if fixed_row_length is not None:
         yield (fixed_row_length,)
         return
@@ -215,8 +219,7 @@ def _candidate_lengths(
 
 
 def _pack_into_rows(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[int, StrategyCounts]]:
-    """Pack the sequences into rows of one or two lengths, and return each row length with the lengths of the sequences in
-    its packs.
+    """Pack the sequences into rows of one or two lengths. Return each row length with the sequence lengths in its packs.
 
     Long rows take all sequences that are too long for short rows. Then they are filled with other sequences by best fit. The
     short rows take the remaining sequences.
@@ -236,7 +239,7 @@ def _pack_into_rows(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[in
 
 
 def _assign_sequences(lengths: IntArray, mixtures: list[tuple[int, StrategyCounts]]) -> Iterator[RowLengthPacks]:
-    """Assign the sequences of a window to planned packs, and yield the packs of each row length."""
+    """Choose the sequences for planned packs, in which only the lengths are fixed, and yield the packs of each row length."""
     free = np.arange(len(lengths), dtype=np.int64)
     for length, strategy_counts in mixtures:
         if not strategy_counts:
@@ -254,7 +257,7 @@ def _assign_sequences(lengths: IntArray, mixtures: list[tuple[int, StrategyCount
 
 
 def _choose_row_lengths(counts: IntArray, longest: int, cost: Callable[[int], float]) -> tuple[list[int], float]:
-    """Choose the row lengths that cost least if every row contains a single sequence, and return them with their total cost.
+    """Choose the row lengths with the lowest cost for rows of one sequence each, and return them with the total cost.
 
     Args:
         counts: int64, the number of sequences of each length, from 1.
@@ -267,7 +270,7 @@ def _choose_row_lengths(counts: IntArray, longest: int, cost: Callable[[int], fl
     grid = np.append(np.arange(LENGTH_STEP_UNPACKED, longest, LENGTH_STEP_UNPACKED), longest)
     below_G = np.cumsum(np.pad(counts, (0, max(0, longest - len(counts)))))[grid - 1]
     costs_G = np.array([cost(int(length)) for length in grid])
-    # best_G[j] is the least cost of the sequences of at most grid[j] tokens if the longest row length is grid[j]. Each
+    # best_G[j] is the lowest cost of all sequences of at most grid[j] tokens in rows of at most grid[j] tokens. Each
     # iteration allows one more row length.
     best_G = below_G * costs_G
     before = []
