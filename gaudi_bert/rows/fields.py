@@ -203,7 +203,7 @@ class RowParser:
         return self._parse_label_name(column, value)
 
     def _parse_number(self, value: object) -> float:
-        """Parse a numeric label, which is a number or a string that contains a decimal number. It must be finite in float32."""
+        """Parse a numeric label, which is a number or a string with a decimal number. It must be finite in float32."""
         if isinstance(value, str):
             result = float(value) if _DECIMAL.fullmatch(value.strip()) else math.nan
         elif isinstance(value, int) and abs(value) > _LARGEST_FLOAT32:  # `float` would raise an OverflowError

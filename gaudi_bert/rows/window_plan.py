@@ -239,7 +239,7 @@ def _pack_into_rows(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[in
 
 
 def _assign_sequences(lengths: IntArray, mixtures: list[tuple[int, StrategyCounts]]) -> Iterator[RowLengthPacks]:
-    """Choose the sequences for planned packs, in which only the lengths are fixed, and yield the packs of each row length."""
+    """Choose the sequences for planned packs, in which only the lengths are fixed. Yield the packs of each row length."""
     free = np.arange(len(lengths), dtype=np.int64)
     for length, strategy_counts in mixtures:
         if not strategy_counts:
