@@ -1,8 +1,8 @@
-"""The base classes of all stored JSON files, and the types and file names that several of them share.
+"""The base classes of all JSON files that the stages write, and the types and file names that several of these files share.
 
-An `Artefact` is a frozen, strictly typed pydantic model that reads and writes its own file. Files on which other stages
-build (plan.json, metadata.json, the manifests) reject unknown keys. Files of metrics (`ExtensibleArtefact`) ignore unknown
-keys, so that later versions can add some.
+An `Artefact` is an immutable, strictly typed pydantic model that reads and writes its own file. Files from which other
+stages continue (plan.json, metadata.json and the manifests) reject unknown keys. Files that contain metrics
+(`ExtensibleArtefact`) ignore unknown keys, so that later versions can add some.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from gaudi_bert.common.files import read_file, write_json, write_text
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.values import format_problem, require_pattern
 
+# The maximum of all counts. It is low enough that the sum of two counts fits into an int64.
 LARGEST_COUNT = 2**62
-"""The maximum of every count. The sum of two counts fits into an int64."""
 
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
@@ -35,15 +35,16 @@ Sha256 = Annotated[str, require_pattern("[0-9a-f]{64}", "64 digits from 0 to f")
 
 
 class Artefact(BaseModel):
-    """The base class of the JSON files that stages write. It is frozen, does not convert types, and rejects unknown keys.
+    """The base class of the JSON files that the stages of a pipeline write. Instances are immutable and strictly typed, and
+    unknown keys are errors.
 
     Attributes:
         file_name: The name of the file in its folder, or "" if it has no fixed name.
-        remedy: What the user can do about a damaged file, for error messages.
+        remedy: What the user can do if the file is damaged, for error messages.
         line_per_entry: Keys whose lists are written with one line for each entry. If there are none, the file is indented
             JSON.
         omits_defaults: Omit keys that have their default value from the file.
-        rare: Keys that are omitted from the file if their value is empty.
+        rare: Keys that the file contains only if their value is not empty.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
@@ -56,7 +57,7 @@ class Artefact(BaseModel):
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """Read and check a file.
+        """Read a JSON file, and validate its content.
 
         Args:
             path: The file, or the folder that contains it.
@@ -69,12 +70,14 @@ class Artefact(BaseModel):
 
     @classmethod
     def read_if_present(cls, path: Path) -> Self | None:
-        """Read and check a file, as `read` does, or return None if there is no such file."""
+        """Read and validate a JSON file, as `read` does. Return None if the file does not exist."""
         return cls.read(path) if os.path.lexists(cls.path_in(path)) else None
 
     @classmethod
     def read_lines(cls, path: Path) -> tuple[Self, ...]:
-        """Read and check a file with one object per line. If a killed run truncated the last line, the line is ignored.
+        """Read a file that contains one JSON object per line, and return one instance per line.
+
+        If the process that wrote the file was killed, the incomplete last line is ignored.
 
         Raises:
             InputError: The file cannot be read, or a line is invalid.
@@ -102,12 +105,13 @@ class Artefact(BaseModel):
             raise InputError(f"{source}: {_describe_first_problem(error)}; {remedy}") from error
 
     def write(self, path: Path) -> None:
-        """Write the file atomically. `path` is the file, or the folder that contains it."""
+        """Write the content to a JSON file atomically. `path` is the file, or the folder that will contain it."""
         path = self.path_in(path)
         if not self.line_per_entry:
             write_json(path, self.as_json())
             return
-        lines = []  # one line for each key and each entry of a long list, so that `diff` shows what has changed
+        # Write one line for each key and for each entry of a long list, so that `diff` shows what has changed.
+        lines = []
         for key, value in self.as_json().items():
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             if key in self.line_per_entry and value:
@@ -117,33 +121,33 @@ class Artefact(BaseModel):
 
     @classmethod
     def path_in(cls, path: Path | str) -> Path:
-        """Return the path of the file, given the path of the file or of its folder.
+        """Return the path of the JSON file in a folder.
 
-        `path` is returned unchanged if it ends in `.json` or if this kind of file has no fixed name.
+        Return `path` unchanged if it already ends in `.json`, or if files of this class have no fixed name.
         """
         path = Path(path)
         return path if path.suffix == ".json" or not cls.file_name else path / cls.file_name
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content as JSON values, with the keys and the order of the file."""
+        """Return the content as a dictionary of JSON values, in the same order as in the file."""
         empty = {key for key in self.rare if not getattr(self, key)}
         return self.model_dump(mode="json", exclude_defaults=self.omits_defaults, exclude=empty)
 
     def summary(self) -> dict[str, Any]:
-        """Return the content that commands print with `--json`. Subclasses omit long lists."""
+        """Return the part of the content that commands print with `--json`. Subclasses leave out long lists."""
         return self.as_json()
 
 
 class ExtensibleArtefact(Artefact):
-    """The base class of JSON files to which later versions may add keys, such as metrics. Unknown keys are ignored."""
+    """The base class of JSON files that contain metrics. Unknown keys are ignored, because later versions may add keys."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 def read_complete_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file that contains one JSON object per line. An incomplete last line is omitted.
+    """Return the lines of a file that contains one JSON object per line, without an incomplete last line.
 
-    The last line is incomplete if the process that wrote it was killed.
+    The last line is incomplete if the process that wrote the file was killed.
     """
     lines = read_file(path).splitlines()
     if lines and not lines[-1].endswith(b"}"):
@@ -152,7 +156,7 @@ def read_complete_lines(path: Path) -> list[bytes]:
 
 
 def _describe_first_problem(error: ValidationError) -> str:
-    """Return the first problem of a pydantic error as one line of text that names the key."""
+    """Describe the first problem of a pydantic validation error in one line that names the key."""
     problem = error.errors(include_url=False)[0]
     key = shorten(".".join(str(part) for part in problem["loc"]))
     if problem["type"] == "json_invalid":
@@ -173,20 +177,18 @@ def _describe_first_problem(error: ValidationError) -> str:
 
 METADATA_NAME = "metadata.json"
 VERIFICATION_NAME = "verification.json"
+# The sub-folder of a packed table for all files that are not Parquet. pyarrow and Spark ignore names that begin with `_`,
+# and `datasets` ignores folders that begin with `__`.
 NOTES_NAME = "__gaudi_bert__"
-"""The folder, in a folder of tables, for all files that are not Parquet.
-
-pyarrow and Spark ignore names that begin with `_`, and `datasets` ignores folders that begin with `__`.
-"""
 
 
 def manifest_path(folder: Path, group: int) -> Path:
-    """Return the path of a group's manifest. `folder` is the folder of the manifests."""
+    """Return the path of the manifest, the JSON file in `folder` that describes one group of packs."""
     return folder / f"group-{group:05d}.json"
 
 
 def part_path(file: Path, part: tuple[int, int]) -> Path:
-    """Return the path of the file in which part K of N of a histogram or verification is stored.
+    """Return the path at which one of several runs stores its part of a histogram or a verification.
 
     Args:
         file: The path of the complete file.
@@ -196,7 +198,8 @@ def part_path(file: Path, part: tuple[int, int]) -> Path:
 
 
 def find_complete_parts(file: Path, names: Iterable[str]) -> list[Path]:
-    """Return the paths of all N parts of a histogram or verification, or an empty list if a part is missing.
+    """Return the paths of all parts of a histogram or a verification that was divided among several runs. If a part is
+    missing, return an empty list.
 
     Args:
         file: The path of the complete file.
@@ -212,13 +215,13 @@ def find_complete_parts(file: Path, names: Iterable[str]) -> list[Path]:
 
 
 class InputFile(Artefact):
-    """An input file as the histogram, the plan, the manifests and the metadata list it.
+    """The name, size and checksum of an input file, as the histogram, the plan, the manifests and the metadata record them.
 
     Attributes:
         name: The name of the file without its folder.
         bytes: Its size on the disk.
         crc32c: The CRC-32C of its bytes on the disk.
-        sequences: The number of its sequences. Manifests and metadata omit it, and it is 0 there.
+        sequences: The number of its sequences. Manifests and metadata do not contain it, so it is 0 in them.
     """
 
     name: str
@@ -228,12 +231,14 @@ class InputFile(Artefact):
 
     @property
     def identity(self) -> dict[str, int]:
-        """The size and the checksum, which identify the file independently of its name and folder."""
+        """The size and the checksum of the file. Two files with equal values have the same content, whatever their names
+        are.
+        """
         return self.model_dump(include={"bytes", "crc32c"})
 
 
 class InputTable(InputFile):
-    """An input file that is a table.
+    """The name, size and checksum of an input file that contains a table, and the number of its rows.
 
     Attributes:
         rows: The number of its rows. Rows are numbered over all files, in the order of their names.
@@ -243,7 +248,7 @@ class InputTable(InputFile):
 
 
 def counts_to_json_fields(counts: Sequence[int]) -> dict[str, Any]:
-    """Return the values of the keys `sequences`, `tokens` and `counts` of a manifest or histogram.
+    """Convert the number of sequences of each length to the JSON keys `sequences`, `tokens` and `counts`.
 
     Args:
         counts: The number of sequences of length 1, 2, ...
@@ -256,7 +261,7 @@ TooLong = Literal["error", "truncate", "split", "drop"]
 
 
 class TooLongRows(Artefact):
-    """Counts of the rows that have more tokens than a pack has slots, and what was done with them.
+    """Counts of the table rows that have more tokens than fit into a pack, and what was done with these rows.
 
     Attributes:
         policy: "error" rejects such rows, "truncate" keeps their first tokens, "split" cuts them into several sequences, and
@@ -274,7 +279,7 @@ class TooLongRows(Artefact):
     added_sequences: Count
 
     def format_line(self) -> str:
-        """Return the summary as one line of text."""
+        """Describe in one line of text how many rows were too long, and what was done with them."""
         if not self.rows:
             return "no row was too long"
         were = "row was" if self.rows == 1 else "rows were"
@@ -288,7 +293,7 @@ class TooLongRows(Artefact):
 
 
 class VocabularyInfo(Artefact):
-    """The size and the checksum of a vocabulary, which identify it.
+    """The size and the checksum that identify a vocabulary.
 
     Attributes:
         size: The number of its tokens.
@@ -300,11 +305,11 @@ class VocabularyInfo(Artefact):
 
     @classmethod
     def from_file(cls, path: Path) -> VocabularyInfo:
-        """Return the identity of a `vocab.txt`, which has one token per line.
+        """Compute the size and the checksum of a `vocab.txt` file, which contains one token per line.
 
         Raises:
             InputError: The file cannot be read.
         """
         data = read_file(path)
-        # A token may contain other characters that Unicode defines as line breaks, so only newlines separate tokens.
+        # Split at newlines only, because a token may contain other characters that Unicode defines as line breaks.
         return cls(size=len(data.removesuffix(b"\n").split(b"\n")), sha256=hashlib.sha256(data).hexdigest())

@@ -1,9 +1,10 @@
-"""Decides whether a stage has nothing to do, resumes its work or rejects its output folder, and supports folders of groups.
+"""Checks whether the output of a stage is complete, can be resumed or belongs to something else, and supports folders that
+are written group by group.
 
-Every artefact has a settings file, which contains the stage, its settings and the identity of its inputs (`Signature`). It
-is written before the work starts, so that unfinished work is only resumed with the same settings. The final file of an
-artefact is written last, so that the artefact is complete if this file exists. `GroupedOutput` writes a folder group by
-group.
+Every output (artefact) has a settings file, which contains the stage, its settings and the identity of its inputs
+(`Signature`). It is written before the work starts, so that unfinished work is only resumed with the same settings. The
+final file of an output is written last, so an output is complete if this file exists. `GroupedOutput` writes a folder group
+by group.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gaudi_bert.common.progress import Reporter
 
 @dataclass(frozen=True)
 class Signature:
-    """The stage, the settings and the inputs on which the content of an artefact depends.
+    """The stage, the settings and the inputs that determine the content of an output file or folder.
 
     All values are JSON values. They do not contain a time, a host, a user or an absolute path, so that the same artefact has
     the same signature everywhere.
@@ -44,15 +45,16 @@ class Signature:
     inputs: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the signature as it is read back from a JSON file, in which tuples become lists."""
+        """Return the signature as JSON values. Tuples become lists, as if it had been read from a JSON file."""
         value = {"stage": self.stage, "settings": dict(self.settings), "inputs": dict(self.inputs)}
         stored: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
         return stored
 
     def to_flat_dict(self) -> dict[str, Any]:
-        """Return all settings and inputs in one flat dictionary, which the processes of a training run compare.
+        """Return all settings and inputs in one flat dictionary.
 
-        The settings must be grouped in sections. A setting has the key `section.name`.
+        The processes of a training run compare these dictionaries. The settings must be grouped in sections. A setting has
+        the key `section.name`.
         """
         settings = {f"{section}.{name}": value for section, own in self.settings.items() for name, value in own.items()}
         return {**settings, **self.inputs}
@@ -78,19 +80,20 @@ def read_signature(path: Path) -> Signature:
 
 
 def settings_path(artefact: Path, final_file: Path | None = None) -> Path:
-    """Return the path of an artefact's settings file.
+    """Return the path of the settings file that belongs to an output file or folder.
 
     For a folder, it is `settings.json` in the folder of the file `final_file`. For a single file `x.json`, it is
     `x.settings.json` next to the file. For any other file, such as `x.npy`, it is `x.npy.settings.json`, because files that
     differ only in their suffix are different artefacts.
 
     Args:
-        artefact: The folder or file.
-        final_file: The file that is written last. For a single file, it is the artefact itself. By default, the artefact is
-            considered a file if it has a suffix and is not a folder, and `final_file` is in the folder `artefact` otherwise.
+        artefact: The output folder or file.
+        final_file: The file that is written last. If the output is a single file, it is this file. By default, a path that
+            has a suffix and is not a folder is considered a single file, and any other path a folder that contains the final
+            file.
 
     Raises:
-        InputError: The artefact is a single file, and its path has no file name.
+        InputError: The output is a single file, and its path has no file name.
     """
     if final_file == artefact or (final_file is None and artefact.suffix and not artefact.is_dir()):
         check_file_name(artefact)
@@ -99,11 +102,13 @@ def settings_path(artefact: Path, final_file: Path | None = None) -> Path:
 
 
 def is_artefact_finished(artefact: Path, final_file: Path, signature: Signature) -> bool:
-    """Return whether an artefact exists, is complete and was made with this signature. Nothing is written.
+    """Return whether an output file or folder is complete and was written with this signature.
+
+    Nothing is written.
 
     Args:
-        artefact: The folder or file.
-        final_file: The file that is written last. For a single file, it is the artefact itself.
+        artefact: The output folder or file.
+        final_file: The file that is written last. If the output is a single file, it is this file.
         signature: The expected signature.
     """
     settings = settings_path(artefact, final_file)
@@ -112,22 +117,21 @@ def is_artefact_finished(artefact: Path, final_file: Path, signature: Signature)
 
 
 def begin_artefact(artefact: Path, final_file: Path, signature: Signature, overwrite: bool = False) -> bool:
-    """Prepare to write an artefact, unless it is already complete.
+    """Prepare to write an output file or folder. Return True if it is already complete, so that there is nothing to do.
 
-    If there is work to do, the settings file is written. Before that, an artefact with another signature is removed if
-    `overwrite` is set.
+    Otherwise, write the settings file. If there is an output with another signature and `overwrite` is set, remove it first.
 
     Args:
-        artefact: The folder or file.
-        final_file: The file that is written last. For a single file, it is the artefact itself.
-        signature: The signature of the artefact.
-        overwrite: Replace an artefact with another signature.
+        artefact: The output folder or file.
+        final_file: The file that is written last. If the output is a single file, it is this file.
+        signature: The signature of the output.
+        overwrite: Whether to replace an output with another signature.
 
     Returns:
-        True if the artefact is complete and has this signature. False if there is work to do.
+        True if the output is complete and has this signature. False if there is work to do.
 
     Raises:
-        InputError: The place contains other files (see `check_output_place`), or an artefact with another signature and
+        InputError: The path contains other files (see `check_output_place`), or an output with another signature although
             `overwrite` is not set.
     """
     if is_artefact_finished(artefact, final_file, signature):
@@ -149,21 +153,21 @@ def begin_artefact(artefact: Path, final_file: Path, signature: Signature, overw
 
 
 def check_output_place(artefact: Path, final_file: Path, stage: str, overwrite: bool = False) -> None:
-    """Check that the path at which an artefact will be written contains no files of something else.
+    """Check that the path for a stage's output contains no files that do not belong to this output.
 
     Nothing is written or removed.
 
     A command that locks its output calls this function before it creates the lock file.
 
     Args:
-        artefact: The folder or file.
-        final_file: The file that is written last. For a single file, it is the artefact itself.
-        stage: The stage that writes the artefact.
-        overwrite: Whether the files of an existing artefact would be removed.
+        artefact: The output folder or file.
+        final_file: The file that is written last. If the output is a single file, it is this file.
+        stage: The stage that writes the output.
+        overwrite: Whether the files of an existing output would be removed.
 
     Raises:
-        InputError: There are visible files, but no settings file of a stage that writes this artefact. With `overwrite`,
-            also if there is a visible or hidden file that does not belong to the artefact.
+        InputError: There are visible files, but no settings file of a stage that writes this output. If `overwrite` is set,
+            any file that does not belong to the output is an error, even a hidden one.
     """
     check_file_name(artefact)
     settings, owned = settings_path(artefact, final_file), OWNED[stage]
@@ -171,7 +175,7 @@ def check_output_place(artefact: Path, final_file: Path, stage: str, overwrite: 
     kind = "file" if final_file == artefact else "folder"
     is_ours = _is_settings_file_of(settings, owned.stages)
     if is_ours and not overwrite and artefact.is_dir() and final_file != artefact:
-        return  # skip the listing, which may be slow, because the caller compares the settings
+        return  # listing the folder may be slow, and is not needed, because the caller compares the settings
     own, foreign = _split_own_and_foreign_files(artefact, final_file, stage)
     if not is_ours:
         there = [*own, *foreign, *([settings] if settings.exists() else [])]
@@ -193,16 +197,16 @@ def check_output_place(artefact: Path, final_file: Path, stage: str, overwrite: 
 
 
 def remove_artefact(artefact: Path, final_file: Path, stage: str) -> None:
-    """Remove the files of an artefact and its empty folders, and nothing else.
+    """Remove the files that belong to the output of a stage, and the folders that become empty.
 
-    The final file is removed first and the settings file last, so that an artefact that a killed process has removed only in
-    part is never taken for a complete one. Lock files directly in the folder stay, because another process may hold them.
-    Lock files in deeper folders belong to complete parts and are removed.
+    The final file is removed first and the settings file last. If the process is killed in between, the remaining files are
+    therefore not mistaken for a complete output. Lock files directly in the folder stay, because another process may hold
+    them. Lock files in deeper folders belong to complete parts and are removed.
 
     Args:
-        artefact: The folder or file.
-        final_file: The file that is written last. For a single file, it is the artefact itself.
-        stage: The stage that writes the artefact.
+        artefact: The output folder or file.
+        final_file: The file that is written last. If the output is a single file, it is this file.
+        stage: The stage that writes the output.
     """
     own, _ = _split_own_and_foreign_files(artefact, final_file, stage)
     files = [path for path in own if path.suffix != ".lock" or path.parent not in (artefact, final_file.parent)]
@@ -213,17 +217,18 @@ def remove_artefact(artefact: Path, final_file: Path, stage: str) -> None:
 
 
 def _remove_empty_folders(folders: Iterable[Path]) -> None:
-    """Remove each of these folders that is empty, sub-folders first. Symbolic links are not removed."""
+    """Remove those of the given folders that are empty, sub-folders first. Symbolic links stay."""
     for folder in sorted(folders, reverse=True):
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             folder.rmdir()
 
 
 def _split_own_and_foreign_files(artefact: Path, final_file: Path, stage: str) -> tuple[list[Path], list[Path]]:
-    """List the files at the path of an artefact, without its settings file.
+    """List the files at the path of an output, divided into files that can belong to it and all other files. The settings
+    file is not listed.
 
     Returns:
-        (files that can belong to the artefact, all other files).
+        (files that can belong to the output, all other files).
     """
     owned, settings = OWNED[stage], settings_path(artefact, final_file)
     if final_file == artefact:
@@ -245,7 +250,7 @@ def _split_own_and_foreign_files(artefact: Path, final_file: Path, stage: str) -
 
 
 def _is_settings_file_of(path: Path, stages: Sequence[str]) -> bool:
-    """Return whether `path` is a settings file of one of the stages. A symbolic link is not a settings file."""
+    """Return whether `path` is a settings file that one of the given stages wrote. Symbolic links do not count."""
     if path.is_symlink() or not path.is_file():
         return False
     try:
@@ -255,13 +260,15 @@ def _is_settings_file_of(path: Path, stages: Sequence[str]) -> bool:
 
 
 def _is_hidden(path: Path, artefact: Path, final_file: Path) -> bool:
-    """Return whether a file is hidden: whether its name, or a folder between it and the artefact, begins with a dot."""
+    """Return whether the name of a file begins with a dot, or the name of a folder between the file and its output folder
+    does.
+    """
     folder = next((folder for folder in (artefact, final_file.parent) if path.is_relative_to(folder)), path.parent)
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def describe_first_difference(stored: Any, expected: Any, expected_origin: str, key_path: str = "") -> str | None:
-    """Describe the first difference between two JSON values.
+    """Describe the first difference between two JSON values. Return None if they are equal.
 
     Args:
         stored: The value that was read from a file.
@@ -299,8 +306,8 @@ _ABSENT = object()
 # running the same command again. A kernel lock prevents two processes from writing the same group at the same time. Object
 # stores have no locks, but two processes that write the same group there upload the same bytes.
 
+# The maximum number of summary files that are downloaded to the scratch folder at the same time.
 _FETCHED_TOGETHER = 256
-"""The maximum number of summaries that are in scratch at the same time."""
 
 Group = TypeVar("Group")
 Summary = TypeVar("Summary", bound=Artefact)
@@ -308,15 +315,15 @@ Summary = TypeVar("Summary", bound=Artefact)
 
 @dataclass(frozen=True)
 class GroupedOutput(Generic[Group, Summary]):
-    """An output folder that a stage writes group by group, so that a killed run can be continued.
+    """An output folder that a stage writes one group of files at a time, so that a killed run can be resumed.
 
     Attributes:
-        folder: The folder.
+        folder: The output folder.
         final: The file that is written after all groups.
         signature: The signature of the folder.
-        summary: The type of the file that is written last in each group.
-        summary_path: Returns the path of a group's summary.
-        reporter: Receives messages.
+        summary: The type of the summary file, which is written last in each group.
+        summary_path: Returns the path of a group's summary file.
+        reporter: Prints messages.
     """
 
     folder: Path
@@ -327,7 +334,7 @@ class GroupedOutput(Generic[Group, Summary]):
     reporter: Reporter
 
     def begin_unless_finished(self, overwrite: bool) -> bool:
-        """Return True if the folder is already complete. Otherwise prepare it for writing, and return False.
+        """Prepare the folder for writing. Return True if it is already complete, so that there is nothing to do.
 
         A complete folder may be read-only.
 
@@ -356,18 +363,18 @@ class GroupedOutput(Generic[Group, Summary]):
             raise
 
     def remove_files(self) -> None:
-        """Remove the artefact's files, their lock files, and the folders that become empty. Other files stay."""
+        """Remove all files of this output, including lock files, and the folders that become empty. Other files stay."""
         remove_artefact(self.folder, self.final, self.signature.stage)
         if is_mirrored(self.folder):
             return
         own, _ = _split_own_and_foreign_files(self.folder, self.final, self.signature.stage)
-        remove_files(*own)  # lock files, which `remove_artefact` keeps
+        remove_files(*own)  # these are lock files, which `remove_artefact` keeps
         _remove_empty_folders({self.folder, self.final.parent, *(path.parent for path in own)})
 
     def read_complete_groups(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
-        """Read the summary of each group, and yield (group, summary) for those groups that are complete.
+        """Yield (group, content of its summary file) for each of the given groups that is complete.
 
-        Summaries in an object store are downloaded in batches of 256.
+        The summary files of an output in an object store are downloaded in batches of 256.
         """
         for start in range(0, len(groups), _FETCHED_TOGETHER):
             some = groups[start : start + _FETCHED_TOGETHER]
@@ -376,7 +383,7 @@ class GroupedOutput(Generic[Group, Summary]):
             remove_local_copies(*map(self.summary_path, some))
 
     def find_missing_groups(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups that are not complete yet, and report the number of complete groups."""
+        """Return the groups that still have to be written, and print how many groups are complete."""
         completed = {group for group, _ in self.read_complete_groups(groups)}
         if completed:
             self.reporter.say(f"{format_path(self.folder)}: {len(completed)} of {len(groups)} groups exist already")
@@ -400,19 +407,21 @@ class GroupedOutput(Generic[Group, Summary]):
             yield is_mirrored(self.folder) or self._read_summary(group) is None
 
     def _read_summary(self, group: Group) -> Summary | None:
-        """Return the summary of a group, or None if the group is not complete."""
+        """Read the summary file of a group. Return None if the group is not complete."""
         summary = self.summary.read_if_present(self.summary_path(group))
         return summary if summary is not None and self.is_group_complete(summary) else None
 
     def is_group_complete(self, summary: Summary) -> bool:
-        """Return whether the files of a group exist and belong to this output. Subclasses override this method.
+        """Return whether all files of a group exist and belong to this output. Subclasses override this method.
 
         Args:
-            summary: The summary of the group.
+            summary: The content of the group's summary file.
         """
         return True
 
     def write_final_file(self, content: Artefact) -> None:
-        """Write the final file under a lock, because several processes may finish at the same time."""
+        """Write the file that marks the folder as complete. Several processes may finish at the same time, so a lock is
+        held.
+        """
         with exclusive_lock(self.final, str(self.folder), wait=True):
             content.write(self.final)

@@ -1,6 +1,6 @@
 """conversion.json, the result of `convert`.
 
-Other trainers read every file in the folder `OUT` of HDF5 files, so this file is in the folder `OUT-conversion` next to it.
+It is in the folder `OUT-conversion` next to the folder `OUT` of HDF5 files, because other trainers read every file in `OUT`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gaudi_bert.common.progress import format_count
 
 
 class Conversion(Artefact):
-    """The content of conversion.json, which is written after all HDF5 files.
+    """The content of conversion.json, which summarizes a conversion of packs. It is written after all HDF5 files.
 
     Attributes:
         format: The format of the files.
@@ -30,10 +30,10 @@ class Conversion(Artefact):
     sequences: Count
 
     def format_lines(self) -> list[str]:
-        """Return the result as one line of text."""
+        """Return a line of text with the number of packs and the number of files."""
         return [f"{self.format}: {format_count(self.packs, 'pack')} in {format_count(self.files, 'file')}"]
 
 
 def conversion_path(out: Path) -> Path:
-    """Return the path of the conversion.json that belongs to the folder `out` of HDF5 files."""
+    """Return the path of the conversion.json file for a folder of HDF5 files."""
     return out.with_name(f"{out.name}-conversion") / "conversion.json"

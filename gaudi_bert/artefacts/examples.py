@@ -18,7 +18,7 @@ _TOKENIZE_REMEDY = "tokenize the texts again with --overwrite"
 
 
 class PreparedFile(Artefact):
-    """A file of examples with the number of its sequences and its size in bytes."""
+    """A file of pretraining examples, with the number of its sequences and its size in bytes."""
 
     name: str
     sequences: Count
@@ -26,7 +26,7 @@ class PreparedFile(Artefact):
 
 
 class PreparedSection(ExtensibleArtefact):
-    """Counts of the text and of the examples that were made from it, for one section of the text or a complete split.
+    """Counts of the text and of the examples made from it, either for one section of the text or for a complete split.
 
     Attributes:
         text_documents: The number of documents.
@@ -54,7 +54,7 @@ class PreparedSection(ExtensibleArtefact):
 
 
 class PreparedVocabulary(VocabularyInfo):
-    """The vocabulary of the examples.
+    """The vocabulary of the pretraining examples.
 
     Attributes:
         trained: Whether `prepare` trained the vocabulary from the text.
@@ -64,7 +64,7 @@ class PreparedVocabulary(VocabularyInfo):
 
 
 class TextSource(Artefact):
-    """A source of text: a file, or text that is bundled with this package."""
+    """A source of text, which is either a file or a text that is bundled with this package."""
 
     name: str
     format: str
@@ -72,7 +72,7 @@ class TextSource(Artefact):
 
 
 class PreparedExamples(ExtensibleArtefact):
-    """The content of examples.json, the summary of `prepare`.
+    """The content of examples.json, which summarizes the output of `gaudi-bert prepare`.
 
     Attributes:
         vocabulary: The vocabulary of the examples.
@@ -89,7 +89,7 @@ class PreparedExamples(ExtensibleArtefact):
     splits: dict[Literal["train", "evaluation"], PreparedSection]
 
     def format_lines(self) -> list[str]:
-        """Return the summary as lines of text: one for each split, and one for the vocabulary."""
+        """Return one line of text for each split, and one for the vocabulary."""
         lines = [
             f"{split}: {format_count(section.sequences, 'sequence')} ({format_count(section.tokens, 'token')}) "
             f"from {format_count(section.text_documents, 'document')}"
@@ -103,12 +103,15 @@ class PreparedExamples(ExtensibleArtefact):
 
 
 def token_table_path(folder: Path, part: int, parts: int) -> Path:
-    """Return the path of the Parquet table to which `tokenize` writes the rows of part `part` of `parts`."""
+    """Return the path of the Parquet table that `gaudi-bert tokenize` writes for one part of the texts.
+
+    Parts are counted from 0, and `parts` is their number.
+    """
     return folder / f"tokens-{part:05d}-of-{parts:05d}.parquet"
 
 
 class TokenisedPart(Artefact):
-    """The table of one part of the texts, and the counts of its rows.
+    """The name and size of the table that was written for one part of the texts, and counts of its rows.
 
     Attributes:
         name: The name of the table file.
@@ -132,7 +135,7 @@ class TokenisedPart(Artefact):
 
 
 class TextInput(Artefact):
-    """An input file of texts, identified by its name, its size and the CRC-32 of its bytes."""
+    """The name, size and CRC-32 of an input file that contains texts."""
 
     name: str
     bytes: Count
@@ -140,7 +143,7 @@ class TextInput(Artefact):
 
 
 class TokenisedTexts(ExtensibleArtefact):
-    """The content of tokens.json, the summary of `tokenize`.
+    """The content of tokens.json, which summarizes the output of `gaudi-bert tokenize`.
 
     Attributes:
         tool_version: The version of this package.
@@ -182,7 +185,7 @@ class TokenisedTexts(ExtensibleArtefact):
         return {name: value for name, value in self.as_json().items() if name not in self.line_per_entry}
 
     def format_lines(self) -> list[str]:
-        """Return the summary as lines of text: the number of rows, and what was done with texts that were too long."""
+        """Return lines of text with the number of rows, and what was done with texts that were too long."""
         counted = f"{format_count(self.texts, 'text')} became {format_count(self.rows, 'row')}"
         lines, too_long = [f"{counted} with {format_count(self.tokens, 'token')}"], self.too_long
         if self.empty_texts:

@@ -1,7 +1,7 @@
-"""The histogram file, histogram.json, which contains the number of sequences of each length, in total and for each file.
+"""The file histogram.json, which contains the number of sequences of each length, in total and for each input file.
 
-`max_sequence_length` and `counts` are the only required keys. They are sufficient to plan and to estimate, but not to write
-packs.
+`max_sequence_length` and `counts` are the only required keys. They are sufficient for planning and estimating a packing, but
+not for writing packs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gaudi_bert.common.progress import format_bytes, format_count
 
 
 def _parse_counts(value: Any) -> IntArray:
-    """Convert the counts of an input file, a list of lists, to an array int64 [pairs, 3].
+    """Check the counts of an input file, and convert them from a list of lists to an int64 array [pairs, 3].
 
     The rows are sorted by length and then by masked positions.
 
@@ -49,7 +49,7 @@ def _parse_counts(value: Any) -> IntArray:
 
 
 class CountedFile(InputFile):
-    """An input file and the counts of its sequences.
+    """An input file, and the number of its sequences by length and by number of masked positions.
 
     Attributes:
         sequences: The number of sequences.
@@ -66,10 +66,10 @@ class CountedFile(InputFile):
 
     @model_validator(mode="after")
     def _check_sums(self) -> CountedFile:
-        """Check that no count is negative, and that the counts add up to the stated sequences and tokens."""
+        """Check that no count is negative, and that the counts add up to the stated numbers of sequences and tokens."""
         if (self.counts < 0).any():
             raise ValueError(f"{shorten(self.name)} contains a negative count; all counts must be at least 0")
-        rows = self.counts.tolist()  # the sums of large counts would overflow int64, but not Python integers
+        rows = self.counts.tolist()  # sums of large counts could overflow int64, so compute them with Python integers
         sequences, tokens = sum(row[2] for row in rows), sum(row[0] * row[2] for row in rows)
         if (sequences, tokens) != (self.sequences, self.tokens):
             stated = f"{self.sequences} sequences and {self.tokens} tokens"
@@ -78,7 +78,7 @@ class CountedFile(InputFile):
 
 
 class _LengthTotals(NamedTuple):
-    """The totals over all files for each length 1 .. L, as arrays int64 [L].
+    """Totals over all input files for each sequence length from 1 to L, as int64 arrays [L].
 
     Attributes:
         counts: The number of sequences.
@@ -90,7 +90,7 @@ class _LengthTotals(NamedTuple):
 
 
 class HistogramFile(Artefact):
-    """The content of histogram.json. In a file that `gaudi-bert histogram` did not write, the optional values may be None.
+    """The content of histogram.json. Optional values may be None if another program wrote the file.
 
     Attributes:
         max_sequence_length: L, the number of tokens in a row, including padding.
@@ -121,7 +121,7 @@ class HistogramFile(Artefact):
 
     @classmethod
     def read_and_merge(cls, paths: Sequence[Path]) -> Self:
-        """Read the files of one or several histograms, and merge them into one histogram.
+        """Read one or several histogram files, and merge them into one histogram.
 
         The files are sorted by name, so that the result does not depend on how they were divided into parts.
 
@@ -169,12 +169,12 @@ class HistogramFile(Artefact):
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of the content, by which a plan refers to its histogram."""
+        """The SHA-256 of the content. A plan stores it to identify the histogram from which it was made."""
         return hash_json(self.as_json())
 
     @model_validator(mode="after")
     def _check_counts(self) -> HistogramFile:
-        """Check that the counts, the totals and the counts of the files agree, and that no file is counted twice."""
+        """Check that the counts agree with the totals and with the counts of the files, and that no file is listed twice."""
         length = self.max_sequence_length
         if len(self.counts) != length:
             raise ValueError(f"expected {length} counts, for lengths 1 to {length}, found {len(self.counts)}")
@@ -195,11 +195,13 @@ class HistogramFile(Artefact):
         return self
 
     def compute_max_masked(self) -> IntArray | None:
-        """Return the maximum number of masked positions for each length, int64 [L], or None without counts per file."""
+        """Return the maximum number of masked positions for each length, int64 [L]. Return None if the histogram has no
+        counts per file.
+        """
         return None if self.files is None else self._sum_files().max_masked
 
     def _sum_files(self) -> _LengthTotals:
-        """Add up the counts of all input files for each length.
+        """Add up the counts of all input files for each sequence length.
 
         Raises:
             ValueError: A length or a number of masked positions is out of range.
@@ -220,7 +222,7 @@ class HistogramFile(Artefact):
         return _LengthTotals(counts, max_masked)
 
     def summary(self) -> dict[str, Any]:
-        """Return the totals over all files. `max_predictions` is 0 if no sequence has masked positions."""
+        """Return the totals over all input files. `max_predictions` is 0 if no sequence has masked positions."""
         files = self.files or ()
         sequences, tokens = sum(file.sequences for file in files), sum(file.tokens for file in files)
         return {
@@ -234,7 +236,7 @@ class HistogramFile(Artefact):
         }
 
     def format_lines(self) -> list[str]:
-        """Return the totals as one line of text."""
+        """Return a line of text with the totals."""
         totals = self.summary()
         return [
             f"{format_count(totals['sequences'], 'sequence')} in {format_count(totals['files'], 'file')} "

@@ -1,14 +1,14 @@
 """Access to object stores through a local folder that mirrors a URL.
 
-`mirror_folder(path)` returns the folder in which a stage works. For a local path, it is the path itself. For a URL, it is a
-new scratch folder in front of the object store. A file that a stage completes there is uploaded immediately (`common.files`
-reports it). The file that marks an artefact as finished is written last and therefore also uploaded last. Files that grow
-are uploaded when the stage calls `publish`, and hidden files are never uploaded. Files of an earlier run are downloaded when
-the stage requests them.
+`mirror_folder(path)` returns the folder in which a stage works. A local path is returned unchanged. For a URL, a new scratch
+folder is created that mirrors the objects below the URL. Each file that a stage completes in it is uploaded immediately
+(`common.files` reports such files). The final file of an output is written last, so it is also uploaded last. Files that
+grow are uploaded when the stage calls `publish_files`, and hidden files are never uploaded. Files of an earlier run are
+downloaded when the stage requests them.
 
 `open_local_copies` downloads complete files or folders, for libraries that read files several times or in any order. Most
-other functions take local paths. For a path that is not in a mirrored folder, they do the same on the local disk, or nothing
-if the store is their only purpose.
+other functions also accept ordinary local paths. They then do the same on the local disk, or nothing if only a store needs
+the operation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gaudi_bert.config.places import StoreSettings
 
 
 class _FileState(NamedTuple):
-    """The size and the modification time (in nanoseconds) of a local file, by which changes are detected."""
+    """The size and modification time (in nanoseconds) of a local file. If either changes, the file has changed."""
 
     bytes: int
     modified_ns: int
@@ -43,15 +43,14 @@ class _FileState(NamedTuple):
 
 @dataclass(frozen=True)
 class _MirroredFolder(Mirror):
-    """A local folder that mirrors the objects below a URL: files are downloaded to it and uploaded from it.
+    """A local folder that mirrors the objects below a URL. Its files are downloaded from the store and uploaded to it.
 
     Attributes:
         folder: The local folder.
         url: The URL that corresponds to the folder.
         objects: Access to the store.
-        listed: The size and version of files when they were listed. If they have changed when the file is downloaded, the
-            download fails.
-        uploaded_states: The states of local files that are equal to their objects in the store.
+        listed: The size and version of each file when it was listed. If the file has changed since then, its download fails.
+        uploaded_states: The size and modification time of each local file when it was last equal to its object in the store.
     """
 
     folder: Path
@@ -61,27 +60,27 @@ class _MirroredFolder(Mirror):
     uploaded_states: dict[Path, _FileState] = field(default_factory=dict)
 
     def object_url(self, path: Path) -> str:
-        """Return the URL of the object that corresponds to a local path."""
+        """Return the URL of the object that a local path stands for."""
         return "/".join((self.url, *path.relative_to(self.folder).parts))
 
     def is_visible(self, path: Path) -> bool:
-        """Return whether a file is visible: neither its name nor a folder between it and this folder begins with a dot."""
+        """Return whether neither a file's name nor the name of a folder between it and this folder begins with a dot."""
         return not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
 
     def upload_completed(self, path: Path) -> None:
-        """Upload a file that was completed, unless it is hidden."""
+        """Upload a file that has just been written completely, unless it is hidden."""
         if self.is_visible(path):
             self.upload(path)
 
     def upload(self, path: Path) -> None:
-        """Upload a local file to its object in the store."""
+        """Upload a local file to the store."""
         state = _read_file_state(path)
         self.listed.pop(path, None)
         self.objects.upload(path, self.object_url(path))
         self.uploaded_states[path] = state
 
     def download(self, path: Path) -> None:
-        """Download the object of a local path.
+        """Download a file from the store.
 
         Raises:
             InputError: The store does not have the file, or it has changed since it was listed.
@@ -90,46 +89,47 @@ class _MirroredFolder(Mirror):
         self.uploaded_states[path] = _read_file_state(path)
 
     def download_if_present(self, path: Path) -> None:
-        """Download a file if the store has it."""
+        """Download a file if it exists in the store."""
         info = self.listed.get(path) or self.objects.info(self.object_url(path))
         if info is not None:
             self.listed[path] = info
             self.download(path)
 
     def has_changed(self, path: Path) -> bool:
-        """Return whether a file is not hidden and differs from its object in the store."""
+        """Return whether a local file differs from its object in the store. Return False for hidden files."""
         return self.is_visible(path) and self.uploaded_states.get(path) != _read_file_state(path)
 
     def remove(self, path: Path) -> None:
-        """Remove the object of a local path. The local file stays."""
+        """Remove the object of a local file from the store. The local file stays."""
         self.listed.pop(path, None)
         self.uploaded_states.pop(path, None)
         self.objects.remove(self.object_url(path))
 
     def run_in_threads(self, action: Callable[[Path], None], paths: Iterable[Path]) -> None:
-        """Call a function for every path, with as many threads as the settings permit connections."""
+        """Call a function for every path, in as many threads as the settings allow connections to the store."""
         with ThreadPoolExecutor(self.objects.settings.connections) as pool:
             for _ in pool.map(action, paths):
                 pass
 
 
 def _read_file_state(path: Path) -> _FileState:
-    """Return the current state of a local file."""
+    """Return the size and modification time of a local file."""
     status = path.stat()
     return _FileState(status.st_size, status.st_mtime_ns)
 
 
 def _find_mirrored_folder(path: Path) -> _MirroredFolder | None:
-    """Return the mirrored folder that contains a path, or None."""
+    """Return the mirrored folder that contains a path. Return None if the path is an ordinary local path."""
     mirror = find_mirror(path)
     return mirror if isinstance(mirror, _MirroredFolder) else None
 
 
 @contextmanager
 def mirror_folder(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
-    """Provide a local folder for the duration of the block: `path` itself, or an empty mirrored folder if `path` is a URL.
+    """Provide a local folder in which a stage can read and write the files of `path`, for the duration of the block.
 
-    Errors that are raised in the block name the URL instead of the mirrored folder.
+    A local path is provided unchanged. For a URL, the folder is empty at first and mirrors the objects below the URL. Errors
+    that are raised in the block name the URL instead of the local folder.
 
     Args:
         path: A local folder or the URL of a folder.
@@ -143,13 +143,14 @@ def mirror_folder(path: Path, store: StoreSettings | None = None) -> Iterator[Pa
         return
     objects, url = ObjectStore(store), store_url(path)
     with _create_scratch_folder(objects.settings.scratch) as scratch:
-        # A path with a suffix would be treated as a file, so the folder must not have one.
+        # Settings files of folders and of single files have different names, and a path with a suffix is treated as a file.
+        # Therefore the name of this folder must not contain a dot.
         folder = scratch / Path(url).name.replace(".", "_")
         folder.mkdir()
         with mount_mirror(folder, _MirroredFolder(folder, url, objects)):
             try:
                 yield folder
-            except GaudiBertError as error:  # its message may contain the local path of an object, which users do not know
+            except GaudiBertError as error:  # name the URL, because users do not know the local path of an object
                 message = str(error).replace(str(folder), url)
                 if message == str(error):
                     raise
@@ -157,20 +158,20 @@ def mirror_folder(path: Path, store: StoreSettings | None = None) -> Iterator[Pa
 
 
 def is_mirrored(path: Path) -> bool:
-    """Return whether `path` is in a mirrored folder."""
+    """Return whether a local path is in a folder that mirrors an object store."""
     return _find_mirrored_folder(path) is not None
 
 
 def format_path(path: Path) -> str:
-    """Return the name of a local path for messages: its URL if it is in a mirrored folder, otherwise the path."""
+    """Return the name of a local path for messages. If the path is in a mirrored folder, this is its URL."""
     mirror = _find_mirrored_folder(path)
     return str(path) if mirror is None else mirror.object_url(path)
 
 
 def fetch_files(*paths: Path) -> None:
-    """Download files of a mirrored folder, except those that exist locally or not in the store.
+    """Download those of the given files that are missing locally but exist in the store.
 
-    Do nothing for files on a local disk.
+    Do nothing for files that are not in a mirrored folder.
     """
     mirror = _find_mirrored_folder(paths[0]) if paths else None
     if mirror is not None:
@@ -178,7 +179,7 @@ def fetch_files(*paths: Path) -> None:
 
 
 def publish_files(*paths: Path) -> None:
-    """Upload files that grow while a stage runs, such as logs. Do nothing for files on a local disk.
+    """Upload files that grow while a stage runs, such as logs. Do nothing for files that are not in a mirrored folder.
 
     Files that have not changed since they were uploaded are skipped, and so are hidden files.
 
@@ -193,9 +194,9 @@ def publish_files(*paths: Path) -> None:
 
 
 def remove_local_copies(*paths: Path) -> None:
-    """Remove the local copies of files of a mirrored folder, whose objects stay in the store.
+    """Remove the local copies of files in a mirrored folder. Their objects stay in the store.
 
-    Do nothing for files on a local disk.
+    Do nothing for files that are not in a mirrored folder.
     """
     for path in paths:
         if is_mirrored(path):
@@ -203,7 +204,7 @@ def remove_local_copies(*paths: Path) -> None:
 
 
 def remove_files(*paths: Path) -> None:
-    """Remove files and folders. In a mirrored folder, also remove their objects from the store."""
+    """Remove files and folders. If they are in a mirrored folder, also remove their objects from the store."""
     for path in paths:
         mirror = _find_mirrored_folder(path)
         if mirror is not None:
@@ -215,10 +216,10 @@ def remove_files(*paths: Path) -> None:
 
 
 def list_names(folder: Path) -> list[str]:
-    """Return the sorted names of what a folder contains, on the local disk or in an object store.
+    """Return the sorted names of the files in a folder, which may be in an object store.
 
-    For a local folder, these are its files and sub-folders. For a mirrored folder, these are all objects below it in the
-    store, with names relative to the folder.
+    For a local folder, these are the names of its files and sub-folders. For a mirrored folder, these are the names of all
+    objects below it in the store, relative to the folder.
     """
     mirror = _find_mirrored_folder(folder)
     if mirror is None:
@@ -227,7 +228,7 @@ def list_names(folder: Path) -> list[str]:
 
 
 def list_files(folder: Path) -> dict[str, ObjectInfo]:
-    """Return the files directly in a folder and the size of each, without hidden files.
+    """Return the size of each file directly in a folder, by file name. Hidden files are omitted.
 
     Files of a store must not change between this call and their download. Otherwise the download fails.
     """
@@ -246,9 +247,9 @@ def list_files(folder: Path) -> dict[str, ObjectInfo]:
 
 @contextmanager
 def prefetch_batches(batches: Sequence[_Batch], batches_ahead: int = 1) -> Iterator[_BatchPrefetcher]:
-    """Download batches of files in the background, shortly before they are read.
+    """Download batches of files in background threads, shortly before the caller reads them.
 
-    Each batch is read once. Local files are used in place.
+    Each batch is read once. Ordinary local files are used in place.
 
     Args:
         batches: The batches in the order in which they are read. A batch is one file or several.
@@ -282,7 +283,7 @@ _Batch = Path | Sequence[Path]
 
 
 class _BatchPrefetcher:
-    """Batches of files that are downloaded ahead of their reader. The local copies are removed after use.
+    """Downloads batches of files before the caller reads them, and removes the local copies after use.
 
     Args:
         batches: The files of each batch.
@@ -302,7 +303,7 @@ class _BatchPrefetcher:
 
     @contextmanager
     def provide_batch(self, number: int) -> Iterator[None]:
-        """Make the files of a batch available for the duration of the block.
+        """Make the files of a batch available locally for the duration of the block.
 
         Each batch may be requested once. The order should be approximately ascending, because all batches before the
         requested one are downloaded too.
@@ -334,7 +335,7 @@ _PREFIX = "gaudi-bert-scratch-"
 
 @contextmanager
 def _create_scratch_folder(parent: str | None) -> Iterator[Path]:
-    """Create an empty, locked folder for the duration of the block.
+    """Create an empty scratch folder, and lock it for the duration of the block.
 
     Args:
         parent: The folder in which it is created, or None for the system's folder of temporary files.
@@ -343,7 +344,7 @@ def _create_scratch_folder(parent: str | None) -> Iterator[Path]:
     with explain_os_errors(parent_folder, "make scratch"):
         parent_folder.mkdir(parents=True, exist_ok=True)
         _remove_stale_scratch(parent_folder)
-        while True:  # another process may remove the folder before it is locked, so try again
+        while True:  # another process may remove the new folder before it is locked, so try again
             folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent_folder)).resolve()
             with suppress(FileNotFoundError):
                 descriptor = os.open(folder, os.O_RDONLY)
@@ -359,7 +360,7 @@ def _create_scratch_folder(parent: str | None) -> Iterator[Path]:
 
 
 def _remove_stale_scratch(parent: Path) -> None:
-    """Remove the scratch folders of processes that no longer exist, which are those without a lock."""
+    """Remove the scratch folders that killed processes have left. These are the folders that no process has locked."""
     for folder in parent.glob(f"{_PREFIX}*"):
         try:
             descriptor = os.open(folder, os.O_RDONLY)
@@ -381,7 +382,9 @@ _MAGIC = re.compile(r"[*?[]")
 
 @contextmanager
 def mirror_bucket(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
-    """Provide a local path for a URL, for the duration of the block. Its files must be fetched with `fetch_files`.
+    """Provide a local path for a URL for the duration of the block.
+
+    The path is in a folder that mirrors the bucket. Files are only downloaded when `fetch_files` is called.
 
     Args:
         location: A URL, or a local path, which is returned unchanged.
@@ -396,7 +399,7 @@ def mirror_bucket(location: str | Path, store: StoreSettings | None = None) -> I
 
 
 def fetch_matching_files(path: Path) -> None:
-    """Download an object, all objects below a prefix, or all objects that match a pattern.
+    """Download one object, all objects below a prefix, or all objects that match a glob pattern.
 
     Args:
         path: The local path that corresponds to the object, the prefix or the pattern.
@@ -406,7 +409,7 @@ def fetch_matching_files(path: Path) -> None:
     """
     parts = _split_bucket_and_key(format_path(path))[1].split("/")
     first = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
-    # Split the path before the first part that has a wildcard.
+    # A store can only list objects below a fixed prefix, so split the path before its first wildcard.
     folder, pattern = [path, *path.parents][len(parts) - first], "/".join(parts[first:])
     if not pattern:
         fetch_files(path)
@@ -464,19 +467,20 @@ def open_local_copies(
 
 
 def _split_bucket_and_key(location: str | Path) -> tuple[str, str]:
-    """Split a URL, and return (the URL of its bucket, the key without a leading slash)."""
+    """Split a URL into the URL of its bucket and the key of the object, which has no leading slash."""
     scheme, _, rest = store_url(location).partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme}://{bucket}", key
 
 
 def file_exists(path: Path, store: StoreSettings | None = None) -> bool:
-    """Return whether a file exists, on the local disk or in an object store."""
+    """Return whether a file exists on the local disk or, if its path is a URL, in an object store."""
     return ObjectStore(store).info(path) is not None if is_in_store(path) else path.exists()
 
 
 def find_histogram_files(histogram: Path, store: StoreSettings | None = None) -> list[Path]:
-    """Return the files of a histogram, on the local disk or in an object store.
+    """Return the paths of the complete histogram file, or of all the parts that several runs have written. The path may be a
+    URL.
 
     Returns:
         The histogram file if it exists. Otherwise all of its parts, or an empty list if a part is missing.

@@ -1,9 +1,9 @@
-"""Objects in a store: a few atomic operations that are retried with growing pauses.
+"""A client for object stores, whose few operations are atomic and retried with growing pauses.
 
 Temporary failures of a server or a network (status 500 or 503, a reset connection, a truncated body, a timeout) are retried.
 Permanent failures (missing permissions, no such bucket, a full disk) are reported immediately. Reading an object fails if
-the object is replaced during the read. The fsspec library of each store finds its credentials in the same way as the tools
-of the store, and no message contains credentials.
+the object is replaced during the read. The fsspec library for a store finds its credentials in the same way as the store's
+own tools, and no message contains credentials.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from gaudi_bert.common.files import store_scheme, store_url
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 
-# --- the libraries for the stores. The common ones are optional extras of this package, and fsspec finds others by URL
-# scheme.
+# --- the libraries for the stores
+#
+# The libraries for common stores are optional extras of this package. fsspec finds other libraries by their URL scheme.
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 
 
 def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
-    """Return fsspec's file system for URLs with the given scheme. It does not cache listings.
+    """Open the fsspec file system for a URL scheme. It does not cache listings.
 
     Raises:
         InputError: A library is missing or cannot be loaded, or the scheme is unknown.
@@ -44,7 +45,7 @@ def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
         extra = EXTRAS.get(scheme)
         remedy = f"run {install_command(extra)}" if extra else "install fsspec and its library for these URLs"
         raise InputError(f"{scheme}://: no library for such URLs is installed; {remedy}") from error
-    except OSError as error:  # the library needs a shared library that is missing, such as the JVM for hdfs://
+    except OSError as error:  # a shared library is missing, such as the JVM for hdfs://
         first = shorten(str(error).splitlines()[0], 160)
         raise InputError(f"{scheme}://: {first}; install the missing library, or copy the data to another store") from error
     except ValueError as error:
@@ -52,11 +53,11 @@ def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
 
 
 def _filesystem_options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
-    """Return the arguments with which fsspec opens the file system of a URL scheme. Only S3 needs arguments."""
+    """Return the arguments with which to open the fsspec file system for a URL scheme. Only S3 needs arguments."""
     if EXTRAS.get(scheme) != "s3":
         return {}
-    # Private stores may not support the checksums of the S3 protocol, so they are only sent if they are required. The sizes
-    # and CRC-32Cs of artefacts are checked by this package.
+    # Some private stores do not support the checksums of the S3 protocol, so only send them if they are required. This
+    # package checks the sizes and CRC-32Cs of its files itself.
     config = {
         "connect_timeout": settings.timeout_seconds,
         "read_timeout": settings.timeout_seconds,
@@ -74,10 +75,10 @@ def _filesystem_options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
 
 
 def _retryable_errors(scheme: str) -> tuple[type[Exception], ...]:
-    """Return the exception classes after which a request may be retried.
+    """Return the classes of the exceptions after which a request to a store may be retried.
 
-    They are errors of the operating system and of the store's library. Some of them are permanent nevertheless, which
-    `_raise_if_permanent` decides.
+    They are errors of the operating system and of the store's library. Some of these errors are permanent nevertheless,
+    which `_raise_if_permanent` checks.
     """
     errors: tuple[type[Exception], ...] = (OSError, TimeoutError, EOFError, ValueError)
     if EXTRAS.get(scheme) == "s3":
@@ -103,19 +104,19 @@ def _retryable_errors(scheme: str) -> tuple[type[Exception], ...]:
 # --- all stores
 
 Answer = TypeVar("Answer")
+# The size of the parts in which larger objects are uploaded, so that no object has to fit into memory.
 PART_BYTES = 16 << 20
-"""Larger objects are uploaded in parts of this size, so that no object has to fit into memory."""
 
 _NO_CREDENTIALS = frozenset(["NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"])
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+# A message about a failing request is printed after this time, and then at most once in this time.
 _PATIENCE_SECONDS = 2.0
-"""How long a request is retried before a line reports the failure, and the minimum time between two such lines."""
 _FINAL = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """The state of an object in a store.
+    """The size and the version of an object in a store.
 
     Attributes:
         bytes: The size of the object.
@@ -127,13 +128,14 @@ class ObjectInfo:
 
 
 class ObjectStore:
-    """Access to the objects of all stores, by URL. Several threads may use the same instance.
+    """A client for the objects of all supported stores. Objects are addressed by URL. Several threads may use the same
+    instance.
 
     Every operation retries temporary failures, and raises a FailedError if they persist or the permission is missing.
 
     Args:
         settings: The settings of the object store, or None for the defaults.
-        sleep: Called with the seconds of each pause. Tests replace it.
+        sleep: Called with the length of each pause in seconds. Tests replace it.
     """
 
     def __init__(self, settings: StoreSettings | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -144,7 +146,7 @@ class ObjectStore:
         self._shown_at = -math.inf
 
     def info(self, url: str | Path) -> ObjectInfo | None:
-        """Return the size and the version of the object at `url`, or None if there is no such object."""
+        """Return the size and the version of an object, or None if there is no such object."""
         url = store_url(url)
         try:
             entry = self._retry_request("read the state of", url, lambda filesystem: filesystem.info(url))
@@ -173,7 +175,7 @@ class ObjectStore:
             expected_state: The expected state of the object, or None for its current state.
 
         Raises:
-            InputError: There is no such object, or it is not, or does not remain, in the expected state.
+            InputError: There is no such object, its state is not the expected one, or it changed during the download.
         """
         url = store_url(url)
         before = expected_state or self.info(url)
@@ -184,7 +186,7 @@ class ObjectStore:
         temporary.unlink(missing_ok=True)
 
         def fetch_whole(filesystem: Any) -> None:
-            """Download the object, and check its version and size.
+            """Download the object, then check its version and its size.
 
             After a lost connection, the library may continue with the bytes of another version.
             """
@@ -210,7 +212,7 @@ class ObjectStore:
             temporary.unlink(missing_ok=True)
 
     def upload(self, path: Path, url: str | Path) -> None:
-        """Upload a local file to an object, atomically. An existing object is replaced.
+        """Upload a local file to the store, atomically. An existing object is replaced.
 
         Raises:
             InputError: There is no such bucket.
@@ -221,7 +223,7 @@ class ObjectStore:
         self._write_object(url, lambda filesystem: filesystem.put_file(str(path), url, **options))
 
     def write(self, url: str | Path, data: bytes) -> None:
-        """Write a small object. An existing object is replaced.
+        """Write a small object to the store. An existing object is replaced.
 
         Raises:
             InputError: There is no such bucket.
@@ -241,7 +243,7 @@ class ObjectStore:
             raise InputError(f"{url}: cannot upload: the bucket does not exist; create it, or check the URL") from error
 
     def list(self, url: str | Path, *, direct_only: bool = False) -> dict[str, ObjectInfo]:
-        """Return all objects below a URL, sorted by name.
+        """List all objects below a URL, sorted by name.
 
         Args:
             url: A bucket or a prefix, without a trailing slash.
@@ -312,7 +314,7 @@ class ObjectStore:
                 waited += pause
                 now = time.monotonic()
                 if max(waited, now - start) >= _PATIENCE_SECONDS:
-                    with self._lock:  # all threads together write at most one such line every two seconds
+                    with self._lock:  # print at most one such line every two seconds, whichever thread it comes from
                         is_due = now - self._shown_at >= _PATIENCE_SECONDS
                         self._shown_at = now if is_due else self._shown_at
                     if is_due:
@@ -322,7 +324,7 @@ class ObjectStore:
             pause = min(2 * pause, settings.longest_pause_seconds)
 
     def _raise_if_permanent(self, action: str, url: str, error: BaseException) -> None:
-        """Raise an error if a failed request cannot succeed later. Return normally if it may be retried.
+        """Raise an error if a failed request would fail again. Return normally if the request may be retried.
 
         Raises:
             FailedError: A disk is full or there are no credentials.
@@ -344,13 +346,13 @@ class ObjectStore:
 
 
 def _parse_object_info(entry: dict[str, Any]) -> ObjectInfo:
-    """Convert fsspec's description of an object to an `ObjectInfo`."""
+    """Convert an fsspec description of an object to an `ObjectInfo`."""
     version = entry.get("ETag") or entry.get("etag") or entry.get("generation") or entry.get("mtime") or ""
     return ObjectInfo(int(entry["size"]), str(version))
 
 
 def _missing_object_error(url: str) -> InputError:
-    """Return the error for an object that does not exist."""
+    """Return the error to raise if an object does not exist."""
     return InputError(f"{url}: the object or its bucket does not exist; check the URL")
 
 

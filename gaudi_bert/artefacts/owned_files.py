@@ -1,8 +1,8 @@
-"""The files of which each artefact can consist, so that `--overwrite` never removes any other file.
+"""The files that the output (artefact) of each stage can contain, so that `--overwrite` never removes any other file.
 
 `OWNED` lists them for each stage, and `tests/test_overwrite.py` checks every command that has `--overwrite` against this
-list. A file belongs to an artefact if its name matches a pattern, it is a regular file, and there is a settings file of the
-same command in its place. A symbolic link never belongs to an artefact, and is never followed.
+list. A file belongs to an output if its name matches a pattern, it is a regular file, and the folder contains a settings
+file of the same command. A symbolic link never belongs to an output, and is never followed.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from gaudi_bert.artefacts.base import METADATA_NAME, NOTES_NAME, VERIFICATION_NA
 from gaudi_bert.artefacts.mirrored_folder import is_mirrored, list_names
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME, FINETUNING_NAME, TRAINING_NAME
 
+# The tokenizer files that are copied to the folders of tokens, packs and models.
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt"),
 )
-"""The files of a tokenizer that we copy next to tokens, packs and models."""
 
 
 @dataclass(frozen=True)
 class OwnedFiles:
-    """The files that one command can write in its folder.
+    """Patterns of the files that one command can write to its output folder.
 
     Attributes:
-        command: The command that users run to write the artefact.
+        command: The command that users run to write the output.
         stages: The stages that may replace each other's output, by their names in settings files.
-        names: Patterns of paths in the folder. `#` stands for digits, and `*` for any characters except a slash. An artefact
-            that is a single file has no patterns.
-        names_beside: Patterns of the files in a second folder, for an artefact whose settings are not in its own folder.
+        names: Patterns of paths in the folder. `#` stands for digits, and `*` for any characters except a slash. If the
+            output is a single file, there are no patterns.
+        names_beside: Patterns of paths in a second folder, for an output whose settings file is not in its own folder.
     """
 
     command: str
@@ -45,9 +45,9 @@ class OwnedFiles:
 
 
 def is_owned(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether the name of a file matches one of the patterns of an artefact's files.
+    """Return whether the name of a file matches one of the patterns of an output's files.
 
-    The lock file and the temporary files of a file that matches a pattern also belong to the artefact.
+    If a file belongs to an output, then its lock file and its temporary files do too.
 
     Args:
         name: The path of the file in its folder, with slashes.
@@ -61,7 +61,7 @@ def is_owned(name: str, patterns: tuple[str, ...]) -> bool:
 
 @cache
 def _compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a regular expression that matches any of the patterns."""
+    """Return a regular expression that matches any of the given patterns."""
     return re.compile("|".join(re.escape(name).replace(r"\#", "[0-9]+").replace(r"\*", "[^/]*") for name in patterns))
 
 
@@ -123,12 +123,12 @@ _ALL = (
     OwnedFiles("gaudi-bert embed", ("embed",)),
     OwnedFiles("gaudi-bert run", ("rows",), ("settings.json", "train.jsonl", "evaluation.jsonl")),
 )
+# The files that each stage can write, by the name of the stage in its settings file.
 OWNED = {stage: owned for owned in _ALL for stage in owned.stages}
-"""The files of each stage's artefact, by the name of the stage in its settings file."""
 
 
 def list_files_below(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Yield (path relative to `folder`, whether it is a regular file) for everything below a folder, except folders.
+    """Yield (relative path, whether it is a regular file) for each file in a folder and its sub-folders.
 
     Symbolic links are not followed. Folders without read permission are skipped, because nothing in them can be removed.
     """

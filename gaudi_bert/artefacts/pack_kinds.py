@@ -16,10 +16,9 @@ from gaudi_bert.common.errors import InputError, join_with_and
 
 
 class RowLengthTables(Artefact):
-    """The content of row_lengths.json, which is the last file of a folder that contains packed tables with several row
-    lengths.
+    """The content of row_lengths.json, which lists the row lengths of several packed tables in one folder.
 
-    The tables are the sub-folders `rows-512` and so on.
+    The tables are in the sub-folders `rows-512` and so on. This file is written last.
 
     Attributes:
         row_lengths: The row length of each table.
@@ -34,15 +33,15 @@ class RowLengthTables(Artefact):
 
 
 def row_table_path(folder: Path, length: int) -> Path:
-    """Return the path of the packed table with the given row length."""
+    """Return the path of the packed table with the given row length in a folder of several tables."""
     return folder / f"rows-{length}"
 
 
 def check_no_row_tables(folder: Path) -> None:
-    """Check that a folder does not contain packed tables with several row lengths.
+    """Raise an error if a folder contains several packed tables with different row lengths.
 
     Raises:
-        InputError: It does. The message names one of the tables, because the caller can use only one.
+        InputError: The folder contains several tables. The message names one of them, because only one can be used.
     """
     tables = RowLengthTables.read_if_present(folder)
     if tables is not None:
@@ -54,12 +53,14 @@ def check_no_row_tables(folder: Path) -> None:
 
 
 PackKind = Literal["records", "table"]
+# The commands that write packs, by the name of the stage in the settings file.
 _COMMANDS = {"write": "gaudi-bert write` or `pack", "pack-table": "gaudi-bert pack", "pack-rows": "gaudi-bert pack"}
-"""The commands that write packs, by the stage name in their settings file."""
 
 
 def find_pack_kind(folder: Path) -> PackKind | None:
-    """Return the kind of packs in a folder, or None if it contains none. Only the presence of the metadata is checked.
+    """Return whether a folder contains packed TFRecords or a packed table. Return None if it contains neither.
+
+    Only the presence of metadata.json is checked.
 
     Raises:
         InputError: Packing was started in the folder but has not finished.
@@ -69,7 +70,7 @@ def find_pack_kind(folder: Path) -> PackKind | None:
         for path in filter(Path.is_file, _list_settings_paths(folder)):
             try:
                 command = _COMMANDS.get(read_signature(path).stage)
-            except InputError:  # not a settings file of this package, but a file of the user with the same name
+            except InputError:  # a file of the user that happens to have this name
                 continue
             if command is not None:
                 raise InputError(f"{folder}: packing has not finished; run the same `{command}` again until it ends")
@@ -77,15 +78,18 @@ def find_pack_kind(folder: Path) -> PackKind | None:
 
 
 def list_pack_kind_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files whose presence `find_pack_kind` checks. For a folder in a store, the caller downloads them first."""
+    """Return the paths of the files that `find_pack_kind` looks for.
+
+    If the folder is in a store, the caller must download these files first.
+    """
     return *_metadata_path_by_kind(folder).values(), RowLengthTables.path_in(folder), *_list_settings_paths(folder)
 
 
 def _metadata_path_by_kind(folder: Path) -> dict[PackKind, Path]:
-    """Return the path that metadata.json has in a folder, for each kind of packs."""
+    """Return the path of metadata.json in a folder for each kind of packs."""
     return {"table": folder / NOTES_NAME / METADATA_NAME, "records": folder / METADATA_NAME}
 
 
 def _list_settings_paths(folder: Path) -> tuple[Path, Path]:
-    """Return the paths that the settings file may have in a folder: for packed TFRecords, and for packed tables."""
+    """Return the two possible paths of the settings file in a folder: for packed TFRecords, and for packed tables."""
     return settings_path(folder, folder / METADATA_NAME), settings_path(folder, RowLengthTables.path_in(folder))

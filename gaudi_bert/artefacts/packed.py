@@ -43,7 +43,7 @@ from gaudi_bert.common.progress import format_bytes, format_count
 
 
 class GroupManifest(Artefact):
-    """The content of group-GGGGG.json, the manifest of one group. It is written after the shards of the group.
+    """The content of group-GGGGG.json, the manifest that describes the shards of one group. It is written after the shards.
 
     Attributes:
         source_sha256: The SHA-256 of the plan, or of the settings and the inputs of a table.
@@ -68,14 +68,14 @@ class GroupManifest(Artefact):
     shards: tuple[Shard, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content as JSON values, with the two long lists at the end."""
+        """Return the content as JSON values, with the two longest lists at the end."""
         content = super().as_json()
         content |= {key: content.pop(key) for key in ("counts", "shards")}
         return content
 
     @classmethod
     def read_shard_crc32c(cls, folder: Path, table: ShardTable, shard: int) -> int | None:
-        """Return the CRC-32C of a shard as the manifest of its group states it, or None if there is no manifest.
+        """Return the CRC-32C of a shard from the manifest of its group. Return None if there is no manifest.
 
         Args:
             folder: The folder of the manifests.
@@ -90,7 +90,7 @@ class GroupManifest(Artefact):
 
 
 class RecordManifest(GroupManifest):
-    """The manifest of a group of packed TFRecords.
+    """The manifest of one group of packed TFRecords.
 
     Attributes:
         inputs: The input files of the group.
@@ -102,7 +102,8 @@ class RecordManifest(GroupManifest):
 
 
 class TableManifest(GroupManifest):
-    """The manifest of a group of a packed table. It also states how the group was packed, because a table has no plan.
+    """The manifest of one group of a packed table. It also states how the group was packed, because tables have no plan
+    file.
 
     Attributes:
         rows: The number of table rows.
@@ -120,7 +121,7 @@ class TableManifest(GroupManifest):
 
 
 class PackedMetadata(Artefact):
-    """The keys of metadata.json that packed TFRecords and packed tables have in common.
+    """The keys of metadata.json that are the same for packed TFRecords and packed tables.
 
     Attributes:
         packs_name: The name of this kind of packs, for messages.
@@ -196,18 +197,18 @@ class PackedMetadata(Artefact):
 
     @cached_property
     def shard_table(self) -> ShardTable:
-        """The shards of all groups, as arrays."""
+        """The number of packs and the size of every shard, as arrays."""
         return ShardTable.from_groups(self.groups, self.shard_ending)
 
     def compute_packs_sha256(self) -> str:
-        """Return the SHA-256 that identifies these packs: different packs have different values.
+        """Return a SHA-256 that identifies the content of all packs.
 
-        It is computed from the checksums of all manifests, because a manifest contains the checksums of all its shards.
+        It is computed from the checksums of the manifests, which contain the checksums of all shards.
         """
         return hashlib.sha256(json.dumps([group.manifest_crc32c for group in self.groups]).encode()).hexdigest()
 
     def format_lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
-        """Return the metrics as lines of text.
+        """Return lines of text with the packing metrics.
 
         Args:
             out: The packed folder. If it is given, a line states what was written there.
@@ -220,11 +221,13 @@ class PackedMetadata(Artefact):
 
     @property
     def input_rows(self) -> int | None:
-        """The number of table rows in these packs, or None if they are not all rows of a table."""
+        """The number of table rows in these packs. None if the source is not a table, or other packed tables contain some of
+        its rows.
+        """
         return None
 
     def describe_algorithm(self) -> str:
-        """Describe the algorithm and the depth of the packs in a line of text."""
+        """Return a line of text that names the packing algorithm and the depth of the packs."""
         return describe_algorithm(self.algorithm, (), self.depth)
 
 
@@ -244,11 +247,11 @@ class RecordMetadata(PackedMetadata):
     line_per_entry = ("groups",)
     rare = ("bad_files",)
     packs_name, shard_ending, manifest_type = "packed TFRecords", ".tfrecord", RecordManifest
+    # The keys of metadata.json whose values are copied from the plan.
     planned: ClassVar[tuple[str, ...]] = (
         *("max_sequence_length", "max_predictions", "masked_slots", "depth"),
         *("seed", "algorithm", "shard_multiple"),
     )
-    """The keys whose values are copied from the plan."""
 
     depth: Length
     max_predictions: Length
@@ -258,7 +261,7 @@ class RecordMetadata(PackedMetadata):
     bad_files: tuple[InputFile, ...] = ()
 
     def summary(self) -> dict[str, Any]:
-        """Return the totals without the lists of groups and shards."""
+        """Return the totals, without the lists of groups and shards."""
         figures = ("sequences", "packs", "tokens", "padding_tokens", "efficiency", "packing_factor", "lower_bound", "gap")
         shown = {name: getattr(self, name) for name in (*figures, "algorithm", "depth", "masked_slots")}
         return {**shown, "shards": len(self.shard_table), "bytes": int(self.shard_table.bytes.sum())}
@@ -300,12 +303,14 @@ class TableMetadata(PackedMetadata):
     row_lengths: tuple[Length, ...] = ()
 
     def summary(self) -> dict[str, Any]:
-        """Return the content without the long lists, and the numbers of groups and shards."""
+        """Return the content with the numbers of groups and shards, and without the longest lists."""
         content = {name: value for name, value in self.as_json().items() if name not in ("inputs", "histogram")}
         return {**content, "groups": len(self.groups), "shards": len(self.shard_table)}
 
     def format_lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
-        """Return the lines of `PackedMetadata`, how packs might be saved, and what happened to rows that were too long."""
+        """Return lines of text with the packing metrics, how packs might be saved, and what happened to rows that were too
+        long.
+        """
         lines = super().format_lines(out, verbose)
         if self.gap and self.algorithm != "optimal":
             saved = f"{format_count(self.gap, 'pack')} might be saved"
@@ -314,16 +319,16 @@ class TableMetadata(PackedMetadata):
 
     @property
     def input_rows(self) -> int | None:
-        """The number of table rows in these packs. If other packed tables contain some of the rows, None."""
+        """The number of table rows in these packs. None if other packed tables contain some of the rows."""
         return None if self.row_lengths else self.rows
 
     def describe_algorithm(self) -> str:
-        """Describe the algorithms of the groups and the largest number of sequences in a pack, in a line of text."""
+        """Return a line of text that names the algorithms of the groups and the largest number of sequences in a pack."""
         return describe_algorithm(self.algorithm, self.algorithms_used, self.deepest_pack)
 
 
 class PackedTotals:
-    """Adds up the manifests of all groups of a packed folder, in any order.
+    """The totals over the groups of a packed folder. The manifests of the groups may be added in any order.
 
     Attributes:
         sequences: The number of sequences.
@@ -346,7 +351,7 @@ class PackedTotals:
         self._groups: dict[int, GroupShards] = {}
 
     def add_group(self, manifest: GroupManifest, crc32c: int = 0) -> None:
-        """Add the manifest of a group to the totals. `crc32c` is the CRC-32C of the manifest file."""
+        """Add the values in the manifest of a group to the totals. `crc32c` is the checksum of the manifest file."""
         self._add(manifest, "sequences", "packs", "tokens")
         counts = np.array(manifest.counts, np.int64)
         self._counts = self._counts + counts if self._counts.size else counts
@@ -362,12 +367,12 @@ class PackedTotals:
                 self.too_long[key] += getattr(manifest.too_long, key)
 
     def _add(self, manifest: GroupManifest, *keys: str) -> None:
-        """Add the values that a manifest has for these keys to the attributes with the same names."""
+        """Add the manifest's values for the given keys to the attributes with the same names."""
         for key in keys:
             setattr(self, key, getattr(self, key) + getattr(manifest, key))
 
     def to_metadata_fields(self, max_sequence_length: int, lower_bound: int) -> dict[str, Any]:
-        """Return those keys of metadata.json that are computed from the group manifests.
+        """Return the keys and values of metadata.json that are computed from the group manifests.
 
         Args:
             max_sequence_length: The number of tokens in a pack, including padding.

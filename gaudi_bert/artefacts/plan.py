@@ -22,21 +22,19 @@ from gaudi_bert.common.features import PackingMetrics, describe_algorithm, descr
 from gaudi_bert.common.files import hash_json
 from gaudi_bert.common.progress import format_count
 
+# The maximum of `shard_multiple`. The settings of a pipeline have the same limit.
 _LARGEST_SHARD_MULTIPLE = 4096
-"""The maximum of `shard_multiple`, as in the settings."""
 
+# A file contains at most this many sequences per byte, because DEFLATE compresses by at most 1032 times and an empty record
+# takes 16 bytes.
 _MOST_SEQUENCES_PER_BYTE = 64
-"""The maximum number of sequences per byte of a file.
 
-DEFLATE compresses by at most 1032 times, and an empty record takes 16 bytes.
-"""
-
+# A strategy: the lengths of the sequences in one pack, in ascending order.
 Strategy = Annotated[tuple[Length, ...], Field(min_length=1)]
-"""The lengths of the sequences in a pack, in ascending order."""
 
 
 class PlanTotals(Artefact):
-    """The metrics of a plan over all groups.
+    """The metrics of a plan, summed over all groups of input files.
 
     Attributes:
         packs: The number of packs.
@@ -77,13 +75,13 @@ class PlanTotals(Artefact):
 
     @model_validator(mode="after")
     def _check_masked_slots(self) -> PlanTotals:
-        """Check that a pack has as many masked slots as its sequences need."""
+        """Check that each pack has at least as many masked slots as its sequences need."""
         if (self.masked_slots_needed or 0) > (self.masked_slots or 0):
             raise ValueError(f"masked_slots is {self.masked_slots}, but {self.masked_slots_needed} are needed")
         return self
 
     def format_lines(self, verbose: bool = False) -> list[str]:
-        """Return the metrics as lines of text. If `verbose` is set, also describe how the packs were chosen."""
+        """Return lines of text with the metrics. If `verbose` is set, also describe how the packs were chosen."""
         return [*describe_packing(self), *(self.format_choices() if verbose else [])]
 
     def format_choices(self) -> list[str]:
@@ -95,7 +93,7 @@ class PlanTotals(Artefact):
 
 
 class PlannedGroup(Artefact):
-    """The plan of one group of input files.
+    """The packs that a plan contains for one group of input files.
 
     Attributes:
         files: The input files. Empty if the plan was made from counts without files.
@@ -125,11 +123,12 @@ class PlannedGroup(Artefact):
 
     @property
     def input_bytes(self) -> int:
-        """The total size of the group's files, in bytes."""
+        """The total size of the group's input files in bytes."""
         return sum(file.bytes for file in self.files)
 
     def check_consistency(self, depth: int, max_sequence_length: int) -> None:
-        """Check that the strategies contain as many sequences as the files, and that each strategy fits into a pack.
+        """Check that the strategies contain as many sequences as the input files do, and that each strategy fits into a
+        pack.
 
         Args:
             depth: The maximum number of sequences in a pack.
@@ -157,7 +156,9 @@ class PlannedGroup(Artefact):
 
 
 def compute_totals(groups: Sequence[PlannedGroup], max_sequence_length: int, algorithm: str) -> dict[str, Any]:
-    """Compute the values of `PlanTotals` from the groups of a plan. The two values of masked slots are not included."""
+    """Compute the metrics of a plan from its groups. The result contains all fields of `PlanTotals` except for the two
+    fields about masked slots.
+    """
     sequences, packs, tokens, bound = (
         sum(getattr(group, key) for group in groups) for key in ("sequences", "packs", "tokens", "lower_bound")
     )
@@ -220,7 +221,7 @@ class Plan(Artefact):
 
     @cached_property
     def strategy_counts(self) -> dict[tuple[int, ...], int]:
-        """The number of packs of each strategy, over all groups."""
+        """The number of packs of each strategy (the sequence lengths that share a pack), over all groups."""
         strategy_counts: Counter[tuple[int, ...]] = Counter()
         for group in self.groups:
             for strategy, count in group.strategies:
@@ -229,7 +230,9 @@ class Plan(Artefact):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Plan:
-        """Check that each group is consistent, no file is in two groups, and the totals are the sums over the groups."""
+        """Check that each group is consistent, that no file is in two groups, and that the totals are the sums over the
+        groups.
+        """
         for number, group in enumerate(self.groups):
             try:
                 group.check_consistency(self.depth, self.max_sequence_length)
@@ -246,7 +249,7 @@ class Plan(Artefact):
 
 
 class WritablePlan(Plan):
-    """A plan by which packs can be written, because it lists the input files and the sizes of their records."""
+    """A plan from which packs can be written, because it lists the input files and the sizes of their records."""
 
     max_predictions: Length
     masked_slots: Length
@@ -254,7 +257,7 @@ class WritablePlan(Plan):
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """Read and check a plan by which packs are to be written.
+        """Read a plan, and check that packs can be written from it.
 
         Raises:
             InputError: The file cannot be read, is invalid, or was planned from counts without files.

@@ -1,11 +1,11 @@
-"""The interface between a stage and its caller: the settings of a run, and the types of results.
+"""The options with which a stage is run, and the types of its results.
 
-N machines can share the work of a stage. Machine K does part (K, N), which consists of the groups (or the input files) with
-the numbers K, K + N, and so on. If the stage has a final file, a run with `finish` checks that all groups are complete, and
-writes it.
+N machines can share the work of a stage. Machine K does part (K, N), which consists of the groups or input files with the
+numbers K, K + N, and so on. If the stage has a final file, a run with `finish` checks that all groups are complete, and
+writes this file.
 
 `--json` prints each result as a JSON object (`to_json`), which contains the fields of the result or the value of its
-`as_json` method. A field with a default value is not always known, and is omitted if it has this value.
+`as_json` method. A field that has its default value is omitted, because it may not have been measured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, format_count
 from gaudi_bert.config.options import check_combination
 
-if TYPE_CHECKING:  # importing these modules is slow, and `run` and `--help` do not need them
+if TYPE_CHECKING:  # these modules are slow to import, and `run` and `--help` do not need them
     from gaudi_bert.artefacts.packed import PackedMetadata, PackedTotals
     from gaudi_bert.artefacts.plan import PlanTotals
     from gaudi_bert.artefacts.verification import Verification
@@ -32,7 +32,7 @@ NOTHING_TO_DO = " (exists already, nothing to do)"
 
 @dataclass(frozen=True)
 class StageRun:
-    """The settings of one run of a stage. The bytes that the stage writes do not depend on them.
+    """The options for one run of a stage. They do not affect the bytes that the stage writes.
 
     Attributes:
         reporter: Receives progress and messages.
@@ -40,7 +40,7 @@ class StageRun:
         workers: The number of processes or threads, or None for one per core.
         store: The settings of the object store, or None for the defaults.
         part: (K, N) to do only part K of N, or None to do all parts.
-        finish: Do none of the parts. Only check that all parts are complete, and write the final file.
+        finish: Only check that all parts are complete, and write the final file.
 
     Raises:
         InputError: Both `part` and `finish` are given.
@@ -58,11 +58,11 @@ class StageRun:
 
     @property
     def does_all_parts(self) -> bool:
-        """Whether the run does all parts and writes the final file."""
+        """Whether the run does all of the work and writes the final file."""
         return self.part is None and not self.finish
 
     def select_part(self, items: Sequence[_Group]) -> Sequence[_Group]:
-        """Return those groups (or files) that this run has to process: every N-th for part K of N, otherwise all."""
+        """Return the groups or files that this run has to process. Part K of N consists of every N-th item."""
         number, parts = self.part or (0, 1)
         return items[number::parts]
 
@@ -71,7 +71,7 @@ class StageRun:
 
 
 def to_json(result: Any) -> Any:
-    """Convert the result of a command to JSON values: objects become dictionaries, and other values stay unchanged."""
+    """Convert the result of a command to JSON values. Objects become dictionaries, and all other values stay unchanged."""
     if hasattr(result, "as_json"):
         return result.as_json()
     if is_dataclass(result):
@@ -91,7 +91,7 @@ def _fields_as_json(result: Any, *others: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StageOutput(Generic[Content]):
-    """The result of a stage that is complete.
+    """The result of a stage that has completed its output.
 
     Attributes:
         content: The content of the final file.
@@ -104,7 +104,10 @@ class StageOutput(Generic[Content]):
     skipped: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Return the summary of the content and the other fields. The result of `prepare` always contains `skipped`."""
+        """Return the summary of the content and the other fields as JSON values.
+
+        Fields with their default value are omitted. Only the result of `prepare` always contains `skipped`.
+        """
         from gaudi_bert.artefacts.examples import PreparedExamples
 
         content: Any = self.content
@@ -112,10 +115,10 @@ class StageOutput(Generic[Content]):
         return {**content.summary(), **_fields_as_json(self, "content"), **skipped}
 
     def format_lines(self, **how: Any) -> list[str]:
-        """Return the result as lines of text. If an earlier run had finished the stage, the first line says so.
+        """Return lines of text that describe the result. If the output existed already, the first line says so.
 
         Args:
-            how: Arguments for the `format_lines` method of the content.
+            how: Arguments that are passed to the `format_lines` method of the content.
         """
         content: Any = self.content
         first, *others = content.format_lines(**how)
@@ -124,27 +127,28 @@ class StageOutput(Generic[Content]):
 
 @dataclass(frozen=True)
 class PlainResult:
-    """The result of a run that produced no complete artefact, such as a run of one part.
+    """The result of a run that completed no output, such as a run of only one part. It consists of lines of text and JSON
+    values.
 
     Attributes:
-        text: The lines of text to print.
-        facts: The values that `--json` prints.
+        text: The lines of text that the command prints.
+        facts: The JSON values that the command prints with `--json`.
     """
 
     text: Sequence[str]
     facts: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the facts as a dictionary."""
+        """Return the JSON values as a dictionary."""
         return dict(self.facts)
 
     def format_lines(self, **how: Any) -> list[str]:
-        """Return the lines of text. The arguments of `StageOutput.format_lines` are accepted but ignored."""
+        """Return the lines of text. Arguments are accepted, as in `StageOutput.format_lines`, but ignored."""
         return list(self.text)
 
 
 def build_part_result(groups: int, groups_written: int, totals: PackedTotals | Verification) -> PlainResult:
-    """Return the result of a run that wrote or verified one part of a packed folder.
+    """Return the result of a run that wrote or verified only one part of a packed folder.
 
     Args:
         groups: The number of groups in the part.
@@ -162,10 +166,10 @@ def build_part_result(groups: int, groups_written: int, totals: PackedTotals | V
 
 
 def require_complete(result: StageOutput[Content] | PlainResult) -> StageOutput[Content]:
-    """Return the result of a stage unless it is the result of only one part.
+    """Return the result unchanged if the stage has completed its output. Otherwise raise an error.
 
     Raises:
-        InputError: It is the result of one part.
+        InputError: The run did only one part of the work.
     """
     if isinstance(result, PlainResult):
         raise InputError("expected a complete result, found that of a part; omit --shard")
@@ -187,13 +191,15 @@ class PackResult:
     verified: StageOutput[Verification] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the keys of the plan and of the packed folder in one dictionary. The verification has the key `verify`."""
+        """Return the keys of the plan and of the packed folder in one dictionary. The key `verify` contains the
+        verification.
+        """
         planned = {} if self.planned is None else self.planned.as_json()
         verified = {} if self.verified is None else {"verify": self.verified.as_json()}
         return {**planned, **self.written.as_json(), **verified}
 
     def format_lines(self, out: Path, verbose: bool) -> list[str]:
-        """Return the result as lines of text.
+        """Return lines of text that describe the result.
 
         Args:
             out: The packed folder.
@@ -211,7 +217,7 @@ class PackResult:
 
 @dataclass(frozen=True)
 class ByRowLength(Generic[Content]):
-    """The results of packed tables with different row lengths.
+    """The results for several packed tables with different row lengths.
 
     Attributes:
         tables: The result of each table by its row length, in ascending order.
@@ -220,12 +226,13 @@ class ByRowLength(Generic[Content]):
     tables: Mapping[int, Content]
 
     def format_lines(self, out: Path | None = None, **how: Any) -> list[str]:
-        """Return the results of all tables as lines of text. Lines that are the same for all tables are returned once, at
-        the end.
+        """Return lines of text that describe the results of all tables.
+
+        Lines that are the same for all tables are returned once, at the end.
 
         Args:
             out: The folder that contains the tables, or None to omit it from the lines.
-            how: Further arguments for the `format_lines` method of each result.
+            how: Further arguments that are passed to the `format_lines` method of each result.
         """
         tables: Mapping[int, Any] = self.tables
         where = {} if out is None else {length: {"out": out / f"rows-{length}"} for length in tables}

@@ -1,8 +1,8 @@
-"""The shards of a packed folder: how files list them, how packs are divided among them, and the index of their records.
+"""The shards of a packed folder: how files list them, how packs are divided among them, and how their records are indexed.
 
-A manifest lists the shards of its group one by one (`Shard`), and metadata.json lists them by group (`GroupShards`). Readers
-use them as arrays (`ShardTable`). The index of a group states the size and the checksum of every record, so that a reader
-can find a record without reading the shard from the front.
+A manifest lists the shards of its group one by one (`Shard`), and metadata.json lists them by group (`GroupShards`). Code
+that reads shards uses arrays (`ShardTable`). Each group has an index file, which contains the size and the checksum of every
+record, so that a reader can find a record without reading the shard from the beginning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gaudi_bert.common.files import atomic_file, open_file
 
 
 class Shard(Artefact):
-    """The entry of a shard in the manifest of its group.
+    """A shard, as the manifest of its group lists it.
 
     Attributes:
         name: The name of the file in the packed folder.
@@ -45,7 +45,7 @@ class Shard(Artefact):
 
 
 class GroupShards(Artefact):
-    """The entry of a group in metadata.json, which lists the shards of the group in order.
+    """The shards of one group in order, as metadata.json lists them.
 
     Attributes:
         packs: The number of packs of each shard.
@@ -59,14 +59,14 @@ class GroupShards(Artefact):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> GroupShards:
-        """Check that `packs` and `bytes` have the same length."""
+        """Check that the lists `packs` and `bytes` have the same length."""
         if len(self.packs) != len(self.bytes):
             raise ValueError(f"packs has {len(self.packs)} values, but bytes has {len(self.bytes)}")
         return self
 
 
 class ShardLocation(NamedTuple):
-    """The place of a shard: its group, and its number in this group."""
+    """The group that contains a shard, and the number of the shard within this group."""
 
     group: int
     number: int
@@ -74,9 +74,9 @@ class ShardLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardTable:
-    """The shards of a packed folder as arrays. 640,000 shards take only a few megabytes.
+    """A table of all shards in a packed folder, stored as arrays.
 
-    Shards are numbered from 0, group after group.
+    Shards are numbered from 0, group after group. A table of 640,000 shards takes only a few megabytes.
 
     Attributes:
         packs: int64 [shards], the number of packs of each shard.
@@ -94,7 +94,7 @@ class ShardTable:
         return len(self.packs)
 
     def locate_shard(self, shard: int) -> ShardLocation:
-        """Return the group of a shard, and the number of the shard in this group."""
+        """Return the group that contains a shard, and the number of the shard within this group."""
         group = int(np.searchsorted(self.first_shards, shard, side="right")) - 1
         return ShardLocation(group, shard - int(self.first_shards[group]))
 
@@ -104,7 +104,7 @@ class ShardTable:
         return shard_name(group, number, self.ending)
 
     def packs_before(self, shard: int) -> int:
-        """Return the number of packs in the shards of the same group before this shard."""
+        """Return the number of packs in the earlier shards of the same group."""
         _, number = self.locate_shard(shard)
         return int(self.packs[shard - number : shard].sum())
 
@@ -114,7 +114,7 @@ class ShardTable:
         return np.diff(self.first_shards, append=len(self))
 
     def find_shard(self, name: str) -> int | None:
-        """Return the number of the shard with this file name, or None if there is no such shard."""
+        """Return the number of the shard with the given file name, or None if there is no such shard."""
         match = re.fullmatch(r"packed-(\d{5,})-(\d{5,})(\.\w+)", name, re.ASCII)
         if match is None:
             return None
@@ -125,7 +125,7 @@ class ShardTable:
 
     @classmethod
     def from_groups(cls, groups: Sequence[GroupShards], ending: str) -> ShardTable:
-        """Return the table of the shards that metadata.json lists.
+        """Create the table from the lists of shards in metadata.json.
 
         Args:
             groups: The shards of each group.
@@ -145,14 +145,15 @@ class ShardTable:
 
 
 def shard_name(group: int, number: int, ending: str) -> str:
-    """Return the file name of a shard, `packed-GGGGG-SSSSS` with the given suffix."""
+    """Return the file name of a shard, which is `packed-GGGGG-SSSSS` and the given suffix."""
     return f"packed-{group:05d}-{number:05d}{ending}"
 
 
 def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes: int, small_shard_packs: int = 0) -> int:
-    """Return the smallest multiple of `shard_multiple` for which no shard exceeds `shard_bytes`.
+    """Return the number of shards into which to divide the packs of a group.
 
-    A pack is never divided, so that a shard with a single pack may be larger.
+    This is the smallest multiple of `shard_multiple` for which no shard exceeds `shard_bytes`. A pack is never divided, so a
+    shard with a single pack may be larger.
 
     Args:
         packs: The number of packs of the group.
@@ -164,7 +165,7 @@ def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes:
     """
 
     def bytes_of(shards: int) -> float:
-        """Return the size in bytes of the largest shard if the packs are divided among this many shards."""
+        """Return the size in bytes of the largest shard if the packs are divided among the given number of shards."""
         return -(-packs // shards) * (total_bytes / max(packs, 1))
 
     for fewer in range(1, shard_multiple):
@@ -178,11 +179,12 @@ def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes:
 
 
 def divide_packs(packs: int, shards: int, packs_before: int) -> IntArray:
-    """Divide the packs of a group evenly among its shards.
+    """Divide the packs of a group evenly among its shards, and return the boundaries of the shards.
 
     The sizes of the shards differ by at most one pack. Process r of W reads every W-th shard. If the larger shards were
-    always the first of their group, the processes would differ by one pack for each group. Therefore the larger shards
-    continue after those of the previous group, so that the processes differ by one pack over the complete data set.
+    always the first of their group, the number of packs that two processes read would differ by one for each group.
+    Therefore the larger shards follow on from those of the previous group, and the difference is one pack over the complete
+    data set.
 
     Args:
         packs: The number of packs of the group.
@@ -201,26 +203,26 @@ def divide_packs(packs: int, shards: int, packs_before: int) -> IntArray:
 #
 # The file contains two little-endian uint32 values for each record, in the order of the shards: the size of the frame in
 # bytes, and the masked CRC-32C of the payload, as the frame states it. Without the sizes, a reader would have to read a
-# shard from the front to find its records. With the checksums, a reader detects a record that was replaced, whichever
-# records it reads. A reader reads only the part of the index that belongs to one shard. If the sizes do not add up to the
-# size of the shard, the index is ignored, and the shard is read from the front.
+# shard from the beginning to find its records. With the checksums, a reader notices a record that was replaced, even if it
+# reads only a few records. A reader reads only the part of the index that belongs to one shard. If the sizes do not add up
+# to the size of the shard, the index is ignored, and the shard is read from the beginning.
 
 IndexArray = NDArray[np.uint32]
 _ENTRY = np.dtype(("<u4", (2,)))
 
 
 def index_path(folder: Path, group: int) -> Path:
-    """Return the path of a group's index in a packed folder."""
+    """Return the path of a group's index file, which contains the size and the checksum of every record."""
     return folder / f"group-{group:05d}.index"
 
 
 def index_size(packs: int) -> int:
-    """Return the size in bytes of an index with `packs` records."""
+    """Return the size in bytes of an index file that describes the given number of packs."""
     return packs * _ENTRY.itemsize
 
 
 def write_index(path: Path, entries: Sequence[IndexArray]) -> int:
-    """Write the index of a group, and return the CRC-32C of the file.
+    """Write the index file of a group, and return its CRC-32C.
 
     Args:
         path: The index file.
@@ -236,10 +238,10 @@ def write_index(path: Path, entries: Sequence[IndexArray]) -> int:
 
 
 class IndexedRecords(NamedTuple):
-    """The positions and the checksums of the records of one shard, as the index of its group states them.
+    """The positions and the checksums of the records in one shard, read from the index file of its group.
 
     Attributes:
-        starts: int64 [packs + 1], the position of each frame in the shard. The last entry is the end of the shard.
+        starts: int64 [packs + 1], the position in bytes of each record's frame in the shard, and the end of the shard.
         checksums: int64 [packs], the masked CRC-32C of each payload.
     """
 
@@ -248,7 +250,7 @@ class IndexedRecords(NamedTuple):
 
 
 def read_index(path: Path, first: int, packs: int, shard_bytes: int) -> IndexedRecords | None:
-    """Read the positions and checksums of the records of one shard from the index of its group.
+    """Read the positions and the checksums of the records in one shard from the index file of its group.
 
     Args:
         path: The index file.
@@ -261,7 +263,7 @@ def read_index(path: Path, first: int, packs: int, shard_bytes: int) -> IndexedR
     """
     try:
         with open_file(path) as handle:
-            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # without read-ahead of the following parts
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # do not read ahead
             data = os.pread(handle.fileno(), index_size(packs), index_size(first))
     except FileNotFoundError:
         return None
@@ -273,7 +275,7 @@ def read_index(path: Path, first: int, packs: int, shard_bytes: int) -> IndexedR
 
 
 def check_shard_sizes(folder: Path, table: ShardTable, remedy: str = "write the packs again") -> None:
-    """Check that every shard of a folder exists and has the size that the metadata state.
+    """Check that every shard of a packed folder exists and has the size that the metadata lists.
 
     Args:
         folder: The packed folder.
@@ -296,7 +298,10 @@ def check_shard_sizes(folder: Path, table: ShardTable, remedy: str = "write the 
 
 
 def list_file_sizes(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield (name, size in bytes) for each file in a folder. A local folder is listed one entry at a time."""
+    """Yield (name, size in bytes) for each file in a folder.
+
+    The entries of a local folder are read one at a time, so the memory does not grow with their number.
+    """
     if is_mirrored(folder):
         yield from ((name, info.bytes) for name, info in list_files(folder).items())
         return

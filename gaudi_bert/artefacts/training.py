@@ -17,7 +17,7 @@ from gaudi_bert.config.sections import SEARCH_TASKS
 
 
 class LossMetrics(ExtensibleArtefact):
-    """Losses and accuracies of both pretraining tasks over some sequences."""
+    """Losses and accuracies of the two pretraining tasks, masked-LM and next-sentence prediction."""
 
     loss: float
     masked_lm_loss: float
@@ -34,7 +34,7 @@ class LossMetrics(ExtensibleArtefact):
 
 
 class EvaluationMetrics(LossMetrics):
-    """Losses and accuracies on held-out data.
+    """Losses, accuracies and baselines of the two pretraining tasks on held-out data.
 
     Attributes:
         unigram_baseline: The masked-LM accuracy of always predicting the most frequent masked token.
@@ -50,7 +50,7 @@ class EvaluationMetrics(LossMetrics):
 
     @property
     def accuracy(self) -> float:
-        """The masked-LM accuracy, for which users can set a target."""
+        """The masked-LM accuracy. Users can set a target for it."""
         return self.masked_lm_accuracy
 
     def format_line(self) -> str:
@@ -65,7 +65,7 @@ class EvaluationMetrics(LossMetrics):
 
 
 class _RunResult(ExtensibleArtefact):
-    """The content of training.json that every run has. The file omits metrics that were not measured.
+    """The keys of training.json that are the same for all pretraining runs. The file omits metrics that were not measured.
 
     Attributes:
         updates: The number of updates.
@@ -96,7 +96,7 @@ class _RunResult(ExtensibleArtefact):
     reached_target: bool
 
     def format_lines(self) -> list[str]:
-        """Return lines of text with the amount of training, its speed, and whether the target was reached."""
+        """Return lines of text with the amount of training, the speed, and whether the target accuracy was reached."""
         speed = "" if self.sequences_per_second is None else f", {format_rate(self.sequences_per_second, 'sequences')}"
         line = (
             f"{format_count(self.updates, 'update')} on {format_count(self.sequences, 'sequence')} "
@@ -120,9 +120,7 @@ class TrainingResult(_RunResult):
     realized_speedup: float | None = None
 
     def format_lines(self) -> list[str]:
-        """Return the result as lines of text: the lines of `_RunResult`, then the measured speedup, then the last
-        evaluation.
-        """
+        """Return lines of text with the amount of training, the speed, the measured speedup and the last evaluation."""
         lines = super().format_lines()
         if self.realized_speedup is not None:
             gain, limit = self.realized_speedup, self.packing_factor
@@ -131,7 +129,7 @@ class TrainingResult(_RunResult):
 
 
 class WordMetrics(ExtensibleArtefact):
-    """Loss and accuracy of predicting masked or next tokens."""
+    """Loss, accuracy and perplexity of predicting masked or next tokens."""
 
     loss: float
     accuracy: Share
@@ -143,7 +141,7 @@ class WordMetrics(ExtensibleArtefact):
 
 
 class WordEvaluation(WordMetrics):
-    """Loss and accuracy on held-out data.
+    """Loss, accuracy and perplexity of predicting masked or next tokens in held-out data.
 
     Attributes:
         unigram_baseline: The accuracy of always predicting the most frequent token.
@@ -176,13 +174,13 @@ class TableTraining(_RunResult):
     evaluation: WordEvaluation | None
 
     def format_lines(self) -> list[str]:
-        """Return the lines of `_RunResult` and the last evaluation."""
+        """Return lines of text with the amount of training, the speed and the last evaluation."""
         lines = super().format_lines()
         return lines if self.evaluation is None else [*lines, f"held out: {self.evaluation.format_line()}"]
 
 
 class _EvaluatedCheckpoint(ExtensibleArtefact):
-    """The checkpoint of an evaluation.
+    """Information about the checkpoint that was evaluated.
 
     Attributes:
         update: The number of updates before the checkpoint was written.
@@ -194,10 +192,10 @@ class _EvaluatedCheckpoint(ExtensibleArtefact):
 
 
 class EvaluationResult(EvaluationMetrics, _EvaluatedCheckpoint):
-    """The content of evaluation.json: the metrics of a checkpoint on held-out data. Metrics that were not measured are
-    omitted.
+    """The content of evaluation.json, which contains the metrics of a checkpoint on held-out data.
 
-    The order of the base classes determines the order of the keys in the file. The keys of the last base class come first.
+    Metrics that were not measured are omitted. The order of the base classes determines the order of the keys in the file.
+    The keys of the last base class come first.
 
     Attributes:
         unpacked: The metrics on the same data without packing.
@@ -254,7 +252,7 @@ class MetricsLine(LossMetrics, FineTuningLine):
 
 
 class FineTuning(ExtensibleArtefact):
-    """The content of metrics.json: a summary of fine-tuning and the metrics of the best checkpoint.
+    """The content of metrics.json, which summarizes fine-tuning and contains the metrics of the best checkpoint.
 
     Attributes:
         task: The fine-tuning task.
@@ -299,7 +297,7 @@ class FineTuning(ExtensibleArtefact):
     baseline: dict[str, float] = Field(default_factory=dict)
 
     def format_lines(self) -> list[str]:
-        """Return the summary as lines of text: the training data, the best metrics and the baseline."""
+        """Return lines of text with the training data, the metrics of the best checkpoint, and the baseline."""
         lines = [
             f"{self.task}: {format_count(self.sequences, 'sequence')} in {format_count(self.packs, 'pack')} "
             f"({self.packing_factor:.3f} sequences per pack), {format_count(self.epochs, 'epoch')}, "
@@ -315,7 +313,13 @@ class FineTuning(ExtensibleArtefact):
 
 
 class BestCheckpoint(Artefact):
-    """The content of best.json: the update with the best evaluation so far, the deciding metric, and all metrics."""
+    """The content of best.json, which describes the checkpoint with the best evaluation so far.
+
+    Attributes:
+        update: The number of updates before the checkpoint was written.
+        metric: The name of the metric by which checkpoints are compared.
+        metrics: All metrics of the evaluation.
+    """
 
     remedy = "fine-tune again with --overwrite"
 

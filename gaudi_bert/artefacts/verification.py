@@ -17,7 +17,7 @@ _Fingerprint = Annotated[str, require_pattern("[0-9a-f]{16}", "16 digits from 0 
 
 
 class Verification(ExtensibleArtefact):
-    """The content of verification.json, which is written only if the verification succeeded.
+    """The content of verification.json, which is only written if the verification was successful.
 
     Attributes:
         sequences: The number of sequences.
@@ -55,7 +55,7 @@ class Verification(ExtensibleArtefact):
 
     @classmethod
     def read_matching(cls, path: Path, metadata: PackedMetadata) -> Self:
-        """Read the verification of a packed folder.
+        """Read the verification of a packed folder, and check that it belongs to the current packs.
 
         Args:
             path: The verification file, or its folder.
@@ -70,7 +70,7 @@ class Verification(ExtensibleArtefact):
         return stored
 
     def format_lines(self) -> list[str]:
-        """Return the result as lines of text."""
+        """Return lines of text that describe what was verified."""
         if self.too_long is None:
             return [f"each of {format_count(self.sequences, 'sequence')} is in the packs exactly once"]
         sequences, packs = format_count(self.sequences, "sequence"), format_count(self.packs, "pack")

@@ -22,7 +22,7 @@ FINETUNING_NAME = "metrics.json"
 
 @dataclass(frozen=True)
 class SplitPaths:
-    """The paths of one split (`train` or `evaluation`), in the order in which they are written.
+    """The paths of one data split (`train` or `evaluation`), in the order in which the stages write them.
 
     Attributes:
         records: The folder of the unpacked examples.
@@ -38,22 +38,22 @@ class SplitPaths:
 
     @property
     def metadata_path(self) -> Path:
-        """The path of metadata.json in the packed folder, which `write` writes last."""
+        """The path of metadata.json in the packed folder. The stage `write` writes this file last."""
         return self.packed / METADATA_NAME
 
     @property
     def verification_path(self) -> Path:
-        """The path of the file that `verify` writes."""
+        """The path of the file that the stage `verify` writes."""
         return self.packed / VERIFICATION_NAME
 
     def manifest_path(self, group: int) -> Path:
-        """Return the path of a group's manifest, which is written after the shards of the group."""
+        """Return the path of the manifest of a group, which is written after the shards of the group."""
         return manifest_path(self.packed, group)
 
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """The work folder of one pipeline, `work/<pipeline name>`.
+    """The work folder of one pipeline, `work/<pipeline name>`, and the paths of the files in it.
 
     Attributes:
         root: The work folder.
@@ -77,7 +77,7 @@ class WorkFolder:
 
     @classmethod
     def from_settings(cls, settings: PipelineSettings, work: Path, pipeline_folder: Path) -> WorkFolder:
-        """Return the work folder of a pipeline.
+        """Create the `WorkFolder` of a pipeline from its settings.
 
         Args:
             settings: The settings of the pipeline.
@@ -103,65 +103,68 @@ class WorkFolder:
 
     @classmethod
     def from_existing(cls, root: Path) -> WorkFolder:
-        """Return an existing work folder without reading its pipeline file. An evaluation split is assumed."""
+        """Create a `WorkFolder` for an existing folder without reading its pipeline file.
+
+        The pipeline is assumed to have an evaluation split.
+        """
         return cls(root, records=None, evaluation_records=None, has_evaluation=True)
 
     @property
     def examples_folder(self) -> Path:
-        """The folder that `prepare` writes."""
+        """The folder that the stage `prepare` writes."""
         return self.root / "examples"
 
     @property
     def examples_summary_path(self) -> Path:
-        """The path of the summary that `prepare` writes last."""
+        """The path of the summary that the stage `prepare` writes last."""
         return self.examples_folder / EXAMPLES_NAME
 
     @property
     def train_folder(self) -> Path:
-        """The folder that `train` writes."""
+        """The folder that the stage `train` writes."""
         return self.root / "train"
 
     @property
     def training_result_path(self) -> Path:
-        """The path of the result that `train` writes last."""
+        """The path of the result file that the stage `train` writes last."""
         return self.train_folder / TRAINING_NAME
 
     @property
     def evaluation_result_path(self) -> Path:
-        """The path of the result that `evaluate` writes."""
+        """The path of the result file that the stage `evaluate` writes."""
         return self.train_folder / "evaluation.json"
 
     def rows_path(self, split: str) -> Path:
-        """Return the path of the labelled rows of a split, for a pipeline with built-in data."""
+        """Return the path of the labelled rows of a split, if the pipeline uses built-in data."""
         return self.root / "rows" / f"{split}.jsonl"
 
     @property
     def finetune_folder(self) -> Path:
-        """The folder that `finetune` writes. It contains a model that `transformers` can load."""
+        """The folder that the stage `finetune` writes. It contains a model that `transformers` can load."""
         return self.root / "finetune"
 
     @property
     def finetuning_result_path(self) -> Path:
-        """The path of the metrics that `finetune` writes last."""
+        """The path of the metrics file that the stage `finetune` writes last."""
         return self.finetune_folder / FINETUNING_NAME
 
     @property
     def predictions_path(self) -> Path:
-        """The file that `predict` writes."""
+        """The path of the file that the stage `predict` writes."""
         return self.root / "predict" / "predictions.jsonl"
 
     @property
     def report_path(self) -> Path:
-        """The HTML page that `report` writes."""
+        """The path of the HTML page that the stage `report` writes."""
         return self.root / "report.html"
 
     @property
     def data_split_names(self) -> tuple[str, ...]:
-        """The names of this pipeline's splits."""
+        """The names of the pipeline's data splits, `train` and, if there is held-out data, `evaluation`."""
         return _SPLITS if self.has_evaluation else _SPLITS[:1]
 
     def split_paths(self, name: str) -> SplitPaths:
-        """Return the paths of one split."""
+        """Return the paths of the files of one data split."""
         given = self.records if name == "train" else self.evaluation_records
         suffix = "" if name == "train" else f"-{name}"
         return SplitPaths(

@@ -177,8 +177,8 @@ def load_packing_settings(overrides: list[str] | None, options: Options | None =
 
 # --- options that are derived from settings
 
+# The options that the user typed, by the key that they set.
 Options = Mapping[str, TypedValue]
-"""The options that the user typed, by the key that they set."""
 PIPELINE = "gaudi_bert.config.pipeline:PipelineSettings"
 # The keys of `task` that describe files of rows. Every command that reads such files has options of these names.
 ROW_FILE_KEYS = ("columns", "no_header", "format", "delimiter", "encoding", "on_bad_row")

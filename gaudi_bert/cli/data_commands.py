@@ -201,8 +201,8 @@ def write(
     output.print_result(written, json, written.format_lines(out=out, verbose=verbose), following)
 
 
+# The keys that `write` may change although the plan contains them, because no pack depends on them.
 _KEYS_OF_SHARDS = ("shard_multiple", "shard_bytes")
-"""The keys that `write` may change although the plan contains them, because no pack depends on them."""
 
 
 def _parse_shard_overrides(overrides: list[str] | None, plan: Path) -> dict[str, int]:

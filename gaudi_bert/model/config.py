@@ -20,6 +20,8 @@ from gaudi_bert.common.errors import InputError, short_repr
 _ACTIVATIONS = ("gelu", "gelu_new", "relu")
 _ATTENTIONS = ("bidirectional", "causal")
 
+# The largest allowed values, far above any existing model. A larger value is a mistake, and has to be noticed before the
+# model is built, because building it would exhaust the memory.
 LARGEST_SIZES = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 16,
@@ -29,12 +31,9 @@ LARGEST_SIZES = {
     "max_position_embeddings": 1 << 24,
     "type_vocab_size": 1 << 16,
 }
-"""The largest allowed values, far above any existing model. A larger value is a mistake, and has to be noticed before the
-model is built, because building it would exhaust the memory.
-"""
 
+# The upper limit of settings that are floats.
 _LARGEST_NUMBER = 1_000_000
-"""The upper limit of settings that are floats."""
 
 
 class ModelSizes(NamedTuple):
@@ -141,8 +140,8 @@ class BertConfig:
         return cls(**{name: value for name, value in values.items() if name in names})
 
 
+# The remedy in messages about encoders that cannot process packs.
 NO_PACKS_REMEDY = "use rows of one sequence, or choose another model"
-"""The remedy in messages about encoders that cannot process packs."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +224,8 @@ def find_shape_mismatch(
     return None
 
 
+# The most pairs of random numbers that are drawn at once.
 _LARGEST_DRAW = 1 << 18
-"""The most pairs of random numbers that are drawn at once."""
 
 
 def draw_initial_value(name: str, spec: ParameterSpec, deviation: float, seed: int | None) -> Float32Array:
@@ -257,8 +256,8 @@ def draw_initial_value(name: str, spec: ParameterSpec, deviation: float, seed: i
     return values.reshape(spec.shape)
 
 
+# Parts of the names of biases and layer norms.
 _NOT_DECAYED = ("layernorm", "layer_norm", "bias")
-"""Parts of the names of biases and layer norms."""
 
 
 def has_weight_decay(name: str) -> bool:

@@ -16,17 +16,17 @@ from typing import Literal, TypeAlias
 from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.model.config import BertConfig, ParameterSpec, parameter_specs
 
+# What has equal weight in the masked-LM loss: every masked token, or every sequence.
 Loss = Literal["token", "sequence"]
-"""What has equal weight in the masked-LM loss: every masked token, or every sequence."""
 
+# How the vector of a text is computed from those of its tokens: the first one, the mean, the maximum, or the last one.
 Pooling = Literal["cls", "mean", "max", "last"]
-"""How the vector of a text is computed from those of its tokens: the first one, the mean, the maximum, or the last one."""
 
+# The function, by its PyTorch name, that turns the logit of a pair into its score. It never decreases as the logit
+# increases.
 Activation = Literal["Sigmoid", "Identity", "Tanh"]
-"""The function, by its PyTorch name, that turns the logit of a pair into its score. It never decreases as the logit
-increases.
-"""
 
+# The tasks that a head can be trained for.
 TaskKind = Literal[
     "classification",
     "multi-label",
@@ -37,25 +37,24 @@ TaskKind = Literal[
     "masked-language-modelling",
     "causal-language-modelling",
 ]
-"""The tasks that a head can be trained for."""
 
 
+# The task for each `problem_type` of a config.json.
 TASK_BY_PROBLEM_TYPE: dict[str, TaskKind] = {
     "single_label_classification": "classification",
     "multi_label_classification": "multi-label",
     "regression": "regression",
 }
-"""The task for each `problem_type` of a config.json."""
 
 
 # Added to attention scores that are not allowed. At least one score of a row is allowed, so the probability of the others is
 # exp(less than -9,000), which is exactly 0 in float32. Therefore the outputs of a sequence do not change by a single bit if
 # its neighbours change.
 FORBIDDEN_SCORE = -10000.0
+# Added to the logits of a span head for tokens of other sequences, so that their probability is exactly 0.
 OTHER_SEQUENCE = -1e9
-"""Added to the logits of a span head for tokens of other sequences, so that their probability is exactly 0."""
+# A value below any hidden state, which stands for the tokens of absent sequences in max pooling.
 LOWEST_HIDDEN = -3.0e38
-"""A value below any hidden state, which stands for the tokens of absent sequences in max pooling."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +149,8 @@ class VectorHead:
         return {"cls": "sequence_positions", "last": "last_positions"}.get(self.pooling)
 
 
+# Any of the heads.
 Head: TypeAlias = PretrainingHead | TaskHead | VectorHead
-"""Any of the heads."""
 
 
 def parameter_specs_with_head(config: BertConfig, head: Head) -> dict[str, ParameterSpec]:
@@ -205,8 +204,8 @@ def check_labels(labels: Sequence[str], source: str, *, has_exactly_one: bool) -
         )
 
 
+# The most elements that int32 can index.
 _MOST_LOGITS = 2**31 - 1
-"""The most elements that int32 can index."""
 
 
 def check_logit_count(packs: int, slots: int, vocabulary_size: int) -> None:

@@ -41,12 +41,12 @@ from gaudi_bert.common.arrays import IntArray, check_integer, permutation, rando
 # All of this is computed in integers from (seed, epoch) and the sizes of the shards, so it is the same on every machine. The
 # names that are passed to `permutation` and `random_words` determine the random numbers, so they must not change.
 
+# The maximum number of sets of streams.
 MAX_STREAM_SETS = 4
-"""The maximum number of sets of streams."""
+# The distance of each set's parts from those of the first set, in parts. The second of four sets is in the middle.
 _SET_OFFSETS = (0, 2, 1, 3)
-"""The distance of each set's parts from those of the first set, in parts. The second of four sets is in the middle."""
+# Shards move at random by at most 1/8 of a part.
 _MAX_SHIFT_DIVISOR = 8
-"""Shards move at random by at most 1/8 of a part."""
 
 
 def compute_shard_regions(group_sizes: IntArray, input_files: int, seed: int) -> IntArray:
@@ -101,17 +101,17 @@ def _assign_shards_to_streams(
     return [shards_of_parts[part] for part in parts_of_streams.tolist() if len(shards_of_parts[part])]
 
 
+# The version of this order. Stored positions contain it, because they would mean other packs in another order.
 ORDER_VERSION = 4
-"""The version of this order. Stored positions contain it, because they would mean other packs in another order."""
+# The default size of a window, in packs.
 WINDOW_PACKS = 4096
-"""The default size of a window, in packs."""
+# The number of rounds in a turn.
 TURN_ROUNDS = 32
-"""The number of rounds in a turn."""
 _MIN_STREAMS = 32
+# The maximum number of streams in a set.
 MAX_STREAMS = 512
-"""The maximum number of streams in a set."""
+# How many pack numbers of a process `iterate_shard_visits` examines at once.
 _NUMBERS_PER_STEP = 8192
-"""How many pack numbers of a process `iterate_shard_visits` examines at once."""
 
 
 def choose_stream_count(shard_multiple: int) -> int:

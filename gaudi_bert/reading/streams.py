@@ -27,8 +27,8 @@ from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder, PackLocat
 
 Prepared = TypeVar("Prepared")
 
+# How many packs a process reads before it begins to prefetch windows and to prepare shards.
 _FIRST_PACKS = 512
-"""How many packs a process reads before it begins to prefetch windows and to prepare shards."""
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -67,8 +67,8 @@ class ShardFiles(Generic[Prepared]):
 
 
 _EpochAndShard = tuple[int, int]
+# An epoch, and a visit of a shard in this epoch.
 _EpochVisit = tuple[int, ShardVisit]
-"""An epoch, and a visit of a shard in this epoch."""
 
 
 class PackRecords(NamedTuple):

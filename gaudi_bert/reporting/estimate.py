@@ -46,11 +46,10 @@ from gaudi_bert.tables.groups import count_row_tokens
 from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, list_table_files
 from gaudi_bert.tfrecords.histogram import count_records
 
+# Algorithms that are estimated only once, and the depth that is shown for each.
+#
+# The algorithms `none` and `sort` do not use the depth. The packing paper runs the others without a depth limit.
 FIXED_DEPTHS: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}
-"""Algorithms that are estimated only once, and the depth that is shown for each.
-
-The algorithms `none` and `sort` do not use the depth. The packing paper runs the others without a depth limit.
-"""
 
 
 @dataclass(frozen=True)
@@ -297,8 +296,8 @@ def _find_bundled_histogram(source: str | Path) -> Path | None:
 #
 # The file contains the length of each sequence, in any order.
 
+# Names of the column of lengths in a CSV file with several columns. The first name that occurs counts. Case is ignored.
 _LENGTH_COLUMNS = ("length", "lengths", "tokens", "num_tokens", "n_tokens", "seq_len", "sequence_length")
-"""Names of the column of lengths in a CSV file with several columns. The first name that occurs counts. Case is ignored."""
 
 _LIST_START_BYTES = 4096
 

@@ -115,8 +115,8 @@ def _read_yaml_mapping(path: Path) -> dict[str, Any] | None:
     return pipeline if isinstance(pipeline, dict) else None
 
 
+# The path of each input file relative to the work folder, as the page shows it.
 INPUT_NAMES = {key: path.as_posix() for key, (path, _) in _list_input_files(Path()).items()}
-"""The path of each input file relative to the work folder, as the page shows it."""
 
 _SUFFICIENT_INPUTS = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluation", "finetuning", "predictions")
 
