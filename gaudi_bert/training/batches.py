@@ -43,7 +43,7 @@ _BATCHES_AHEAD = 4
 
 @dataclass(frozen=True)
 class TrainingOrder:
-    """The order in which a run reads its packs, and the part that this process reads.
+    """The order in which a run reads its packs, the position in this order, and the rank of the process that reads.
 
     Attributes:
         seed: Determines the order of the packs, together with the epoch.
@@ -69,7 +69,7 @@ _ReadFeatures = Callable[[int, IntArray, IntArray, int], Batch]
 def read_training_batches(
     source: RecordSource, config: BertConfig, batch_packs: int, order: TrainingOrder
 ) -> Iterator[Batch]:
-    """Read pretraining records in their training order, and yield the batches of this process without end.
+    """Read pretraining records in the order of training, and yield batches for one process without end.
 
     Args:
         source: The records. Unpacked records are returned as packs of one sequence.
@@ -102,7 +102,7 @@ def read_batches_in_order(
     order: TrainingOrder,
     path: Path,
 ) -> Iterator[Batch]:
-    """Read the packs of each micro-batch, and yield those that this process computes as a batch.
+    """Read the packs of each micro-batch, and yield those that belong to this process as one batch.
 
     Args:
         packs_by_row_length: The packs of each row length.
@@ -130,8 +130,9 @@ def read_batches_in_order(
 
     def batches() -> Iterator[Batch]:
         for index, begin, end, batch_packs in micro_batches:
-            # Without a pack, the batch would have no shapes, so read at least one, even if it belongs to the next
-            # micro-batch. `_pad_with_empty_packs` then replaces it with an empty pack.
+            # If this process has no pack in the micro-batch, the shapes of its batch would be unknown. Therefore read at
+            # least one pack, which may belong to the next micro-batch. `_pad_with_empty_packs` replaces it with an empty
+            # pack.
             of_rank = pack_numbers_of_rank(begin, max(end, begin + order.size), order.rank, order.size)
             epochs, numbers = np.divmod(of_rank, orders[index].packs)
             parts = [
@@ -147,7 +148,7 @@ def read_batches_in_order(
 
 
 def _pad_with_empty_packs(batch: Batch, kept_packs: int, batch_packs: int) -> Batch:
-    """Return the first `kept_packs` packs of a batch, followed by empty packs up to `batch_packs`."""
+    """Return the first `kept_packs` packs of a batch, followed by empty packs until the batch has `batch_packs` packs."""
     missing = batch_packs - kept_packs
     if not missing:
         return batch
@@ -162,9 +163,10 @@ def read_evaluation_batches(
     world_size: int = 1,
     max_packs: int | None = None,
 ) -> Iterator[Batch]:
-    """Yield the batches of process `rank` of `world_size` that contain every record once, checked for a model.
+    """Read every pretraining record once, and yield the batches of process `rank` of `world_size`.
 
-    With `max_packs`, only the first `max_packs` records are read. The batches are those of `read_each_pack_once`.
+    The values of the records are checked against the config of the model. If `max_packs` is given, only the first
+    `max_packs` records are read.
     """
     packs = source.open_packs()
     read_packs = partial(_read_checked_packs, source, packs.files, _max_feature_values(source, config))
@@ -179,7 +181,7 @@ def read_each_pack_once(
     world_size: int,
     max_packs: int | None,
 ) -> Iterator[Batch]:
-    """Read every pack once, in the order of the files, and yield the batches that belong to this process.
+    """Read every pack once, in the order of the files, and yield the batches of one process.
 
     Args:
         stored_packs: The packs.
@@ -208,7 +210,7 @@ def read_each_pack_once(
 def _read_checked_packs(
     source: RecordSource, files: RecordFiles, max_values: dict[str, int], shards: IntArray, records: IntArray
 ) -> Batch:
-    """Read some records as a batch of packs, and check that every value is in its allowed range.
+    """Read records as a batch of packs, and check that every value is in its allowed range.
 
     Raises:
         InputError: A value is out of range.
@@ -221,7 +223,10 @@ def _read_checked_packs(
 
 
 def _convert_to_packs(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-    """Turn a batch of unpacked examples into packs of depth 1. A row that contains only padding has no sequence."""
+    """Convert a batch of unpacked records to packs that contain one sequence each.
+
+    A record that contains only padding becomes a pack without sequences.
+    """
     mask_BL = unpacked["input_mask"]
     packs, length = mask_BL.shape
     return {
@@ -234,7 +239,9 @@ def _convert_to_packs(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
 
 
 def _decode_ahead(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:
-    """Yield the batches while a thread decodes the next few. When the iteration ends or is abandoned, call `close`."""
+    """Yield the batches of an iterator while a thread reads the next few. Call `close` at the end, also if the caller stops
+    early.
+    """
     with ExitStack() as stack:
         stack.callback(close)
         pool = stack.enter_context(ThreadPoolExecutor(1))
@@ -251,7 +258,10 @@ def _decode_ahead(batches: Iterator[Batch], close: Callable[[], None]) -> Iterat
 
 
 def _max_feature_values(source: RecordSource, config: BertConfig) -> dict[str, int]:
-    """Return the largest allowed value of each feature, given the sizes of the data and the model. The smallest is 0."""
+    """Return the largest allowed value of each feature, which depends on the sizes of the data and of the model.
+
+    The smallest allowed value is 0.
+    """
     last = source.schema.max_sequence_length - 1
     return {
         "input_ids": config.vocab_size - 1,
@@ -268,7 +278,8 @@ def _max_feature_values(source: RecordSource, config: BertConfig) -> dict[str, i
 
 
 def _check_values(batch: BatchArrays, max_values: dict[str, int], locate_row: Callable[[int], str]) -> None:
-    """Check that every value of a packed batch is in its allowed range, and that the input mask numbers the sequences.
+    """Check that all values of a packed batch are in their allowed ranges, and that the input mask has the form 1, 2, ...,
+    0.
 
     Args:
         batch: The packed features.

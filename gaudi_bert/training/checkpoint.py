@@ -34,10 +34,11 @@ _FORMAT_VERSION = 2
 CHECKPOINT_NAMES = "update-*.safetensors"
 _METADATA_KEY = "gaudi_bert"
 _CHECKSUM_DIGITS = 8
-# `is_checkpoint` reads only this many bytes. It is enough, because the header of a safetensors file begins with the
-# metadata.
+# `is_checkpoint` reads only this many bytes of a file. They contain the key of our metadata, because the header of a
+# safetensors file begins with the metadata.
 _FIRST_BYTES = 4096
-# The name of a tensor begins with one of these keys. The value is the attribute of `Checkpoint` that contains such tensors.
+# The name of each stored tensor begins with one of these prefixes. The value is the attribute of `Checkpoint` with these
+# tensors.
 _TENSOR_GROUPS = {"model": "variables", "first_moment": "first_moments", "second_moment": "second_moments"}
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -80,7 +81,10 @@ class _StoredProgress(BaseModel, strict=True, frozen=True, extra="forbid"):
 
 
 class _RunSettings(BaseModel, strict=True, frozen=True, extra="forbid"):
-    """The schema of `Checkpoint.settings`. The contents of the nested objects are checked by the code that uses them."""
+    """The schema of `Checkpoint.settings`.
+
+    The contents of the nested objects are checked by the code that uses them.
+    """
 
     model: dict[str, Any] = {}
     training: dict[str, Any] = {}
@@ -91,7 +95,7 @@ class _RunSettings(BaseModel, strict=True, frozen=True, extra="forbid"):
 
 
 class _Header(BaseModel, strict=True, frozen=True, extra="forbid"):
-    """The schema of the JSON text in the header of a checkpoint.
+    """The schema of the JSON text in the header of a checkpoint file.
 
     The field `tensors` contains the dtype, the shape and the CRC-32 of each tensor, by name.
     """
@@ -104,7 +108,7 @@ class _Header(BaseModel, strict=True, frozen=True, extra="forbid"):
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint to `folder` atomically, and return the path of its file, `update-<number>.safetensors`.
+    """Write a checkpoint to `folder` atomically. Return the path of the file, `update-<number>.safetensors`.
 
     Raises:
         FailedError: The file cannot be written.
@@ -129,7 +133,10 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def _describe_tensor(tensor: NDArray[Any]) -> _TensorDescription:
-    """Return the dtype name, the shape and the CRC-32 of a tensor, which are compared when the tensor is read."""
+    """Return the dtype name, the shape and the CRC-32 of a tensor.
+
+    They are stored in the header of a checkpoint, and compared when the tensor is read.
+    """
     content = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
     return tensor.dtype.name, tensor.shape, zlib.crc32(content.data)
 
@@ -140,7 +147,7 @@ def _format_crc32(text: str) -> str:
 
 
 def read_checkpoint(path: Path | str) -> Checkpoint:
-    """Read a checkpoint, and check every tensor against its stored dtype, shape and checksum.
+    """Read a checkpoint, and verify the dtype, the shape and the checksum of every tensor.
 
     Raises:
         InputError: The file is missing, damaged, or no checkpoint of gaudi-bert.
@@ -168,22 +175,22 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
 
 
 def _damaged_checkpoint_error(path: Path, reason: str) -> InputError:
-    """Return the error that reports a damaged checkpoint."""
+    """Return the error for a checkpoint file that is damaged or incomplete."""
     return InputError(
         f"{path}: the file is not a complete checkpoint of gaudi-bert ({reason}); use the checkpoint before it"
     )
 
 
 def read_checkpoint_identity(path: Path) -> str:
-    """Return the checksum of a checkpoint's header as hexadecimal digits, without reading the tensors.
+    """Return a hexadecimal string that identifies the content of a checkpoint, without reading the tensors.
 
-    Different checkpoints have different identities, because the header contains the checksums of all tensors.
+    It is the checksum of the header, which contains the checksums of all tensors.
     """
     return _read_header_text(path)[:_CHECKSUM_DIGITS]
 
 
 class RunBeginning(NamedTuple):
-    """How a run began: the number of its processes, and whether its kernels were compiled."""
+    """How many processes began a run, and whether their kernels were compiled."""
 
     processes: int
     is_compiled: bool
@@ -202,13 +209,13 @@ def read_run_beginning(folder: Path) -> RunBeginning | None:
 
 
 def read_newest_settings(folder: Path) -> Mapping[str, Any] | None:
-    """Return the settings in the newest checkpoint of `folder` whose header is intact, or None if there is none."""
+    """Return the settings from the newest checkpoint in `folder` whose header is intact. Return None if there is none."""
     state = _read_newest_header(folder)
     return None if state is None else state.settings.model_dump(exclude_unset=True)
 
 
 def _read_newest_header(folder: Path) -> _Header | None:
-    """Return the header of the newest checkpoint in `folder` whose header is intact, or None if there is none."""
+    """Return the header of the newest checkpoint in `folder` whose header is intact. Return None if there is none."""
     for path in reversed(_list_checkpoints(folder)):
         try:
             return _read_header(path)
@@ -218,9 +225,9 @@ def _read_newest_header(folder: Path) -> _Header | None:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether the header of a file is that of a gaudi-bert checkpoint, even if the file is damaged.
+    """Return whether a file is a gaudi-bert checkpoint, which may be damaged.
 
-    For other safetensors files, return False.
+    Only the beginning of the file is examined. For safetensors files of other tools, return False.
 
     Raises:
         InputError: The file is missing or cannot be read.
@@ -230,7 +237,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def _read_header_text(path: Path) -> str:
-    """Return the checksum and the JSON text in the header of a checkpoint, without reading the tensors.
+    """Return the text in the header of a checkpoint, which consists of a checksum, a space and JSON.
 
     Raises:
         InputError: The file cannot be read, is no safetensors file, or was written by another tool.
@@ -246,7 +253,7 @@ def _read_header_text(path: Path) -> str:
 
 
 def _read_header(path: Path) -> _Header:
-    """Return the parsed header of a checkpoint, after checking its checksum and its schema.
+    """Parse the header of a checkpoint, and verify its checksum and its schema.
 
     Raises:
         InputError: The header is damaged.
@@ -263,14 +270,18 @@ def _read_header(path: Path) -> _Header:
 
 
 def _list_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoint files in `folder`, oldest first. Empty if the folder does not exist."""
+    """Return the checkpoint files in `folder`, the oldest first.
+
+    Return an empty list if the folder does not exist.
+    """
     return sorted(Path(folder).glob(CHECKPOINT_NAMES))
 
 
 def find_checkpoint(path: Path | str) -> Path:
-    """Return the checkpoint file at a path, which may be the file itself or a folder that contains checkpoints.
+    """Return the path of a checkpoint file, given the file itself or a folder with checkpoints.
 
-    A file is returned as it is. For a folder, return its newest checkpoint, or else the newest in its `checkpoints/` folder.
+    For a folder, return its newest checkpoint. If it contains none, return the newest checkpoint in its subfolder
+    `checkpoints`.
 
     Raises:
         InputError: There is no checkpoint.
@@ -288,7 +299,7 @@ def find_checkpoint(path: Path | str) -> Path:
 
 
 def _read_newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """Read the newest intact checkpoint in `folder`, and call `warn` for each newer one that is damaged.
+    """Read the newest intact checkpoint in `folder`. Call `warn` with a message for each newer checkpoint that is damaged.
 
     Returns:
         The checkpoint, or None if the folder contains no checkpoints.
@@ -308,7 +319,7 @@ def _read_newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkp
 
 
 def remove_old_checkpoints(folder: Path, keep_newest: int) -> None:
-    """Remove all but the newest `keep_newest` checkpoints."""
+    """Remove all checkpoints from a folder except the newest `keep_newest`."""
     names = fnmatch.filter(list_names(folder), CHECKPOINT_NAMES)
     with explain_os_errors(folder, "remove"):
         remove_files(*(folder / name for name in names[: max(0, len(names) - keep_newest)]))
@@ -322,7 +333,10 @@ def remove_old_checkpoints(folder: Path, keep_newest: int) -> None:
 
 @dataclass(frozen=True)
 class Progress:
-    """The position of a run: its updates, and the packs, sequences and non-padding tokens that all processes have read."""
+    """How far a run has come: its number of updates, and the numbers of packs, sequences and tokens that it has read.
+
+    The numbers count the work of all processes together. Padding is not counted as tokens.
+    """
 
     update: int = 0
     packs: int = 0
@@ -333,9 +347,9 @@ class Progress:
 def restore_newest_checkpoint(
     checkpoint_folder: Path, model: Model, updates: Updates, run_signature: Mapping[str, Any], say: Callable[[str], None]
 ) -> Progress:
-    """Restore the model, the moments and the position from the newest intact checkpoint.
+    """Load the newest intact checkpoint into the model and the optimizer, and return how far the run had come.
 
-    Without a checkpoint, nothing is restored, and the run starts from the beginning.
+    Without a checkpoint, nothing is loaded, and the run starts from the beginning.
 
     Args:
         checkpoint_folder: The folder with the checkpoints of the run.
@@ -380,12 +394,12 @@ def restore_newest_checkpoint(
     return Progress(checkpoint.update, progress["packs"], progress["sequences"], progress["tokens"])
 
 
-# The number of updates may differ, because a finished run may be extended (`run.py`).
+# A finished run may be resumed with a larger number of updates, so this setting may differ from the stored one.
 _CHANGEABLE_SETTING = "settings.training.updates"
 
 
 def _describe_first_difference(stored: Any, requested: Any, key: str = "") -> str | None:
-    """Return text for an error message that names the first difference between two signatures, or None if they are equal.
+    """Describe the first difference between two run signatures for an error message. Return None if they are equal.
 
     Args:
         stored: The signature in the checkpoint, or a part of it.
@@ -404,7 +418,7 @@ def _describe_first_difference(stored: Any, requested: Any, key: str = "") -> st
 
 
 def broadcast_state(progress: Progress, model: Model, updates: Updates, communicator: Communicator) -> Progress:
-    """Copy the variables, the optimizer's moments and the progress of the first process to all other processes.
+    """Copy the variables, the optimizer's moments and the progress from the first process to all other processes.
 
     Every process calls this at the same time.
 

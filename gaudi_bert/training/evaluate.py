@@ -41,7 +41,8 @@ from gaudi_bert.training.objective import Evaluation, PretrainingObjective
 from gaudi_bert.training.sources import RecordSource, check_records_fit_model, open_records
 from gaudi_bert.training.weights import open_local_weights
 
-# The metrics of packed and unpacked data are sums of the same float32 terms in different orders, so rounding may differ.
+# The largest allowed difference between metrics of packed and unpacked data. Both are sums of the same float32 terms in
+# different orders, so they may differ by rounding.
 _LARGEST_DIFFERENCE = 1e-4
 
 
@@ -55,7 +56,7 @@ def evaluate(
     store: StoreSettings | None = None,
     engine: EngineChoice = "auto",
 ) -> StageOutput[EvaluationResult]:
-    """Evaluate a checkpoint on held-out data.
+    """Evaluate a checkpoint on held-out data, which may be packed, unpacked or both.
 
     Args:
         data: Packed or unpacked records, on a disk or in an object store.
@@ -86,7 +87,10 @@ def evaluate(
 def _evaluate_checkpoint(
     checkpoint_file: Path, sources: list[RecordSource], out: Path | None, requested_engine: EngineChoice, reporter: Reporter
 ) -> StageOutput[EvaluationResult]:
-    """Evaluate a checkpoint on one source, or on two that must agree, unless `out` already contains the metrics."""
+    """Evaluate a checkpoint on one or two record sources, and return the metrics.
+
+    The metrics of two sources must agree. If `out` already contains the metrics, they are read from it instead.
+    """
     chosen = choose_engine(requested_engine, setting_name="--engine")
     engine = load_engine(chosen.name)
     inputs = {"checkpoint": read_checkpoint_identity(checkpoint_file), "data": [source.identity for source in sources]}
@@ -100,10 +104,10 @@ def _evaluate_checkpoint(
         )
     settings = section_from_mapping(TrainingSettings, stored.settings["training"], str(checkpoint_file))
     reporter.say(f"evaluate: {chosen.format_choice()}")
-    # Always compute in float32, also if the model was trained in another precision or on another device.
+    # Metrics must not depend on the precision or the device with which the model was trained, so always compute in float32.
     device = engine.open_device(settings.model_copy(update={"device": "auto", "precision": "float32"}), settings.threads)
     with communicator.watch_processes(settings) as watched:
-        # A file with the metrics of another checkpoint or other data is replaced even without --overwrite.
+        # If the file contains the metrics of another checkpoint or of other data, it is replaced, even without --overwrite.
         signature = Signature("evaluate", {}, inputs)
         if out is not None and watched.run_on_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
             reporter.say(f"{format_path(out)}: already evaluated, nothing to do")
@@ -134,7 +138,7 @@ def _evaluate_checkpoint(
 
 
 def _check_agreement(packed: EvaluationMetrics, unpacked: EvaluationMetrics, sources: list[RecordSource]) -> float:
-    """Check that the metrics of packed and unpacked data agree, and return their largest absolute difference.
+    """Check that the metrics of packed and unpacked data agree. Return their largest absolute difference.
 
     Counts are compared like all other metrics, so that counts that differ by one already fail.
 
@@ -167,33 +171,41 @@ E = TypeVar("E", bound=Evaluation, covariant=True)
 
 
 class EvaluationSet(ABC, Generic[E]):
-    """A data set on which a model is evaluated. Every sequence is counted exactly once, for any number of processes."""
+    """A data set on which models are evaluated, such as the held-out data of a run.
+
+    Every sequence is counted exactly once, for any number of processes.
+    """
 
     @property
     @abstractmethod
     def sum_count(self) -> int:
-        """The number of sums that are added over the batches: first the sums of the head, then those of `count_labels`."""
+        """The number of sums that are added over all batches. The sums of the head come first, then those of
+        `count_labels`.
+        """
 
     @abstractmethod
     def read_batches(self, rank: int, world_size: int) -> Iterable[EvaluationBatch]:
-        """Return the batches of process `rank` of `world_size` processes."""
+        """Return the batches that process `rank` of `world_size` evaluates."""
 
     def count_labels(self, batch: Batch) -> FloatArray:
-        """Return counts of the labels in a batch, which are added over all batches, float64. By default there are none."""
+        """Count how often each label occurs in a batch, float64. By default, nothing is counted.
+
+        The counts are added over all batches.
+        """
         return np.zeros(0)
 
     def allocate_outputs(self) -> Float32Array | None:
-        """Return an array of zeros for the outputs of all sequences or tokens, or None if outputs are not kept."""
+        """Return an array of zeros for the outputs of all sequences or tokens. Return None if only sums are needed."""
         return None
 
     @abstractmethod
     def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> E:
-        """Compute the metrics from the sums and the outputs of all processes."""
+        """Compute the metrics of the complete data set from the sums and the outputs of all processes."""
 
     def evaluate_model(self, model: Model, communicator: Communicator) -> E:
-        """Evaluate a model, and return its metrics, which are the same in every process.
+        """Evaluate a model on this data set, and return its metrics.
 
-        Every process calls this at the same time.
+        Every process calls this at the same time, and returns the same metrics.
         """
         totals, outputs = np.zeros(self.sum_count, np.float64), self.allocate_outputs()
         for number, (batch, scatter) in enumerate(self.read_batches(communicator.rank, communicator.size)):
@@ -211,7 +223,7 @@ class EvaluationSet(ABC, Generic[E]):
 
 
 def compute_majority_baseline(label_counts: FloatArray) -> float:
-    """Return the frequency of the most frequent label, which is the accuracy of always predicting it.
+    """Return the accuracy of always predicting the most frequent label.
 
     Args:
         label_counts: float64 [labels], how often each label occurs.
@@ -224,7 +236,7 @@ def compute_majority_baseline(label_counts: FloatArray) -> float:
 
 
 def count_values(values: AnyArray, weights: AnyArray, value_count: int) -> FloatArray:
-    """Count how often each integer occurs among the values whose weight is positive.
+    """Count how often each integer occurs in `values`, considering only elements with a positive weight.
 
     Args:
         values: Integers from 0 to `value_count` - 1.
@@ -255,25 +267,30 @@ class RecordsEvaluation(EvaluationSet[EvaluationMetrics]):
 
     @property
     def sum_count(self) -> int:
-        """The number of sums that an evaluation adds up: 8 of `PretrainingObjective`, 2 for the next-sentence labels, and 1
-        for each token of the vocabulary.
+        """The number of sums that are added over all batches.
+
+        There are 8 sums of `PretrainingObjective`, 2 counts of next-sentence labels, and 1 count for each token of the
+        vocabulary.
         """
         return 8 + 2 + self.config.vocab_size
 
     def read_batches(self, rank: int, world_size: int) -> Iterator[EvaluationBatch]:
-        """Return the batches of one process, which read every record once. The last batch is padded with empty packs."""
+        """Return the batches that process `rank` of `world_size` evaluates.
+
+        All processes together read every record once. The last batch is padded with empty packs.
+        """
         batches = read_evaluation_batches(self.source, self.config, self.batch_packs, rank, world_size, self.max_packs)
         return ((batch, None) for batch in batches)
 
     def count_labels(self, batch: Batch) -> FloatArray:
-        """Count the two next-sentence labels and each masked token id, float64 [2 + vocabulary]."""
+        """Count the next-sentence labels and the masked token ids in a batch, float64 [2 + vocabulary]."""
         sentences = count_values(batch["next_sentence_labels"], batch["next_sentence_weights"], 2)
         return np.concatenate(
             [sentences, count_values(batch["masked_lm_ids"], batch["masked_lm_weights"], self.config.vocab_size)]
         )
 
     def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> EvaluationMetrics:
-        """Compute both losses, both accuracies and their baselines from the sums over all records.
+        """Compute the losses, the accuracies and their baselines from the sums over all records.
 
         Raises:
             InputError: The data contains no sequences.

@@ -25,7 +25,7 @@ from gaudi_bert.training.run_plan import RunPlan
 
 @dataclass(frozen=True)
 class PreparedUpdates:
-    """The training data of a run, divided into updates for a certain number of processes.
+    """The training data of a run, divided into updates. The division depends on the number of processes.
 
     Attributes:
         plan: The plan of the run.
@@ -44,10 +44,10 @@ class PreparedUpdates:
 
 
 class Job(ABC, Generic[R]):
-    """One kind of run, made from training data, an objective, and a model with the head of this objective.
+    """One kind of run, such as pretraining. It defines the data, the model, the objective and the result of the run.
 
-    The files have been read and checked when a job exists. `run_job` calls the methods in the order in which they are
-    defined.
+    All input files have been read and checked when a job is created. `run_job` calls the methods in the order in which they
+    are defined here.
 
     Attributes:
         result_type: The type of the result. Its file is written last.
@@ -74,9 +74,9 @@ class Job(ABC, Generic[R]):
 
     @abstractmethod
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
-        """Plan the updates of the run, and return the plan with a function that reads their batches.
+        """Plan the updates of the run. Return the plan, and a function that reads the batches.
 
-        This changes nothing in the job, and is called a second time if another number of processes began the run, which is
+        This method does not change the job. It is called again if the run was begun by another number of processes, which is
         known only after the folder of the run was opened.
 
         Args:
@@ -88,11 +88,12 @@ class Job(ABC, Generic[R]):
         """
 
     def format_dry_run(self) -> list[str]:
-        """Return further lines for the user that only a dry run shows."""
+        """Return additional lines that only a dry run prints."""
         return []
 
     def begin_run(self, run: RunContext[R], plan: RunPlan, model: Model) -> MlperfLog | None:
-        """Prepare the run after its model was built and before the weights are loaded, such as by opening an MLPerf log.
+        """Prepare the run, for example by opening an MLPerf log. Called after the model was built and before weights are
+        loaded.
 
         Returns:
             The MLPerf log of the run, or None.
@@ -100,12 +101,21 @@ class Job(ABC, Generic[R]):
         return None
 
     def load_initial_weights(self, model: Model, reporter: Reporter) -> None:
-        """Load the weights with which a new run begins. Only the first process calls this."""
+        """Load the weights with which a new run begins.
+
+        Only the first process calls this.
+        """
         model.load_values(self.initial_variables)
 
     def handle_evaluation(self, run: RunContext[R], model: Model, update: int, evaluation: Evaluation) -> None:
-        """React to an evaluation after update `update`, for example by saving the best weights. Every process calls this."""
+        """Handle the metrics of an evaluation after update `update`, for example by saving the best weights.
+
+        Every process calls this.
+        """
 
     @abstractmethod
     def finish_run(self, loop: TrainingLoop, updates: PreparedUpdates) -> R:
-        """Write the remaining files of the folder, and return the result. Every process calls this."""
+        """Write the remaining files to the folder of the run, and return the result.
+
+        Every process calls this.
+        """

@@ -28,7 +28,7 @@ from gaudi_bert.training.sources import RecordSource
 
 
 class MetricsWriter:
-    """A context manager that appends reports to `metrics.jsonl` and to a new TensorBoard event file.
+    """A context manager that appends metrics to `metrics.jsonl` and to a new TensorBoard event file.
 
     Args:
         folder: The folder of the run.
@@ -63,7 +63,7 @@ class MetricsWriter:
         self._append_and_flush(self._events, frame(_encode_time(now) + _encode_field(3, _VERSION)))
 
     def write_report(self, kind: str, update: int, values: Mapping[str, float]) -> None:
-        """Write one report to both files.
+        """Write the metrics of one training interval or evaluation to both files.
 
         Args:
             kind: "train" or "evaluation".
@@ -105,17 +105,17 @@ _VERSION = b"brain.Event:2"
 
 
 def _encode_time(seconds: float) -> bytes:
-    """Return the bytes of field 1 of an Event message, which is the time in seconds."""
+    """Encode the time field of a TensorBoard Event message as a protocol buffer."""
     return b"\x09" + struct.pack("<d", seconds)
 
 
 def _encode_field(field: int, content: bytes) -> bytes:
-    """Return the bytes of a protocol buffer field that contains a string, bytes or a nested message."""
+    """Encode a protocol buffer field that contains a string, bytes or a nested message."""
     return bytes([field << 3 | 2]) + _encode_varint(len(content)) + content
 
 
 def _encode_varint(number: int) -> bytes:
-    """Return the bytes of a non-negative integer as a protocol buffer varint."""
+    """Encode a non-negative integer as a protocol buffer varint."""
     groups = []
     while number > 0x7F:
         groups.append(number & 0x7F | 0x80)
@@ -135,7 +135,9 @@ def _encode_varint(number: int) -> bytes:
 
 
 class MlperfLog:
-    """A context manager that writes an MLPerf log. Enter it before training, and leave it when training ends.
+    """A context manager that writes the MLPerf log of a training run.
+
+    Enter the context before training, and leave it when training ends.
 
     Args:
         path: The log file.
@@ -162,8 +164,8 @@ class MlperfLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         with explain_os_errors(path, "write"):
             self._handler = logging.FileHandler(path, mode="w", encoding="utf-8")
-        # A registered logger would propagate its records to the root logger, which may print to standard output and break
-        # the output of --json. Therefore use a logger that is not registered.
+        # The root logger may print to standard output and break the output of --json. This logger is not registered, so that
+        # its records do not reach the root logger.
         logger = logging.Logger("gaudi-bert-mlperf", logging.INFO)
         logger.addHandler(self._handler)
         self._log = mllog.mllog.MLLogger(logger)
@@ -184,7 +186,7 @@ class MlperfLog:
         self._log_hyperparameters(plan, source, config)
 
     def _log_hyperparameters(self, plan: RunPlan, source: RecordSource, config: BertConfig) -> None:
-        """Log the hyperparameters and, if the data states it, the number of training sequences."""
+        """Log the hyperparameters. If the number of training sequences is known, log it as well."""
         settings, keys = plan.settings, self._keys
         values: Mapping[str, Any] = {
             keys.SEED: settings.seed,
@@ -213,20 +215,20 @@ class MlperfLog:
         return self
 
     def log_run_start(self, sequences: int) -> None:
-        """Log that initialization has ended and that the timed run begins after `sequences` sequences."""
+        """Log that the initialization has ended and the timed run begins."""
         self._log.end(self._keys.INIT_STOP)
         self._log.start(self._keys.RUN_START)
         self._log_block_start(sequences)
 
     def log_evaluation_start(self, sequences: int) -> None:
-        """Log that a training block ends and an evaluation begins, after `sequences` sequences."""
+        """Log that a training block ends and an evaluation begins."""
         self._log_block_end()
         self._log.start(self._keys.EVAL_START, metadata=_make_position_metadata(sequences))
 
     def log_evaluation_end(
         self, sequences: int, masked_lm_accuracy: float, evaluated_sequences: int, is_finished: bool
     ) -> None:
-        """Log the result of an evaluation. Unless the run is finished, also log that the next training block begins.
+        """Log the result of an evaluation. If the run is not finished, also log that the next training block begins.
 
         Args:
             sequences: The number of training sequences seen so far.
@@ -256,17 +258,17 @@ class MlperfLog:
         self._log.start(self._keys.BLOCK_START, metadata=_make_block_metadata(sequences))
 
     def _log_block_end(self) -> None:
-        """Log that the current training block ends, if there is one."""
+        """Log that the current training block ends. Do nothing if there is none."""
         if self._block_start is not None:
             self._log.end(self._keys.BLOCK_STOP, metadata=_make_block_metadata(self._block_start))
             self._block_start = None
 
 
 def _make_position_metadata(sequences: int) -> dict[str, int]:
-    """Return the log metadata of a position in the run."""
+    """Return the metadata of an MLPerf log line: the number of sequences seen so far."""
     return {"epoch_num": sequences, "samples_count": sequences}
 
 
 def _make_block_metadata(sequences: int) -> dict[str, int]:
-    """Return the log metadata of a training block that begins after `sequences` sequences."""
+    """Return the metadata of the MLPerf log line for a training block that begins after `sequences` sequences."""
     return {"first_epoch_num": sequences, "epoch_count": 1, "samples_count": sequences}

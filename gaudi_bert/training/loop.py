@@ -37,7 +37,7 @@ R = TypeVar("R", bound=Artefact)
 
 @dataclass(frozen=True)
 class RunContext(Generic[R]):
-    """A run whose folder is open.
+    """A run whose folder is open, with its engine, its processes and its device.
 
     Attributes:
         folder: The folder of the run.
@@ -65,11 +65,11 @@ class RunContext(Generic[R]):
 
     @property
     def checkpoint_folder(self) -> Path:
-        """The folder with the checkpoints of the run."""
+        """The folder that contains the checkpoints of the run."""
         return self.folder / "checkpoints"
 
     def write_result(self, result_of_process: R) -> R:
-        """Write the result of the first process, and return it in every process."""
+        """Write the result file in the first process. Return the result of the first process in every process."""
         result = self.communicator.run_on_first(lambda: result_of_process)
         if self.communicator.is_first:
             publish_files(self.folder)
@@ -79,7 +79,7 @@ class RunContext(Generic[R]):
 
 @dataclass
 class TrainingLoop:
-    """Trains a model from the position in `progress` to the last update.
+    """Trains a model from the position in `progress` to the last update. Writes reports and checkpoints in between.
 
     Attributes:
         context: The run and its folder.
@@ -137,8 +137,8 @@ class TrainingLoop:
                 self._metrics = stack.enter_context(MetricsWriter(context.folder, first_update))
             if self.mlperf_log is not None:
                 stack.enter_context(self.mlperf_log).log_run_start(self.progress.sequences)
-            # The run may have been stopped or killed between an update and its evaluation. A resumed run then begins with
-            # this evaluation.
+            # If the run was stopped between an update and its evaluation, the evaluation is missing. A resumed run does it
+            # now.
             is_due = self.evaluates_first and first_update == 0
             if self._metrics is not None and first_update:
                 at_interval = first_update % self._settings.evaluate_every_updates == 0
@@ -154,7 +154,7 @@ class TrainingLoop:
 
     @property
     def _is_finished(self) -> bool:
-        """Whether the target accuracy is reached or all updates are done."""
+        """Whether all updates are done or the target accuracy is reached."""
         return self.has_reached_target or self.progress.update >= self._settings.updates
 
     @property
@@ -164,7 +164,9 @@ class TrainingLoop:
         return target is not None and evaluation is not None and bool(evaluation.accuracy >= target)
 
     def collect_result_fields(self) -> dict[str, Any]:
-        """Return the fields that training.json contains for every kind of run: the work done, and the speed."""
+        """Return the fields of training.json that all kinds of runs have in common, such as the number of updates and the
+        speed.
+        """
         progress, plan, report = self.progress, self.plan, self.report
         return {
             "updates": progress.update,
@@ -180,7 +182,7 @@ class TrainingLoop:
         }
 
     def _run_update(self, task: Task) -> None:
-        """Do one update, and advance the progress bar and the position."""
+        """Do one update, and advance the progress bar and `progress`."""
         context, update = self.context, self.progress.update + 1
         context.communicator.note_activity(f"update {update}", slow=self._is_cold)
         self._interval.note_update_start()
@@ -198,7 +200,7 @@ class TrainingLoop:
             context.reporter.show(f"{self._stage}: update 1/{self._settings.updates} is done, and the graph is built")
 
     def _report_evaluate_and_save(self, is_stopping: bool) -> None:
-        """Report, evaluate and save a checkpoint, as far as each is due after this update.
+        """Write a report, evaluate the model and save a checkpoint, if each of these is due after this update.
 
         Raises:
             StoppedError: A stop is requested, and the run is not finished.
@@ -223,11 +225,14 @@ class TrainingLoop:
             )
 
     def _start_interval(self) -> Interval:
-        """Return an interval that begins with the next update."""
+        """Return a new interval, which begins with the next update."""
         return Interval(self.step.objective, self.progress.update + 1, self._is_cold, self._settings.section)
 
     def _report_interval(self) -> None:
-        """Close the interval, add its work to the position, and write a report. Every process does this at the same time."""
+        """Write a report on the updates since the last report, and begin a new interval.
+
+        Every process calls this at the same time.
+        """
         self.report = report = self._interval.make_report(self.context.communicator)
         self._interval = self._start_interval()
         sequences, tokens = self.progress.sequences + report.sequences, self.progress.tokens + report.tokens
@@ -245,7 +250,10 @@ class TrainingLoop:
             self.context.reporter.say(f"{self._stage}: {report.format_line(update, self._settings.updates)}")
 
     def _evaluate(self, held_out: EvaluationSet[Any]) -> None:
-        """Evaluate the model and log the metrics. Every process does this at the same time."""
+        """Evaluate the model on held-out data, and log the metrics.
+
+        Every process calls this at the same time.
+        """
         log, sequences = self.mlperf_log, self.progress.sequences
         if log is not None:
             log.log_evaluation_start(sequences)
@@ -263,11 +271,14 @@ class TrainingLoop:
             self.context.reporter.say(f"train: training.target_masked_lm_accuracy = {target:g} is reached, so the run ends")
 
     def _work_done_by_name(self) -> dict[str, float]:
-        """Return the numbers of sequences and tokens read so far, by name, as in `metrics.jsonl`."""
+        """Return the numbers of sequences and tokens that the run has read, by their names in `metrics.jsonl`."""
         return {"sequences": self.progress.sequences, "tokens": self.progress.tokens}
 
     def _save_checkpoint(self) -> None:
-        """Save a checkpoint in the first process, and remove old ones. Other processes only note the update."""
+        """Save a checkpoint and remove old ones.
+
+        Only the first process writes. The other processes only record that the update was saved.
+        """
         context, progress = self.context, self.progress
         self._saved = progress.update
         if not context.communicator.is_first:
@@ -288,8 +299,7 @@ class TrainingLoop:
             },
             settings=self.checkpoint_settings,
         )
-        # If the checkpoint were uploaded first, a kill could leave it without the log lines before it. Therefore the logs
-        # are uploaded first.
+        # A checkpoint must never be in the store without the log lines that precede it, so upload the logs first.
         publish_files(context.folder)
         write_checkpoint(context.checkpoint_folder, checkpoint)
         context.communicator.note_saved_update(self._saved)
@@ -301,13 +311,13 @@ class TrainingLoop:
 # SIGTERM, which Kubernetes sends before it removes a pod, and Ctrl-C end a run after the current update. The first signal
 # sets a flag, which the loop checks between updates. A second Ctrl-C interrupts the run immediately.
 
-# mpirun forwards SIGUSR1 to its ranks when they should stop (`runners/stop_ranks.py`).
+# mpirun forwards SIGUSR1 to its processes. `runners/stop_ranks.py` sends it to request a stop.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 @contextmanager
 def _handle_stop_signals() -> Iterator[Callable[[], bool]]:
-    """Handle the stop signals during the context, whose value is a function that returns whether one was received.
+    """Handle stop signals during the context. Yield a function that returns whether one was received.
 
     Python allows signal handlers only in the main thread. In other threads, the function always returns False.
     """

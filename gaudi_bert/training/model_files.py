@@ -32,7 +32,10 @@ _USUAL_LABELS = 2
 
 
 class _GaudiBertConfig(ExtensibleArtefact):
-    """The values under the key `gaudi_bert` in config.json, which only our own commands read."""
+    """The values that gaudi-bert stores in config.json under the key `gaudi_bert`.
+
+    Only the commands of gaudi-bert read them.
+    """
 
     task: TaskName | None = None
     settings: TaskSettings | None = Field(None, strict=False)
@@ -40,7 +43,7 @@ class _GaudiBertConfig(ExtensibleArtefact):
 
 
 class TaskConfig(ExtensibleArtefact):
-    """The keys of config.json that describe the head of a model and the names of its labels."""
+    """The keys of config.json that describe the task of a model and the names of its labels."""
 
     remedy = COPY_AGAIN
 
@@ -63,19 +66,25 @@ class TaskConfig(ExtensibleArtefact):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the labels in the order of their numbers. Labels without names are `LABEL_0`, `LABEL_1` and so on."""
+        """The names of the labels, in the order of their numbers.
+
+        Labels without names are called `LABEL_0`, `LABEL_1` and so on.
+        """
         names = self.id2label or {str(number): f"LABEL_{number}" for number in range(self.num_labels or _USUAL_LABELS)}
         return tuple(str(names[str(number)]) for number in range(len(names)))
 
     @property
     def activation_class(self) -> object:
-        """The class name of the activation that sentence-transformers 5 and older store for a `CrossEncoder`, or None."""
+        """The stored class name of a `CrossEncoder`'s activation function, or None.
+
+        Versions of sentence-transformers before 6 store it in config.json.
+        """
         own = self.sentence_transformers or {}
         return own.get("activation_fn", self.sbert_ce_default_activation_function)
 
 
 def read_tokenizer_max_length(folder: Path) -> int | None:
-    """Return the maximum number of tokens in a text according to tokenizer_config.json.
+    """Return the maximum number of tokens in a text, according to tokenizer_config.json in a model folder.
 
     Returns:
         The number, which may be far larger than the model's positions, because `transformers` writes a huge number for "no
@@ -119,19 +128,19 @@ _POOLING_KEYS = ("word_embedding_dimension", "embedding_dimension", "pooling_mod
 
 
 class _Module(ExtensibleArtefact):
-    """An entry of modules.json: the class of a module, and the folder with its settings."""
+    """An entry of modules.json. It names the class of a module and the folder with the settings of the module."""
 
     type: str
     path: Literal[""] | FileName = ""
 
     @property
     def class_name(self) -> str:
-        """The name of the class without its Python module."""
+        """The name of the class without the Python module that defines it."""
         return self.type.rpartition(".")[2]
 
 
 class _TransformerSettings(ExtensibleArtefact):
-    """The schema of sentence_bert_config.json: how the module Transformer is loaded, and how it treats texts.
+    """The schema of sentence_bert_config.json, the settings of the `Transformer` module.
 
     `unpad_inputs`, `backend` and `cache_dir` are ignored. The first only changes the layout of a batch, and the loader of
     sentence-transformers sets the others itself.
@@ -161,7 +170,7 @@ class _TransformerSettings(ExtensibleArtefact):
     config_kwargs: dict[str, Any] | None = None
 
     def loader_arguments(self, old_field: str, field: str) -> dict[str, Any]:
-        """Return the stored arguments for a class of `transformers`, without those that the loader overrides.
+        """Return the stored arguments for a `transformers` class, without those that sentence-transformers replaces.
 
         Args:
             old_field: The name of the field in older versions, which takes precedence.
@@ -171,7 +180,7 @@ class _TransformerSettings(ExtensibleArtefact):
         return {key: value for key, value in (stored or {}).items() if key not in _OF_THE_LOADER}
 
     def find_unsupported_settings(self, task: str, config: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the settings that sentence-transformers would apply and we do not support.
+        """Yield the names of settings that would change the results, but that gaudi-bert does not support.
 
         Args:
             task: "feature-extraction" or "sequence-classification".
@@ -201,7 +210,7 @@ class _TransformerSettings(ExtensibleArtefact):
 
 
 class _Prompts(ExtensibleArtefact):
-    """The schema of config_sentence_transformers.json: prompts by name, the default prompt, and the model type."""
+    """The schema of config_sentence_transformers.json, which contains named prompts and the type of the model."""
 
     file_name = _PROMPTS
     remedy = COPY_AGAIN
@@ -215,7 +224,7 @@ class _Prompts(ExtensibleArtefact):
 
 @dataclass(frozen=True)
 class SentenceSettings:
-    """How a sentence-transformers model turns texts into vectors, or pairs of texts into scores.
+    """The settings with which a sentence-transformers model converts texts to vectors, or pairs of texts to scores.
 
     Attributes:
         pooling: How the hidden states of a text become one vector.
@@ -259,7 +268,9 @@ class SentenceSettings:
         return np.ascontiguousarray(shorten, np.float32)
 
     def find_prompt(self, name: str | None) -> str:
-        """Return the prompt with a name, or the default prompt if the name is None. Empty if there is no default prompt.
+        """Return the text of a named prompt. If the name is None, return the default prompt.
+
+        Return an empty string if there is no default prompt.
 
         Raises:
             InputError: There is no prompt with this name.
@@ -275,7 +286,7 @@ class SentenceSettings:
 
 
 def read_sentence_settings(folder: Path, pooling: Pooling | None = None) -> SentenceSettings | None:
-    """Read how a `SentenceTransformer` in a folder computes vectors.
+    """Read the settings with which a `SentenceTransformer` model computes vectors.
 
     Args:
         folder: The folder of the model.
@@ -325,7 +336,7 @@ def read_sentence_settings(folder: Path, pooling: Pooling | None = None) -> Sent
 
 
 def read_cross_encoder_settings(folder: Path, config: TaskConfig) -> SentenceSettings | None:
-    """Read how a `CrossEncoder` in a folder scores pairs of texts.
+    """Read the settings with which a `CrossEncoder` model scores pairs of texts.
 
     Version 6 of sentence-transformers writes modules.json, and stores the activation and the prompts in
     config_sentence_transformers.json. Older versions store the activation in config.json.
@@ -359,7 +370,8 @@ def read_cross_encoder_settings(folder: Path, config: TaskConfig) -> SentenceSet
 
 
 def _parse_activation(file: Path, class_name: object, label_count: int) -> Activation:
-    """Return the activation of a `CrossEncoder` from the stored name of its class.
+    """Convert the stored class name of an activation function, such as `torch.nn.modules.activation.Sigmoid`, to an
+    activation.
 
     Args:
         file: The file that contains the name, for the error message.
@@ -384,7 +396,7 @@ def _parse_activation(file: Path, class_name: object, label_count: int) -> Activ
 
 
 def _read_modules(folder: Path) -> list[_Module] | None:
-    """Return the entries of modules.json, or None if the folder does not contain this file.
+    """Return the entries of modules.json in a folder. Return None if the folder does not contain this file.
 
     Raises:
         InputError: The file is not a list of modules, or names a class that sentence-transformers does not define.
@@ -406,13 +418,16 @@ def _read_modules(folder: Path) -> list[_Module] | None:
 
 
 def _read_json_object(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Empty if the file does not exist or does not contain an object."""
+    """Return the object in a JSON file.
+
+    Return an empty dictionary if the file does not exist or does not contain an object.
+    """
     content = read_json(file) if os.path.lexists(file) else {}
     return content if isinstance(content, dict) else {}
 
 
 def _read_transformer_settings(folder: Path, task: str, prompts: _Prompts) -> SentenceSettings:
-    """Return how the module Transformer of a folder tokenizes texts.
+    """Read the settings with which the `Transformer` module in a folder tokenizes texts.
 
     Raises:
         InputError: The module has settings that are not supported. The error names them.
@@ -437,7 +452,7 @@ def _read_transformer_settings(folder: Path, task: str, prompts: _Prompts) -> Se
 
 
 def _parse_pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
-    """Return the pooling that the settings of the module Pooling specify.
+    """Return the kind of pooling that the settings of the `Pooling` module specify.
 
     Raises:
         InputError: The pooling is not supported. `path` is named in the error.
@@ -461,7 +476,9 @@ def _parse_pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
 def write_sentence_settings(
     folder: Path, settings: TaskSettings, start: SentenceSettings, max_sequence_length: int, hidden_size: int
 ) -> None:
-    """Write the files with which sentence-transformers opens a fine-tuned embedding model. modules.json is written last.
+    """Write the configuration files with which sentence-transformers can load a fine-tuned embedding model.
+
+    modules.json is written last.
 
     Args:
         folder: The folder of the model.

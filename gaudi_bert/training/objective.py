@@ -31,21 +31,21 @@ from gaudi_bert.training.sources import RecordSource
 
 
 class ReportMetrics(Protocol):
-    """The losses and accuracies of a report, for any objective."""
+    """The losses and accuracies of a report. The classes of all objectives implement this protocol."""
 
     def as_json(self) -> dict[str, float]:
-        """Return the metrics by name, as in `metrics.jsonl`."""
+        """Return the metrics by their names in `metrics.jsonl`."""
 
     def format_line(self) -> str:
         """Format the metrics as a line for the user."""
 
 
 class Evaluation(ReportMetrics, Protocol):
-    """The metrics of an evaluation, for any objective."""
+    """The metrics of an evaluation. The classes of all objectives implement this protocol."""
 
     @property
     def accuracy(self) -> float:
-        """The accuracy that is compared with the target accuracy of a run."""
+        """The accuracy that is compared with the target at which a run ends."""
 
     @property
     def sequences(self) -> int:
@@ -53,7 +53,7 @@ class Evaluation(ReportMetrics, Protocol):
 
 
 class Objective(ABC):
-    """The loss that a run minimizes, and its metrics.
+    """The loss that training minimizes, and the metrics that reports contain.
 
     Attributes:
         sums: K, the number of sums that the head computes.
@@ -65,19 +65,19 @@ class Objective(ABC):
 
     @abstractmethod
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return the weights of the first and of the second loss of a batch, float64 [2].
+        """Return the denominators of the two losses of a batch, float64 [2].
 
-        Dividing the loss sums of the batch by these weights gives the mean losses.
+        Dividing the loss sums of the batch by these numbers gives the mean losses.
         """
 
     @abstractmethod
     def compute_metrics(self, sums: FloatArray) -> ReportMetrics:
-        """Compute metrics from the K sums, which may be added over any number of batches."""
+        """Compute the metrics from the K sums of one or several batches."""
 
     def make_update_loss(
         self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator
     ) -> UpdateLoss | None:
-        """Return the loss function of an update whose loss is not a sum over its micro-batches.
+        """Return the loss function of a complete update, if its loss is not the sum of the losses of its micro-batches.
 
         Args:
             micro_batches: The micro-batches of this process.
@@ -92,7 +92,7 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class PretrainingObjective(Objective):
-    """The training objective of BERT: the sum of the masked-LM loss and the next-sentence loss.
+    """The training objective of BERT, which is the sum of the masked-LM loss and the next-sentence loss.
 
     `model.heads.PretrainingHead` defines the 8 sums from which the losses and the accuracies are computed.
 
@@ -105,7 +105,7 @@ class PretrainingObjective(Objective):
     sequence_feature = "next_sentence_weights"
 
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return the masked-LM weight and the number of sequences of a batch, float64 [2].
+        """Return the masked-LM weight of a batch and its number of sequences, float64 [2].
 
         The masked-LM weight is the number of masked tokens (`loss: token`) or of sequences that contain at least one
         (`loss: sequence`).
@@ -114,7 +114,7 @@ class PretrainingObjective(Objective):
         return np.array([masked, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
 
     def compute_metrics(self, sums: FloatArray) -> LossMetrics:
-        """Compute both losses and both accuracies from the 8 sums."""
+        """Compute the two losses and the two accuracies from the 8 sums of one or several batches."""
         values = sums.tolist()
         masked_sum, masked_weight, next_sum, next_weight, masked_correct, masked_count, next_correct, next_count = values
         masked_lm_loss = masked_sum / max(masked_weight, 1.0)
@@ -129,7 +129,9 @@ class PretrainingObjective(Objective):
 
 
 def _compute_masked_weight(sequence_numbers_BQ: AnyArray, loss: Loss) -> int:
-    """Return the weight of the masked-LM loss of some packs: its masked tokens, or its sequences with a masked token.
+    """Return the weight of the masked-LM loss in a batch of packs.
+
+    The weight is the number of masked tokens, or the number of sequences that contain masked tokens.
 
     Args:
         sequence_numbers_BQ: For each masked slot, the number of its sequence from 1, or 0 for an unused slot.
@@ -158,7 +160,7 @@ _SAMPLE = 1000
 
 @dataclass(frozen=True)
 class LossDenominators:
-    """The rule by which the loss sums of a micro-batch are divided before gradients are added.
+    """The rule that determines by which numbers the loss sums of each micro-batch are divided.
 
     Attributes:
         kind: One of the three rules described above.
@@ -169,7 +171,7 @@ class LossDenominators:
     expected_weights: tuple[float, float] = (1.0, 1.0)
 
     def compute_factors(self, weights_M2: FloatArray, packs: int, communicator: Communicator) -> FloatArray:
-        """Return the factors by which the loss sums of this process's micro-batches are multiplied.
+        """Return the factors by which the loss sums of the micro-batches of this process are multiplied.
 
         Every process calls this at the same time.
 
@@ -195,7 +197,7 @@ GLOBAL = LossDenominators()
 
 
 def make_loss_denominators(settings: TrainingSettings, source: RecordSource) -> LossDenominators:
-    """Return the rule by which a run divides its loss sums.
+    """Return the rule for dividing loss sums that the settings of a run specify.
 
     For `loss_normalization: balanced`, the expected weights of a pack are measured on about 1,000 records.
     """
@@ -217,7 +219,7 @@ def make_loss_denominators(settings: TrainingSettings, source: RecordSource) -> 
 
 
 def draw_dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> Int32Array:
-    """Return the dropout seed of one forward pass, int32 [2].
+    """Return the random seed for dropout in one forward pass, int32 [2].
 
     Args:
         seed: The seed of the run.
@@ -230,7 +232,7 @@ def draw_dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> In
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Computes the updates of one model with its loss, dropout seeds and loss denominators.
+    """Computes the updates of a model. Derives the dropout seeds and the factors of the losses for each update.
 
     Attributes:
         updates: The updates of the engine.
@@ -247,7 +249,9 @@ class TrainingStep:
     denominators: LossDenominators = GLOBAL
 
     def run_update(self, micro_batches: Sequence[BatchArrays], update: int, learning_rate: float) -> WaitForSums:
-        """Do one update. Every process calls this at the same time.
+        """Do one update of the weights.
+
+        Every process calls this at the same time.
 
         Args:
             micro_batches: The micro-batches of this process.
@@ -279,7 +283,7 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class IntervalReport:
-    """The metrics and the speed of an interval, over all processes.
+    """The metrics and the speed of the updates since the previous report, over all processes.
 
     Attributes:
         metrics: The losses and accuracies.
@@ -304,7 +308,7 @@ class IntervalReport:
     slots_per_second: float
 
     def collect_throughput(self) -> dict[str, float]:
-        """Return the throughput and the packing factor by name, as in `metrics.jsonl`."""
+        """Return the throughput and the packing factor by their names in `metrics.jsonl`."""
         names = ("sequences_per_second", "tokens_per_second", "slots_per_second", "packing_factor")
         return {name: getattr(self, name) for name in names}
 
@@ -325,7 +329,7 @@ class IntervalReport:
 
 @dataclass
 class Interval:
-    """Collects the losses, the work and the time of the updates since the last report.
+    """Collects the losses, the token counts and the time of the updates since the last report.
 
     Attributes:
         objective: Computes the metrics.
@@ -346,7 +350,9 @@ class Interval:
     _began: float | None = None
 
     def note_update_start(self) -> None:
-        """Note that an update begins. The clock starts at the first update, and again after a cold start."""
+        """Start the clock at the first update of the interval. If that update builds the graph, restart the clock at the
+        second one.
+        """
         if self._began is None:
             self._began = self.clock()
         elif self.has_cold_start and len(self._sums) == 1:
@@ -354,7 +360,7 @@ class Interval:
             self._began = self.clock()
 
     def add_update(self, sums: WaitForSums, batches: list[Batch]) -> None:
-        """Record the loss sums and the work of an update that has been started.
+        """Record the loss sums and the token counts of an update. The device may still be computing the update.
 
         Args:
             sums: The return value of `TrainingStep.run_update`.
@@ -367,7 +373,9 @@ class Interval:
         self._work.append((sequences, tokens, packs, sum(batch["input_mask"].size for batch in batches)))
 
     def make_report(self, communicator: Communicator) -> IntervalReport:
-        """Wait for the device, and return the report of the interval. Every process calls this at the same time.
+        """Wait until the device has computed all updates of the interval, and return a report on them.
+
+        Every process calls this at the same time.
 
         Raises:
             FailedError: A loss or a gradient is not finite. The error names the first such update.

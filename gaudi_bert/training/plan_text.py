@@ -8,16 +8,16 @@ from typing import Any
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.training.run_plan import CADENCE_SETTINGS, RunPlan, find_micro_batch_size
 
-# If the batch size differs from the requested one by more than this fraction, a note is printed.
+# A note is printed if the batch size differs from the requested size by more than this fraction.
 _NOTABLE_CHANGE = 0.02
-# If rows are longer than this multiple of the mean sequence, a note is printed. In rows of up to 512 tokens, attention is
-# only a small part of the work, so that there is no note.
+# A note is printed if rows are longer than this multiple of the mean sequence. In rows of up to 512 tokens, attention takes
+# only a small part of the time, so no note is printed for them.
 _LONG_ROWS, _USUAL_SLOTS = 4, 512
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """The result of a dry run, which only plans a run.
+    """The result of a dry run, which plans a run without training.
 
     Attributes:
         plan: The plan of the run.
@@ -30,7 +30,7 @@ class DryRun:
         return ["this was a dry run: nothing was trained or written"]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the plan as JSON."""
+        """Return the plan as a JSON object."""
         plan, settings = self.plan, self.plan.settings
         names = (*CADENCE_SETTINGS, "warmup_updates", "learning_rate", "beta_1", "beta_2", "packing_correction")
         return {
@@ -50,7 +50,7 @@ class DryRun:
 
 
 def format_plan(plan: RunPlan) -> list[str]:
-    """Return the lines that every run prints: the size of an update, the number of updates, and notes on both."""
+    """Return the lines that describe the plan of a run: the size of an update, the number of updates, and notes on both."""
     settings, requested = plan.settings, plan.requested
     lines = _format_update(plan)
     if settings != requested:
@@ -79,7 +79,7 @@ def format_plan(plan: RunPlan) -> list[str]:
 
 
 def _format_update(plan: RunPlan) -> list[str]:
-    """Return the line that tells the user how many sequences and packs an update contains.
+    """Return the line that states how many sequences and packs an update contains.
 
     Notes follow if the size differs from the settings, or if an update is larger than the data.
     """
@@ -123,9 +123,9 @@ def _format_update(plan: RunPlan) -> list[str]:
 
 
 def format_schedule(plan: RunPlan) -> list[str]:
-    """Return the lines that only a dry run prints.
+    """Return the lines that only a dry run prints. They describe the intervals between evaluations, and the optimizer.
 
-    They contain the intervals between evaluations, checkpoints and log lines, and the settings of the optimizer.
+    The intervals are those between evaluations, between checkpoints and between log lines.
     """
     settings = plan.settings
     lines = []

@@ -59,7 +59,7 @@ from gaudi_bert.training.plan_text import DryRun, format_schedule
 
 
 class RunOptions(TypedDict, total=False):
-    """Options that decide whether a run begins, continues or is only planned.
+    """Options of a command that starts a run, such as `--resume` and `--overwrite`.
 
     A stopped run with the same settings always continues.
 
@@ -85,7 +85,7 @@ def run_job(
     is_bert: bool,
     **options: Unpack[RunOptions],
 ) -> StageOutput[R] | DryRun:
-    """Run a job in a folder, from the beginning or from where it was stopped.
+    """Run a job in a folder. If the folder contains a stopped run of the same job, continue it.
 
     Args:
         create_job: Returns the job of the run. It is called once, after the user was told which engine computes the run, so
@@ -123,8 +123,8 @@ def run_job(
             raise InputError(
                 "training.target_masked_lm_accuracy: the setting requires evaluation data; pass --evaluation-data"
             )
-        # If a pod is lost when the others are already done, it is restarted alone, and would wait in vain for the others to
-        # connect. Therefore check whether the run is finished before connecting.
+        # If a pod is lost when the other pods have finished, Kubernetes restarts only this pod, which would wait forever for
+        # the others to connect. Therefore check whether the run is finished before connecting.
         if not (overwrite or dry_run) and processes_share_folders() and is_artefact_finished(folder, result_path, signature):
             say(_format_already_finished(folder, signature))
             return StageOutput(job.result_type.read(result_path), skipped=True)
@@ -144,7 +144,7 @@ def run_job(
 
 
 def _train(job: Job[R], prepared: PreparedUpdates, run: RunContext[R]) -> R:
-    """Build the model, resume from the newest checkpoint or load the initial weights, train, and return the result."""
+    """Build the model, load the newest checkpoint or the initial weights, train, and return the result."""
     communicator, plan, settings = run.communicator, prepared.plan, prepared.plan.settings
     model = run.engine.build_model(job.spec, run.device, seed=settings.seed, compiled=run.compiled)
     updates = run.engine.create_updates(model, settings, communicator, plan.accumulation_steps)
@@ -177,12 +177,15 @@ def _train(job: Job[R], prepared: PreparedUpdates, run: RunContext[R]) -> R:
     return job.finish_run(loop, prepared)
 
 
-# Checkpoints do not contain these settings, because every engine on every machine can resume from them.
+# A run can be resumed with another engine or on another machine, so checkpoints do not contain these settings.
 _OF_THE_MACHINE = ("engine", "device", "compile")
 
 
 def _collect_checkpoint_settings(job: Job[R], run: RunContext[R]) -> dict[str, Any]:
-    """Return the settings that are stored in every checkpoint of a run. Paths on the user's machine are omitted."""
+    """Return the settings that every checkpoint of a run contains.
+
+    Paths on the user's machine are omitted.
+    """
     section = job.section
     fields = TrainingSettings.model_fields if isinstance(section, TrainingSettings) else LoopSettings.model_fields
     names = fields.keys() - {"init_checkpoint", *_OF_THE_MACHINE}
@@ -216,9 +219,9 @@ def _open_run_folder(
     resume: bool,
     overwrite: bool,
 ) -> Iterator[RunContext[R]]:
-    """Open the folder of a run to begin, continue or only read it, and watch the processes during the context.
+    """Open the folder of a run: lock it, and decide whether the run begins, continues or is already finished.
 
-    Every process calls this at the same time.
+    During the context, the processes of the run are watched. Every process calls this at the same time.
 
     Args:
         job: The job.
@@ -243,7 +246,7 @@ def _open_run_folder(
         threads = max(1, usable_cores() // communicator.local_size)
     device = engine.open_device(section, threads)
     with communicator.watch_processes(section) as watched, ExitStack() as stack:
-        # Locking would fail if a finished folder is read-only, so check for a result before locking.
+        # A finished folder may be read-only and could not be locked, so check for a result before locking the folder.
         is_done = watched.run_on_first(lambda: not overwrite and is_artefact_finished(folder, result_path, signature))
         if not is_done:
             watched.run_on_first(lambda: check_output_place(folder, result_path, signature.stage, overwrite))
@@ -266,8 +269,9 @@ def _open_run_folder(
         if folder.is_dir():  # it may be missing on the hosts of other processes
             log = "engine.log" if watched.is_first else f"engine-{watched.rank}.log"
             stack.enter_context(redirect_native_output(folder / log))
-        # Compiled dropout draws other masks, and another number of processes would divide the packs differently. Therefore
-        # a resumed run continues with the choices with which it began.
+        # A resumed run must draw the same dropout masks and divide the packs in the same way. The masks depend on whether
+        # kernels are compiled, and the division depends on the number of processes. Therefore use the values with which the
+        # run began.
         beginning = watched.run_on_first(lambda: read_run_beginning(context.checkpoint_folder))
         processes_at_start, compiled = beginning or (watched.size, device.compiles)
         if compiled and not device.compiles:
@@ -279,7 +283,7 @@ def _open_run_folder(
 
 
 def _format_already_finished(folder: Path, signature: Signature) -> str:
-    """Return the line that tells the user that a run is already finished."""
+    """Return the line that is printed if a run is already finished."""
     done = "trained" if signature.stage == "train" else "fine-tuned"
     return f"{format_path(folder)}: already {done} with these settings; nothing to do"
 
@@ -288,7 +292,7 @@ def _format_already_finished(folder: Path, signature: Signature) -> str:
 
 
 def _choose_run_engine(settings: LoopSettings, is_bert: bool, folder: Path, overwrite: bool) -> ChosenEngine:
-    """Choose the engine for a run in `folder`. A resumed run keeps its engine unless the settings specify another one."""
+    """Choose the engine for a run. A resumed run keeps its engine, unless the settings specify another one."""
     file = folder / "settings.yaml"
     fetch_files(file)
     stored = None
@@ -308,10 +312,7 @@ def _begin_unless_finished(
     resume: bool,
     overwrite: bool,
 ) -> bool:
-    """Prepare the folder of a run that begins or continues, and return whether the run is already finished.
-
-    Returns:
-        Whether the run is already finished.
+    """Return True if a run is already finished. Otherwise, prepare its folder for training, and return False.
 
     Raises:
         InputError: The folder contains another run, or a run with fewer updates while `resume` is False.
@@ -329,8 +330,8 @@ def _begin_unless_finished(
                 f"{folder}: the run in this folder has training.updates = {before:,}; pass --resume to extend it to "
                 f"{updates:,}, choose another folder, or pass --overwrite to start again"
             )
-        # A kill between the two writes must not leave a finished result with the wrong settings. Removing the result first
-        # leaves a stopped run instead, which can be continued.
+        # If the process is killed between the two steps, the folder must not contain a result that does not match its
+        # settings. Therefore remove the result first.
         with explain_os_errors(result_path, "remove"):
             remove_files(result_path)
         write_json(settings_file, signature.as_json())
@@ -349,10 +350,9 @@ def _begin_unless_finished(
 
 
 def _find_fewer_stored_updates(settings_file: Path, signature: Signature) -> int | None:
-    """Return how many updates the stored run has, if it differs from `signature` only by having fewer updates.
+    """Return the number of updates of the stored run, if it equals the requested run except that it has fewer updates.
 
-    Returns:
-        The stored number of updates. None if there is no stored run, or if it differs in another way.
+    Return None if there is no stored run, or if it differs in another way.
     """
     requested = signature.as_json()
     updates = requested["settings"].get("training", {}).get("updates")

@@ -35,7 +35,7 @@ CADENCE_SETTINGS = ("updates", "evaluate_every_updates", "save_every_updates", "
 
 
 class RunSettings(LoopSettings):
-    """Settings of the training loop, expressed in updates and packs.
+    """The settings of the training loop, for pretraining and for fine-tuning. All intervals are numbers of updates.
 
     Attributes:
         section: The section of the pipeline file that the settings come from.
@@ -63,31 +63,31 @@ class RunSettings(LoopSettings):
 
     @property
     def section_name(self) -> str:  # type: ignore[override]
-        """The name of the settings section, for messages."""
+        """The name of the settings section, for error messages."""
         return self.section
 
     @classmethod
     def from_training_section(cls, section: TrainingSettings) -> RunSettings:
-        """Return the settings of a run from the section `training`."""
+        """Convert the settings section `training` to the settings of a run."""
         return cls(**{name: getattr(section, name) for name in cls.model_fields if name != "section"})
 
 
 class RowPacks(NamedTuple):
-    """The number of packs in an epoch whose rows have a certain length."""
+    """A row length, and the number of packs with this row length in an epoch."""
 
     length: int
     packs: int
 
 
 class _BlockMicroBatches(NamedTuple):
-    """The number of micro-batches in a block, and the number of packs in each of them on one process."""
+    """The division of a block of packs: the number of its micro-batches, and the number of packs in each on one process."""
 
     micro_batches: int
     packs: int
 
 
 class _PackBlocks(NamedTuple):
-    """How the packs of one row length are divided into blocks, and how many blocks an update reads on average.
+    """The division of the packs with one row length into blocks, which are the units that an update reads.
 
     Attributes:
         row_length: The length of the rows, in tokens.
@@ -102,14 +102,16 @@ class _PackBlocks(NamedTuple):
     max_micro_batch_packs: int
 
     def divide_among(self, processes: int) -> _BlockMicroBatches:
-        """Divide the packs of a block among processes, and the packs of a process into equally large micro-batches."""
+        """Divide the packs of a block evenly among processes, and the packs of each process into micro-batches of equal
+        size.
+        """
         packs_of_process = -(-self.packs // processes)
         micro_batches = -(-packs_of_process // self.max_micro_batch_packs)
         return _BlockMicroBatches(micro_batches, -(-packs_of_process // micro_batches))
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch over all processes, with rows of one length.
+    """A micro-batch over all processes. All its rows have the same length.
 
     Process r of R reads those packs whose number mod R is r, and adds empty packs if they are fewer than `packs`.
 
@@ -128,7 +130,7 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plan of a run, which is computed before the run starts.
+    """The plan of a run: the packs that each update contains, and the settings after they were adapted to packing.
 
     Attributes:
         requested: The settings as the user gave them, for unpacked data.
@@ -158,7 +160,10 @@ class RunPlan:
 
     @cached_property
     def settings(self) -> RunSettings:
-        """The settings to train with. They differ from the requested ones only for `packing_correction: betas`."""
+        """The settings to train with.
+
+        They differ from the requested settings only for `packing_correction: betas`.
+        """
         settings, factor = self.requested, self.packing_factor
         if settings.packing_correction == "batch" or factor == 1.0:
             return settings
@@ -170,7 +175,7 @@ class RunPlan:
         return settings.model_copy(update=changed)
 
     def micro_batches_in(self, update: int) -> list[MicroBatch]:
-        """Return the micro-batches of which an update consists, over all processes.
+        """Return the micro-batches of one update.
 
         No update has more micro-batches of any row length than the first one, which therefore builds all graphs. The row
         length with the most blocks occurs in every update and comes first.
@@ -192,11 +197,11 @@ class RunPlan:
         return micro_batches if self.count_micro_batches is None else micro_batches[:1] * self.count_micro_batches(update)
 
     def _count_blocks_after(self, update: int) -> list[int]:
-        """Return for each row length the number of blocks that have been read after `update` updates."""
+        """Return the number of blocks of each row length that have been read after `update` updates."""
         return [math.ceil(update * blocks.blocks_per_update) for blocks in self.pack_blocks]
 
     def iterate_micro_batches(self, updates_done: int, packs_done: int) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of a run from a position on, without end.
+        """Yield the micro-batches that follow a position in the run, without end.
 
         Args:
             updates_done: The number of updates that are done.
@@ -222,7 +227,7 @@ class RunPlan:
         return sum(count * blocks.packs for count, blocks in counts)
 
     def count_updates(self, epochs: int) -> int:
-        """Return the number of updates after which every pack has been read `epochs` times."""
+        """Return the number of updates after which every pack has been read at least `epochs` times."""
         packs = [row.packs for row in self.packs_by_row_length] or [self.packs or 0]
         last_updates = []
         for packs_of_length, blocks in zip(packs, self.pack_blocks, strict=True):
@@ -232,7 +237,7 @@ class RunPlan:
 
     @cached_property
     def pack_blocks(self) -> tuple[_PackBlocks, ...]:
-        """For each row length, how its packs are divided into blocks, and how many blocks an update reads on average."""
+        """The division of the packs of each row length into blocks, and the mean number of blocks in an update."""
         settings, most = self.settings, self.settings.micro_batch_packs
         if not self.packs_by_row_length:
             sequences = self.packing_factor * self.processes
@@ -254,7 +259,7 @@ class RunPlan:
 
     @cached_property
     def accumulation_steps(self) -> int:
-        """The maximum number of micro-batches in an update on one process. It is at least 1."""
+        """The maximum number of micro-batches that one process computes for an update. It is at least 1."""
         return len(self.micro_batches_in(1))
 
     @cached_property
@@ -265,7 +270,10 @@ class RunPlan:
 
     @property
     def packs_per_update(self) -> int:
-        """The number of packs in an update over all processes. If rows have several lengths, it is a rounded mean."""
+        """The number of packs that all processes together read for an update.
+
+        If rows have several lengths, it is a rounded mean.
+        """
         return round(self.packs_per_update_and_process * self.processes)
 
     @property
@@ -275,12 +283,12 @@ class RunPlan:
 
     @property
     def batch_size_change(self) -> float:
-        """The relative difference between the planned and the requested batch size. 0.05 means 5 % more sequences."""
+        """The relative difference between the planned and the requested batch size, such as 0.05 for 5 % more sequences."""
         return self.sequences_per_update / self.settings.global_batch_sequences - 1.0
 
 
 def find_micro_batch_size(sequences_per_update: int, sequences_per_pack: float, max_packs: int) -> int:
-    """Return the micro-batch size that brings an update closest to the requested number of sequences.
+    """Return the micro-batch size with which an update comes closest to the requested number of sequences.
 
     Differences are compared in percent. Among equally good sizes, the one with the fewest accumulation steps is chosen, and
     then the smallest.
@@ -295,7 +303,9 @@ def find_micro_batch_size(sequences_per_update: int, sequences_per_pack: float, 
     """
 
     def distance(packs: int) -> tuple[float, int]:
-        """Return how far an update is from the requested size, rounded to percent, and its number of accumulation steps."""
+        """Return how far an update would be from the requested size, rounded to percent, and its number of accumulation
+        steps.
+        """
         steps = _compute_accumulation_steps(sequences_per_update, packs, sequences_per_pack)
         return round(abs(steps * packs * sequences_per_pack / sequences_per_update - 1.0), 2), steps
 
@@ -303,7 +313,7 @@ def find_micro_batch_size(sequences_per_update: int, sequences_per_pack: float, 
 
 
 def _compute_accumulation_steps(sequences_per_update: int, micro_batch_packs: int, sequences_per_pack: float) -> int:
-    """Return the number of micro-batches that brings an update closest to the requested number of sequences."""
+    """Return the number of micro-batches with which an update comes closest to the requested number of sequences."""
     return max(1, round(sequences_per_update / (micro_batch_packs * sequences_per_pack)))
 
 
@@ -321,7 +331,9 @@ def _compute_accumulation_steps(sequences_per_update: int, micro_batch_packs: in
 
 
 def compute_learning_rate(update: int, settings: RunSettings) -> float:
-    """Return the learning rate of an update. After the last update, the rate is 0.
+    """Return the learning rate of an update.
+
+    The rate of all updates after the last one is 0.
 
     Args:
         update: The number of the update, from 1.

@@ -41,7 +41,7 @@ from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, Unpacked
 
 @dataclass(frozen=True)
 class RecordSource:
-    """Packed or unpacked pretraining records that have been opened: their files, their sizes and their identity.
+    """Pretraining records that have been opened. Each record is a pack, or a single unpacked sequence.
 
     Attributes:
         path: The folder or file of the records on this machine.
@@ -65,7 +65,7 @@ class RecordSource:
 
     @property
     def is_packed(self) -> bool:
-        """Whether each record is a pack. Otherwise each record is a single sequence."""
+        """Whether each record is a pack. Otherwise, each record is a single sequence."""
         return isinstance(self.schema, PackedSchema)
 
     @property
@@ -85,14 +85,14 @@ class RecordSource:
 
     @property
     def stream_count(self) -> int:
-        """The number of shards that are read at the same time."""
+        """The number of record files that are read at the same time."""
         return choose_stream_count(self.metadata.shard_multiple if self.metadata is not None else 1)
 
     def describe_shared_reading(self, processes: int) -> str | None:
-        """Return a note for the user if processes have to share the streams, which multiplies the bytes that are read.
+        """Return a note for the user if several processes have to read the same files, which multiplies the bytes that are
+        read.
 
-        Returns:
-            The note, or None if every process has streams of its own.
+        Return None if every process reads its own files.
         """
         readers = processes // math.gcd(self.stream_count, processes)
         if readers == 1 or self.metadata is None:
@@ -112,7 +112,9 @@ class RecordSource:
         return open_packs(self.path, self.metadata, self.cache)
 
     def read_file_records(self, file_number: int) -> Iterator[bytes]:
-        """Yield the encoded records of a file. A shard in an object store is fetched before, and released afterwards.
+        """Yield the encoded records of one file.
+
+        If the file is in an object store, a local copy is fetched first and released afterwards.
 
         Args:
             file_number: The index of the file in `files`.
@@ -127,14 +129,14 @@ class RecordSource:
             self.cache.release(file_number)
 
     def count_packs_up_to(self, limit: int) -> int:
-        """Count the records in all files by reading them. Counting stops at `limit`, which is then returned."""
+        """Count the records in all files by reading them. Stop at `limit`, and return it."""
         records = (record for file in self.files for record in read_records(file))
         return sum(1 for _ in itertools.islice(records, limit))
 
 
 @contextmanager
 def open_records(path: Path | str, store: StoreSettings | None = None) -> Iterator[RecordSource]:
-    """Open packed or unpacked records on a disk or in an object store, for the duration of the context.
+    """Open packed or unpacked records, which may be in an object store, for the duration of the context.
 
     Args:
         path: A path as in `open_local_records`, or a URL.
@@ -160,7 +162,7 @@ def open_records(path: Path | str, store: StoreSettings | None = None) -> Iterat
 
 
 def open_local_records(path: Path | str) -> RecordSource:
-    """Open packed or unpacked records on this machine.
+    """Open packed or unpacked records in the local file system.
 
     Args:
         path: A folder of packed records, or unpacked records: a folder, a file or a glob pattern.
@@ -177,7 +179,10 @@ def open_local_records(path: Path | str) -> RecordSource:
 
 
 def _make_packed_source(path: Path, metadata: RecordMetadata, cache: ShardCache | None = None) -> RecordSource:
-    """Return the source of a packed folder. If the folder mirrors an object store, `cache` fetches its shards."""
+    """Return the source for a folder of packed records.
+
+    If the records are in an object store, `path` is the local copy of the folder, and `cache` fetches its shards.
+    """
     return RecordSource(
         path=path,
         schema=PackedSchema.of(metadata),
@@ -191,7 +196,7 @@ def _make_packed_source(path: Path, metadata: RecordMetadata, cache: ShardCache 
 
 
 def _open_unpacked_records(path: Path) -> RecordSource:
-    """Return the source of unpacked records, after checking the features of the first record.
+    """Open unpacked records, and check the features of the first record.
 
     Raises:
         InputError: There are no records, or the first record is not an unpacked example.
@@ -223,7 +228,7 @@ def _open_unpacked_records(path: Path) -> RecordSource:
 
 
 def check_records_fit_model(source: RecordSource, config: BertConfig) -> None:
-    """Check that a model has enough positions and a large enough vocabulary for the data.
+    """Check that the model has enough positions and a large enough vocabulary for the records.
 
     Raises:
         InputError: The model is too small for the data.

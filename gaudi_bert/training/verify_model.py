@@ -39,7 +39,8 @@ _Dtype = Literal["float32", "float64"]
 
 
 class _Difference(NamedTuple):
-    """How much a value that was computed with packs differs from the value that was computed without packs.
+    """The difference between the packed and the unpacked value of an output, a loss or a gradient, and the size of the
+    value.
 
     Attributes:
         difference: The largest absolute difference of an output, or the norm of the difference of a gradient.
@@ -51,14 +52,14 @@ class _Difference(NamedTuple):
 
 
 class _Differences(NamedTuple):
-    """The differences of all outputs and losses, and of the gradients of all variables, by name."""
+    """The differences between packed and unpacked results, by the names of outputs and losses, and by variable names."""
 
     outputs: dict[str, _Difference]
     gradients: dict[str, _Difference]
 
 
 class _LeakCounts(NamedTuple):
-    """What happened to the outputs of sequences when the tokens of other sequences were changed.
+    """How many sequences were checked for leaks, and how many of them had other outputs after other sequences were changed.
 
     Attributes:
         unchanged_sequences: The number of sequences whose own tokens were not changed.
@@ -73,7 +74,8 @@ class _LeakCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class VerifyModelResult:
-    """The result of `verify_model`: how many sequences were checked, and how little packed and unpacked results differ.
+    """The result of `verify_model`: the number of checked sequences, and the largest differences between packed and
+    unpacked.
 
     Attributes:
         weights: The path of the weights, or "random".
@@ -92,7 +94,7 @@ class VerifyModelResult:
     leak_comparisons: int
 
     def format_lines(self) -> list[str]:
-        """Return the result as lines for the user."""
+        """Format the result as lines for the user."""
         packed = f"{format_count(self.sequences, 'sequence')} in {format_count(self.packs, 'pack')}"
         largest = max(difference for name, difference in self.differences.items() if name != "gradient")
         neighbours = f"{format_count(self.leak_comparisons, 'sequence')} next to a changed sequence kept identical outputs"
@@ -103,7 +105,7 @@ class VerifyModelResult:
 
 
 def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineChoice = "auto") -> VerifyModelResult:
-    """Check that a model computes the same for packed and unpacked sequences.
+    """Check that a model computes the same outputs, losses and gradients for packed and unpacked sequences.
 
     Args:
         checkpoint: A checkpoint, the folder of a run, or a `transformers` folder. None for random weights.
@@ -148,7 +150,7 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
     )
 
     def build_model(compute_dtype: _Dtype) -> Model:
-        """Build the model with a compute dtype, and load the weights."""
+        """Build the model for computations in a dtype, and load the weights."""
         model = build(compute_dtype=compute_dtype)
         model.load_values(values)
         return model
@@ -166,7 +168,10 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
 
 
 def _make_random_packs(config: BertConfig) -> BatchArrays:
-    """Return packs of random sequences of various lengths, some with padding, packed by first-fit decreasing."""
+    """Return packs of random sequences of various lengths. Some packs contain padding.
+
+    The sequences are packed by first-fit decreasing.
+    """
     random, length = np.random.default_rng(_SEED), min(_LENGTH, config.max_position_embeddings)
     packs: list[list[Sequence]] = []
     sizes = sorted(random.integers(1, max(2, length // 2 + 1), 4 * _PACKS).tolist(), reverse=True)
@@ -198,7 +203,7 @@ def _make_random_packs(config: BertConfig) -> BatchArrays:
 def _check_packed_equals_unpacked(
     build_model: Callable[[_Dtype], Model], batch: BatchArrays, loss: Loss, say: Callable[[str], None]
 ) -> dict[str, float]:
-    """Check that outputs, losses and gradients of packed and unpacked sequences agree.
+    """Check that a model computes the same outputs, losses and gradients for packs and for single sequences.
 
     Gradients that nearly cancel differ too much in float32, so they are computed again in float64.
 
@@ -240,7 +245,7 @@ def _check_packed_equals_unpacked(
 
 
 def _relative_difference(difference: float, norm: float) -> float:
-    """Return the norm of a difference relative to the norm of the gradient.
+    """Return the norm of the difference between two gradients, divided by the norm of the gradient.
 
     Return 0 if both norms are below 1e-9, as for the key biases, whose gradient is mathematically zero.
     """
@@ -249,7 +254,7 @@ def _relative_difference(difference: float, norm: float) -> float:
 
 
 def _measure_differences(model: Model, packed: BatchArrays, loss: Loss = "token") -> _Differences:
-    """Run a model on packs and on the same sequences with one sequence per row, and return how the results differ."""
+    """Run a model on packs, and on the same sequences with one sequence per row. Return the differences of all results."""
     placed_sequences = split_packs(packed)
     length, slots = packed["input_ids"].shape[1], packed["masked_lm_ids"].shape[1]
     single_rows = join_sequences([[placed.sequence] for placed in placed_sequences], length, slots, 1)
@@ -274,12 +279,12 @@ def _measure_differences(model: Model, packed: BatchArrays, loss: Loss = "token"
 
 
 def _compute_norm(values: AnyArray) -> float:
-    """Return the Euclidean norm of an array, computed in float64."""
+    """Compute the Euclidean norm of an array in float64."""
     return float(np.linalg.norm(values.astype(np.float64).ravel()))
 
 
 def _check_no_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say: Callable[[str], None]) -> int:
-    """Change every sequence once, and check that the outputs of all others stay identical.
+    """Change the tokens of each sequence once, and check that the outputs of all other sequences stay bit-identical.
 
     Returns:
         The number of unchanged sequences that were compared, added over all trials.
@@ -305,7 +310,7 @@ def _check_no_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say:
 
 
 def _probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen: int = 0) -> _LeakCounts:
-    """Change every token of one sequence in each pack, and compare the outputs before and after.
+    """Change all tokens of one sequence in each pack, and count the sequences whose outputs change.
 
     Args:
         model: The model.
@@ -329,7 +334,7 @@ def _probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen
     )
 
     def compare_bits(placed: _PlacedSequence) -> list[bool]:
-        """Return for each output of a sequence that is not empty whether it stayed bit-identical."""
+        """Return for each output of a sequence whether its bits are unchanged. Empty outputs are omitted."""
         now = _select_outputs(after, placed)
         return [old.tobytes() == now[name].tobytes() for name, old in _select_outputs(before, placed).items() if old.size]
 
@@ -338,7 +343,7 @@ def _probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen
 
 
 def _select_outputs(outputs: dict[str, Float32Array], placed: _PlacedSequence) -> dict[str, Float32Array]:
-    """Return the outputs that belong to one sequence of a batch, by name."""
+    """Return the outputs of one sequence in a batch, by name."""
     slots = {"hidden_states": placed.positions, "masked_lm_logits": placed.masked_slots}
     of_pack = {name: values[placed.pack] for name, values in outputs.items()}
     return {name: values[slots[name]] if name in slots else values[placed.number - 1] for name, values in of_pack.items()}
@@ -351,7 +356,7 @@ def _select_outputs(outputs: dict[str, Float32Array], placed: _PlacedSequence) -
 
 @dataclass(frozen=True)
 class Sequence:
-    """A single pretraining sequence outside of a pack: its tokens, segments, masked tokens and next-sentence label.
+    """A pretraining sequence outside of a pack, with its tokens, masked tokens and next-sentence label.
 
     Attributes:
         input_ids: int32 [tokens].
@@ -375,7 +380,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class _PlacedSequence:
-    """A sequence, and the position of its inputs and outputs in a batch of packs.
+    """A sequence and its position in a batch of packs.
 
     Attributes:
         sequence: The sequence.
@@ -398,7 +403,7 @@ class _PlacedSequence:
 
 
 def split_packs(batch: BatchArrays) -> list[_PlacedSequence]:
-    """Extract every sequence from a batch of packs, pack by pack, together with its position in the batch."""
+    """Extract all sequences from a batch of packs, with their positions in the batch."""
     return [
         _extract_sequence(batch, pack, number)
         for pack, mask_L in enumerate(batch["input_mask"])
@@ -407,7 +412,7 @@ def split_packs(batch: BatchArrays) -> list[_PlacedSequence]:
 
 
 def _extract_sequence(batch: BatchArrays, pack: int, number: int) -> _PlacedSequence:
-    """Extract sequence `number` (from 1) of a pack, together with its position in the batch."""
+    """Extract sequence `number`, counted from 1, from a pack. Return it with its position in the batch."""
     positions, slots = (np.flatnonzero(batch[name][pack] == number) for name in ("input_mask", "masked_lm_weights"))
     start = int(positions[0])
     sequence = Sequence(
@@ -423,7 +428,7 @@ def _extract_sequence(batch: BatchArrays, pack: int, number: int) -> _PlacedSequ
 def join_sequences(
     packs: list[list[Sequence]], length: int, masked_slots: int, depth: int
 ) -> dict[str, Int32Array | Float32Array]:
-    """Build a batch of packs from the sequences of each pack.
+    """Build a batch of packs from the sequences that each pack should contain.
 
     Args:
         packs: The sequences of each pack. They must fit into the sizes that follow.

@@ -30,19 +30,19 @@ from gaudi_bert.model.config import BertConfig, find_shape_mismatch, parameter_s
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES, find_checkpoint, is_checkpoint, read_checkpoint
 
 COPY_AGAIN = "copy the folder again, or save it again with save_pretrained"
-# The name of a file or folder without a path, so that it cannot lead out of the folder that contains it.
+# A file or folder name without separators, so that it cannot refer to anything outside of the folder that contains it.
 FileName = Annotated[str, Field(pattern=r"^[^/\\\x00]{0,254}[^./\\\x00]$")]
 _BERT_VOCABULARY = 30522
-# These settings only matter in training. All others must be equal for weights to fit a model.
+# These settings affect only training, so they may differ between the weights and the model. All others must be equal.
 _OF_TRAINING = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-# Weights of an encoder without a head lack these variables, which then keep their random initial values.
+# Weights without a pretraining head do not contain these variables, which then keep their random initial values.
 _OPTIONAL_SCOPES = ("cls/", "bert/pooler/")
 _CONFIG_NAMES = ("config.json", "bert_config.json")
 _SAFETENSORS = "model.safetensors"
 
 
 class _WeightsIndex(ExtensibleArtefact):
-    """The schema of model.safetensors.index.json, which maps the name of each tensor to the file that contains it."""
+    """The schema of model.safetensors.index.json, which contains the file name for each tensor."""
 
     remedy = COPY_AGAIN
 
@@ -51,7 +51,7 @@ class _WeightsIndex(ExtensibleArtefact):
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a BERT that were read from a file or folder, with its config if that is known.
+    """The weights of a BERT that were read from a file or folder. The config of the BERT may be unknown.
 
     Attributes:
         path: The file or folder of the weights.
@@ -67,12 +67,12 @@ class Weights:
 
     @property
     def missing_variables(self) -> list[str]:
-        """The names of the model's variables for which there are no weights. Empty if the config is unknown."""
+        """The names of the model variables that the weights do not contain. Empty if the config is unknown."""
         return [] if self.config is None else [name for name in parameter_specs(self.config) if name not in self.variables]
 
 
 def read_weights(path: Path | str) -> Weights:
-    """Read the weights of a BERT in any of the three formats.
+    """Read the weights of a BERT from a gaudi-bert checkpoint, a Hugging Face folder or a TF1 checkpoint.
 
     Args:
         path: One of the following:
@@ -109,9 +109,9 @@ def read_weights(path: Path | str) -> Weights:
 
 
 def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
-    """Read the weights of a BERT in any of the three formats, and copy them into the variables of a model.
+    """Read the weights of a BERT, as `read_weights` does, and copy them into a model. Return the weights.
 
-    Variables that are `missing_variables` in the weights keep their values.
+    Variables of the model for which there are no weights keep their values.
 
     Args:
         path: The weights, as for `read_weights`.
@@ -161,7 +161,7 @@ def read_bert_config(file: Path) -> BertConfig:
 
 
 def make_bert_config(settings: ModelSettings, vocabulary_size: int | None, max_sequence_length: int) -> BertConfig:
-    """Make the config of a BERT from the settings. Sizes that the settings do not specify are taken from the data.
+    """Create the config of a BERT from the model settings. Sizes that are not set are taken from the data.
 
     Args:
         settings: The settings of the model.
@@ -177,7 +177,7 @@ def make_bert_config(settings: ModelSettings, vocabulary_size: int | None, max_s
 
 
 def _find_bert_config(folder: Path) -> BertConfig | None:
-    """Return the config in a folder, or None if the folder does not contain one."""
+    """Read the config of the BERT in a folder. Return None if the folder does not contain one."""
     for name in _CONFIG_NAMES:
         if (folder / name).is_file():
             return read_bert_config(folder / name)
@@ -185,7 +185,9 @@ def _find_bert_config(folder: Path) -> BertConfig | None:
 
 
 def _find_hugging_face_files(path: Path) -> list[Path]:
-    """Return the files with the tensors of a Hugging Face model. Empty if `path` is not such a model.
+    """Return the safetensors files of a Hugging Face model.
+
+    Return an empty list if `path` is not such a model.
 
     Raises:
         InputError: The folder contains only pytorch_model.bin, which is not supported.
@@ -206,7 +208,7 @@ def _find_hugging_face_files(path: Path) -> list[Path]:
 
 
 def _read_hugging_face_weights(path: Path, files: list[Path]) -> Weights:
-    """Read the tensors of a Hugging Face model from its safetensors files.
+    """Read the weights of a Hugging Face model from its safetensors files.
 
     Raises:
         InputError: A file cannot be read, config.json is missing, or the tensors do not match the config.
@@ -234,7 +236,7 @@ def _read_hugging_face_weights(path: Path, files: list[Path]) -> Weights:
 
 @contextmanager
 def open_local_weights(path: Path | str, store: StoreSettings | None = None) -> Iterator[Path]:
-    """Yield a local path of weights. If the weights are in an object store, they are copied for the duration of the context.
+    """Yield a local path to weights. If the weights are in an object store, copy them for the duration of the context.
 
     If the folder of a run is in a store, only its newest checkpoint and the small files next to it are copied. A folder of
     another tool is copied completely.
@@ -264,7 +266,7 @@ _INDEX = ".index"
 
 
 def _find_google_checkpoint(path: Path) -> Path | None:
-    """Return the prefix of a TF1 checkpoint, given the prefix, the index file or the folder that contains them.
+    """Return the path prefix of a TF1 checkpoint, given the prefix, the index file or the folder with these files.
 
     Returns:
         The prefix, or None if `path` is not a TF1 checkpoint.
@@ -307,7 +309,7 @@ _LAST_PARTS = {"kernel": "weight", "gamma": "weight", "beta": "bias"}
 
 
 def _convert_to_hugging_face_name(variable: str) -> str:
-    """Return the name that one of our variables has in `BertForPreTraining`.
+    """Convert the name of one of our variables to its name in `BertForPreTraining`.
 
     For example, `bert/encoder/layer_0/attention/self/query/kernel` becomes
     `bert.encoder.layer.0.attention.self.query.weight`.
@@ -321,7 +323,7 @@ def _convert_to_hugging_face_name(variable: str) -> str:
 
 
 def convert_to_hugging_face(values: WeightArrays) -> dict[str, Float32Array]:
-    """Convert our variables to the state dict of `BertForPreTraining`.
+    """Convert our variables to a state dict of `BertForPreTraining`.
 
     Args:
         values: Our variables by name.
@@ -336,7 +338,7 @@ def convert_to_hugging_face(values: WeightArrays) -> dict[str, Float32Array]:
 
 
 def _convert_from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Float32Array]:
-    """Convert the state dict of a BERT of Hugging Face to our variables, float32.
+    """Convert the state dict of a Hugging Face BERT to our variables, float32.
 
     Args:
         tensors: The state dict of a `BertForPreTraining`, a `BertFor...` class of a task, or a `BertModel`. The names may be
