@@ -53,7 +53,7 @@ _ONE_BYTE_FEATURES = (PackedFeature.SEGMENT_IDS, PackedFeature.NEXT_SENTENCE_LAB
 def convert_to_hdf5(
     packed: Path, out: Path, *, reporter: Reporter, overwrite: bool = False, workers: int | None = None
 ) -> StageOutput[Conversion]:
-    """Write the packs of a finished folder as HDF5 files. All packs are read and checked before the first file is written.
+    """Convert the packs of a finished folder to HDF5 files. All packs are read and checked before the first file is written.
 
     Args:
         packed: The packed folder, on this machine.
@@ -66,8 +66,8 @@ def convert_to_hdf5(
         The number of files, packs and sequences.
 
     Raises:
-        InputError: A folder is a URL, `out` contains other files or `packed`, h5py is missing, or HDF5 cannot represent the
-            packs.
+        InputError: A folder is a URL, `out` contains `packed` or files of something else, h5py is missing, or HDF5 cannot
+            represent the packs.
         FailedError: The packed folder differs from its manifests.
     """
     started = time.monotonic()
@@ -94,7 +94,7 @@ def convert_to_hdf5(
         with reporter.task("convert", metadata.packs, "packs") as task:
 
             def write(shard: Path, _: ByteArray) -> None:
-                """Convert a shard, unless an earlier run has already converted it."""
+                """Convert one shard, unless an earlier run has already written its HDF5 file."""
                 target = out / f"{shard.stem}.hdf5"
                 if not target.exists():
                     _write_hdf5_shard(metadata, slots, shard, target)
@@ -108,7 +108,8 @@ def convert_to_hdf5(
 
 
 def _check_local_and_separate(packed: Path, out: Path) -> None:
-    """Check that both folders are on this machine, and that the output would not replace the packs.
+    """Check that the packed folder and the output folder are local, and that the output folder does not contain the packed
+    folder.
 
     Raises:
         InputError: One of the folders is a URL, or `out` is the packed folder or contains it.
@@ -123,10 +124,10 @@ def _check_local_and_separate(packed: Path, out: Path) -> None:
         raise InputError(f"{out}: the output folder must not contain the packed folder; choose another output folder")
 
 
-# --- packs in the form that the vendor's trainer reads
+# --- the HDF5 packs that Habana's trainer reads
 #
 # `run_pretraining.py` of Habana's PyTorch BERT reads the number of sequences per pack from `<folder>_metadata.json` next to
-# the folder. HDF5 packs have no weights. A masked slot whose position and id are 0 is unused, and the vendor's reader stops
+# the folder. HDF5 packs have no weights. A masked slot whose position and id are 0 is unused, and the trainer stops
 # at the first position that is 0. Therefore packs that mask the first token of their row or predict id 0 are rejected, and
 # the last slot of every pack stays unused.
 
@@ -147,7 +148,7 @@ def _write_hdf5_shard(metadata: RecordMetadata, slots: int, shard: Path, target:
     packs = int(records.sizes[0])
     widths: dict[Axis, int] = {"tokens": metadata.max_sequence_length, "masked": slots, "sequences": _MAX_SEQUENCES}
     options = {"compression": "gzip", "compression_opts": _GZIP_LEVEL, "track_times": False}
-    # The version of the format is fixed and no times are stored, so that the same packs always produce the same bytes.
+    # Fix the version of the HDF5 format and store no timestamps, so that the same packs always produce the same bytes.
     image = require_h5py().File(str(target), "w", driver="core", backing_store=False, libver=("earliest", "v110"))
     with image as file:
         datasets = {}
@@ -168,12 +169,14 @@ def _write_hdf5_shard(metadata: RecordMetadata, slots: int, shard: Path, target:
 
 
 def _packs_per_chunk(metadata: RecordMetadata) -> int:
-    """Return the number of packs in an HDF5 chunk, which is also the number of packs that are read and written at once."""
+    """Return how many packs an HDF5 chunk contains. Packs are also read and written in batches of this size."""
     return max(1, _CHUNK_BYTES // (4 * metadata.max_sequence_length))
 
 
 def _read_packs_in_batches(records: RecordFiles, metadata: RecordMetadata) -> Iterator[tuple[int, dict[str, AnyArray]]]:
-    """Read the packs of one shard in batches, and yield (number of the first pack, values of each feature by name)."""
+    """Read the packs of one shard in batches. For each batch, yield the number of its first pack and the values of each
+    feature by name.
+    """
     packs, step = int(records.sizes[0]), _packs_per_chunk(metadata)
     for first in range(0, packs, step):
         numbers = np.arange(first, min(first + step, packs))
@@ -183,7 +186,8 @@ def _read_packs_in_batches(records: RecordFiles, metadata: RecordMetadata) -> It
 def _check_all_packs(
     packed: Path, metadata: RecordMetadata, reporter: Reporter, workers: int | None
 ) -> tuple[Counter[tuple[int, ...]], int]:
-    """Read all packs, check that HDF5 can represent them, and collect what must be known before the first file is written.
+    """Read all packs, check that HDF5 can represent them, and return statistics that are needed before the first file is
+    written.
 
     Args:
         packed: The packed folder.
@@ -214,7 +218,7 @@ def _check_all_packs(
     folder.check_metadata(metadata.model_copy(update={**stated_totals, "input_files": len(sums.input_names)}))
 
     def read(stated_shard: Shard, _: ByteArray) -> None:
-        """Check one shard, and add its strategies and its largest number of masked positions to the results."""
+        """Check one shard, and add the sequence lengths and masked positions of its packs to the statistics."""
         shard = packed / stated_shard.name
         if identify_file(shard).crc32c != stated_shard.crc32c:
             raise FailedError(f"{shard}: the CRC-32C of the shard differs from the manifest of its group; {metadata.remedy}")

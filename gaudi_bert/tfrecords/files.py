@@ -1,4 +1,5 @@
-"""Listing the input files of a command. RECORDS is a folder, a file or a glob of TFRecord or HDF5 files, or such a URL.
+"""Listing the input files of a command. The argument RECORDS of the command is a folder, a file or a glob pattern of
+TFRecord or HDF5 files, or the URL of one of these.
 
 A folder stands for all files directly in it, with any suffix. Sub-folders, `*.json`, `README*` and, as in Spark and pyarrow,
 names that begin with `_` or `.` are ignored. Any other entry that cannot be read as a file, such as a dangling symbolic
@@ -32,7 +33,8 @@ _PIECE_BYTES = 1 << 20
 
 
 def list_record_files(records: str | Path) -> dict[Path, int]:
-    """Return the record files that a local path or pattern stands for, sorted by name, with the size of each in bytes.
+    """Return the record files that a local path or glob pattern selects, sorted by name, with the size of each file in
+    bytes.
 
     Args:
         records: A folder, a file or a glob pattern on this machine.
@@ -88,9 +90,9 @@ def identify_file(path: Path) -> InputFile:
 
 
 def identify_bad_file(path: Path) -> InputFile:
-    """Return the name, size and CRC-32C of a file that could not be read as a record file.
+    """Return the name, size and CRC-32C of an input file that is not a valid record file.
 
-    If this process may not read the file, the CRC-32C is 0.
+    If this process has no permission to read the file, the CRC-32C is 0.
     """
     if not os.access(path, os.R_OK, effective_ids=True):
         return InputFile(name=path.name, bytes=path.stat().st_size, crc32c=0)
@@ -98,13 +100,13 @@ def identify_bad_file(path: Path) -> InputFile:
 
 
 def records_folder(records: str | Path) -> Path:
-    """Return the folder that contains the files of RECORDS, a folder, a file or a pattern."""
+    """Return the folder that contains the record files. `records` is this folder itself, a file in it, or a glob pattern."""
     location = Path(records)
     return location if location.is_dir() else location.parent
 
 
 def find_vocabulary(records: str | Path) -> Path | None:
-    """Return the path of the `vocab.txt` next to the folder of RECORDS, or None if it does not exist.
+    """Return the path of the `vocab.txt` next to the folder of the record files, or None if there is no such file.
 
     The `prepare` stage writes the vocabulary there.
     """
@@ -113,12 +115,12 @@ def find_vocabulary(records: str | Path) -> Path | None:
 
 
 def _is_ignored(name: str) -> bool:
-    """Return whether the name of a file shows that it contains no records: `_SUCCESS`, a dot file, a README or JSON."""
+    """Return whether a file is ignored because of its name, such as `_SUCCESS`, a dot file, a README or a JSON file."""
     return name.startswith((".", "_", "README")) or name.endswith(".json")
 
 
 def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
-    """Check that either all files or none of them are HDF5 files, by their suffixes.
+    """Check by their suffixes that either all files are HDF5 files or none is.
 
     Raises:
         InputError: The formats are mixed. The message names one file of each.
@@ -155,7 +157,8 @@ class RecordInputs:
 
 @contextmanager
 def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iterator[RecordInputs]:
-    """List the files of RECORDS. If they are in an object store, also mount their folder for the duration of the block.
+    """List the record files that a command reads. If they are in an object store, mirror their folder locally until the
+    `with` block ends.
 
     Args:
         records: A folder, a file or a glob, on this machine or as a URL.
@@ -172,10 +175,11 @@ def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iter
         return
     url, pattern = store_url(records), "*"
     parent, _, name = url.rpartition("/")
-    # If the URL is an object or a pattern, list its folder and select the matching names.
+    # If the URL names an object or is a pattern, list the folder that contains it, and select the matching names.
     if not parent.endswith(":/") and (any(letter in name for letter in "*?[") or ObjectStore(store).info(url) is not None):
         url, pattern, parent = parent, name, parent.rpartition("/")[0]
-    # The vocabulary is next to the folder, so mount the parent folder. The root of a bucket has no parent.
+    # The vocabulary is next to the folder of the records, so mirror the parent of this folder. The root of a bucket has no
+    # parent, so mirror only the bucket.
     is_bucket = parent.endswith(":/")
     with mirror_folder(Path(url if is_bucket else parent), store) as root:
         folder = root if is_bucket else root / Path(url).name

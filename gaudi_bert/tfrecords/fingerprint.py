@@ -32,8 +32,8 @@ from gaudi_bert.tfrecords.wire.values import is_all_zero, is_repeated_byte, meas
 _FIRST_KEY = as_word(0x1F3D5B79A2C4E687)
 _SECOND_KEY = as_word(0x6C8E944D1F123BB5)
 _THIRD_KEY = as_word(0x2545F4914F6CDD1D)
-# The initial states of the hash chains, one for each part of a sequence. If a state were equal to a key, swapping two words
-# could leave the hash unchanged, or a product could be zero. Therefore the states are other numbers.
+# The initial states of the hashes, one for each feature of a sequence. If a state were equal to a key, swapping two words
+# could leave the hash unchanged, or a product could be zero. Therefore all states differ from the keys.
 _IDS_SEED = as_word(0x5851F42D4C957F2D)
 _SEGMENTS_SEED = as_word(0x14057B7EF767814F)
 _MASKED_IDS_SEED = as_word(0x369DEA0F31A53F85)
@@ -43,7 +43,7 @@ _OTHER_CHAIN = as_word(0x61C8864680B583EB)
 
 @borrowing_kernel
 def _hash_bytes(address: int, size: int, state: int) -> int:
-    """Mix `size` bytes from `address` on into the hash state `state`, and return the new state.
+    """Extend a hash by the `size` bytes at `address`, and return its new state.
 
     At least eight bytes of the same record must precede `address`, because the word that ends at the last byte may begin
     before `address`.
@@ -91,13 +91,13 @@ def _combine_hashes(
 
 @borrowing_kernel
 def _hash_positions(address: int, position_count: int, offset: int, state: int) -> int:
-    """Mix the masked positions of a sequence into the hash state `state`, and return the new state.
+    """Extend a hash by the masked positions of a sequence, and return its new state.
 
     Args:
         address: The address of the first masked position. The positions are varints of one or two bytes.
         position_count: The number of masked positions.
         offset: Is subtracted from each position, so that positions in a pack count from the start of their sequence.
-        state: The hash state.
+        state: The state of the hash.
     """
     word = as_word(0)
     for number in range(position_count):
@@ -115,7 +115,7 @@ def _hash_positions(address: int, position_count: int, offset: int, state: int) 
 
 @borrowing_kernel
 def hash_unpacked_sequences(sequences: IndexedSequences, count: int, hashes: IntArray) -> None:
-    """Compute the hashes of the first `count` sequences of an index, and store them in `hashes`, int64."""
+    """Compute the hash of each of the first `count` unpacked sequences, and store the hashes in the int64 array `hashes`."""
     base = address_of(sequences.buffer)
     for number in range(count):
         row = sequences.rows[number]
@@ -130,7 +130,10 @@ def hash_unpacked_sequences(sequences: IndexedSequences, count: int, hashes: Int
 
 @borrowing_kernel
 def sum_hashes(hashes: IntArray) -> int:
-    """Return the fingerprint of sequences: the sum of their mixed hashes, modulo 2**64. As an int64, it may be negative."""
+    """Return the fingerprint of some sequences, which is the sum of their mixed hashes modulo 2**64.
+
+    The result is an int64, so it may be negative.
+    """
     total = as_word(0)
     for value in hashes:
         total = add_words(total, multiply_mix(value ^ _FIRST_KEY, _THIRD_KEY))
@@ -144,7 +147,7 @@ _ONE_FLOAT = as_word(0x3F800000)
 
 
 class PackSizes(NamedTuple):
-    """The sizes of the packs.
+    """The sizes that are the same for all packs of a folder.
 
     Attributes:
         length: L, the number of tokens in a row, including padding.
@@ -160,8 +163,7 @@ class PackSizes(NamedTuple):
 
 
 class ScannedPacks(NamedTuple):
-    """The results of a scan so far. `check_and_hash_packs` appends to the arrays, and `done` counts the entries that are
-    filled.
+    """The arrays to which `check_and_hash_packs` appends its results. `done` counts the entries that are filled.
 
     Attributes:
         hashes: int64, the hash of each sequence.
@@ -181,9 +183,9 @@ class ScannedPacks(NamedTuple):
 
 
 class _Cursor(NamedTuple):
-    """The position at which the next sequence of a pack begins.
+    """The position of one sequence in the features of its pack.
 
-    All attributes but the last are addresses of the sequence's first value in a feature.
+    All attributes except `used` are memory addresses of the sequence's first value in a feature.
 
     Attributes:
         ids: In `input_ids`.
@@ -206,7 +208,7 @@ class _Cursor(NamedTuple):
 
 @borrowing_kernel
 def _skip_varints(address: int, end: int, count: int) -> int:
-    """Return the address after `count` varints, or -1 if [address, end) contains fewer. Nothing is read beyond `end`."""
+    """Return the address after `count` varints, or -1 if fewer varints end before `end`. No byte from `end` on is read."""
     while address + 8 <= end:
         ended = 8 - count_bits(load_word(address) & _HIGH)
         if ended >= count:
@@ -224,9 +226,9 @@ def _skip_varints(address: int, end: int, count: int) -> int:
 
 @borrowing_kernel
 def _read_short_varint(address: int, end: int) -> tuple[int, int]:
-    """Read a canonical varint of one or two bytes, and return its value and the address after it.
+    """Read a varint of one or two bytes, and return its value and the address after it.
 
-    The value is -1 if no such varint begins at `address` and ends by `end`.
+    The value is -1 if the varint has more than two bytes, has more bytes than necessary, or does not end by `end`.
     """
     if address >= end:
         return -1, address
@@ -244,7 +246,9 @@ def _read_short_varint(address: int, end: int) -> tuple[int, int]:
 
 @borrowing_kernel
 def _skip_repeated_varint(address: int, end: int, expected_value: int, count: int) -> int:
-    """Return the address after `count` repetitions of the varint `expected_value`, or -1 if any of them is another value."""
+    """Return the address after `count` varints, all of which must have the value `expected_value`. Return -1 if one differs
+    or is missing.
+    """
     if expected_value < 128:
         return address + count if count <= end - address and is_repeated_byte(address, count, expected_value) else -1
     for _ in range(count):
@@ -272,7 +276,7 @@ def _is_equal_memory(first: int, second: int, size: int) -> bool:
 
 @borrowing_kernel
 def _count_masked_slots_of_sequence(address: int, slots: int, sequence_number: int) -> int:
-    """Return how many masked slots belong to one sequence of a pack.
+    """Return the number of masked positions that belong to one sequence of a pack.
 
     Args:
         address: The address of the sequence's first weight. The float32 weight of a slot is the number of its sequence.
@@ -288,7 +292,9 @@ def _count_masked_slots_of_sequence(address: int, slots: int, sequence_number: i
 
 @borrowing_kernel
 def _count_sequences_in_pack(spans: RowArray, depth: int) -> int:
-    """Return the number of sequences in a pack, or -1 unless its next-sentence weights are ones followed by zeros."""
+    """Return the number of sequences in a pack, which is the number of ones in `next_sentence_weights`. Return -1 if the
+    weights are not ones followed by zeros.
+    """
     address = spans[PackedFeature.NEXT_SENTENCE_WEIGHTS].start
     count = 0
     while count < depth and load_u32(address + 4 * count) == _ONE_FLOAT:
@@ -298,7 +304,10 @@ def _count_sequences_in_pack(spans: RowArray, depth: int) -> int:
 
 @borrowing_kernel
 def _read_sequence_starts(spans: RowArray, depth: int, sequence_count: int, token_count: int, starts: IntArray) -> bool:
-    """Store the start of each sequence of a pack in `starts`, and after them the end of the last sequence, in tokens.
+    """Read the position of each sequence's first token from `next_sentence_positions`, and store these positions in
+    `starts`.
+
+    The end of the last sequence, `token_count`, is stored after them.
 
     Returns:
         True if the starts ascend from 0 and all unused entries of `next_sentence_positions` are 0, otherwise False.
@@ -320,7 +329,7 @@ def _read_sequence_starts(spans: RowArray, depth: int, sequence_count: int, toke
 
 @borrowing_kernel
 def _count_non_padding_tokens(spans: RowArray, length: int) -> int:
-    """Return the number of non-padding tokens of a pack, or -1 if its `input_mask` does not have `length` values.
+    """Return the number of non-padding tokens in a pack, or -1 if its `input_mask` does not have `length` values.
 
     The zero bytes at the end of `input_mask` are counted as padding. Each of them is a value, because the last byte of a
     sequence number is never zero.
@@ -338,7 +347,7 @@ def _count_non_padding_tokens(spans: RowArray, length: int) -> int:
 
 @borrowing_kernel
 def _has_zero_padding(spans: RowArray, sizes: PackSizes, sequence_count: int, end: _Cursor) -> bool:
-    """Return whether all features of a pack are zero after its last sequence.
+    """Return whether every feature of a pack contains only zeros after the last sequence.
 
     Args:
         spans: The addresses and sizes of the pack's features.
@@ -363,9 +372,8 @@ def _has_zero_padding(spans: RowArray, sizes: PackSizes, sequence_count: int, en
 
 @borrowing_kernel
 def _skip_masked_positions(address: int, end: int, count: int, first_token: int, end_token: int) -> int:
-    """Return the address after the masked positions of a sequence.
-
-    Return -1 unless [address, end) begins with `count` positions that are tokens of the sequence.
+    """Return the address after the masked positions of a sequence, or -1 if one of the positions is missing or outside the
+    sequence.
 
     Args:
         address: The address of the first masked position.
@@ -391,7 +399,7 @@ def _check_sequence_and_advance(
     end_token: int,
     position_varints: int,
 ) -> tuple[bool, _Cursor]:
-    """Check the encoding of one sequence of a pack, and return the position of the next sequence.
+    """Check how one sequence of a pack is encoded, and return the position of the next sequence.
 
     Args:
         spans: The addresses and sizes of the pack's features.
@@ -507,7 +515,7 @@ def check_and_hash_packs(
     position_varints: ByteArray,
     scanned: ScannedPacks,
 ) -> tuple[int, int]:
-    """Check and hash the packed records in buffer[position:filled], and append the results to `scanned`.
+    """Check the packed records in `buffer[position:filled]`, hash their sequences, and append the results to `scanned`.
 
     Args:
         buffer: The bytes of the file, uint8.

@@ -56,16 +56,17 @@ def count_records(
     on_bad_file: OnBadFile = "stop",
     numbered: bool = False,
 ) -> StageOutput[HistogramFile] | PlainResult:
-    """Check all records, count their sequences by length and masked positions, and write the counts to a histogram file.
+    """Check all records, count their sequences by length and number of masked positions, and write the counts to a histogram
+    file.
 
-    If there is a `vocab.txt` next to the folder of RECORDS, its identity is part of the result. If the result exists
-    already, nothing is read.
+    If there is a `vocab.txt` next to the folder of the records, the histogram also identifies this vocabulary. If the
+    histogram exists already, no record is read.
 
     Args:
         records: A folder, a file or a glob of unpacked records, on this machine or as a URL.
         out: The histogram file to write.
-        run: The settings of the run. If it selects a part, only the files of that part are counted. There are at most as
-            many parts as files.
+        run: The settings of the run. If it selects a part, only the files of this part are counted. There cannot be more
+            parts than files.
         on_bad_file: "stop" rejects a file that cannot be read. "skip" skips the file and lists it in the result.
         numbered: Write a part to its own file (`artefacts.base.part_path`) and not to `out`.
 
@@ -105,7 +106,7 @@ def count_records(
 
 
 class _CountedRecords(NamedTuple):
-    """The counts of one record file, and what must be compared with other files.
+    """The counts of one record file, and properties that are compared with those of the other files.
 
     Attributes:
         file: The file and its counts.
@@ -127,19 +128,21 @@ def _count_files(
     on_bad_file: OnBadFile,
     run: StageRun,
 ) -> HistogramFile:
-    """Read all record files in several threads, and return their histogram.
+    """Count the records of all files in several threads, and return the histogram.
 
     All files are read even if some are bad, so that all bad files are reported together. Files of a store are downloaded
     shortly before they are read.
 
     Raises:
-        InputError: See `histogram`.
+        InputError: See `count_records`.
     """
     files, ahead = list(sizes), choose_worker_count(run.workers, len(sizes))
     with run.reporter.task("histogram", sum(sizes.values()), "bytes") as task, prefetch_batches(files, ahead) as batches:
 
         def count(number: int, buffer: ByteArray) -> _CountedRecords | tuple[InputFile, str]:
-            """Count one file. If it is bad, return its identity and the reason instead."""
+            """Count the records of one file. If the file is bad, return its name, size and checksum with the error message
+            instead.
+            """
             path = files[number]
             with batches.provide_batch(number):
                 try:
@@ -175,7 +178,7 @@ def _count_files(
 
 
 def find_file_problem(path: Path) -> str | None:
-    """Read a record file, and return the reason why this is not possible, or None if the file is valid."""
+    """Read a record file. Return the error message if the file is not valid, and None if it is valid."""
     try:
         _count_file(path, allocate_scan_buffer(), lambda _: None)
     except InputError as error:
@@ -190,7 +193,7 @@ def _report_bad_files(
     on_bad_file: OnBadFile,
     reporter: Reporter,
 ) -> None:
-    """Report which record files could not be read, and why. Raise an error unless they may be skipped.
+    """Report which record files are bad and why, and raise an error unless bad files may be skipped.
 
     Args:
         inputs: The files of RECORDS.
@@ -221,7 +224,7 @@ def _report_bad_files(
 
 
 def _find_common_schema(inputs: RecordInputs, results: Sequence[_CountedRecords]) -> UnpackedSchema:
-    """Return the record sizes of all files, after checking that they are the same.
+    """Check that the records of all files have the same sizes, and return these sizes.
 
     Raises:
         InputError: The files have records of different sizes.
@@ -247,7 +250,7 @@ def _format_file_names(names: Sequence[str], max_names: int = 3) -> str:
 
 
 def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) -> _CountedRecords:
-    """Check and count the records of one file.
+    """Check the records of one file, and count its sequences by length and number of masked positions.
 
     Args:
         path: The file.
@@ -285,9 +288,10 @@ def _count_file(path: Path, buffer: ByteArray, progress: Callable[[int], None]) 
 
 
 def _merge_counts(totals: Counter[int], pending: list[Int32Array]) -> None:
-    """Count the pending keys, add the counts to the totals, and clear the list of pending keys.
+    """Add the sequences in `pending` to the counts in `totals`, and clear `pending`.
 
-    A key is the length of a sequence times (max_predictions + 1), plus the number of its masked positions.
+    Each sequence is represented by a key, which is its length times (max_predictions + 1) plus its number of masked
+    positions.
     """
     if pending:
         keys, counts = np.unique(np.concatenate(pending), return_counts=True)

@@ -56,7 +56,7 @@ class _MaskedPosition:
 
 @dataclass(frozen=True)
 class SequenceView:
-    """One sequence of a record, in the form in which it is shown.
+    """One sequence of a record, as `inspect` shows it to the user.
 
     Attributes:
         number: The number of the sequence in the record, from 1.
@@ -85,7 +85,7 @@ _NEXT_SENTENCE_LABELS: dict[int | None, str] = {0: "really next", 1: "random nex
 
 @dataclass(frozen=True)
 class RecordView:
-    """One record with all of its sequences, in the form in which it is shown.
+    """One record and its sequences, as `inspect` shows them to the user.
 
     Attributes:
         file: The name of the file.
@@ -114,9 +114,10 @@ class RecordView:
     other_features: Mapping[str, int]
 
     def format_lines(self) -> list[str]:
-        """Return the record as lines of text: one line about the record, two for each sequence, and one for each problem.
+        """Format the record as lines of text. The first line describes the record, and each sequence has two lines.
 
-        At a masked position, the text shows the token in the row, an arrow and the original token, such as `[MASK]→house`.
+        Further lines list features that packing does not use, and problems. At a masked position, the text shows the token
+        in the row, an arrow and the original token, such as `[MASK]→house`.
         """
         kind = f"packed, {format_count(len(self.sequences), 'sequence')}" if self.packed else "unpacked"
         lines = [
@@ -138,7 +139,7 @@ class RecordView:
 
 
 def inspect_record(file: str | Path, record: int = 0, vocabulary: str | Path | None = None) -> RecordView:
-    """Read one record of a file, and return a view of it that a person can check.
+    """Read one record of a file, and return its contents in a form that a person can check.
 
     Args:
         file: A TFRecord file of packed or unpacked examples, plain or compressed with GZIP or ZLIB, or an HDF5 file. For a
@@ -162,7 +163,7 @@ def inspect_record(file: str | Path, record: int = 0, vocabulary: str | Path | N
 
 
 def _read_record_view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
-    """Read one record of a local file, and return the view of it that `inspect` prints."""
+    """Read one record of a local file, and return its contents as `inspect` prints them."""
     payload = next(itertools.islice(read_records(path), record, None), None) if record >= 0 else None
     if payload is None:
         raise InputError(f"{path}: the file does not contain record {record}; pass --record 0 for the first record")
@@ -209,10 +210,11 @@ def _read_record_view(path: Path, record: int, vocabulary: Path | None) -> Recor
 def _split_into_sequences(
     features: Mapping[str, AnyArray], vocabulary_tokens: Sequence[str] | None, problems: list[str]
 ) -> Iterator[SequenceView]:
-    """Split a record into its sequences by `input_mask`, and yield a view of each.
+    """Split a record into its sequences, and yield a `SequenceView` of each.
 
-    The values need not be valid, but the features must have the correct lengths. The iteration stops at the first sequence
-    whose number is missing or not contiguous in `input_mask`.
+    The feature `input_mask` contains the sequence number of each token. The values need not be valid, but the features must
+    have the correct lengths. The iteration stops at the first sequence whose number is missing or not contiguous in
+    `input_mask`.
 
     Args:
         features: The decoded features of the record.
@@ -221,7 +223,7 @@ def _split_into_sequences(
     """
 
     def token(number: int) -> str | None:
-        """Return the token that an id stands for, or None if the vocabulary is unknown."""
+        """Return the token whose id is `number`, or None if there is no vocabulary."""
         if vocabulary_tokens is None:
             return None
         return vocabulary_tokens[number] if 0 <= number < len(vocabulary_tokens) else f"<{number}>"

@@ -62,7 +62,7 @@ _ONE_FLOAT = as_word(0x3F800000)
 
 
 class _EncodeStatus(IntEnum):
-    """The reason why encoding stopped."""
+    """The reason why `_encode_packs` stopped."""
 
     DONE = 0
     OUTPUT_FULL = 1
@@ -70,7 +70,7 @@ class _EncodeStatus(IntEnum):
 
 
 class _Layout(NamedTuple):
-    """The sizes of a pack, and the constant bytes that every record contains.
+    """The sizes of the packs, and constant bytes that are copied into every packed record.
 
     Attributes:
         length: L, the number of tokens in a row, including padding.
@@ -88,7 +88,7 @@ class _Layout(NamedTuple):
 
 
 class _MeasuredPack(NamedTuple):
-    """The feature sizes and masked positions of a pack, which are computed before its first byte is written.
+    """The encoded sizes of a pack's features, and its masked positions. Both are computed before the pack is written.
 
     Each thread needs its own instance.
 
@@ -132,9 +132,9 @@ def _copy_shifted_positions(source_address: int, count: int, offset: int, target
 
 @borrowing_kernel
 def _store_repeated_varint(address: int, value: int, count: int) -> int:
-    """Write a sequence number `count` times as a varint, and return the address after the last one.
+    """Write `value` as a varint `count` times, and return the address after the last varint.
 
-    A sequence number is at most 8192, so its varint has one or two bytes.
+    The value is a sequence number, which is at most 8192, so its varint has one or two bytes.
     """
     if value < 128:
         fill_bytes(address, value, count)
@@ -154,7 +154,7 @@ def _store_zeros(address: int, count: int) -> int:
 
 @borrowing_kernel
 def _compute_pack_sizes(group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _MeasuredPack) -> bool:
-    """Compute the size of each feature of a pack, and encode the masked positions of the pack.
+    """Compute the encoded size of each feature of a pack, and encode the masked positions.
 
     The plan ensures that the sequences fit into the row and that there are at most `depth` of them, so that only the number
     of masked positions is checked.
@@ -357,7 +357,8 @@ def _encode_packs(
     output: ByteArray,
     record_index: IndexArray,
 ) -> tuple[int, int, int]:
-    """Encode the packs `first_pack` to `end_pack` - 1 as TFRecords, until all are encoded or the output is full.
+    """Encode the packs `first_pack` to `end_pack` - 1 as TFRecords. Stop early if the output is full or a pack has too many
+    masked positions.
 
     Args:
         group: The sequences of the group.
@@ -395,7 +396,7 @@ def _encode_packs(
 
 
 def max_packed_record_size(schema: PackedSchema) -> int:
-    """Return an upper bound on the size of a packed record in bytes, with its frame and the slack after it."""
+    """Return an upper bound on the size in bytes of a packed record, including its frame and `SLACK_BYTES`."""
     per_slot = 3 + 2 + 2 + 1  # token id, sequence number, position, segment id
     per_masked = 3 + 2 + 4  # id, position, weight
     per_sequence = 1 + 2 + 4  # label, start, weight
@@ -432,7 +433,7 @@ class PackEncoder:
         )
 
     def count_shards(self, shard_multiple: int, shard_bytes: int) -> int:
-        """Return the number of shards into which the packs of the group are divided.
+        """Return the number of shards that are needed for the packs of this group.
 
         The number is computed from an upper bound on the size of the encoded packs, which allows two bytes for each masked
         position.
@@ -457,7 +458,8 @@ class PackEncoder:
     def encode_packs(
         self, first_pack: int, end_pack: int, output: ByteArray, record_index: IndexArray
     ) -> tuple[_EncodeStatus, int, int]:
-        """Encode the packs `first_pack` to `end_pack` - 1 into a buffer, until all are encoded or the buffer is full.
+        """Encode the packs `first_pack` to `end_pack` - 1 as TFRecords into a buffer. Stop early if the buffer is full or a
+        pack has too many masked positions.
 
         Args:
             first_pack: The number of the first pack.

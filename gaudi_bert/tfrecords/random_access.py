@@ -49,7 +49,7 @@ from gaudi_bert.tfrecords.wire.values import decode_examples_to_arrays
 
 _MAX_INT32 = 2**31 - 1
 # Linux limits each MADV_WILLNEED call to the read-ahead setting of the disk, whose default is 128 KiB. A longer range would
-# be read ahead only in part, so it is requested in pieces of this size.
+# be read ahead only in part, so request it in pieces of this size.
 _READ_AHEAD_BYTES = 128 * 1024
 
 
@@ -58,7 +58,7 @@ _Pages = mmap.mmap | bytes
 
 
 class _MappedContent(NamedTuple):
-    """The uncompressed content of a file in memory.
+    """The uncompressed content of a file, mapped into memory.
 
     Attributes:
         pages: The content.
@@ -75,7 +75,8 @@ _StatusRecordsPosition = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What `RecordFiles.prepare_shard` found out about a file, so that the file can be opened quickly.
+    """The positions and checksums of a file's records, which `RecordFiles.prepare_shard` has found so that the file can be
+    opened quickly.
 
     Attributes:
         starts: int64 [records + 1], the position of each record's frame. The last entry is the end of the file.
@@ -89,7 +90,9 @@ class _Prepared:
 
 
 class RecordFiles(ShardFiles["_Prepared"]):
-    """Reads the records of files that all have the same features. A `StreamReader` uses the files as its shards.
+    """Reads records of many files in any order. All records must have the same features.
+
+    A `StreamReader` can read the files as its shards.
 
     Args:
         paths: The files.
@@ -111,22 +114,24 @@ class RecordFiles(ShardFiles["_Prepared"]):
         self.paths, self.schema, self._counts, self._shards, self._cache = paths, schema, counts, shards, cache
         self.threads = 1 if cache is None else cache.threads
         self._open: dict[int, _OpenFile] = {}
-        # The `_OpenFile.addresses` of each open file. They are zero for a closed file.
+        # The memory addresses of each open file (`_OpenFile.addresses`), or zeros for a closed file.
         self._addresses = np.zeros((len(paths), 4), np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments only. The other process opens the files itself."""
+        """Pickle only the constructor arguments, so that the other process opens the files itself."""
         return RecordFiles, (self.paths, self.schema, self._counts, self._shards, self._cache)
 
     @property
     def sizes(self) -> IntArray:
-        """The number of records in each file, int64 [files]. If they are unknown, all files are read to count them."""
+        """The number of records in each file, int64 [files]. If the numbers are unknown, all files are read to count the
+        records.
+        """
         if self._counts is None:
             self._counts = [len(self.prepare_shard(file).starts) - 1 for file in range(len(self.paths))]
         return np.asarray(self._counts, np.int64)
 
     def prepare_shard(self, file: int) -> _Prepared:
-        """Find the positions of the records in a file, without opening it. With a cache, download the file first.
+        """Find the positions of the records in a file without opening it. If there is a cache, download the file first.
 
         Raises:
             InputError: The file cannot be read, is damaged, has another number of records than expected, or differs from the
@@ -154,7 +159,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
         return _Prepared(np.append(starts_of_records, content.size), None, pages if is_compressed else None)
 
     def open_shard(self, file: int, prepared: _Prepared) -> None:
-        """Open a file that was prepared, so that its records can be read.
+        """Open a file that `prepare_shard` has prepared, so that its records can be read.
 
         Raises:
             InputError: The file cannot be read, or its size has changed.
@@ -169,7 +174,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
         self.discard_shard(file)
 
     def discard_shard(self, file: int) -> None:
-        """Release what `prepare_shard` has reserved in the cache for a file that will not be opened."""
+        """Release a file that `prepare_shard` has prepared, so that the cache may evict it."""
         if self._cache is not None:
             self._cache.release(file)
 
@@ -179,17 +184,17 @@ class RecordFiles(ShardFiles["_Prepared"]):
             self.close_shard(file)
 
     def prefetch_records(self, file: int, first: int, last: int) -> None:
-        """Start to read the records `first` to `last` - 1 of an open file into the page cache, without waiting."""
+        """Start to read the records `first` to `last` - 1 of an open file into the page cache, without waiting for them."""
         self._open[file].advise(mmap.MADV_WILLNEED, first, last)
 
     def drop_pages(self, file: int, first: int, last: int) -> None:
-        """Release the memory pages of the records `first` to `last` - 1 from this process. The page cache of the system
-        keeps them.
+        """Release this process's memory pages of the records `first` to `last` - 1. The system's page cache still contains
+        them.
         """
         self._open[file].advise(mmap.MADV_DONTNEED, first, last)
 
     def read_records(self, files: IntArray, records: IntArray) -> dict[str, AnyArray]:
-        """Read n records, and return the values of each feature by name, int32 or float32 [n, size].
+        """Read n records from any of the files, and return the values of each feature by name, int32 or float32 [n, size].
 
         Files that are not open yet are opened, and stay open.
 
@@ -257,7 +262,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
 
 
 class _OpenFile:
-    """An open file: its bytes in memory and the positions of its records.
+    """An open file, with its bytes in memory and the positions of its records.
 
     Raises:
         InputError: The file cannot be read, or it has another size than when it was prepared.
@@ -275,7 +280,7 @@ class _OpenFile:
 
     @property
     def addresses(self) -> tuple[int, int, int, int]:
-        """The memory addresses that the kernels need, as (bytes, starts, number of records, checksums).
+        """The memory addresses from which kernels read this file, as a tuple (bytes, starts, number of records, checksums).
 
         The address of the checksums is 0 if the file has no index.
         """
@@ -283,7 +288,7 @@ class _OpenFile:
         return self._bytes.ctypes.data, self.starts.ctypes.data, len(self.starts) - 1, checksums
 
     def advise(self, advice: int, first: int, last: int) -> None:
-        """Pass an `madvise` flag for the pages of the records `first` to `last` - 1 to the operating system."""
+        """Apply an `madvise` flag to the memory pages of the records `first` to `last` - 1."""
         if isinstance(self._pages, mmap.mmap):
             begin, end = int(self.starts[first]) // mmap.PAGESIZE * mmap.PAGESIZE, int(self.starts[last])
             step = _READ_AHEAD_BYTES if advice == mmap.MADV_WILLNEED else max(1, end - begin)
@@ -307,18 +312,20 @@ class _OpenFile:
 
 
 def _map_open_file(handle: BinaryIO, size: int) -> _Pages:
-    """Map an open file of `size` bytes into memory."""
+    """Map an open file of `size` bytes into memory, and return its content."""
     return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
 
 
 def _map_file(path: Path) -> _Pages:
-    """Map the bytes of a file into memory, without decompressing them."""
+    """Map the stored bytes of a file into memory without decompressing them, and return them."""
     with explain_os_errors(path, "read"), open_file(path) as handle:
         return _map_open_file(handle, path.stat().st_size)
 
 
 def _map_uncompressed_content(path: Path) -> _MappedContent:
-    """Map the content of a file into memory. If the file is compressed, decompress it to a temporary file first."""
+    """Map the uncompressed content of a file into memory. If the file is compressed, decompress it to a temporary file
+    first.
+    """
     if path.stat().st_size == 0:
         return _MappedContent(b"", is_compressed=False)
     with RecordStream(path) as stream, explain_os_errors(path, "read"):
@@ -334,9 +341,10 @@ def _map_uncompressed_content(path: Path) -> _MappedContent:
 
 @borrowing_kernel
 def _index_frames(buffer: ByteArray, starts: IntArray) -> _StatusRecordsPosition:
-    """Find the frames in a buffer, and store the position of each in `starts`, as far as `starts` has room.
+    """Find the TFRecords in a buffer, and store the position of each frame in `starts`.
 
-    Only the lengths and their checksums are checked, not the payloads.
+    If there are more records than `starts` has elements, the remaining records are only counted. The lengths and their
+    checksums are checked, but not the payloads.
 
     Returns:
         (status, records, position). The status is GOOD at the end of the buffer, otherwise the reason for the stop.
@@ -364,7 +372,7 @@ def _index_frames(buffer: ByteArray, starts: IntArray) -> _StatusRecordsPosition
 
 @borrowing_kernel
 def _find_payload_lengths(file_addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray) -> int:
-    """Set `lengths` to the payload sizes of n records in bytes, computed from the positions of the records.
+    """Compute the payload sizes of n records in bytes from the positions of the records, and store the sizes in `lengths`.
 
     Args:
         file_addresses: int64 [files, 4], the `_OpenFile.addresses` of each file.
@@ -390,7 +398,7 @@ def _find_payload_lengths(file_addresses: IntArray, files: IntArray, records: In
 def _copy_payloads(
     file_addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray, target: ByteArray, offsets: IntArray
 ) -> int:
-    """Check the frames of n records, and copy their payloads into `target`.
+    """Check the lengths and checksums of n records, and copy their payloads to `target`.
 
     Args:
         file_addresses: int64 [files, 4], the `_OpenFile.addresses` of each file.
@@ -429,7 +437,7 @@ def _copy_payloads(
 
 @dataclass
 class _Copy:
-    """The copy of a shard in the cache, complete or being downloaded.
+    """The cached copy of a shard, which is complete or is being downloaded.
 
     Attributes:
         users: How many calls of `download` were not yet followed by `release`. A shard in use is not evicted.
@@ -441,7 +449,7 @@ class _Copy:
 
 
 class ShardCache:
-    """Downloads the shards of a mirrored folder to the local disk, and evicts the least recently used ones if its room is
+    """Downloads shards from an object store to the local disk, and evicts the least recently used shards if the cache is
     full.
 
     Args:
@@ -458,9 +466,10 @@ class ShardCache:
         self._copies: dict[int, _Copy] = {}  # the least recently used first
 
     def check_room(self, streams: int, processes: int, sets: int = 1) -> None:
-        """Check that the cache has room for the shards that a process keeps open and for those that it reads next.
+        """Check that the cache is large enough for the shards that a process keeps open and for the shards that it downloads
+        ahead.
 
-        The sizes of the largest shards are used, so that the check holds for any order.
+        The check assumes that these are the largest shards, so that it holds for every order of reading.
 
         Args:
             streams: The number of streams, each of which reads one shard at a time.
@@ -480,7 +489,7 @@ class ShardCache:
             )
 
     def download(self, shard: int) -> None:
-        """Download a shard unless it is in the cache. It stays there until `release` was called once for each call of
+        """Download a shard unless it is in the cache. The shard stays in the cache until `release` was called as often as
         `download`.
 
         Raises:
@@ -499,13 +508,13 @@ class ShardCache:
             raise InputError(f"{format_path(path)}: {problem}; write the packed data again")
 
     def release(self, shard: int) -> None:
-        """Undo one call of `download`. A shard that no reader uses any more may be evicted."""
+        """End one use of a shard that began with `download`. A shard without users may be evicted."""
         with self._lock:
             copy = self._copies[shard] = self._copies.pop(shard)
             copy.users -= 1
 
     def _evict_unused_shards(self) -> None:
-        """Evict unused shards, the least recently used first, until the cached shards fit into the room."""
+        """Evict unused shards, the least recently used first, until the cache does not exceed its maximum size."""
         cached_bytes = int(self._table.bytes[list(self._copies)].sum())
         for shard in [shard for shard, copy in self._copies.items() if not copy.users]:
             if cached_bytes <= self._room:
@@ -539,17 +548,19 @@ class ShardPaths(Sequence[Path]):
         return self.folder / self.table.file_name(shard % len(self))
 
     def read_shard_index(self, shard: int) -> IndexedRecords | None:
-        """Read the entries of the group's index that describe a shard, or return None if no index fits the shard."""
+        """Read the positions and checksums of a shard's records from the index of its group. Return None if there is no
+        index or it does not match the size of the shard.
+        """
         table, index = self.table, index_path(self.folder, self.table.locate_shard(shard)[0])
         return read_index(index, table.packs_before(shard), int(table.packs[shard]), int(table.bytes[shard]))
 
     def read_stated_crc32c(self, shard: int) -> int | None:
-        """Return the CRC-32C that the group manifest states for a shard, or None if there is no manifest."""
+        """Return the CRC-32C of a shard that the manifest of its group states, or None if there is no manifest."""
         return RecordManifest.read_shard_crc32c(self.folder, self.table, shard)
 
 
 def open_shards(folder: Path, metadata: RecordMetadata, cache: ShardCache | None = None) -> RecordFiles:
-    """Return the shards of a packed folder as files whose packs can be read in any order.
+    """Return a `RecordFiles` of the shards of a packed folder, which reads their packs in any order.
 
     Args:
         folder: The packed folder.
@@ -561,7 +572,7 @@ def open_shards(folder: Path, metadata: RecordMetadata, cache: ShardCache | None
 
 
 def open_packs(folder: Path, metadata: RecordMetadata, cache: ShardCache | None = None) -> StoredPacks:
-    """Return the packs of a folder, with what is needed to read them in a global order.
+    """Return the packs of a folder together with the values that determine their global reading order.
 
     The order mixes packs from many shards and from all regions of the input. The parameters are those of `open_shards`.
     """
@@ -570,15 +581,15 @@ def open_packs(folder: Path, metadata: RecordMetadata, cache: ShardCache | None 
     return StoredPacks(files, streams, MAX_STREAM_SETS, regions)
 
 
-# Looking up the sizes of more shards than this would take about a minute in each process if the disk's metadata is not
-# cached.
+# The sizes of at most this many shards are checked. Looking up more sizes would take about a minute in each process if the
+# disk's metadata is not cached.
 _MAX_CHECKED_SIZES = 20_000
 
 
 def check_shards_exist(folder: Path, table: ShardTable) -> None:
-    """Check before a run that all shards of a folder exist and have the sizes that the metadata state.
+    """Check before a run that all shards of a packed folder exist and have the sizes that metadata.json states.
 
-    If the folder has more than 20,000 shards, only their names are checked. The size of each is then checked when the shard
+    If a local folder has more than 20,000 shards, only their names are checked. The size of a shard is then checked when it
     is opened.
 
     Raises:

@@ -68,7 +68,7 @@ _INDEX_DTYPE = np.dtype([(name, np.int32) for name in _INDEX_FIELDS])
 
 
 class IndexedSequences(NamedTuple):
-    """An index of the sequences in a buffer, which tells where the values of each sequence are.
+    """An index of the sequences in a buffer of records, which states where the values of each sequence are.
 
     Attributes:
         buffer: uint8, the bytes of the records.
@@ -104,7 +104,7 @@ def _check_and_index_record(
     rows: RowArray,
     row_number: int,
 ) -> bool:
-    """Check every value of an unpacked example, and fill one row of the index.
+    """Check every value of an unpacked example, and describe its sequence in one row of the index.
 
     Args:
         payload_start: The address of the payload.
@@ -161,7 +161,8 @@ def _index_unpacked_records(
     predictions: int,
     table: FeatureTable,
 ) -> tuple[int, int, int]:
-    """Check the frames, CRCs and values of the records in `index.buffer[position:filled]`, and add them to the index.
+    """Check the frames, CRCs and values of the records in `index.buffer[position:filled]`, and add a row to the index for
+    each record.
 
     Args:
         index: The index, whose rows from `first_row` on are filled.
@@ -195,11 +196,11 @@ def _index_unpacked_records(
 def _move_sequences_to_arena(
     index: IndexedSequences, first_row: int, end_row: int, arena: ByteArray, arena_position: int
 ) -> int:
-    """Copy the values of sequences without padding into an arena, and change their index rows so that they refer to the
-    arena.
+    """Copy sequences without their padding to the arena, a buffer for all sequences of a group. Update their index rows to
+    refer to the copies.
 
-    The arena is a buffer for all sequences of a group. A sequence in it consists of its token ids, segment ids, masked ids
-    and masked positions, in this order and without gaps.
+    A sequence in the arena consists of its token ids, segment ids, masked ids and masked positions, in this order and
+    without gaps.
 
     Args:
         index: The index, whose rows and offsets are changed.
@@ -234,7 +235,7 @@ def _move_sequences_to_arena(
 
 @borrowing_kernel
 def find_largest_token_id(index: IndexedSequences, end_row: int, step: int) -> int:
-    """Return the largest id among the token ids and masked ids of every `step`-th row before row `end_row` of an index."""
+    """Return the largest token id or masked id in the indexed sequences 0, `step`, 2 * `step`, ..., before row `end_row`."""
     base, largest = address_of(index.buffer), as_word(0)
     for number in range(0, end_row, step):
         row = index.rows[number]
@@ -263,7 +264,7 @@ _MAX_GROWTH_BYTES = 4
 
 
 class _RecordFormat(Protocol):
-    """What `RecordScan` requires of an object that processes the records of one file.
+    """The interface of objects that process the records of one file for a `RecordScan`.
 
     Attributes:
         count: The number of records that were processed so far.
@@ -273,11 +274,11 @@ class _RecordFormat(Protocol):
 
     @property
     def schema(self) -> UnpackedSchema | PackedSchema:
-        """The sizes that every record must have."""
+        """The sizes of the features that every record must have."""
         ...
 
     def start_piece(self) -> None:
-        """Prepare for the next piece of the file, which is read after this call."""
+        """Prepare for the next piece of the file. `RecordScan` calls this before it reads the piece."""
         ...
 
     def process_records(self, position: int, filled: int) -> tuple[ScanStatus, int]:
@@ -295,7 +296,7 @@ def allocate_scan_buffer() -> ByteArray:
 
 
 class UnpackedFormat:
-    """Checks and indexes unpacked records in constant memory. The index contains only the records of the current piece.
+    """Checks unpacked records and indexes their sequences. The index contains only the piece of the file that was read last.
 
     Attributes:
         schema: The sizes that every record must have.
@@ -312,12 +313,14 @@ class UnpackedFormat:
 
     @classmethod
     def for_pieces(cls, schema: UnpackedSchema, buffer: ByteArray) -> UnpackedFormat:
-        """Return a record format whose index has room for all records of one piece. The pieces are read into `buffer`."""
+        """Return a record format whose index has room for all records in one piece of a file. The pieces are read into
+        `buffer`.
+        """
         rows = (PIECE_BYTES + MAX_RECORD_BYTES) // (3 * schema.max_sequence_length + 16) + 1
         return cls(schema, IndexedSequences.empty(buffer, rows))
 
     def start_piece(self) -> None:
-        """Remove the rows of the previous piece from the index."""
+        """Empty the index before the next piece of the file is read."""
         self.rows = 0
 
     def process_records(self, position: int, filled: int) -> tuple[ScanStatus, int]:
@@ -336,9 +339,11 @@ class UnpackedFormat:
 
 
 class CompactedFormat(UnpackedFormat):
-    """Checks and indexes a complete file of unpacked records, and copies their values without padding to an arena.
+    """Checks and indexes a complete file of unpacked records, and copies their values without padding to a buffer, the
+    arena.
 
-    The index keeps the rows of all pieces, and its offsets are positions in the arena. The files of a group share an arena.
+    The index contains the records of the whole file, and its offsets are positions in the arena. The files of a group share
+    an arena.
 
     Args:
         schema: The sizes that every record must have.
@@ -353,7 +358,7 @@ class CompactedFormat(UnpackedFormat):
         self._arena, self._position, self._end = arena, start, end
 
     def start_piece(self) -> None:
-        """Do nothing, so that the index keeps the rows of all pieces."""
+        """Do nothing, because the index must contain the records of the whole file."""
 
     def process_records(self, position: int, filled: int) -> tuple[ScanStatus, int]:
         """Check and index the records in `buffer[position:filled]`, and copy their values to the arena.
@@ -376,7 +381,7 @@ class CompactedFormat(UnpackedFormat):
 
 
 class RecordScan:
-    """Reads one record file from its beginning to its end, piece by piece, and passes its records to a record format.
+    """Reads one record file in pieces, and passes the records of each piece to a record format, which processes them.
 
     Args:
         path: The file.
@@ -399,8 +404,7 @@ class RecordScan:
         self._records_crc32c = 0
 
     def read_pieces(self) -> Iterator[None]:
-        """Read the file piece by piece. Yield after each piece, so that the caller can use what the record format has
-        computed.
+        """Read the file in pieces. Yield after each piece, so that the caller can use the results of the record format.
 
         Raises:
             InputError: The file cannot be read, is truncated, or contains a record that is damaged or violates the contract.
@@ -448,7 +452,8 @@ class RecordScan:
                 return position
             if status != ScanStatus.UNUSUAL or position == rewritten_record:
                 raise InputError(f"{self._format_location(position + stream_offset)}: {PROBLEMS[status]}")
-            # Encode the record again in canonical form, and write it back so that it ends at the same position.
+            # The kernel does not support the encoding of this record. Encode the record again in canonical form, and write
+            # it back so that it ends at the same position.
             end = position + int(struct.unpack_from("<Q", self.buffer.data, position)[0]) + FRAME_BYTES
             counted_until = self._extend_file_crc(position, end)
             try:
@@ -463,23 +468,25 @@ class RecordScan:
             position = rewritten_record = end - len(canonical)
 
     def _extend_file_crc(self, start: int, end: int) -> int:
-        """Add the records in `buffer[start:end]` to the CRC-32C of the file, and return how far the CRC now reaches: the
-        larger of the two positions.
+        """Extend the CRC-32C of the file by the records in `buffer[start:end]`, and return the position up to which the CRC
+        is computed.
 
-        The records must be in their original form, because the CRC is that of the file on the disk. If `start` is not before
-        `end`, the CRC does not change.
+        This is the larger of `start` and `end`. The records must be in their original form, because the CRC is that of the
+        file on the disk. If `start` is not before `end`, the CRC does not change.
         """
         if start < end:
             self._records_crc32c = extend_crc_by_frames(self._records_crc32c, self.buffer, start, end)
         return max(start, end)
 
     def _format_location(self, offset: int) -> str:
-        """Return the name of the current record for error messages. `offset` is the position of the record in the stream."""
+        """Return the file and number of the current record as text for error messages. `offset` is its position in the
+        uncompressed file.
+        """
         return format_record_location(self.path, self.format.count, offset)
 
 
 class RecordSchema(NamedTuple):
-    """The features of an unpacked record.
+    """The feature sizes of unpacked records, and the names of features that packing does not use.
 
     Attributes:
         schema: The sizes of the features that an unpacked example must have.
@@ -491,7 +498,8 @@ class RecordSchema(NamedTuple):
 
 
 def read_record_schema(path: Path) -> RecordSchema:
-    """Read the first record of a file of unpacked records, and return its sizes and the names of its other features.
+    """Read the first record of a file of unpacked records, and return its feature sizes and the names of features that
+    packing does not use.
 
     Raises:
         InputError: The file cannot be read or contains no record, or its first record is not an unpacked example.
@@ -519,7 +527,8 @@ def read_record_schema(path: Path) -> RecordSchema:
 
 
 def _encode_canonical_example(payload: bytes | memoryview, schema: UnpackedSchema | PackedSchema) -> bytes:
-    """Check an example, and encode it in canonical form: only the features of `schema`, with sorted keys and packed lists.
+    """Check an example, and encode it again in canonical form, which contains only the features of `schema`, with sorted
+    keys and packed lists.
 
     Raises:
         RecordError: `payload` is not an example, has other sizes than `schema`, or has a value that violates the contract.

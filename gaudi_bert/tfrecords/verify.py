@@ -61,13 +61,13 @@ from gaudi_bert.tfrecords.wire.framing import ScanStatus
 from gaudi_bert.tfrecords.wire.schema import MAX_RECORD_BYTES, MAX_SEQUENCE_LENGTH, PackedSchema, UnpackedSchema
 
 _MAX_NAMED_FILES = 3
-# Listing the files of all groups at once would use memory in proportion to the data, so they are listed in batches of
-# groups.
+# Listing the files of all groups at once would use memory in proportion to the data, so list the files of at most this many
+# groups at once.
 _GROUPS_AT_ONCE = 256
 
 
 def verify_records(records: str | Path, packed: Path, run: StageRun) -> StageOutput[Verification] | PlainResult:
-    """Verify that a packed folder contains every sequence of its records exactly once.
+    """Verify that a packed folder contains every sequence of the unpacked records exactly once.
 
     Args:
         records: A folder, a file or a glob of the unpacked records, on this machine or as a URL.
@@ -87,7 +87,7 @@ def verify_records(records: str | Path, packed: Path, run: StageRun) -> StageOut
 
 
 class _FileSummary(NamedTuple):
-    """What is known of an input file or a shard after it was read.
+    """The checksum, fingerprint and sequence lengths of an input file or a shard that was read.
 
     Attributes:
         path: The file.
@@ -108,7 +108,7 @@ class _FileSummary(NamedTuple):
 
 @dataclass(frozen=True)
 class _RecordsReader:
-    """A `GroupVerifier` that reads the input files and the shards of groups and compares them.
+    """Compares the shards of each group with the input files of the group, as a `GroupVerifier`.
 
     Attributes:
         inputs: The files of the records.
@@ -126,10 +126,9 @@ class _RecordsReader:
         return {path.name: path for path in self.inputs.sizes}
 
     def verify_groups(self, manifests: Iterable[RecordManifest]) -> Iterator[VerifiedGroup[RecordManifest]]:
-        """Read the input files and shards of groups, compare them, and yield the result for each group.
+        """Read the input files and shards of each group, compare them, and yield the result.
 
-        The groups are read in batches of 256. The files of a batch are read by several threads, ahead of the group that is
-        compared.
+        The groups are read in batches of 256. Several threads read the files of a batch, before their groups are compared.
 
         Args:
             manifests: The manifests of the groups to read.
@@ -139,7 +138,8 @@ class _RecordsReader:
             InputError: An input file cannot be read.
         """
         metadata, plan_sha256 = self.folder.metadata, self.folder.read_manifest(0).source_sha256
-        # The stored settings must name the plan of the first group and have the same values as metadata.json.
+        # The settings that are stored with the packs must name the plan that the first manifest names, and have the same
+        # values as metadata.json.
         path = settings_path(self.folder.path, self.folder.path / METADATA_NAME)
         fetch_files(path)
         expected = Signature(
@@ -157,7 +157,7 @@ class _RecordsReader:
                     yield self._compare_group(manifest, plan_sha256, list(itertools.islice(results, len(group_files))))
 
     def _list_group_files(self, manifest: RecordManifest) -> list[tuple[Path, bool]]:
-        """Return the files of a group: first the input files and then the shards.
+        """Return the input files of a group, followed by its shards.
 
         Returns:
             Pairs (path, whether the file is an input file).
@@ -176,7 +176,7 @@ class _RecordsReader:
         return [*((self._path_by_name[name], True) for name in names), *((path, False) for path in shards)]
 
     def _read_files(self, files: Sequence[tuple[Path, bool]], task: Task) -> Iterator[_FileSummary]:
-        """Read files in several threads and yield a summary of each, in the given order.
+        """Read files in several threads, and yield a summary of each file, in the given order.
 
         Files of an object store are downloaded shortly before they are read.
 
@@ -188,7 +188,7 @@ class _RecordsReader:
         with prefetch_batches([path for path, _ in files], ahead) as batches:
 
             def read(number: int, buffer: ByteArray) -> _FileSummary:
-                """Read one file. An error of a shard becomes a FailedError, because the packed folder is wrong."""
+                """Read one file. Raise a FailedError if a shard is not valid, because the packed folder is then wrong."""
                 path, is_input = files[number]
                 with batches.provide_batch(number):
                     try:
@@ -270,8 +270,8 @@ class _RecordsReader:
         self._check_bad_files(names)
         vocabulary = self.inputs.vocabulary
         return RecordMetadata(
-            # The planned values need no recomputation. Every record was checked against the sizes, and the other values were
-            # compared with the stored settings.
+            # The planned values are not recomputed, because every record was checked against the sizes, and the other values
+            # were compared with the stored settings.
             **{key: getattr(metadata, key) for key in RecordMetadata.planned},
             **totals.to_metadata_fields(metadata.max_sequence_length, metadata.lower_bound),
             tool_version=metadata.tool_version,
@@ -281,7 +281,7 @@ class _RecordsReader:
         )
 
     def _check_bad_files(self, names: Sequence[str]) -> None:
-        """Check the input files that were skipped as bad, and report their number.
+        """Check that the input files that packing skipped as bad are unchanged and still bad, and report their number.
 
         Raises:
             FailedError: A skipped file is missing, is in a manifest, has changed, or can be read now.
@@ -306,7 +306,8 @@ class _RecordsReader:
 
 
 def _check_group_index(path: Path, record_index: Sequence[IndexArray], remedy: str) -> int:
-    """Check that the index of a group states the size and checksum of every record, and return the CRC-32C of the index.
+    """Check that the index file of a group states the size and checksum of every record, and return the CRC-32C of this
+    file.
 
     Args:
         path: The index file.
@@ -331,7 +332,7 @@ def _check_group_index(path: Path, record_index: Sequence[IndexArray], remedy: s
 
 
 class _PackedFormat:
-    """The record format for packed records, which a `RecordScan` uses to check and hash them.
+    """Checks and hashes packed records, as the record format of a `RecordScan`.
 
     Attributes:
         schema: The sizes that every record must have.
@@ -359,7 +360,7 @@ class _PackedFormat:
         self._position_varints = encode_position_varints()
 
     def start_piece(self) -> None:
-        """Remove the results of the previous piece."""
+        """Remove the results of the previous piece of the file."""
         self.scanned.done[:] = 0
 
     def process_records(self, position: int, filled: int) -> tuple[ScanStatus, int]:
@@ -379,7 +380,7 @@ class _PackedFormat:
 def _read_hashed_pieces(
     path: Path, schema: UnpackedSchema | PackedSchema, buffer: ByteArray, progress: Callable[[int], None] | None = None
 ) -> Iterator[tuple[RecordScan, ScannedPacks]]:
-    """Read an input file or a shard, and yield the hashes and lengths of its sequences for each piece.
+    """Read an input file or a shard in pieces, and yield the hashes and lengths of the sequences in each piece.
 
     An unpacked record counts as a pack that contains one sequence. The record index of an input file is empty, because it is
     not needed.
@@ -436,7 +437,7 @@ def _summarize_file(
 
 
 def _add_up_summaries(files: Sequence[_FileSummary]) -> tuple[int, IntArray]:
-    """Return the fingerprint of all sequences in several files, and the number of sequences of each length."""
+    """Return the fingerprint of all sequences in several files, and the number of these sequences of each length."""
     lengths = np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64)
     for file in files:
         lengths += file.lengths
@@ -447,7 +448,8 @@ def _add_up_summaries(files: Sequence[_FileSummary]) -> tuple[int, IntArray]:
 
 
 def _describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: PackedSchema, workers: int | None) -> str:
-    """Return one line that states how many sequences of a group are missing or surplus, and names the first three of each.
+    """Return an error message that states how many sequences of a group are missing or surplus, and names the first three of
+    each.
 
     All hashes of the group are in memory at once, 32 bytes for each sequence. That is about half of what packing the group
     uses.
@@ -478,7 +480,7 @@ def _describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: 
 
 
 def _collect_sequence_hashes(files: Sequence[Path], schema: UnpackedSchema | PackedSchema, workers: int | None) -> IntArray:
-    """Read files again, and return the hash and the location of every sequence.
+    """Read input files or shards again, and return the hash and the location of every sequence in them.
 
     Returns:
         int64 [sequences, 4]. The columns are the hash, the index of the file in `files`, the number of the record from 0,
@@ -486,7 +488,7 @@ def _collect_sequence_hashes(files: Sequence[Path], schema: UnpackedSchema | Pac
     """
 
     def read(number: int, buffer: ByteArray) -> IntArray:
-        """Return the rows of one file."""
+        """Return the hashes and locations of the sequences in one file."""
         rows, record = [np.zeros((0, 4), np.int64)], 0
         for _, piece in _read_hashed_pieces(files[number], schema, buffer):
             sizes = piece.sequences.astype(np.int64)
@@ -500,9 +502,10 @@ def _collect_sequence_hashes(files: Sequence[Path], schema: UnpackedSchema | Pac
 
 
 def _find_surplus_rows(rows: IntArray, other_rows: IntArray) -> IntArray:
-    """Return those rows of `rows` whose hash occurs less often in `other_rows`. The hash is the first column.
+    """Find the sequences whose hash occurs more often in `rows` than in `other_rows`, and return their surplus rows.
 
-    If a hash occurs n times in `rows` and m < n times in `other_rows`, the last n - m of its rows are returned.
+    The hash is in the first column. If a hash occurs n times in `rows` and m < n times in `other_rows`, the last n - m of
+    its rows are returned.
     """
     allowed = Counter(other_rows[:, 0].tolist())
     surplus = []

@@ -54,7 +54,7 @@ def pack_records(
     on_bad_file: OnBadFile = "stop",
     verify: bool = False,
 ) -> PackResult:
-    """Count, plan and write: pack unpacked TFRecords into a folder in one run.
+    """Pack unpacked TFRecords into a folder, by running the stages `histogram`, `plan` and `write` one after the other.
 
     The histogram and the plan are stored next to the output, in `<out>-plan/`.
 
@@ -98,7 +98,7 @@ def write_packed_records(
     *,
     shards: Mapping[str, int] | None = None,
 ) -> StageOutput[PackedMetadata] | PlainResult:
-    """Write the packed records of a plan.
+    """Pack records into a folder as a plan describes.
 
     Args:
         records: The same records from which the plan was made: a folder, a file or a glob, on this machine or as a URL.
@@ -140,7 +140,7 @@ def _check_separate_folders(records: str | Path, out: Path) -> None:
 
 @dataclass
 class _PlannedRecords:
-    """The files of a plan while they are packed.
+    """The input files of a plan, and the memory for the group that is being packed.
 
     Attributes:
         inputs: The files of the records.
@@ -170,7 +170,7 @@ class _PlannedRecords:
 
 @dataclass(frozen=True)
 class _RecordPacking(PackingJob[_PlannedRecords]):
-    """The packing of TFRecords by a plan.
+    """The job that packs the TFRecords of a plan.
 
     Attributes:
         records: The records: a folder, a file or a glob, on this machine or as a URL.
@@ -193,7 +193,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
 
     @contextmanager
     def open_inputs(self) -> Iterator[_PlannedRecords]:
-        """List the records, and keep the files of an object store available for the duration of the block."""
+        """List the input files of the plan. Files in an object store are available until the `with` block ends."""
         with open_inputs(self.records, self.run.store) as inputs:
             yield _PlannedRecords(inputs, self.plan)
 
@@ -203,12 +203,13 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
 
     @cached_property
     def _packs_before_group(self) -> IntArray:
-        """The number of packs in all groups before each group, int64 [groups]."""
+        """The number of packs that precede each group, int64 [groups]."""
         packs = np.array([group.packs for group in self.plan.groups], np.int64)
         return np.cumsum(packs) - packs
 
     def check_groups(self, inputs: _PlannedRecords, group_numbers: Sequence[int]) -> PendingGroups:
-        """Check the bounds of groups, and that each of them fits into memory.
+        """Check before writing that the lower bounds of some groups are valid, and that each of these groups fits into
+        memory.
 
         Args:
             inputs: The files of the records.
@@ -233,7 +234,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         return PendingGroups(list(map(inputs.list_group_files, group_numbers)), size)
 
     def write_group(self, inputs: _PlannedRecords, group_number: int, task: Task) -> RecordManifest:
-        """Read, pack and write one group.
+        """Read one group into memory, pack it, and write its shards and its index.
 
         Reading the group is half of its progress, and writing its packs is the other half.
 
@@ -260,7 +261,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         slots = threading.Semaphore(cores)
 
         def make(shard: int, output: ByteArray) -> tuple[Shard, IndexArray]:
-            """Write one shard, and return its entry for the manifest and its part of the index."""
+            """Write one shard, and return its entry in the manifest and its part of the index."""
             path = self.folder / shard_name(group_number, shard, RecordMetadata.shard_ending)
             first, last = int(bounds[shard]), int(bounds[shard + 1])
             written = encoder.write_shard(path, first, last, output, slots, lambda packs: task.advance(packs * share))
@@ -283,7 +284,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         )
 
     def check_manifest(self, manifest: GroupManifest) -> None:
-        """Check that a stored manifest has the number of packs and the sequence lengths that the plan states.
+        """Check that a stored manifest has the number of packs and the sequence lengths that the plan states for its group.
 
         Raises:
             FailedError: A number differs.
@@ -310,9 +311,9 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         )
 
     def _prove_bound(self, number: int) -> None:
-        """Prove the lower bound on the number of packs of a group, by recomputing it in integers.
+        """Check the lower bound that the plan states for the number of packs in a group.
 
-        The bound follows from the prices and sequence lengths in the plan.
+        The bound is recomputed in integers from the prices and sequence lengths in the plan.
 
         Raises:
             InputError: The prices do not prove the bound that the plan states.
@@ -345,7 +346,7 @@ def _allocate_buffer(size: int) -> ByteArray:
 
 
 def _match_planned_files(records: str | Path, sizes: Mapping[Path, int], plan: WritablePlan) -> dict[str, Path]:
-    """Find the files of the plan among the files of RECORDS, and return their paths by name.
+    """Find the files that a plan names among the input files of the command, and return their paths by name.
 
     Bad files that were skipped when the records were counted are ignored if their name and size are unchanged.
 
@@ -395,9 +396,9 @@ def _read_group_into_memory(
     workers: int | None,
     progress: Callable[[int], None],
 ) -> IndexedSequences:
-    """Read and check the files of a group, and return an index of their sequences.
+    """Read the files of a group into memory, check their records, and return an index of their sequences.
 
-    The values without padding are copied to the buffer that `get_buffer` returns. The buffer is as large as the uncompressed
+    The values are copied without padding to the buffer that `get_buffer` returns. The buffer is as large as the uncompressed
     files, but the pages that the values do not fill are never touched and so use no memory.
 
     Args:
@@ -420,7 +421,7 @@ def _read_group_into_memory(
         start, row = start + size, row + file.sequences
 
     def read(task: tuple[Path, InputFile, tuple[int, int], slice], pieces: ByteArray) -> None:
-        """Read one file into its region of the buffer and its rows of the index."""
+        """Read one file into its region of the buffer, and fill its rows of the index."""
         path, file, region, rows = task
         compacted = CompactedFormat(schema, IndexedSequences(pieces, group.offsets[rows], group.rows[rows]), buffer, *region)
         scan = RecordScan(path, compacted, pieces, progress)
@@ -455,9 +456,9 @@ _BYTES_OF_A_SEQUENCE = 68
 
 
 def _get_available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the memory in bytes that this process can use: what the machine has available, or the limit of the container.
+    """Return how much memory in bytes this process can use, or None if the operating system does not report it.
 
-    The smaller of the two is returned, or None if the operating system reports neither.
+    This is the smaller of the machine's available memory and the container's memory limit.
     """
     limits = []
     for path in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes", meminfo):
@@ -493,7 +494,7 @@ def _check_group_memory(number: int, group: PlannedGroup, paths: Sequence[Path],
 
 
 def _count_planned_sequences(group: PlannedGroup, max_sequence_length: int) -> IntArray:
-    """Return the number of sequences of each length 1 .. L in a group, computed from its planned strategies, int64 [L]."""
+    """Return how many sequences of each length from 1 to L a group contains according to the plan, int64 [L]."""
     counts = np.zeros(max_sequence_length + 1, np.int64)
     lengths = np.array([length for strategy, _ in group.strategies for length in strategy], np.int64)
     np.add.at(counts, lengths, np.array([count for strategy, count in group.strategies for _ in strategy], np.int64))

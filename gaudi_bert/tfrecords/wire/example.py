@@ -126,7 +126,7 @@ def _write_varints(values: IntArray, output: ByteArray) -> int:
 
 
 def encode_varint(value: int) -> bytes:
-    """Return the bytes of a non-negative integer as a varint."""
+    """Encode a non-negative integer as a varint."""
     encoded = bytearray()
     while value > 127:
         encoded.append((value & 127) | 128)
@@ -136,14 +136,14 @@ def encode_varint(value: int) -> bytes:
 
 
 def _encode_field(field_number: int, content: bytes) -> bytes:
-    """Return the bytes of a length-delimited protobuf field: its tag, the length of `content`, and `content`."""
+    """Encode a length-delimited protobuf field, which consists of its tag, the length of `content`, and `content`."""
     return bytes([field_number << 3 | _BYTES]) + encode_varint(len(content)) + content
 
 
 def _decode_varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Decode the varint at a position of `data`, and return (value, position after the varint).
+    """Decode the varint that begins at `position` in `data`, and return (value, position after the varint).
 
-    Of a longer value, only the lowest 64 bits are returned.
+    If the value is longer, only its lowest 64 bits are returned.
 
     Raises:
         RecordError: The varint is truncated or has more than ten bytes.
@@ -161,7 +161,7 @@ def _decode_varint(data: memoryview, position: int) -> tuple[int, int]:
 
 
 def _parse_fields(message: memoryview) -> Iterator[_Field]:
-    """Yield the fields of a serialised protobuf message one after the other.
+    """Yield the fields of a serialised protobuf message in order.
 
     Raises:
         RecordError: The message is not well-formed.
@@ -182,7 +182,8 @@ def _parse_fields(message: memoryview) -> Iterator[_Field]:
 
 
 def _find_value_span(data: memoryview, position: int, wire_type: int) -> tuple[int, int]:
-    """Return (start, end) of the value of a field. `position` is the position after the tag of the field.
+    """Find the value of a protobuf field, and return its (start, end) in `data`. `position` is the position after the
+    field's tag.
 
     Raises:
         RecordError: The wire type is invalid, or the value does not end within `data`.
@@ -203,7 +204,8 @@ def _find_value_span(data: memoryview, position: int, wire_type: int) -> tuple[i
 
 
 def _find_group_end(data: memoryview, position: int) -> int:
-    """Return the position after the end tag of a protobuf group. `position` is the position after its start tag.
+    """Find the end of a protobuf group, and return the position after its end tag. `position` is the position after its
+    start tag.
 
     Raises:
         RecordError: The group is not well-formed, or 100 groups are nested in each other.
@@ -293,7 +295,7 @@ _KEY_DTYPE = np.dtype([(name, np.int64) for name in ("key_bytes", "word_0", "wor
 
 
 def encode_position_varints() -> ByteArray:
-    """Return the bytes of the varints 0, 1, ..., 8191 one after the other, uint8.
+    """Encode the numbers 0, 1, ..., 8191 as varints, and return their bytes as one uint8 array.
 
     The feature `positions` of a packed record contains the beginning of this sequence for each of its sequences.
     """
@@ -305,7 +307,7 @@ def encode_position_varints() -> ByteArray:
 
 
 def encode_feature_keys(features: Sequence[FeatureSpec]) -> RowArray:
-    """Return the names of features in the form that `store_map_entry_head` expects.
+    """Encode the names of features in the form from which `store_map_entry_head` writes them.
 
     Returns:
         A structured array [features] with the size of the name, its bytes as three words, and the tag of the list that
@@ -325,7 +327,7 @@ def encode_feature_keys(features: Sequence[FeatureSpec]) -> RowArray:
 
 @inlined_kernel
 def position_varints_size(length: int) -> int:
-    """Return the total size of the varints 0, 1, ..., `length` - 1, in bytes."""
+    """Return the total size in bytes of the numbers 0, 1, ..., `length` - 1 as varints."""
     return length if length <= 128 else 2 * length - 128
 
 
@@ -354,7 +356,9 @@ def message_size(content_size: int) -> int:
 
 @inlined_kernel
 def _map_entry_size(key_size: int, values_size: int) -> int:
-    """Return the size in bytes of a map entry with a key and packed values, without the tag and length of the entry."""
+    """Return the size in bytes of a map entry that contains a key and packed values. The tag and length of the entry are not
+    counted.
+    """
     return 2 + key_size + message_size(message_size(message_size(values_size)))
 
 
@@ -436,7 +440,8 @@ _ONE_FLOAT = as_word(0x3F800000)
 
 
 class UnpackedRows(NamedTuple):
-    """N unpacked examples with valid values, as int64 arrays. Values in the padding are not read.
+    """The features of N unpacked examples, as int64 arrays. The values must be valid, but values in the padding are not
+    read.
 
     Attributes:
         lengths: [N], the number of tokens of each example.
@@ -458,7 +463,7 @@ class UnpackedRows(NamedTuple):
 
 
 def encode_unpacked_rows(rows: UnpackedRows) -> FramedRecords:
-    """Encode N examples as TFRecords.
+    """Encode unpacked examples as TFRecords, and return their bytes and sizes.
 
     Raises:
         ValueError: A token id or masked id is not from 0 to `MAX_TOKEN_ID`.
@@ -542,7 +547,7 @@ def _store_unpacked_features(address: int, rows: UnpackedRows, row: int, keys: R
 def _store_unpacked_records(
     rows: UnpackedRows, keys: RowArray, values_sizes: IntArray, record_sizes: IntArray, output: ByteArray
 ) -> int:
-    """Write all examples to `output` as TFRecords, and return their total size in bytes.
+    """Write unpacked examples to `output` as TFRecords, and return their total size in bytes.
 
     Args:
         rows: The examples.

@@ -45,7 +45,7 @@ _FeatureAndAddress = tuple[int, int]
 
 
 class FeatureTable(NamedTuple):
-    """The features that `locate_features` searches for, and where it found them in the last record.
+    """The features that `locate_features` searches for, and the positions of their values in the last record.
 
     Each thread needs its own table.
 
@@ -67,7 +67,7 @@ class FeatureTable(NamedTuple):
 
 
 def make_feature_table(features: Sequence[FeatureSpec]) -> FeatureTable:
-    """Return a new table for finding the given features in records."""
+    """Return a new table with which `locate_features` finds the given features in records."""
     count = len(features)
     keys = np.array([_encode_feature_key(spec) for spec in features], _KEY_DTYPE)
     return FeatureTable(keys, np.zeros(count, _SPAN_DTYPE), np.zeros(count, np.int64))
@@ -90,7 +90,8 @@ def _encode_feature_key(spec: FeatureSpec) -> tuple[int, ...]:
 
 
 def _encode_usual_head(spec: FeatureSpec, list_tag: int) -> list[int]:
-    """Return the fields of a `FeatureTable.keys` row that describe the head of a map entry, which precedes the values.
+    """Return the fields of a `FeatureTable.keys` row that describe the bytes of a map entry before its values, which are
+    called its head.
 
     The fields are the size of the head, the size of the values, and the five words of the head. They are known only if the
     values of the feature (nearly) always have the same size. Otherwise all of them are 0.
@@ -126,9 +127,8 @@ def read_varint(address: int, end: int) -> ValueAndAddress:
 
 @inlined_kernel
 def _find_field_content(address: int, end: int, tag: int) -> int:
-    """Return the address of the content of a length-delimited field.
-
-    Return -1 unless [address, end) is exactly one field with the tag `tag`.
+    """Return the address of a field's content, or -1 if [address, end) is not exactly one length-delimited field with the
+    tag `tag`.
     """
     if address >= end or load_u8(address) != tag:
         return -1
@@ -140,7 +140,9 @@ def _find_field_content(address: int, end: int, tag: int) -> int:
 def _is_key_of_feature(
     keys: RowArray, feature: int, key_size: int, first_word: int, second_word: int, last_word: int
 ) -> bool:
-    """Return whether a key in a record, given by its size and three words, is the name of `feature`."""
+    """Return whether a key in a record is the name of `feature`. The key is given by its size in bytes and three of its
+    words.
+    """
     key = keys[feature]
     return (  # type: ignore[no-any-return]
         key.key_bytes == key_size
@@ -152,7 +154,7 @@ def _is_key_of_feature(
 
 @inlined_kernel
 def _find_feature_by_key(address: int, key_size: int, keys: RowArray, guessed_feature: int) -> int:
-    """Return the index of the feature whose name is the key at `address`, or -1 if the key is unknown.
+    """Return the index of the feature whose name is stored at `address`, or -1 if no feature has this name.
 
     The name of `guessed_feature` is compared first, because it is probably the right one.
     """
@@ -170,7 +172,9 @@ def _find_feature_by_key(address: int, key_size: int, keys: RowArray, guessed_fe
 
 @inlined_kernel
 def _has_usual_entry_head(address: int, end: int, keys: RowArray, feature: int) -> bool:
-    """Return whether the map entry at `address` begins with the usual head of `feature`, and its values end by `end`."""
+    """Return whether the map entry at `address` begins with the bytes that usually precede the values of `feature`, and ends
+    by `end`.
+    """
     usual = keys[feature]
     head_size = usual.head_bytes
     if head_size == 0 or head_size + usual.values_bytes > end - address:
@@ -185,7 +189,7 @@ def _has_usual_entry_head(address: int, end: int, keys: RowArray, feature: int) 
 
 @borrowing_kernel
 def _is_ascii(address: int, size: int) -> bool:
-    """Return whether all `size` bytes from `address` on are ASCII."""
+    """Return whether all of the `size` bytes at `address` are ASCII characters."""
     combined = 0
     for number in range(size):
         combined |= load_u8(address + number)
@@ -219,7 +223,9 @@ def _is_string_sequence(address: int, end: int) -> bool:
 
 @borrowing_kernel
 def _is_well_formed_map_value(address: int, end: int) -> bool:
-    """Return whether [address, end) is a map entry's value that contains at most one list, whose numbers are packed."""
+    """Return whether [address, end) is a well-formed value of a map entry. It may contain at most one list, and numbers in
+    it must be packed.
+    """
     address = _find_field_content(address, end, _VALUE)
     if address < 0 or address == end:
         return address == end

@@ -83,7 +83,7 @@ def format_record_location(path: Path, record: int, offset: int) -> str:
 
 
 class RecordStream:
-    """Reads the uncompressed bytes of one record file from its beginning to its end. A context manager that closes the file.
+    """Reads the uncompressed bytes of one record file in order. It is a context manager that closes the file at the end.
 
     Attributes:
         path: The file.
@@ -122,15 +122,17 @@ class RecordStream:
 
     @property
     def max_uncompressed_bytes(self) -> int | None:
-        """An upper bound on the uncompressed size in bytes, or None if the file must be read to know it (GZIP and ZLIB)."""
+        """An upper bound on the uncompressed size in bytes. None for GZIP and ZLIB, because it is unknown until the file was
+        read.
+        """
         if self._hdf5_rows is not None:
             return self._hdf5_rows.max_encoded_bytes
         return None if self.compression else os.fstat(self._handle.fileno()).st_size
 
     def read_into(self, buffer: memoryview) -> int:
-        """Read the next uncompressed bytes into `buffer`, and return their number, which is 0 only at the end of the file.
+        """Read the next uncompressed bytes into `buffer`, and return their number. It is 0 only at the end of the file.
 
-        Even before the end of the file, fewer bytes than `buffer` has room for may be read.
+        The buffer may not be filled completely, even before the end of the file.
 
         Raises:
             InputError: The file cannot be read, or its compressed data are damaged or truncated.
@@ -149,13 +151,14 @@ class RecordStream:
         return len(data)
 
     def _count_disk_bytes(self, data: memoryview | bytes) -> None:
-        """Add bytes that were read from the disk to `file_bytes` and, unless the file is plain, to `file_crc32c`."""
+        """Count bytes that were read from the disk. If the file is compressed or HDF5, also extend its CRC-32C by them."""
         self.file_bytes += len(data)
         if self.compression:
             self.file_crc32c = crc32c(data, self.file_crc32c)
 
     def _read_encoded_hdf5_rows(self, rows: Hdf5Rows, max_bytes: int) -> memoryview | bytes:
-        """Return at most `max_bytes` bytes of the rows of an HDF5 file, encoded as TFRecords. At the end, return b"".
+        """Return the next rows of an HDF5 file, encoded as TFRecords, in pieces of at most `max_bytes` bytes. At the end of
+        the file, return b"".
 
         The HDF5 library does not return the bytes of the file. They are also read here, in proportion to the rows, to
         compute the CRC of the file and to report progress.
@@ -172,7 +175,7 @@ class RecordStream:
         return data
 
     def _decompress(self, max_bytes: int) -> bytes:
-        """Read and decompress the next part of the file, and return at most `max_bytes` bytes. At the end, return b"".
+        """Decompress the next bytes of the file, and return at most `max_bytes` of them. At the end of the file, return b"".
 
         A file may consist of several compressed members, which are read one after the other.
 
@@ -321,7 +324,7 @@ def check_frame(frame_start: int, buffer_end: int) -> StatusAndSize:
 
 @borrowing_kernel
 def extend_crc_by_frames(crc: int, buffer: ByteArray, position: int, end: int) -> int:
-    """Extend the CRC-32C of a file by the records in buffer[position:end], and return the extended CRC-32C.
+    """Extend the CRC-32C of a file by the TFRecords in `buffer[position:end]`, and return the result.
 
     The CRC of each payload is taken from its frame and combined arithmetically, so that the payloads are not read again.
 
@@ -352,7 +355,8 @@ _WRITE_AS_TABLE = "write its token ids as a Parquet table with a list column `in
 
 
 def _describe_foreign_format(path: Path) -> str | None:
-    """Return the format of a file that is not a TFRecord file, and what the user can do, as text for an error message.
+    """Return text for an error message that names the format of a file that is not a TFRecord file, and what the user can do
+    with it.
 
     Return None if the format is unknown.
     """

@@ -67,7 +67,7 @@ def is_hdf5(path: Path, first_bytes: bytes) -> bool:
 
 
 def require_h5py() -> Any:
-    """Import the library h5py and return its module.
+    """Import and return the module h5py.
 
     Raises:
         InputError: The library is not installed. The message contains the command that installs it.
@@ -84,7 +84,7 @@ def require_h5py() -> Any:
 
 @contextmanager
 def _explain_hdf5_errors(path: Path) -> Iterator[None]:
-    """Raise an InputError of one line if h5py raises an exception inside the `with` block because `path` is unreadable."""
+    """If h5py cannot read the file `path` inside the `with` block, raise an InputError of one line instead."""
     try:
         yield
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError, zlib.error) as error:
@@ -93,7 +93,7 @@ def _explain_hdf5_errors(path: Path) -> Iterator[None]:
 
 
 class EncodedRows(NamedTuple):
-    """Rows of an HDF5 file, encoded as TFRecords.
+    """Rows of an HDF5 file that were encoded as TFRecords.
 
     Attributes:
         records: The framed records. They end before the first row that violates the contract.
@@ -105,7 +105,7 @@ class EncodedRows(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """N rows of an HDF5 file, with an int64 array for each of its datasets.
+    """Consecutive rows of an HDF5 file, as one int64 array for each dataset. N is the number of rows.
 
     Attributes:
         input_ids: [N, L].
@@ -153,11 +153,11 @@ class Hdf5Rows:
 
     @property
     def max_encoded_bytes(self) -> int:
-        """An upper bound on the total size in bytes of all rows as TFRecords."""
+        """An upper bound on the total size in bytes of all rows, encoded as TFRecords."""
         return self.count * max_unpacked_record_size(self.schema)
 
     def encode_next_rows(self) -> EncodedRows:
-        """Read the next rows, about 1 MiB of them, and return them as TFRecords.
+        """Read the next rows, about 1 MiB, and return them encoded as TFRecords.
 
         Raises:
             InputError: The file is damaged.
@@ -181,7 +181,7 @@ class Hdf5Rows:
         return EncodedRows(records.data, payload)
 
     def _open_dataset(self, name: str) -> Any:
-        """Return the h5py dataset with this name, after checking that this file contains its values as rows of integers.
+        """Return the h5py dataset `name`, after checking that it consists of rows of integers that are stored in this file.
 
         Raises:
             InputError: The dataset does not exist, its values are in another file, or they are not rows of integers.
@@ -208,7 +208,7 @@ class Hdf5Rows:
         return dataset
 
     def _check_claimed_size(self) -> None:
-        """Check that the file is large enough to contain its rows.
+        """Check that the file is large enough for the number of rows that it claims to contain.
 
         HDF5 uses no space for values that were never written, so a small file could claim any number of rows, and reading
         them would use any amount of memory.
@@ -224,7 +224,7 @@ class Hdf5Rows:
             )
 
     def _read_schema(self) -> UnpackedSchema:
-        """Check that the shapes of all datasets agree, and return the sizes L and P of the rows.
+        """Check that the shapes of all datasets agree, and return the number of tokens L and of masked slots P in each row.
 
         Raises:
             InputError: The file contains packs, the shapes do not agree, or a size is out of range.
@@ -253,7 +253,7 @@ class Hdf5Rows:
 
 
 class _ColumnReader:
-    """Reads the rows of one dataset in order, in blocks of complete chunks, so that each chunk is read only once.
+    """Reads the rows of one dataset in order. It reads blocks of complete chunks, so that each chunk is read only once.
 
     Attributes:
         dataset: The h5py dataset.
@@ -278,7 +278,8 @@ class _ColumnReader:
         self._filters = [pipeline.get_filter(number)[0] for number in range(pipeline.get_nfilters())]
 
     def read_rows_from(self, row: int) -> AnyArray:
-        """Return the rows that begin at `row` and are in memory. If there are none, read the block that begins at `row`.
+        """Return the rows in memory from row number `row` on. If this row is not in memory, read the block that begins with
+        it.
 
         At least one row is returned, unless the dataset ends before `row`. The array is valid until the next call.
 
@@ -292,7 +293,7 @@ class _ColumnReader:
         return self._memory[row - self._first : self._last - self._first]
 
     def _decompress_current_block(self) -> bool:
-        """Read the chunks of the current block in their stored form, and decompress them into memory.
+        """Read the chunks of the current block as they are stored, and decompress them into memory.
 
         Returns:
             True if the whole block was read, or False if it contains a chunk that only the HDF5 library can read.
@@ -303,7 +304,7 @@ class _ColumnReader:
         others = (range(0, width, step) for width, step in zip(self.dataset.shape[1:], self._chunk[1:], strict=True))
         all_read = True
         for corner in itertools.product(range(self._first, self._last, self._chunk[0]), *others):
-            # For a chunk that was never written, h5py would return uninitialized memory, so it must not be read here.
+            # h5py would return uninitialized memory for a chunk that was never written, so do not read such a chunk here.
             if self.dataset.id.get_chunk_info_by_coord(corner).byte_offset is None:
                 all_read = False
                 continue
@@ -326,7 +327,7 @@ class _ColumnReader:
 
         Args:
             stored: The bytes of the chunk as they are stored.
-            applied: The numbers of the filters that were applied to it, in order.
+            applied_filters: The numbers of the filters that were applied to the chunk, in order.
 
         Returns:
             The values, or None if the chunk has filters that only the HDF5 library supports.
@@ -378,8 +379,8 @@ def _measure_valid_rows(rows: _Rows, token_counts: IntArray, masked_counts: IntA
         used = 0
         while used < masked_ids.size and masked_ids[used] != 0:
             used += 1
-        # Each maximum is 2**n - 1, so that `value & ~maximum` is not zero if the value is out of range. Padding must be
-        # zero.
+        # Every maximum has the form 2**n - 1, so that `value & ~maximum` is not zero exactly if the value is out of range.
+        # Values in the padding must be zero.
         wrong = labels[row] & ~1
         for slot in range(tokens):
             wrong |= (ids[slot] & ~MAX_TOKEN_ID) | (segments[slot] & ~MAX_SEGMENT_ID)

@@ -28,12 +28,12 @@ MAX_RECORD_BYTES = 4 * 2**20  # valid records are shorter, so a longer record is
 
 
 class RecordError(ValueError):
-    """Raised if a record is not a valid example. The caller adds the file and the number of the record to the message."""
+    """Raised if a record is not a valid example. The caller adds the file and the record number to its message."""
 
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """A feature of an example, with a fixed number of values.
+    """The name, the number of values and the type of one feature in all examples.
 
     Attributes:
         name: The name of the feature.
@@ -47,13 +47,13 @@ class FeatureSpec:
 
     @property
     def key_bytes(self) -> bytes:
-        """The name in ASCII, as records contain it."""
+        """The name of the feature as ASCII bytes."""
         return self.name.encode("ascii")
 
 
 @dataclass(frozen=True)
 class UnpackedSchema:
-    """The sizes of an unpacked example, which contains one sequence, padded to L tokens.
+    """The sizes of unpacked examples. Each example contains one sequence, which is padded to L tokens.
 
     Attributes:
         max_sequence_length: L, the number of tokens in a row, including padding.
@@ -72,14 +72,14 @@ class UnpackedSchema:
 
     @functools.cached_property
     def features(self) -> tuple[FeatureSpec, ...]:
-        """The features of an unpacked example, in the order of `UnpackedFeature`."""
+        """The name, length and type of each feature, in the order of `UnpackedFeature`."""
         sizes: dict[Axis, int] = {"tokens": self.max_sequence_length, "masked": self.max_predictions, "sequences": 1}
         return tuple(FeatureSpec(feature.key, sizes[feature.axis], feature.kind) for feature in UnpackedFeature)
 
 
 @dataclass(frozen=True)
 class PackedSchema:
-    """The sizes of a packed example, which contains one to S sequences in a row of L tokens.
+    """The sizes of packed examples. Each example contains one to S sequences in a row of L tokens.
 
     Attributes:
         max_sequence_length: L, the number of tokens in a row, including padding.
@@ -98,12 +98,12 @@ class PackedSchema:
 
     @classmethod
     def of(cls, sizes: WritablePlan | RecordMetadata) -> PackedSchema:
-        """Return the schema of the packed records that a plan or the metadata of a packed folder describes."""
+        """Return the schema of the packed records that a plan or a packed folder's metadata describes."""
         return cls(sizes.max_sequence_length, sizes.masked_slots, sizes.depth, sizes.max_predictions)
 
     @property
     def unpacked(self) -> UnpackedSchema:
-        """The schema of the sequences before they were packed."""
+        """The schema of the unpacked examples from which the packs were made."""
         return UnpackedSchema(self.max_sequence_length, self.max_predictions)
 
     def __post_init__(self) -> None:
@@ -114,13 +114,13 @@ class PackedSchema:
 
     @functools.cached_property
     def features(self) -> tuple[FeatureSpec, ...]:
-        """The features of a packed example, in the order of `PackedFeature`."""
+        """The name, length and type of each feature, in the order of `PackedFeature`."""
         sizes: dict[Axis, int] = {"tokens": self.max_sequence_length, "masked": self.masked_slots, "sequences": self.depth}
         return tuple(FeatureSpec(feature.key, sizes[feature.axis], feature.kind) for feature in PackedFeature)
 
 
 def infer_unpacked_schema(features: Mapping[str, AnyArray]) -> UnpackedSchema:
-    """Return the sizes L and P of a decoded unpacked example.
+    """Infer the sizes of unpacked examples from the features of one example.
 
     Raises:
         RecordError: The example is packed, or lacks a feature that determines a size, or a size is out of range.
@@ -133,7 +133,7 @@ def infer_unpacked_schema(features: Mapping[str, AnyArray]) -> UnpackedSchema:
 
 
 def infer_packed_schema(features: Mapping[str, AnyArray]) -> PackedSchema:
-    """Return the sizes L, Q, S and P of a decoded packed example.
+    """Infer the sizes of packed examples from the features of one example.
 
     A packed example does not contain P, max_predictions. It is assumed to be Q - S, but at least 1.
 
@@ -166,7 +166,7 @@ def check_features(features: Mapping[str, AnyArray], schema: UnpackedSchema | Pa
 
 
 def _count_feature_values(features: Mapping[str, AnyArray], feature_name: str) -> int:
-    """Return the number of values of a feature.
+    """Return how many values a feature of an example has.
 
     Raises:
         RecordError: The feature is missing, empty, or has more than `MAX_SEQUENCE_LENGTH` values.
@@ -197,7 +197,7 @@ def _check_range(name: str, value: int, max_value: int) -> None:
 
 
 def check_values(features: Mapping[str, AnyArray], schema: UnpackedSchema | PackedSchema) -> None:
-    """Check the values of an example that has passed `check_features`.
+    """Check that the values of an example are valid. `check_features` must have accepted the example before.
 
     Raises:
         RecordError: A value violates the contract. The message names the first such value.
@@ -209,7 +209,7 @@ def check_values(features: Mapping[str, AnyArray], schema: UnpackedSchema | Pack
 
 
 def _check_unpacked_values(features: Mapping[str, AnyArray]) -> None:
-    """Check the values of an unpacked example.
+    """Check that the values of an unpacked example are valid.
 
     Raises:
         RecordError: A value violates the contract.
@@ -228,7 +228,7 @@ def _check_unpacked_values(features: Mapping[str, AnyArray]) -> None:
 
 
 def _count_leading_ones(values: AnyArray, feature_name: str) -> int:
-    """Return the number of ones in the values of a feature, after checking that only zeros follow them.
+    """Return the number of ones with which a feature begins, after checking that only zeros follow them.
 
     Raises:
         RecordError: The feature contains a value that is neither 0 nor 1, or a one after a zero.
@@ -247,7 +247,7 @@ def _count_leading_ones(values: AnyArray, feature_name: str) -> int:
 
 
 def _check_packed_values(features: Mapping[str, AnyArray], schema: PackedSchema) -> None:
-    """Check the values of a packed example.
+    """Check that the values of a packed example are valid.
 
     Raises:
         RecordError: A value violates the contract.
@@ -289,7 +289,7 @@ def _check_packed_values(features: Mapping[str, AnyArray], schema: PackedSchema)
 def _check_masked_positions(
     features: Mapping[str, AnyArray], starts: AnyArray, ends: AnyArray, schema: PackedSchema
 ) -> None:
-    """Check the masked positions, ids and weights of a packed example.
+    """Check that the masked positions, ids and weights of a packed example are valid.
 
     Args:
         features: The decoded features.

@@ -47,13 +47,13 @@ _BITS_OF_ONE = 7  # in 1.0 as float32, 0x3F800000
 
 @inlined_kernel
 def _mark_zero_bytes(word: int) -> int:
-    """Return a word in which bit 7 of every byte tells whether the same byte of `word` is zero. Ignore the other bits."""
+    """Return a word that has bit 7 set in those bytes that are zero in `word`. The other bits have no meaning."""
     return ~(add_words(word & _LOW_SEVEN, _LOW_SEVEN) | word)
 
 
 @borrowing_kernel
 def is_all_zero(address: int, size: int) -> bool:
-    """Return whether all `size` bytes from `address` on are zero."""
+    """Return whether all of the `size` bytes at `address` are zero."""
     combined = as_word(0)
     for number in range(size >> 3):
         combined |= word_at(address, number)
@@ -64,7 +64,7 @@ def is_all_zero(address: int, size: int) -> bool:
 
 @borrowing_kernel
 def _is_repeated_pattern(address: int, size: int, pattern: int) -> bool:
-    """Return whether the `size` bytes from `address` on repeat the eight bytes of `pattern`.
+    """Return whether the `size` bytes at `address` repeat the eight bytes of `pattern`.
 
     The period of the pattern (1, 2, 4 or 8 bytes) must divide `size`.
     """
@@ -78,13 +78,13 @@ def _is_repeated_pattern(address: int, size: int, pattern: int) -> bool:
 
 @borrowing_kernel
 def is_repeated_byte(address: int, size: int, value: int) -> bool:
-    """Return whether all `size` bytes from `address` on are equal to `value`."""
+    """Return whether all of the `size` bytes at `address` are equal to `value`."""
     return _is_repeated_pattern(address, size, value * _ONE_IN_EVERY_BYTE)
 
 
 @borrowing_kernel
 def _is_canonical_varint_list(address: int, size: int, value_count: int) -> bool:
-    """Return whether `size` bytes from `address` on are exactly `value_count` canonical varints of at most three bytes."""
+    """Return whether the `size` bytes at `address` are exactly `value_count` canonical varints of up to three bytes."""
     if size == 0:
         return value_count == 0
     continued = as_word(0)
@@ -106,7 +106,7 @@ def _is_canonical_varint_list(address: int, size: int, value_count: int) -> bool
 
 @borrowing_kernel
 def measure_non_padding(address: int, size: int, value_count: int, used_count: int) -> int:
-    """Check a list of varints, and return the size in bytes of its values without the padding at its end.
+    """Check a list of varints, and return its size in bytes without the padding at its end.
 
     Args:
         address: The address of the list.
@@ -129,7 +129,7 @@ def measure_non_padding(address: int, size: int, value_count: int, used_count: i
 
 @borrowing_kernel
 def _count_set_bits(address: int, size: int) -> int:
-    """Return how many bits are set in the `size` bytes from `address` on."""
+    """Return how many bits are set in the `size` bytes at `address`."""
     bits = 0
     for number in range(size >> 3):
         bits += count_bits(word_at(address, number))
@@ -140,15 +140,15 @@ def _count_set_bits(address: int, size: int) -> int:
 
 @borrowing_kernel
 def count_leading_ones(address: int, size: int) -> int:
-    """Return the number of ones in a mask of `size` bytes, or -1 unless the mask consists of ones followed by zeros."""
-    # If n bits are set in total and the first n bytes are 1, all other bytes are zero.
+    """Return the number of ones in a mask of `size` bytes, or -1 if the mask does not consist of ones followed by zeros."""
+    # If n bits are set in total and each of the first n bytes is 1, all other bytes are zero.
     ones = _count_set_bits(address, size)
     return ones if ones <= size and _is_repeated_pattern(address, ones, _ONE_IN_EVERY_BYTE) else -1
 
 
 @borrowing_kernel
 def count_leading_one_floats(address: int, size: int) -> int:
-    """Return the number of ones in `size` bytes of float32 weights, or -1 unless the weights are ones followed by zeros."""
+    """Return the number of ones in `size` bytes of float32 weights, or -1 if the weights are not ones followed by zeros."""
     ones = _count_set_bits(address, size) // _BITS_OF_ONE
     if (
         4 * ones > size
@@ -161,7 +161,7 @@ def count_leading_one_floats(address: int, size: int) -> int:
 
 @inlined_kernel
 def _mark_invalid_positions(word: int, previous_bytes: int, sequence_length: int) -> int:
-    """Return a word in which bit 7 of every byte tells whether the same byte of `word` ends an invalid masked position.
+    """Return a word that has bit 7 set in those bytes that end an invalid masked position in `word`.
 
     A position is invalid if it has three bytes, is not canonical, or is not less than `sequence_length`. The comparison of a
     byte b < 128 with a constant c sets bit 7 if b >= c, because (b | 128) - c never borrows from the next byte.
@@ -184,7 +184,7 @@ def _mark_invalid_positions(word: int, previous_bytes: int, sequence_length: int
 
 @borrowing_kernel
 def measure_masked_positions(address: int, size: int, value_count: int, used_count: int, sequence_length: int) -> int:
-    """Check a list of masked positions, and return the size in bytes of its positions without the padding at its end.
+    """Check a list of masked positions, and return its size in bytes without the padding at its end.
 
     Args:
         address: The address of the list.
@@ -238,7 +238,7 @@ def _find_lowest_set_bit(word: int) -> int:
 
 @inlined_kernel
 def _decode_first_varint(word: int, ends: int) -> int:
-    """Return the value of the first varint in a word. It must have at most three bytes.
+    """Return the value of the first varint in a word. The varint must have at most three bytes.
 
     Args:
         word: Eight bytes of a list of varints, which begin with the varint.
@@ -275,8 +275,8 @@ def _decode_varints(address: int, end: int, output: Int32Array) -> bool:
         else:
             first = second = _find_lowest_set_bit(ends)
             if first <= _LAST_BIT_OF_THREE_BYTES:
-                # The shifts are arithmetic and copy bit 63 into the top bits. This does no harm, because at least five valid
-                # bytes remain in the word, and the second number uses only three of them.
+                # These arithmetic shifts copy bit 63 into the top bits. This is harmless, because at least five valid bytes
+                # remain in the word, and the second number has at most three of them.
                 rest, rest_ends = word >> (first + 1), ends >> (first + 1)
                 second = _find_lowest_set_bit(rest_ends)
                 if second <= _LAST_BIT_OF_THREE_BYTES:
@@ -301,7 +301,7 @@ def _decode_varints(address: int, end: int, output: Int32Array) -> bool:
 
 @borrowing_kernel
 def _decode_one_byte_varints(address: int, output: Int32Array) -> bool:
-    """Decode varints as if each had one byte, store them in `output`, and return whether each really has one byte."""
+    """Decode varints that should have one byte each, and store them in `output`. Return False if one of them is longer."""
     combined = 0
     for number in range(output.size):
         value = byte_at(address, number)
@@ -318,7 +318,7 @@ def _decode_one_byte_varints(address: int, output: Int32Array) -> bool:
 def decode_examples_to_arrays(
     buffer: ByteArray, offsets: IntArray, lengths: IntArray, features: Sequence[FeatureSpec], source: str
 ) -> dict[str, AnyArray]:
-    """Decode n serialised examples, and return an int32 or float32 array [n, size] for each feature, by name.
+    """Decode n serialised examples, and return one int32 or float32 array [n, size] for each feature, by name.
 
     The examples must be encoded as this package and TensorFlow write them, with packed lists. The map entries may be in any
     order. Features that are not requested are skipped.
@@ -358,7 +358,7 @@ def _decode_examples(
     is_float: BoolArray,
     columns: tuple[Int32Array, ...],
 ) -> int:
-    """Decode n examples, and store their values in the arrays of `columns`.
+    """Decode n serialised examples, and store the values of each feature in one array of `columns`.
 
     Args:
         buffer: uint8, the bytes of the examples.
@@ -394,7 +394,7 @@ def _decode_examples(
 
 
 class _Packs(NamedTuple):
-    """The features of B packs that `_fill_packed_table_columns` needs."""
+    """The features of B packs from which the columns of a packed table are computed."""
 
     input_mask: Int32Array
     positions: Int32Array
@@ -406,7 +406,7 @@ class _Packs(NamedTuple):
 
 
 def compute_packed_table_columns(packs: Mapping[str, AnyArray]) -> dict[str, Int32Array]:
-    """Compute from the features of B packed records the columns that packed tables contain instead.
+    """Compute columns that packed tables contain, but packed records do not, from the features of B packed records.
 
     Args:
         packs: The features by name, [B, L], [B, Q] or [B, S]. The array `positions` may be overwritten, so that the caller
@@ -432,7 +432,8 @@ def compute_packed_table_columns(packs: Mapping[str, AnyArray]) -> dict[str, Int
 
 @borrowing_kernel
 def _fill_packed_table_columns(packs: _Packs, labels: Int32Array, lengths: Int32Array, sequence_counts: Int32Array) -> bool:
-    """Compute the columns for `compute_packed_table_columns`, and overwrite `packs.positions` with the position ids.
+    """Compute the columns of a packed table, and store them in the given arrays. The position ids overwrite
+    `packs.positions`.
 
     Args:
         packs: The features of B packs.
