@@ -40,15 +40,14 @@ def new_pipeline_text(name: str) -> str:
 # --- models: the sizes that `train --model` chooses
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+# The sizes of the models that users choose by name.
+#
+# `tiny` is the default. `bert-base` and `bert-large` have the published sizes (Devlin et al., 2019, section 3).
 MODELS = {
     "tiny": dict(zip(_SIZES, (128, 2, 2, 512), strict=True)),
     "bert-base": dict(zip(_SIZES, (768, 12, 12, 3072), strict=True)),
     "bert-large": dict(zip(_SIZES, (1024, 24, 16, 4096), strict=True)),
 }
-"""The sizes of the models that users choose by name.
-
-`tiny` is the default. `bert-base` and `bert-large` have the published sizes (Devlin et al., 2019, section 3).
-"""
 
 
 def model_size_overrides(model: str) -> list[str]:

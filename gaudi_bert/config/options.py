@@ -27,6 +27,7 @@ class TypedValue(NamedTuple):
 _ONE_OF_THEM = "pass only one of them"
 _PODS_IN_SETTINGS = "set resources.data_workers and resources.data_processes instead"
 
+# Pairs that exclude each other, with the remedy.
 EXCLUSIVE: dict[tuple[str, str], str] = {
     ("--vocab", "--train-vocab"): _ONE_OF_THEM,
     ("--resume", "--overwrite"): _ONE_OF_THEM,
@@ -44,14 +45,13 @@ EXCLUSIVE: dict[tuple[str, str], str] = {
     ("SECTION", "--json"): "leave SECTION out, because the JSON schema always contains all sections",
     ("kubernetes.store", "kubernetes.work_claim"): "set only one of them",
 }
-"""Pairs that exclude each other, with the remedy."""
 
+# Pairs of which the first requires the second, with the remedy.
 REQUIRED: dict[tuple[str, str], str] = {
     ("kubernetes.store_secret", "kubernetes.store"): "set it, for example to s3://bucket/prefix",
     ("finetune.data", "task.name"): "set task.name, for example to classification",
     ("predict.data", "finetune.data"): "set finetune.data and task.name, so that the pipeline fine-tunes a model",
 }
-"""Pairs of which the first requires the second, with the remedy."""
 
 
 def combination_error(values: Mapping[str, object]) -> str | None:

@@ -368,14 +368,14 @@ TaskName = Literal[
     "causal-language-modelling",
 ]
 TASK_NAMES: tuple[str, ...] = get_args(TaskName)
+# The tasks for which the model before training is the baseline.
 SEARCH_TASKS = ("embedding", "reranking")
-"""The tasks for which the model before training is the baseline."""
 
 TooLong = Literal["error", "truncate", "window"]
 RetrievalLoss = Literal["cosent", "cosine", "listwise"]
 RowFormat = Literal["jsonl", "csv", "tsv", "parquet", "conll", "squad", "txt"]
+# What to do if a row cannot be read: stop before anything is computed, or skip the row and count it.
 OnBadRow = Literal["stop", "skip"]
-"""What to do if a row cannot be read: stop before anything is computed, or skip the row and count it."""
 
 
 class TaskSettings(Settings):

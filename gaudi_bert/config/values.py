@@ -33,12 +33,11 @@ from gaudi_bert.common.errors import short_repr, shorten
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 Precision = Literal["float32", "bfloat16"]
+# The precision of inference.
+#
+# With `bfloat16`, a processor without instructions for bfloat16 computes in float32, which is faster there. With
+# `bfloat16-always`, every processor computes in bfloat16.
 InferencePrecision = Literal["float32", "bfloat16", "bfloat16-always"]
-"""The precision of inference.
-
-With `bfloat16`, a processor without instructions for bfloat16 computes in float32, which is faster there. With
-`bfloat16-always`, every processor computes in bfloat16.
-"""
 EngineName = Literal["tensorflow", "pytorch"]
 Engine = Literal["auto", "tensorflow", "pytorch"]
 
@@ -158,8 +157,8 @@ RowLengthChoice = Annotated[
 ]
 
 
+# Marks a key whose value may change when a run is resumed, because it does not change what the model learns.
 CHANGEABLE_ON_RESUME = "free"
-"""Marks a key whose value may change when a run is resumed, because it does not change what the model learns."""
 
 
 def keys_changeable_on_resume(section: type[BaseModel]) -> set[str]:
@@ -368,6 +367,7 @@ def _contains_key(section: str, key: str) -> bool:
     return key == section or key.startswith(f"{section}.")
 
 
+# The names that other programs use for keys of ours. They are suggested if a user types such a name.
 _NAMES_IN_OTHER_PROGRAMS = {
     "updates": "steps max_steps num_steps train_steps num_train_steps total_steps",
     "epochs": "num_epochs num_train_epochs max_epochs",
@@ -380,7 +380,6 @@ _NAMES_IN_OTHER_PROGRAMS = {
     "evaluate_every_updates": "eval_steps",
     "max_sequence_length": "max_length max_seq_length max_seq_len seq_length model_max_length",
 }
-"""The names that other programs use for keys of ours. They are suggested if a user types such a name."""
 
 
 def suggest_keys(key: str, settings: type[Settings]) -> str:

@@ -138,8 +138,8 @@ def compute_source_identity(source: Source) -> dict[str, Any]:
 # --- documents
 
 
+# If the sentences of a text have more lines than this on average, the text has no punctuation at the ends of sentences.
 _MAX_LINES_PER_SENTENCE = 50
-"""If the sentences of a text have more lines than this on average, the text has no punctuation at the ends of sentences."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ class TextFormat:
         return description + warning if self.lacks_sentence_ends else description
 
 
+# (number of the line in its file, stripped text of the line)
 _Line = tuple[int, str]
-"""(number of the line in its file, stripped text of the line)"""
 
 
 def detect_text_format(source: Source) -> TextFormat:
@@ -257,10 +257,9 @@ def _cut_long_document(lines: Iterable[str]) -> Iterator[list[str]]:
     yield piece
 
 
+# (number of the document in its file, text of a non-blank line). Documents are not lists of lines, because a document may be
+# larger than the memory.
 _DocumentLine = tuple[int, str]
-"""(number of the document in its file, text of a non-blank line). Documents are not lists of lines, because a document may
-be larger than the memory.
-"""
 
 
 def _read_document_lines(path: Path, format_name: _FormatName, gzipped: bool) -> Iterator[_DocumentLine]:

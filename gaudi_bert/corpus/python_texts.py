@@ -39,10 +39,10 @@ _SHORTEST_REPEATED_PARAGRAPH = 40
 # The minimum number of words after the first line of a docstring that is used as a pair.
 _LEAST_WORDS = 3
 
+# The number of labels. The labels are the packages with the most docstrings.
 LABELS = 12
-"""The number of labels. The labels are the packages with the most docstrings."""
+# One row in this many is held out, on average.
 HELD_OUT_OF = 5
-"""One row in this many is held out, on average."""
 
 
 # --- texts

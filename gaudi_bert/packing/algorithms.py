@@ -92,11 +92,12 @@ def _determine_masked_slots(
 # --- the algorithms by name
 
 
+# The most distinct lengths that a histogram may contain. In the worst case each length becomes a strategy of its own, and a
+# plan of this many strategies takes 2 GB.
 MAX_DISTINCT_LENGTHS = 2**20
-"""The most distinct lengths that a histogram may contain. In the worst case each length becomes a strategy of its own, and a
-plan of this many strategies takes 2 GB.
-"""
 
+# Algorithm functions by name. Each takes the counts (int64 [L]) and the depth. It also receives those keyword arguments of
+# `run_algorithm` that its signature names.
 ALGORITHMS: dict[str, Callable[..., StrategyCounts | AlgorithmResult]] = {
     "nnls": pack_by_nnls,
     "optimal": pack_optimally,
@@ -108,9 +109,6 @@ ALGORITHMS: dict[str, Callable[..., StrategyCounts | AlgorithmResult]] = {
     "ffd": pack_first_fit,
     "none": pack_one_per_pack,
 }
-"""Algorithm functions by name. Each takes the counts (int64 [L]) and the depth. It also receives those keyword arguments of
-`run_algorithm` that its signature names.
-"""
 
 
 def resolve_depth(depth: int | str, max_sequence_length: int) -> int:

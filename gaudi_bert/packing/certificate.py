@@ -22,19 +22,18 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 
+# The longest packs, in tokens, for which the worth of the best pack is computed exactly under a depth limit.
 MAX_EXACT_LENGTH = 1 << 17
-"""The longest packs, in tokens, for which the worth of the best pack is computed exactly under a depth limit."""
 
+# Limit of (distinct prices) * (tokens of a pack) in a check, which then takes about ten seconds. `exact/bounds.py` rounds
+# prices so that its certificates need at most half of this.
 MAX_STEPS = 2**34
-"""Limit of (distinct prices) * (tokens of a pack) in a check, which then takes about ten seconds. `exact/bounds.py` rounds
-prices so that its certificates need at most half of this.
-"""
 
+# Limit of (ways to fill a pack) * (distinct prices) up to which the ways are enumerated.
 MAX_LISTED = 2**22
-"""Limit of (ways to fill a pack) * (distinct prices) up to which the ways are enumerated."""
 
+# The most that a pack may be worth, so that sums of prices fit in int64.
 LARGEST_WORTH = 2**62
-"""The most that a pack may be worth, so that sums of prices fit in int64."""
 
 
 @dataclass(frozen=True, eq=False)

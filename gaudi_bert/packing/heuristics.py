@@ -24,10 +24,9 @@ def pack_one_per_pack(length_counts: IntArray, depth: int = 1) -> StrategyCounts
 
 # --- SPFHP, LPFHP, best fit
 
+# The most sequences that the strategies of a plan may list in total, which takes 0.5 GB. Only packs of millions of sequences
+# reach it.
 MAX_LISTED = 2**26
-"""The most sequences that the strategies of a plan may list in total, which takes 0.5 GB. Only packs of millions of
-sequences reach it.
-"""
 
 
 class OpenPacks:
@@ -236,8 +235,8 @@ def pack_first_fit(length_counts: IntArray, depth: int) -> StrategyCounts:
 # by a seed. If attention is not masked between sequences, separator tokens are inserted between two sequences; they use
 # slots without carrying information.
 
+# The most sequences that GREEDY accepts, because it needs a list of all sequences in memory.
 MOST_SEQUENCES = 200_000_000
-"""The most sequences that GREEDY accepts, because it needs a list of all sequences in memory."""
 
 
 def count_greedy_packs(length_counts: IntArray, depth: int, *, seed: int, separators: int = 0) -> int:

@@ -23,8 +23,8 @@ from gaudi_bert.common.arrays import AnyArray, IntArray, check_integer, find_non
 from gaudi_bert.common.errors import ArgumentError, InputError, short_repr
 
 _MOST_INT64 = 2**63 - 1
+# The most tokens of a histogram, so that all sums and products of a certificate fit in int64.
 MAX_TOKENS = 2**62
-"""The most tokens of a histogram, so that all sums and products of a certificate fit in int64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +138,8 @@ def resize_histogram(histogram: Histogram, max_sequence_length: int) -> Histogra
 
 # --- validation of the lengths that users pass
 
+# The longest row, in tokens. A histogram has one counter per length, so longer rows would take too much memory.
 MAX_ROW_LENGTH = 2**24
-"""The longest row, in tokens. A histogram has one counter per length, so longer rows would take too much memory."""
 
 
 def validate_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:

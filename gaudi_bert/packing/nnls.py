@@ -43,11 +43,11 @@ from gaudi_bert.packing.strategies import (
 
 # --- NNLSHP, non-negative least squares histogram-packing (paper 3.1.2 and F.4), solved once
 
+# The longest of the short lengths, whose residual counts less because they can be padding.
 SHORT_LENGTH = 8
-"""The longest of the short lengths, whose residual counts less because they can be padding."""
 
+# The weight of the residual of short lengths.
 SHORT_WEIGHT = 0.09
-"""The weight of the residual of short lengths."""
 
 
 def nnlshp_residual_weights(max_sequence_length: int) -> FloatArray:
@@ -100,20 +100,20 @@ def _pad_uncovered_sequences(strategy_counts: StrategyCounts, length_counts: Int
 # solution as far as the objective decreases. Starting with v = 10^6 would stall, so v is increased from 1 to 10^6 in powers
 # of ten.
 
+# The weight v of an uncovered sequence, relative to a padding token.
 SHORTAGE_WEIGHT = 1e6
-"""The weight v of an uncovered sequence, relative to a padding token."""
 
+# The values of v before the last one.
 EASY_WEIGHTS = (1e0, 1e1, 1e2, 1e3, 1e4, 1e5)
-"""The values of v before the last one."""
 
+# The most Newton steps for each value of v.
 STEPS_AT_A_WEIGHT = 10
-"""The most Newton steps for each value of v."""
 
+# Bisection steps of the line search.
 LINE_SEARCH_HALVINGS = 60
-"""Bisection steps of the line search."""
 
+# The Newton steps end once the objective decreases by a smaller fraction than this.
 SMALL_GAIN = 1e-6
-"""The Newton steps end once the objective decreases by a smaller fraction than this."""
 
 
 def _ennls_row_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> FloatArray:
@@ -203,28 +203,26 @@ def pack_ennlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
 # surplus slots, and then into new packs. Every round pays for exact fills with padding, so this is done after each round,
 # and the rounds end as soon as one no longer saves packs.
 
+# The most rounds.
 MAX_ROUNDS = 20
-"""The most rounds."""
 
+# The rounds end once fewer sequences than this remain.
 FEW_SEQUENCES = 100
-"""The rounds end once fewer sequences than this remain."""
 
+# Lengths up to this have a smaller residual weight, because they can be padding.
 PADDING_LENGTHS = 8
-"""Lengths up to this have a smaller residual weight, because they can be padding."""
 
+# Packs of more tokens than this are long: the effort for them is limited more strictly. Coarse grids have fewer bins.
 LONG = 1280
-"""Packs of more tokens than this are long: the effort for them is limited more strictly. Coarse grids have fewer bins."""
 
+# For long packs, the operations that all rounds after the first may take together, relative to the first round. Later rounds
+# have few sequences to pack, and would cost as much as the first. The published variant has no such limit.
 LATER_ROUNDS = 0.5
-"""For long packs, the operations that all rounds after the first may take together, relative to the first round. Later
-rounds have few sequences to pack, and would cost as much as the first. The published variant has no such limit.
-"""
 
+# For long packs, the most pricing rounds of one NNLS solution, per distinct length. The last pricing rounds only reduce
+# small residuals, which rounding to integers cancels out: they took up to three times as long, for the same number of packs
+# or more.
 ROUNDS_PER_LENGTH = 0.5
-"""For long packs, the most pricing rounds of one NNLS solution, per distinct length. The last pricing rounds only reduce
-small residuals, which rounding to integers cancels out: they took up to three times as long, for the same number of packs or
-more.
-"""
 
 
 def iterative_residual_weights(max_sequence_length: int) -> FloatArray:

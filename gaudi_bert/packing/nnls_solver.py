@@ -29,8 +29,8 @@ from gaudi_bert.packing.pricing import (
 )
 from gaudi_bert.packing.strategies import WorkBudget
 
+# The longest packs, in tokens, that are solved length by length. The Cholesky factor has as many rows and columns.
 MAX_NNLS_LENGTH = 4096
-"""The longest packs, in tokens, that are solved length by length. The Cholesky factor has as many rows and columns."""
 
 GRADIENT_TOLERANCE = 1e-12  # a column may enter if its gradient exceeds this fraction of the largest w^2 b
 STALLED_ROUNDS = 20  # after this many rounds without progress, only rounding errors remain and the solver stops
@@ -369,8 +369,8 @@ def _recompute_residual(
 # LLVM vectorizes a loop only if it knows that no index is negative, so the innermost loops are separate kernels on slices.
 # Elsewhere slices are avoided, because each takes as long to compile as four element accesses.
 
+# A column counts as linearly dependent if less than this fraction of its squared norm is independent of the others.
 SMALLEST_PIVOT = 1e-11
-"""A column counts as linearly dependent if less than this fraction of its squared norm is independent of the others."""
 
 
 @inlined_kernel

@@ -30,8 +30,8 @@ from gaudi_bert.packing.histogram import MAX_ROW_LENGTH, Histogram, count_length
 from gaudi_bert.packing.strategies import Effort, Packing, WorkBudget
 
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
+# The seed that is used if the caller passes none.
 DEFAULT_SEED = 12345
-"""The seed that is used if the caller passes none."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -274,8 +274,8 @@ def _pack_and_prove(histogram: Histogram, depth: int | str, algorithm: str, seed
         raise ArgumentError(str(error)) from None
 
 
+# When the first progress line is written, and the interval between further lines.
 SILENT_SECONDS, BETWEEN_LINES_SECONDS = 2.0, 10.0
-"""When the first progress line is written, and the interval between further lines."""
 
 
 @contextmanager
@@ -304,8 +304,8 @@ def _report_progress_if_long(description: str) -> Iterator[WorkBudget]:
         watching.join()
 
 
+# The number of bars of the chart, the width of each, and the height of the chart in pixels.
 _BARS, _BAR_WIDTH, _BAR_HEIGHT = 16, 26, 60
-"""The number of bars of the chart, the width of each, and the height of the chart in pixels."""
 
 
 def _draw_depth_histogram(pack_sizes: IntArray) -> str:

@@ -26,19 +26,19 @@ from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, inner_kernel
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
+# Stands for "impossible" in kernels. It is finite, because the compiler may assume that infinities do not occur.
 MINUS_INFINITY = -1e300
-"""Stands for "impossible" in kernels. It is finite, because the compiler may assume that infinities do not occur."""
 
+# Prices and worths: arrays of integers or of floating-point numbers, never mixed.
 Worths = TypeVar("Worths", IntArray, FloatArray)
-"""Prices and worths: arrays of integers or of floating-point numbers, never mixed."""
 
+# Operations of a max-plus product for each pair of totals.
 OPERATIONS_PER_PRODUCT = 0.2
-"""Operations of a max-plus product for each pair of totals."""
 
+# An entry of `plan_max_plus_products` for M_0, the power that contains no sequence.
 NOTHING = -2
-"""An entry of `plan_max_plus_products` for M_0, the power that contains no sequence."""
+# An entry of `plan_max_plus_products` for the power without a depth limit.
 CLOSURE = -1
-"""An entry of `plan_max_plus_products` for the power without a depth limit."""
 
 
 def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
@@ -163,12 +163,12 @@ def fill_max_plus_power_table(chain: IntArray, table: Worths, lengths: IntArray)
     return last
 
 
+# `fill_max_plus_power_table` for use in kernels.
 compiled_fill_max_plus_power_table = inlined_kernel(fill_max_plus_power_table)
-"""`fill_max_plus_power_table` for use in kernels."""
 
 
+# Integers below this are exact as floating-point numbers.
 LARGEST_EXACT = 2.0**53
-"""Integers below this are exact as floating-point numbers."""
 
 
 def compute_best_pack_worth(prices: Worths, depth: int) -> int | float:
@@ -249,11 +249,11 @@ def trace_best_lengths(chain: IntArray, table: Worths, total: int, lengths: IntA
 # contains the strategies into which no further sequence of the shortest length fits. Any other strategy is a part of one of
 # them and worth no more.
 
+# Packs of more tokens than this are priced from a list, if the list is short enough.
 LONGEST_TABLE = 1 << 16
-"""Packs of more tokens than this are priced from a list, if the list is short enough."""
 
+# Limit of (strategies) * (lengths) of the list.
 _MOST_ENTRIES = 1 << 22
-"""Limit of (strategies) * (lengths) of the list."""
 
 
 def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray | None:

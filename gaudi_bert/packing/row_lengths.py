@@ -25,31 +25,31 @@ from gaudi_bert.packing.certificate import certify_threshold_bound, certify_toke
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.strategies import Packing
 
+# The most row lengths, each of which is a graph to compile.
 MOST_LENGTHS = 3
-"""The most row lengths, each of which is a graph to compile."""
 
+# The fraction of the cost that several row lengths must save. Otherwise one length is used, which needs only one graph.
 LEAST_GAIN = 0.05
-"""The fraction of the cost that several row lengths must save. Otherwise one length is used, which needs only one graph."""
 
+# The most candidate lengths. If there are more multiples than this, candidates are chosen in equal ratios.
 _MOST_CANDIDATES = 32
-"""The most candidate lengths. If there are more multiples than this, candidates are chosen in equal ratios."""
 
+# The most choices of lengths that are examined beyond their bound.
 _MOST_PLANNED = 40
-"""The most choices of lengths that are examined beyond their bound."""
 
+# From this many packs on, the bound is used as the number of packs.
 _MANY_PACKS = 100
-"""From this many packs on, the bound is used as the number of packs."""
 
 
 # Relative to a token without attention, a token in a row of `length` positions costs 1 + length / (this factor * hidden
 # size), as measured on CPUs. Layers with an attention window compute the full mask too, so they cost the same.
 _ATTENTION_SHARE = 2.6
 
+# The hidden size that is assumed if the model is not known yet.
 USUAL_HIDDEN_SIZE = 768
-"""The hidden size that is assumed if the model is not known yet."""
 
+# The cost of a row with this many positions, in any unit.
 Cost = Callable[[int], float]
-"""The cost of a row with this many positions, in any unit."""
 
 
 def estimate_row_cost(length: int, hidden_size: int) -> float:

@@ -24,11 +24,11 @@ from gaudi_bert.common.features import PackingMetrics
 from gaudi_bert.packing.certificate import Certificate
 from gaudi_bert.packing.histogram import Histogram
 
+# The lengths of the sequences in a pack, ascending.
 Strategy = tuple[int, ...]
-"""The lengths of the sequences in a pack, ascending."""
 
+# How many packs use each strategy.
 StrategyCounts = dict[Strategy, int]
-"""How many packs use each strategy."""
 
 
 def count_packs(strategy_counts: Mapping[Strategy, int]) -> int:
@@ -166,8 +166,8 @@ def _drop_slots_of_length(
 
 # --- from slots to sequences: a slot of a plan may be filled by a shorter sequence, or stay empty
 
+# [length of the sequence (0 for no sequence), number of slots]
 _Share = list[int]
-"""[length of the sequence (0 for no sequence), number of slots]"""
 
 
 def fill_planned_slots(strategy_counts: Mapping[Strategy, int], length_counts: IntArray) -> StrategyCounts:
@@ -308,11 +308,11 @@ class Packing(PackingMetrics):
         return max(map(len, self.strategy_counts), default=0)
 
 
+# How `nnls` packs the sequences that its loop leaves over: by best fit, or each padded by its complement as published.
 Leftovers = Literal["best-fit", "complement"]
-"""How `nnls` packs the sequences that its loop leaves over: by best fit, or each padded by its complement as published."""
 
+# Whether the search of `optimal` for fewer packs is limited to what it may gain, or continues until nothing helps.
 Effort = Literal["bounded", "unlimited"]
-"""Whether the search of `optimal` for fewer packs is limited to what it may gain, or continues until nothing helps."""
 
 
 @dataclass(frozen=True)
@@ -331,19 +331,18 @@ class AlgorithmResult:
 # bound so far. An operation takes about 1 ns on one core. The published histograms stay far below every budget, so no budget
 # changes their plans.
 
+# Operations for all rounds of an NNLS algorithm.
 NNLS_WORK = 25e9
-"""Operations for all rounds of an NNLS algorithm."""
 
+# Operations for proving a bound if the algorithm proves none itself.
 BOUND_WORK = 6e9
-"""Operations for proving a bound if the algorithm proves none itself."""
 
+# (longest packs, operations for all rows of an estimate together). Each row of an estimate for packs of up to 1,024 tokens
+# has the same budget as a plan, so that it equals the plan.
 ESTIMATE_WORK = ((1024, float("inf")), (4096, 180e9), (2**63, 40e9))
-"""(longest packs, operations for all rows of an estimate together). Each row of an estimate for packs of up to 1,024 tokens
-has the same budget as a plan, so that it equals the plan.
-"""
 
+# Operations that a heuristic written in Python takes per strategy, and per sequence that the strategies list.
 OPERATIONS_PER_STRATEGY, OPERATIONS_PER_LISTED = 4000, 100
-"""Operations that a heuristic written in Python takes per strategy, and per sequence that the strategies list."""
 
 
 class WorkBudget:

@@ -32,19 +32,19 @@ from gaudi_bert.packing.pricing import (
 )
 from gaudi_bert.packing.strategies import BOUND_WORK, WorkBudget
 
+# The integer that represents a price of 1.
 LARGEST_PRICE = 10**15
-"""The integer that represents a price of 1."""
 
+# The largest common denominator that is tried for prices.
 MAX_DENOMINATOR = 4096
-"""The largest common denominator that is tried for prices."""
 
 QUICK_ITERATIONS = 3500
+# Limit of simplex iterations for a quick bound: QUICK_ITERATIONS, or this per length if that is more.
 QUICK_ITERATIONS_PER_LENGTH = 4
-"""Limit of simplex iterations for a quick bound: QUICK_ITERATIONS, or this per length if that is more."""
+# Limit of (price steps) * (tokens of a pack), which takes some seconds.
 STEP_WORK = 2**33
-"""Limit of (price steps) * (tokens of a pack), which takes some seconds."""
+# Operations that a proof may always take, even if the budget is spent.
 ALWAYS_PROVEN = 2e8
-"""Operations that a proof may always take, even if the budget is spent."""
 
 
 def prove_lower_bound(length_counts: IntArray, depth: int, work: WorkBudget | None = None) -> Certificate:

@@ -32,20 +32,18 @@ from gaudi_bert.packing.long_packs import MANY_LENGTHS
 from gaudi_bert.packing.pricing import LONGEST_TABLE, EnumeratedPricer, list_strategies
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
+# Operations of a simplex iteration for each row and column.
 OPERATIONS_PER_ITERATION = 10
-"""Operations of a simplex iteration for each row and column."""
 
+# Additional operations of an iteration for each strategy that was added later, because the basis is then no longer sparse.
 OPERATIONS_PER_ADDED_COLUMN = 25
-"""Additional operations of an iteration for each strategy that was added later, because the basis is then no longer
-sparse.
-"""
 
+# Operations to start the simplex, for each row and column.
 OPERATIONS_PER_SOLVE = 50
-"""Operations to start the simplex, for each row and column."""
 
 MOST_ITERATIONS = 2**31 - 1
+# Demands are scaled to at most this, so that the solver's absolute tolerances suit any number of sequences.
 LARGEST_DEMAND = 1e7
-"""Demands are scaled to at most this, so that the solver's absolute tolerances suit any number of sequences."""
 
 
 def _make_silent_solver(highspy: Any) -> Any:
@@ -204,17 +202,17 @@ class _MasterProgram:
 
 # --- pricing and column generation
 
+# Weights of the best proven prices in the trial prices. The next weight is tried if the current one yields no strategy.
 CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
-"""Weights of the best proven prices in the trial prices. The next weight is tried if the current one yields no strategy."""
 
+# A strategy is added if it is worth more than 1 by at least this.
 REDUCED_COST = 1e-9
-"""A strategy is added if it is worth more than 1 by at least this."""
 
+# Limit of (lengths) * (tokens of a pack) for exact pricing without a depth limit, which takes half a second.
 MOST_CLOSED = 2**29
-"""Limit of (lengths) * (tokens of a pack) for exact pricing without a depth limit, which takes half a second."""
 
+# Any of the pricers: unlimited copies of a length, limited copies, or a list of all strategies.
 Pricer = TablePricer | BoundedPricer | EnumeratedPricer
-"""Any of the pricers: unlimited copies of a length, limited copies, or a list of all strategies."""
 
 
 def needs_coarse_grid(length_counts: IntArray, depth: int) -> bool:

@@ -57,14 +57,14 @@ from gaudi_bert.packing.strategies import (
     sort_strategies,
 )
 
+# The most rounds of NNLS, per distinct length. If exact fills exist, fewer are needed; otherwise more do not help.
 NNLS_ROUNDS = 1.5
-"""The most rounds of NNLS, per distinct length. If exact fills exist, fewer are needed; otherwise more do not help."""
 
+# Simplex iterations per distinct length after which NNLS supplies strategies.
 PATIENCE = 4
-"""Simplex iterations per distinct length after which NNLS supplies strategies."""
 
+# If the gap exceeds one pack in this many, the budget cut the search off, and `nnls` may give fewer packs.
 FAR = 1_000
-"""If the gap exceeds one pack in this many, the budget cut the search off, and `nnls` may give fewer packs."""
 
 # --- how many operations the search for fewer packs may take, depending on what it may save
 
@@ -83,15 +83,15 @@ FEW_SEQUENCES = 1500  # up to this many sequences, seconds are spent on each pac
 
 _SHARES = (0.08, 0.15, 0.25, 0.02)
 _FIRST = (DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6))
+# Dives that are tried until the gap is 0.
 _DIVES = (*_FIRST, *(DiveSettings(_SHARES[seed % 4], seed=seed) for seed in range(1, 9)))
-"""Dives that are tried until the gap is 0."""
+# Further dives for few sequences, with no more copies of a length in a pack than there are sequences.
 _BOUNDED_DIVES = tuple(
     DiveSettings(_SHARES[seed % 4], max_failures=12 if seed % 2 else 60, seed=seed) for seed in range(1, 41)
 )
-"""Further dives for few sequences, with no more copies of a length in a pack than there are sequences."""
 
+# Dives on a coarse grid, where one or two additional packs do not matter, and the simplex iterations per length there.
 _QUICK_DIVES, _QUICK_ITERATIONS = (DiveSettings(0.25, max_steps=30),), 60
-"""Dives on a coarse grid, where one or two additional packs do not matter, and the simplex iterations per length there."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from gaudi_bert.packing.pricing import (
 )
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
+# The most operations for tracing strategies in one round.
 TRACING_WORK = 4e9
-"""The most operations for tracing strategies in one round."""
 
 
 class TablePricer:
@@ -150,8 +150,8 @@ def _trace_best_packs(
 # With many sequences this limit makes no difference. With a few hundred sequences of mostly different lengths, it brings the
 # fractions of the program much closer to integers, at the cost of a table with a row for each length.
 
+# Limit of the size of the table: (lengths) * (tokens of a pack), times the depth if it is limited.
 MOST_ENTRIES = 2**24
-"""Limit of the size of the table: (lengths) * (tokens of a pack), times the depth if it is limited."""
 
 
 class BoundedPricer:

@@ -30,22 +30,21 @@ from gaudi_bert.packing.strategies import Strategy, StrategyCounts, WorkBudget, 
 # branch and bound on dual prices, as used by Belov and Scheithauer 2006. Equal sequences are one type, so that no two
 # branches are equal.)
 
+# Tolerance for sums of prices.
 ROUNDING = 1e-9
-"""Tolerance for sums of prices."""
 
+# A remainder whose table takes more operations than this is too large to be searched successfully.
 MOST_TABLE_OPERATIONS = 1e9
-"""A remainder whose table takes more operations than this is too large to be searched successfully."""
 
+# Operations for each node of the search.
 OPERATIONS_PER_NODE = 100
-"""Operations for each node of the search."""
 
+# Limit of the number of sequences by which best completions are tabulated. Beyond it, any number is allowed.
 MAX_LEVELS = 12
-"""Limit of the number of sequences by which best completions are tabulated. Beyond it, any number is allowed."""
 
+# (longest second sequence relative to the room, how freely the slack is spent) of each attempt. Only the first is
+# exhaustive.
 ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4.0), (0.3, 4.0))
-"""(longest second sequence relative to the room, how freely the slack is spent) of each attempt. Only the first is
-exhaustive.
-"""
 
 
 class _SearchProblem(NamedTuple):
@@ -255,23 +254,23 @@ def _find_next_fitting_type(
 
 # --- from fractions of packs to integers
 
+# A usage that is less than this below an integer counts as that integer.
 WHOLE = 1e-6
-"""A usage that is less than this below an integer counts as that integer."""
 
+# While the integer parts contain more packs than this, no fractions are rounded up.
 MANY_PACKS = 1000
-"""While the integer parts contain more packs than this, no fractions are rounded up."""
 
+# After a step that lost the target, this many times fewer fractions are rounded up.
 FEWER = 3
-"""After a step that lost the target, this many times fewer fractions are rounded up."""
 
+# The most single fractions that may lose the target at a state before the step that led to it is undone too.
 MOST_BARRED = 2
-"""The most single fractions that may lose the target at a state before the step that led to it is undone too."""
 
+# The part of a fraction that is random in a dive with a seed.
 NOISE = 0.5
-"""The part of a fraction that is random in a dive with a seed."""
 
+# A remainder of more than MOST_SEARCHED sequences is not searched, and no search examines more nodes than this.
 MOST_SEARCHED, SEARCH_NODES = 2000, 50_000
-"""A remainder of more than MOST_SEARCHED sequences is not searched, and no search examines more nodes than this."""
 
 
 @dataclass(frozen=True)
