@@ -66,7 +66,8 @@ def _determine_masked_slots(
     depth: int,
     requested_slots: int | None,
 ) -> _MaskedSlots:
-    """Return the masked-LM slots that the fullest strategy needs, and the slots Q that each pack gets.
+    """Compute how many masked positions the fullest pack may contain, and return this number with the number Q of masked-LM
+    slots of every pack.
 
     Args:
         strategy_counts: how many packs use each strategy.
@@ -92,12 +93,12 @@ def _determine_masked_slots(
 # --- the algorithms by name
 
 
-# The most distinct lengths that a histogram may contain. In the worst case each length becomes a strategy of its own, and a
-# plan of this many strategies takes 2 GB.
+# A histogram may contain at most this many distinct lengths. In the worst case, every length becomes a strategy of its own,
+# and a plan with this many strategies takes 2 GB.
 MAX_DISTINCT_LENGTHS = 2**20
 
-# Algorithm functions by name. Each takes the counts (int64 [L]) and the depth. It also receives those keyword arguments of
-# `run_algorithm` that its signature names.
+# The functions of the algorithms by name. Every function takes the sequence counts (int64 [L]) and the depth. It may also
+# take any keyword argument of `run_algorithm`.
 ALGORITHMS: dict[str, Callable[..., StrategyCounts | AlgorithmResult]] = {
     "nnls": pack_by_nnls,
     "optimal": pack_optimally,
@@ -112,7 +113,9 @@ ALGORITHMS: dict[str, Callable[..., StrategyCounts | AlgorithmResult]] = {
 
 
 def resolve_depth(depth: int | str, max_sequence_length: int) -> int:
-    """Return the depth as a number, at most `max_sequence_length`.
+    """Convert a depth to an integer that is at most `max_sequence_length`.
+
+    The depth "max" becomes `max_sequence_length`. It limits nothing, because every sequence has at least one token.
 
     "max" becomes `max_sequence_length`. No pack can hold more sequences than it has slots, so this depth limits nothing.
 
@@ -128,7 +131,7 @@ def resolve_depth(depth: int | str, max_sequence_length: int) -> int:
 
 
 def check_algorithm_name(algorithm: str, known_algorithms: Collection[str]) -> None:
-    """Raise InputError if `algorithm` is not one of `known_algorithms`. The message suggests the closest known name."""
+    """Raise InputError if `algorithm` is not one of `known_algorithms`. The message suggests the most similar name."""
     if not isinstance(algorithm, str) or algorithm not in known_algorithms:
         algorithm = algorithm if isinstance(algorithm, str) else short_repr(algorithm)
         near = difflib.get_close_matches(algorithm, known_algorithms, n=1, cutoff=0.5)
@@ -146,7 +149,7 @@ def run_algorithm(
     work: WorkBudget | None = None,
     effort: Effort = "bounded",
 ) -> AlgorithmResult:
-    """Run one packing algorithm on a histogram, without checking its result.
+    """Pack a histogram with the given algorithm, without checking the packing.
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.

@@ -1,4 +1,4 @@
-"""Certificates: integer prices that prove a lower bound on the number of packs, and their independent check.
+"""Certificates: integer prices that prove a lower bound on the number of packs, and an independent check of this proof.
 
 Give every length a non-negative integer price. If no pack of at most `depth` sequences can be worth more than M, then any
 packing needs at least (total worth of all sequences) / M packs. The best prices are the dual solution of the cutting-stock
@@ -22,23 +22,23 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 
-# The longest packs, in tokens, for which the worth of the best pack is computed exactly under a depth limit.
+# If packs have a depth limit and more tokens than this, the worth of the best pack is not computed exactly.
 MAX_EXACT_LENGTH = 1 << 17
 
-# Limit of (distinct prices) * (tokens of a pack) in a check, which then takes about ten seconds. `exact/bounds.py` rounds
-# prices so that its certificates need at most half of this.
+# A check may take at most this many steps, which is about ten seconds. The number of steps is (distinct prices) * (tokens of
+# a pack). `exact/bounds.py` rounds prices so that its certificates need at most half of this.
 MAX_STEPS = 2**34
 
-# Limit of (ways to fill a pack) * (distinct prices) up to which the ways are enumerated.
+# The ways to fill a pack are enumerated only if (ways) * (distinct prices) is at most this number.
 MAX_LISTED = 2**22
 
-# The most that a pack may be worth, so that sums of prices fit in int64.
+# A pack may be worth at most this much, so that sums of prices fit in int64.
 LARGEST_WORTH = 2**62
 
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """Integer prices and the lower bound that they prove."""
+    """A lower bound on the number of packs, and the prices of the lengths that prove the bound."""
 
     prices: IntArray  # int64 [L], the price of a sequence of length 1 .. L, >= 0
     depth: int
@@ -46,8 +46,8 @@ class Certificate:
 
 
 def certify_token_or_count_bound(length_counts: IntArray, depth: int) -> Certificate:
-    """Return the certificate of the token bound (total tokens / L) or of the count bound (sequences / depth), whichever
-    bound is larger.
+    """Compute the token bound (total tokens / L) and the count bound (sequences / depth), and return the certificate of the
+    larger one.
     """
     lengths = np.arange(1, len(length_counts) + 1)
     by_tokens = -(-sum_prices(lengths, length_counts) // max(len(length_counts), 1))
@@ -58,11 +58,11 @@ def certify_token_or_count_bound(length_counts: IntArray, depth: int) -> Certifi
 
 
 def certify_threshold_bound(length_counts: IntArray, depth: int) -> Certificate:
-    """Prove a lower bound with a threshold length, above which two sequences cannot share a pack, and return its
-    certificate.
+    """Return the certificate of the largest threshold bound, a lower bound that considers only sequences of at least a
+    threshold length.
 
-    For a threshold t, a sequence that is longer than both L - t and L / 2 cannot share its pack with any other sequence of t
-    or more tokens, so it is worth a full pack. A shorter sequence of at least t tokens shares its pack with at most
+    Let t be the threshold. A sequence that is longer than both L - t and L / 2 cannot share its pack with any other sequence
+    of t or more tokens, so it is worth a full pack. A shorter sequence of at least t tokens shares its pack with at most
     min(depth, L // t) - 1 others of at least t tokens. Sequences below t are worth nothing. All occurring lengths up to L //
     2, and L // 2 + 1, are tried as t (Martello and Toth 1990, here with a depth limit).
 
@@ -89,7 +89,7 @@ def certify_threshold_bound(length_counts: IntArray, depth: int) -> Certificate:
 
 
 def sum_prices(prices: IntArray, length_counts: IntArray) -> int:
-    """Return the total price of all sequences as an exact Python integer."""
+    """Return the total price of all sequences in a histogram as an exact Python integer."""
     occurring = np.flatnonzero(length_counts)
     return sum(
         price * count for price, count in zip(prices[occurring].tolist(), length_counts[occurring].tolist(), strict=True)
@@ -97,7 +97,7 @@ def sum_prices(prices: IntArray, length_counts: IntArray) -> int:
 
 
 def check_certificate(certificate: Certificate, length_counts: IntArray) -> int:
-    """Recompute the bound of a certificate in exact integers.
+    """Check the bound of a certificate by computing in exact integers which bound its prices prove.
 
     Args:
         certificate: the prices, the depth and the claimed bound.
@@ -119,8 +119,8 @@ def check_certificate(certificate: Certificate, length_counts: IntArray) -> int:
 
 
 def _max_pack_worth(prices: IntArray, depth: int) -> int:
-    """Return the largest total price of the sequences in one pack of at most `depth` sequences and L tokens. For very long
-    packs, return an upper limit of it.
+    """Return the largest total price of the sequences that fit into one pack. For very long packs, the result may be an
+    upper limit of this price.
     """
     pack_tokens = len(prices)
     depth = min(depth, pack_tokens)
@@ -135,8 +135,8 @@ def _max_pack_worth(prices: IntArray, depth: int) -> int:
     if pack_tokens > MAX_EXACT_LENGTH:
         limit = limit_pack_worth_by_longest_sequence(best[rises], rises, pack_tokens, depth)
         if len(rises) * pack_tokens <= MAX_STEPS and int(best[-1]) * (pack_tokens // int(rises[0])) < LARGEST_WORTH:
-            # Compute a second limit without the depth limit: best[t] becomes the largest total price of any number of
-            # sequences in t tokens.
+            # If it is fast enough, also compute the limit that applies without a depth limit: best[t] becomes the largest
+            # total price of any number of sequences in t tokens.
             for length in rises.tolist():
                 price = prices[length - 1]
                 for start in range(length, len(best), length):
@@ -155,8 +155,8 @@ def _max_pack_worth(prices: IntArray, depth: int) -> int:
 
 
 def max_pack_worth_by_enumeration(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int | None:
-    """Return the largest total price of the sequences in one pack, by enumerating all ways to fill a pack. Return None if
-    there are more than `MAX_LISTED` ways.
+    """Enumerate all ways to fill a pack, and return the largest total price. Return None if there are more than `MAX_LISTED`
+    ways.
 
     Longer lengths are placed first. The shortest length takes as much of the remaining room as possible.
 
@@ -178,11 +178,11 @@ def max_pack_worth_by_enumeration(prices: IntArray, lengths: IntArray, pack_toke
 
 
 def limit_pack_worth_by_longest_sequence(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int:
-    """Return an upper limit of the total price of the sequences in one pack. For each longest sequence of a pack, the other
-    sequences count with the best price per token.
+    """Return an upper limit of the total price of the sequences in one pack.
 
-    For each length as the longest of the pack, at most `depth` - 1 sequences of this length or less share the remaining
-    room. Floating-point results are rounded up, so the limit is safe.
+    For each possible longest sequence of the pack, the other sequences (at most `depth` - 1) fill the remaining room at the
+    best price per token of any length up to the longest. The limit is the largest of these prices. Floating-point results
+    are rounded up, so the limit is safe.
 
     Args:
         prices: int64 [n], ascending.
@@ -199,7 +199,7 @@ def limit_pack_worth_by_longest_sequence(prices: IntArray, lengths: IntArray, pa
 
 
 def _max_plus_product(left: IntArray, right: IntArray) -> IntArray:
-    """Return the max-plus product: result[t] = max over a of left[a] + right[t - a]."""
+    """Compute the max-plus product of two arrays: result[t] = max over a of left[a] + right[t - a]."""
     result: IntArray = left + right[0]
     for part in range(1, len(left)):
         np.maximum(result[part:], left[: len(left) - part] + right[part], out=result[part:])

@@ -1,4 +1,4 @@
-"""Estimates of what packing would give, without writing anything.
+"""Estimates of how well a data set can be packed. Nothing is written.
 
 `estimate_packing` packs the histogram by one algorithm at one depth. `estimate_longer_packs` tries longer packs for the same
 sequences. `compare_with_unpadding` predicts how packing and un-padding scale with the number of accelerators.
@@ -19,19 +19,19 @@ from gaudi_bert.packing.heuristics import count_greedy_packs, count_tokens_of_so
 from gaudi_bert.packing.histogram import Histogram, resize_histogram
 from gaudi_bert.packing.strategies import AlgorithmResult, WorkBudget, count_packs
 
-# Separator tokens between two sequences of a pack, for the two variants of `greedy` that insert them.
+# Two variants of `greedy` insert this many separator tokens between two sequences of a pack.
 SEPARATORS = {"greedy+1": 1, "greedy+2": 2}
-# The algorithms that an estimate can compare. "sort" is sorted batching, which packs nothing.
+# An estimate can compare these algorithms. "sort" is sorted batching, which does not pack.
 ESTIMATE_ALGORITHMS = (*ALGORITHMS, *SEPARATORS, "sort")
-# Sequences per batch in sorted batching.
+# The number of sequences in a batch of sorted batching.
 SORTED_BATCH_SEQUENCES = 256
-# Pack lengths to try, relative to the data's own `max_sequence_length`.
+# The pack lengths to try, as multiples of the present `max_sequence_length`.
 LENGTH_FACTORS = (1.0, 1.125, 1.25, 4 / 3, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The quality of one algorithm at one depth, and the time it took."""
+    """The result of packing a histogram with one algorithm at one depth: the number of packs, their quality and the time."""
 
     algorithm: str  # a key of `ALGORITHMS`, `greedy+1` or `greedy+2` (with separator tokens), or `sort`
     algorithm_used: str  # the algorithm that produced the packs, if `algorithm` chooses between several
@@ -56,8 +56,8 @@ class LengthEstimate:
     max_sequence_length: int
     packs: int
     efficiency: float
-    # The slots of unpacked rows divided by the slots of these packs. This is the speed-up of everything whose cost is linear
-    # in the number of slots.
+    # How many times fewer slots these packs have than unpacked rows. If the cost is proportional to the slots, this is the
+    # speed-up.
     fewer_slots: float
     attention_cost: float  # cost of full attention relative to unpacked rows: packs times squared length
 
@@ -65,7 +65,7 @@ class LengthEstimate:
 def estimate_packing(
     histogram: Histogram, algorithm: str, depth: int | str, lower_bound: int | None, work: WorkBudget | None = None
 ) -> Estimate:
-    """Pack the histogram by one algorithm at one depth, and return the quality and the time.
+    """Pack the histogram with one algorithm at one depth, and return the quality metrics and the time.
 
     Args:
         histogram: the sequences, at least one.
@@ -99,14 +99,14 @@ def estimate_packing(
 
 
 class _SlotUsage(NamedTuple):
-    """The number of slots that an algorithm uses, and its result, or None if it produces no strategies."""
+    """The number of slots that an algorithm uses in total. `result` is None if the algorithm produces no strategies."""
 
     slots: int
     result: AlgorithmResult | None
 
 
 def _run_and_count_slots(histogram: Histogram, algorithm: str, depth: int, work: WorkBudget | None) -> _SlotUsage:
-    """Run an algorithm on a histogram, and return how many slots it uses."""
+    """Run an algorithm on a histogram, and return how many slots its packs or batches have in total."""
     if algorithm == "sort":
         return _SlotUsage(count_tokens_of_sorted_batches(histogram.counts, SORTED_BATCH_SEQUENCES), None)
     result = None
@@ -119,7 +119,8 @@ def _run_and_count_slots(histogram: Histogram, algorithm: str, depth: int, work:
 
 
 def estimate_longer_packs(histogram: Histogram, depth: int | str) -> list[LengthEstimate]:
-    """Pack the sequences by LPFHP into packs of one to two times the data's own length (paper Q).
+    """Pack the sequences with LPFHP into packs of up to twice the present pack length, and return the result for each pack
+    length (paper Q).
 
     A pack that is longer than the longest sequence wastes less padding. However, attention costs more, because its cost
     grows with the square of the pack length if the full attention matrix is computed.
@@ -157,8 +158,13 @@ QUANTILES = 200_000
 
 @dataclass(frozen=True)
 class UnpaddingEstimate:
-    """The expected speed-ups on a number of accelerators: un-padding as the paper measured it, ideal un-padding of these
-    data, and packing.
+    """The expected speed-ups of packing and of un-padding on a number of accelerators.
+
+    Attributes:
+        accelerators: The number of accelerators.
+        unpadding: The speed-up of un-padding as the paper measured it.
+        ideal_unpadding: The speed-up of an ideal un-padding of this data set, whose time is proportional to the tokens.
+        packing: The speed-up of packing.
     """
 
     accelerators: int
@@ -174,31 +180,32 @@ class _Gumbel(NamedTuple):
     scale: float
 
 
-# Speed-up of un-padding over padding on 8 GPUs for BERT pretraining on Wikipedia with 32 sequences per GPU (paper E).
+# The paper measured this distribution of the speed-up of un-padding over padding on 8 GPUs, for BERT pretraining on
+# Wikipedia with 32 sequences per GPU (appendix E).
 MEASURED_ON_8 = _Gumbel(1.6038, 0.1288)
 
 
 def _gumbel_quantiles(distribution: _Gumbel, probabilities: FloatArray) -> FloatArray:
-    """Return the quantiles of a Gumbel distribution at these probabilities, 0 < probability < 1."""
+    """Return the quantiles of a Gumbel distribution at the given probabilities, which must lie between 0 and 1."""
     location, scale = distribution
     value: FloatArray = location - scale * np.log(-np.log(probabilities))
     return value
 
 
 def compare_with_unpadding(histogram: Histogram, packing_factor: float) -> list[UnpaddingEstimate]:
-    """Return the expected speed-ups of packing and of un-padding on 1 to 2,048 accelerators.
+    """Return the expected speed-ups of packing and of un-padding for 1 to 2,048 accelerators.
 
     The speed-up of packing is its packing factor on any number of accelerators.
     """
-    # Choose the distribution of one device so that the slowest of 8 devices has the measured median and mode (equations 13
-    # and 14).
+    # Fit the distribution of a single device such that the slowest of 8 devices has the measured median and mode (equations
+    # 13 and 14).
     probabilities = np.array([0.5, np.exp(-1.0)])
     median, mode = _gumbel_quantiles(MEASURED_ON_8, probabilities)
     scores = _gumbel_quantiles(_Gumbel(0.0, 1.0), 1 - (1 - probabilities) ** (1 / 8))
     scale = float((median - mode) / (scores[0] - scores[1]))
     one_device = _Gumbel(float(mode - scale * scores[1]), scale)
-    # The slowest of n devices is below s with probability 1 - (1 - P(s))^n. Direct evaluation would lose the small tail to
-    # rounding, so use expm1 and log1p.
+    # The slowest of n devices is below s with probability 1 - (1 - P(s))^n. Computing this directly would lose small
+    # probabilities to rounding, so use expm1 and log1p.
     draws = np.log1p(-(np.arange(QUANTILES) + 0.5) / QUANTILES)
     return [
         UnpaddingEstimate(
@@ -212,7 +219,8 @@ def compare_with_unpadding(histogram: Histogram, packing_factor: float) -> list[
 
 
 def _ideal_unpadding_speedup(histogram: Histogram, accelerators: int) -> float:
-    """Return the expected speed-up of ideal un-padding, for which the time of a batch is exactly proportional to its tokens.
+    """Return the expected speed-up of ideal un-padding, where the time of a batch is exactly proportional to its non-padding
+    tokens.
 
     The tokens of a device's batch are assumed to be normally distributed. All `accelerators` devices wait for the largest
     batch.

@@ -18,19 +18,20 @@ from gaudi_bert.packing.strategies import Strategy, StrategyCounts, add_packs, c
 
 
 def pack_one_per_pack(length_counts: IntArray, depth: int = 1) -> StrategyCounts:
-    """Put each sequence into a pack of its own, whatever the depth. This is the baseline of every comparison."""
+    """Put every sequence into a pack of its own, which is the baseline for comparisons. The depth is ignored."""
     return {(length,): int(length_counts[length - 1]) for length in (np.flatnonzero(length_counts) + 1).tolist()}
 
 
 # --- SPFHP, LPFHP, best fit
 
-# The most sequences that the strategies of a plan may list in total, which takes 0.5 GB. Only packs of millions of sequences
-# reach it.
+# The strategies of a plan may contain at most this many sequences in total, which takes 0.5 GB. Only packs with millions of
+# sequences reach this limit.
 MAX_LISTED = 2**26
 
 
 class OpenPacks:
-    """Packs that still have room, grouped by their room, and the strategy counts of the packs that are closed.
+    """Packs that still have room, grouped by the number of free tokens. The packs that have been closed are kept as strategy
+    counts.
 
     For every amount of room there is a stack of (count, pack) entries, used last in, first out. This order is part of the
     published algorithms; another order would give other results. The amounts of room are kept sorted, so that the largest
@@ -52,14 +53,14 @@ class OpenPacks:
 
     @classmethod
     def with_packs(cls, strategy_counts: StrategyCounts, length: int, depth: int) -> OpenPacks:
-        """Return the packs of a plan as open packs of `length` tokens and at most `depth` sequences."""
+        """Create open packs from strategy counts. Each pack may hold `length` tokens and `depth` sequences."""
         packs = cls(depth)
         for strategy, count in sort_strategies(strategy_counts).items():
             packs.add_packs(strategy, count, length - sum(strategy))
         return packs
 
     def add_packs(self, pack: Strategy, count: int, room: int) -> None:
-        """Add `count` equal packs that have room for `room` more tokens.
+        """Add `count` equal packs that have `room` free tokens. Packs that are full are closed at once.
 
         Raises:
             InputError: the strategies would list more sequences than allowed.
@@ -80,20 +81,24 @@ class OpenPacks:
             stack.append((count, pack))
 
     def largest_room(self) -> int | None:
-        """Return the largest room of any open pack, or None if no pack is open."""
+        """Return the largest number of free tokens in any open pack, or None if no pack is open."""
         return self._rooms[-1] if self._rooms else None
 
     def smallest_room_for(self, length: int) -> int | None:
-        """Return the smallest room that holds `length` tokens, or None if no open pack has that much room."""
+        """Return the smallest number of free tokens in any open pack that can hold `length` tokens. Return None if there is
+        no such pack.
+        """
         position = bisect_left(self._rooms, length)
         return self._rooms[position] if position < len(self._rooms) else None
 
     def top_entry(self, room: int) -> tuple[int, Strategy]:
-        """Return the (count, pack) entry that was added last among those with this room, without removing it."""
+        """Return the newest (count, pack) entry among the open packs with `room` free tokens, without removing it."""
         return self._stacks[room][-1]
 
     def remove_from_top(self, room: int, count: int) -> None:
-        """Remove `count` packs from the top entry of the stack for this room. The entry must contain at least as many."""
+        """Remove `count` packs from the newest entry of the packs with `room` free tokens. The entry must contain at least
+        this many.
+        """
         stack = self._stacks[room]
         available, pack = stack.pop()
         if count < available:
@@ -114,11 +119,13 @@ class OpenPacks:
 
 
 def pack_shortest_first(length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Pack by SPFHP, shortest-pack-first histogram-packing (paper 3.1.1, F.2 and G.2): worst fit on the histogram.
+    """Pack a histogram with SPFHP (shortest-pack-first histogram-packing), which fills the packs with the most free tokens
+    first.
 
-    From the longest length to the shortest, put sequences into the open packs with the most room, as many as the stack of
-    equal packs can take. If no pack has enough room, open new packs for the rest. SPFHP is almost instant, but it uses up
-    the room of the emptiest packs first. It is also not monotone: a larger depth may need more packs.
+    SPFHP is worst fit on a histogram (paper 3.1.1, F.2 and G.2). From the longest length to the shortest, put sequences into
+    the open packs with the most room, as many as the stack of equal packs can take. If no pack has enough room, open new
+    packs for the rest. SPFHP is almost instant, but it uses up the room of the emptiest packs first. It is also not
+    monotone: a larger depth may need more packs.
     """
     open_packs = OpenPacks(depth)
     for length in (np.flatnonzero(length_counts)[::-1] + 1).tolist():
@@ -137,12 +144,13 @@ def pack_shortest_first(length_counts: IntArray, depth: int) -> StrategyCounts:
 
 
 def pack_longest_first(length_counts: IntArray, depth: int, open_packs: OpenPacks | None = None) -> StrategyCounts:
-    """Pack by LPFHP, longest-pack-first histogram-packing (paper R): best fit on the histogram, with split counts.
+    """Pack a histogram with LPFHP (longest-pack-first histogram-packing), which fills the packs with the least sufficient
+    room first.
 
-    Works like SPFHP, but sequences go to the open packs with the least sufficient room, and a pack takes as many copies of a
-    length at once as fit. For example, two sequences of 256 fill a pack of 512 instead of waiting in two packs for other
-    sequences. LPFHP is optimal at depth 2 on all published histograms. Without a depth limit it is within 0.03 % of the
-    lower bound.
+    LPFHP is best fit on a histogram, with split counts (paper R). It works like SPFHP, but sequences go to the open packs
+    with the least sufficient room, and a pack takes as many copies of a length at once as fit. For example, two sequences of
+    256 fill a pack of 512 instead of waiting in two packs for other sequences. LPFHP is optimal at depth 2 on all published
+    histograms. Without a depth limit it is within 0.03 % of the lower bound.
 
     Args:
         length_counts: int64 [L], the sequences to pack.
@@ -161,7 +169,8 @@ def pack_longest_first(length_counts: IntArray, depth: int, open_packs: OpenPack
 
 
 def fill_open_packs(open_packs: OpenPacks, length: int, sequence_count: int) -> int:
-    """Put sequences of one length into open packs, least room first, and return how many sequences remain.
+    """Put sequences of one length into open packs, those with the least room first, and return how many sequences did not
+    fit.
 
     Args:
         open_packs: the open packs, which are changed.
@@ -182,10 +191,10 @@ def fill_open_packs(open_packs: OpenPacks, length: int, sequence_count: int) -> 
 
 
 def add_by_best_fit(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Add sequences to packs that already exist, by best fit decreasing.
+    """Add sequences to existing packs by best fit decreasing, and return the strategy counts of all packs.
 
-    Each sequence, longest first, goes to the pack with the least room that still holds it, or into a new pack. This is LPFHP
-    started from existing packs, so it costs the same for one sequence as for a million.
+    Each sequence, longest first, goes into the pack with the least room that can still hold it, or into a new pack. The
+    function runs LPFHP on the existing packs, so its cost does not depend on the number of sequences.
     """
     open_packs = OpenPacks.with_packs(strategy_counts, len(length_counts), depth)
     return sort_strategies(pack_longest_first(length_counts, depth, open_packs))
@@ -195,14 +204,14 @@ def add_by_best_fit(strategy_counts: StrategyCounts, length_counts: IntArray, de
 
 
 def pack_first_fit(length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Pack by FFD: each sequence, from longest to shortest, goes into the first opened pack that has room.
+    """Pack a histogram with FFD (first-fit decreasing).
 
-    Consecutive packs that are equal so far form a run. Each length fills complete runs and splits at most one of them, at
-    most twice. The result is the same as that of the algorithm that handles one sequence at a time, for which the paper
-    reports 87 to 120 s.
+    Each sequence, from longest to shortest, goes into the first opened pack that has room. Consecutive packs that are equal
+    so far form a run. Each length fills complete runs and splits at most one of them, at most twice. The result is the same
+    as that of the algorithm that handles one sequence at a time, for which the paper reports 87 to 120 s.
     """
-    # int64 [3, runs]: the number of packs in each run, and the tokens and sequences that each pack can still take. The last
-    # run contains the packs that are not opened yet.
+    # An array int64 [3, runs] describes the runs of equal packs: the number of packs, and the tokens and sequences that each
+    # pack can still take. The last run contains the packs that are not opened yet.
     runs = np.array([[int(length_counts.sum())], [len(length_counts)], [depth]])
     held: list[Strategy] = [()]
     for length in (np.flatnonzero(length_counts)[::-1] + 1).tolist():
@@ -235,12 +244,14 @@ def pack_first_fit(length_counts: IntArray, depth: int) -> StrategyCounts:
 # by a seed. If attention is not masked between sequences, separator tokens are inserted between two sequences; they use
 # slots without carrying information.
 
-# The most sequences that GREEDY accepts, because it needs a list of all sequences in memory.
+# GREEDY lists all sequences in memory, so it accepts at most this many.
 MOST_SEQUENCES = 200_000_000
 
 
 def count_greedy_packs(length_counts: IntArray, depth: int, *, seed: int, separators: int = 0) -> int:
-    """Return the number of packs that GREEDY needs, without listing its strategies, of which nearly every pack has its own.
+    """Return the number of packs that `greedy` needs, without listing its strategies.
+
+    Listing them would be slow, because nearly every pack has a strategy of its own.
 
     Args:
         length_counts: int64 [L], the sequences to pack.
@@ -256,7 +267,8 @@ def count_greedy_packs(length_counts: IntArray, depth: int, *, seed: int, separa
 
 
 def pack_greedily(length_counts: IntArray, depth: int, *, seed: int) -> StrategyCounts:
-    """Pack by GREEDY: each sequence, in shuffled order, goes into the current pack, or into a new pack if it does not fit.
+    """Pack sequences with GREEDY: in shuffled order, put each sequence into the current pack, or into a new pack if it does
+    not fit.
 
     This is what "just concatenate" does. It leaves about a fifth of the slots empty. For the arguments, see
     `count_greedy_packs`.
@@ -269,7 +281,7 @@ def pack_greedily(length_counts: IntArray, depth: int, *, seed: int) -> Strategy
 
 
 def _shuffled_lengths(length_counts: IntArray, seed: int) -> Int32Array:
-    """Return the length of each sequence in shuffled order, int32 [sequences]."""
+    """Expand a histogram to the length of each sequence, in an order shuffled by the seed, and return int32 [sequences]."""
     sequences = int(length_counts.sum())
     if sequences > MOST_SEQUENCES:
         raise InputError(
@@ -282,7 +294,7 @@ def _shuffled_lengths(length_counts: IntArray, seed: int) -> Int32Array:
 
 @kernel
 def _pack_by_next_fit(lengths: Int32Array, pack_tokens: int, depth: int, separators: int, pack_starts: IntArray) -> int:
-    """Pack the sequences in their order by next fit, and return the number of packs.
+    """Pack the sequences in the given order by next fit, and return the number of packs.
 
     The index of the first sequence of each pack is written to `pack_starts`, unless `pack_starts` is empty.
     """
@@ -307,7 +319,7 @@ def _pack_by_next_fit(lengths: Int32Array, pack_tokens: int, depth: int, separat
 
 
 def count_tokens_of_sorted_batches(length_counts: IntArray, batch_sequences: int) -> int:
-    """Return the tokens, including padding, that sorted batching processes.
+    """Return the number of tokens, including padding, in all batches if sequences are sorted by length before batching.
 
     Sequences are sorted by length, cut into batches, and padded to the longest sequence of their batch. There is almost no
     padding, but nearly every batch has another shape, for which Gaudi compiles another graph, and batches are no longer
@@ -320,7 +332,8 @@ def count_tokens_of_sorted_batches(length_counts: IntArray, batch_sequences: int
     lengths = np.arange(len(length_counts), 0, -1)
     ends = np.cumsum(length_counts[::-1])
     starts = ends - length_counts[::-1]
-    # Batch k begins at sorted position k * batch_sequences, where its longest sequence is.
+    # Batch k begins at position k * batch_sequences of the sorted sequences, and this sequence is its longest. Count the
+    # batches that begin at each length.
     batches_started = -(-ends // batch_sequences) - -(-starts // batch_sequences)
     sequences = int(ends[-1]) if len(ends) else 0
     padded_tokens = int(batches_started @ lengths) * batch_sequences

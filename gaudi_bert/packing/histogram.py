@@ -1,4 +1,4 @@
-"""Histograms of sequence lengths, which are all that a packing algorithm needs to know about a data set.
+"""Histograms of sequence lengths, which are the only input that a packing algorithm needs.
 
 Algorithms pack the histogram instead of the sequences (paper F.2), so their cost depends on the maximum length and not on
 the size of the data. `counts[0]` is the number of sequences of length 1. A histogram may also contain `max_masked`, the most
@@ -23,13 +23,13 @@ from gaudi_bert.common.arrays import AnyArray, IntArray, check_integer, find_non
 from gaudi_bert.common.errors import ArgumentError, InputError, short_repr
 
 _MOST_INT64 = 2**63 - 1
-# The most tokens of a histogram, so that all sums and products of a certificate fit in int64.
+# A histogram may contain at most this many tokens, so that all sums and products in a certificate fit in int64.
 MAX_TOKENS = 2**62
 
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """The number of sequences of each length. The arrays are validated, copied and made read-only on creation.
+    """A histogram of sequence lengths. The constructor validates and copies the arrays, and makes the copies read-only.
 
     Raises:
         InputError: an entry is not an integer from 0, an array has the wrong length, or there are more than `MAX_TOKENS`
@@ -70,16 +70,16 @@ class Histogram:
 
     @property
     def token_bound(self) -> int:
-        """Packs that are needed for the tokens alone: tokens / L, rounded up. No packing can use fewer."""
+        """The number of packs that the tokens fill without any padding: tokens / L, rounded up. No packing can use fewer."""
         return -(-self.tokens // self.max_sequence_length)
 
     def max_masked_positions(self, length: int) -> int:
-        """Return the most masked positions of any sequence of this length, or 0 if unknown."""
+        """Return the largest number of masked positions in any sequence of this length, or 0 if it is unknown."""
         return 0 if self.max_masked is None else int(self.max_masked[length - 1])
 
 
 def _convert_to_1d_array(values: Any, name: str) -> AnyArray:
-    """Convert `values` to a one-dimensional array without changing any value.
+    """Convert a list-like value to a one-dimensional array without changing any element.
 
     Lists become int64 arrays if all elements are integers that fit, otherwise object arrays, because numpy could convert
     elements silently.
@@ -105,18 +105,20 @@ def _convert_to_1d_array(values: Any, name: str) -> AnyArray:
 
 
 def _is_integer_array(array: AnyArray) -> bool:
-    """Return whether the dtype may hold integers only. Elements of object arrays are checked one by one later."""
+    """Return whether the dtype of an array allows integers. Object arrays are accepted, because their elements are checked
+    later.
+    """
     return array.dtype.kind in "iuO" or not array.size
 
 
 def _format_entry(values: AnyArray, index: int) -> str:
-    """Format one entry of an array as Python would write it."""
+    """Format one element of an array as a Python literal."""
     value = values[index]
     return short_repr(value.item() if isinstance(value, np.generic) else value)
 
 
 def resize_histogram(histogram: Histogram, max_sequence_length: int) -> Histogram:
-    """Return the histogram of the same sequences for packs of another length (paper Q).
+    """Return a histogram of the same sequences for packs of another length (paper Q).
 
     Raises:
         InputError: a sequence is longer than `max_sequence_length`.
@@ -126,7 +128,7 @@ def resize_histogram(histogram: Histogram, max_sequence_length: int) -> Histogra
         raise InputError(f"max_sequence_length is {max_sequence_length}, but the longest sequence has {longest} tokens")
 
     def resized(values: IntArray) -> IntArray:
-        """Truncate or extend an array with zeros to the new length."""
+        """Truncate an array to the new length, or extend it with zeros."""
         result = np.zeros(max_sequence_length, dtype=np.int64)
         common = min(len(values), max_sequence_length)
         result[:common] = values[:common]
@@ -138,12 +140,12 @@ def resize_histogram(histogram: Histogram, max_sequence_length: int) -> Histogra
 
 # --- validation of the lengths that users pass
 
-# The longest row, in tokens. A histogram has one counter per length, so longer rows would take too much memory.
+# Rows may have at most this many tokens. A histogram has one counter per length, so longer rows would take too much memory.
 MAX_ROW_LENGTH = 2**24
 
 
 def validate_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
-    """Validate the lengths that a user passed, and convert them to a compact array.
+    """Validate the sequence lengths that a user passed, and return them as an array of a small integer type.
 
     Args:
         lengths: a list, an array or any iterable of integers.
@@ -169,7 +171,7 @@ def validate_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
 
 
 def count_lengths(lengths: AnyArray, max_sequence_length: int) -> Histogram:
-    """Build the histogram of validated lengths."""
+    """Return the histogram of sequence lengths that have already been validated."""
     counts: IntArray = np.bincount(lengths, minlength=max_sequence_length + 1)[1:]
     return Histogram(max_sequence_length, counts)
 
@@ -183,11 +185,11 @@ def count_lengths(lengths: AnyArray, max_sequence_length: int) -> Histogram:
 
 
 class _SizedFile(Protocol):
-    """A file, or a part of a file, with the sizes that are needed to form groups."""
+    """A file, or a part of a file, whose size is known so that it can be assigned to a group."""
 
     @property
     def name(self) -> str:
-        """Path relative to the folder of records."""
+        """The path relative to the folder of records."""
 
     @property
     def bytes(self) -> int: ...
@@ -199,7 +201,7 @@ File = TypeVar("File", bound=_SizedFile)
 
 
 def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, seed: int) -> list[list[File]]:
-    """Assign files to groups of nearly equal size.
+    """Divide files into groups of nearly equal size. Every group is packed separately.
 
     Args:
         files: the files in any order.
@@ -213,7 +215,8 @@ def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, s
     """
     ordered = sorted(files, key=lambda file: file.name)
     shuffled = [ordered[index] for index in permutation(len(ordered), seed, "groups")]
-    # A small last group would pack badly, so make the groups as even as the smallest possible number of groups allows.
+    # A small last group would pack badly. Therefore find the smallest possible number of groups, and then make that many
+    # groups of similar size.
     fewest = _split_into_groups(shuffled, group_sequences, group_bytes, 1)
     even = _split_into_groups(shuffled, group_sequences, group_bytes, len(fewest))
     groups = even if len(even) == len(fewest) else fewest
@@ -221,7 +224,9 @@ def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, s
 
 
 def _split_into_groups(files: list[File], group_sequences: int, group_bytes: int, min_groups: int) -> list[list[File]]:
-    """Split the list where a limit would be exceeded, and where the next of `min_groups` equal shares is reached."""
+    """Divide a list of files into consecutive groups that respect the limits. At least `min_groups` groups are formed if
+    there are enough files.
+    """
     total = sum(file.sequences for file in files)
     groups: list[list[File]] = []
     sequences = size = seen = 0
@@ -237,12 +242,12 @@ def _split_into_groups(files: list[File], group_sequences: int, group_bytes: int
 
 
 def find_oversized_files(files: Sequence[File], group_sequences: int, group_bytes: int) -> list[File]:
-    """Return the files that exceed a limit of a group on their own."""
+    """Return the files that alone exceed the limits of a group."""
     return [file for file in files if file.sequences > group_sequences or file.bytes > group_bytes]
 
 
 def build_group_histogram(counts_of_files: Iterable[IntArray], max_sequence_length: int) -> Histogram:
-    """Build the histogram of a group of files, with the most masked positions at each length.
+    """Build the histogram of a group of files, including the largest number of masked positions at each length.
 
     Args:
         counts_of_files: for each file int64 [pairs, 3] with the columns length, masked positions, number of sequences.

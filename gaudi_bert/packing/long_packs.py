@@ -1,4 +1,4 @@
-"""Plans for long packs with thousands of lengths: solve on a coarse grid, assign sequences to slots, swap what does not fit.
+"""Packings for long packs with thousands of distinct lengths, which are first computed on a coarse grid of lengths.
 
 With thousands of distinct lengths, the linear program itself becomes too expensive. Therefore lengths are rounded to a grid
 of a few hundred bins, and the program of the bins is solved. Its prices, interpolated to all lengths, prove a lower bound.
@@ -36,44 +36,45 @@ from gaudi_bert.packing.strategies import (
 # --- constants of long packs, and the reason for each (measured by `benchmarks/packing.py --parts limits`)
 
 MANY_LENGTHS = 2500  # with more distinct lengths than this, the full linear program is too slow and a grid is used
-# With at most this many distinct lengths, no grid is used, however long the packs are.
+# No grid is used if there are at most this many distinct lengths, however long the packs are.
 FEW_LENGTHS = 600
 BINS = 512  # bins of a grid: its program takes 1 s, and its prices prove a bound within a pack or two
-# The grids that are tried in order, until the packing is near its bound. Each is given as (number of bins, factor of the
-# slack).
+# These grids are tried in order until the packing is near its bound. Each is (number of bins, factor of the slack).
 GRIDS = ((BINS, 0), (BINS, 1), (BINS, 4), (2 * BINS, 1))
-# On a grid with slack, each sequence counts as longer than it is, so that the packs of the plan keep some room. The slack is
-# the larger of 0.003 % of the mean length, and 0.3 packs divided by the number of sequences.
+# On a grid with slack, each sequence is treated as longer than it is, so that the planned packs keep some room. The
+# additional length is the larger of 0.003 % of the mean length, and 0.3 packs divided by the number of sequences.
 SLACK_SHARE, SLACK_PACKS = 3e-5, 0.3
-# A packing counts as near to its lower bound if it exceeds the bound by at most 1 / NEAR. Then only the last few packs are
-# searched for.
+# A packing is near to its lower bound if it exceeds the bound by at most 1 / NEAR of it. In that case, only the last few
+# packs are searched for.
 NEAR = 10_000
 LAST_PACK_SHARE = 0.3  # fraction of the budget for finding out whether the last pack can be saved
 MATCHED = 200_000  # of more sequences than this only a part is rematched, so that a round takes 20 ms
 
-# With more sequences than this, assigning each one to its slot would take gigabytes and minutes.
+# Sequences are assigned to slots only if there are at most this many, because this would otherwise take gigabytes and
+# minutes.
 MAX_ASSIGNED_SEQUENCES = 2_000_000
-# If there are more than MAX_ASSIGNED_SEQUENCES sequences, only a subsample of this size is planned. This wastes about 0.002
-# % of the packs.
+# If there are more than MAX_ASSIGNED_SEQUENCES sequences, a subsample of this size is packed instead. This wastes about
+# 0.002 % of the packs.
 THINNED = 500_000
-# With more distinct lengths than this, a subsample of this size is planned, because heuristics take microseconds per length.
+# If there are more distinct lengths than this, a subsample of this many sequences is packed, because heuristics take
+# microseconds per length.
 MOST_LENGTHS = 1 << 17
 
-# How many empty slots are added to an empty pack and to a full pack, so that a sequence can move there without a swap.
+# An empty pack gets the first number of empty slots and a full pack the second, so that a sequence can move there without a
+# swap.
 MOST_EMPTY, LEAST_EMPTY = 32, 2
-# Empty packs that may be opened if swaps no longer help: 0.02 % of all packs, but at least 8.
+# If swaps no longer help, additional packs are opened: up to 0.02 % of all packs, but at least 8 may be.
 SPARE_SHARE, LEAST_SPARE = 0.0002, 8
 MOST_ROUNDS = 1000  # limit of swap rounds, as a safeguard; they normally end earlier
 PROBES, PROBES_OF_A_LENGTH = 3000, 32  # sequences that are examined for one swap, in total and per length
 WIDEST = 200  # a swap may take at most this many tokens more than the excess
 ROOMY = 400  # number of packs with the most room that are examined one by one
 FAILURES = 100  # the round ends after this many consecutive packs without a swap
-# If a round of swaps makes fewer than this fraction of the overfull packs fit, the remaining excess tokens are moved to
-# other packs.
+# If a round of swaps makes less than this fraction of the overfull packs fit, the remaining excess is moved to other packs.
 FEW_FITTED = 0.01
 STALLED = 3  # rounds of that kind before an empty pack is opened
 OPERATIONS_PER_ASSIGNED = 500  # operations per sequence, for assigning it to a slot and reading the packs afterwards
-# The operations of a round of swaps: for each pack, and in addition for each overfull pack that is tried.
+# A round of swaps takes this many operations for each pack, and in addition for each overfull pack that is tried.
 OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000
 
 
@@ -94,7 +95,7 @@ class _SlotAssignment(NamedTuple):
 
 
 class AssignedPacks(NamedTuple):
-    """The result of assigning sequences to the slots of a coarse plan.
+    """The packs that `assign_sequences_to_slots` has filled, and the sequences that did not fit.
 
     Attributes:
         strategy_counts: The strategy counts of the packs.
@@ -108,8 +109,8 @@ class AssignedPacks(NamedTuple):
 def assign_sequences_to_slots(
     coarse_plan: Mapping[Strategy, int], length_counts: IntArray, bins: int, depth: int, work: WorkBudget
 ) -> AssignedPacks:
-    """Assign the sequences to the slots of a plan for rounded lengths, and swap sequences between packs until no pack is too
-    full.
+    """Assign sequences to the slots of packs that were planned for rounded lengths. Swap sequences between packs until no
+    pack is too full.
 
     Args:
         coarse_plan: strategies of bins, with exactly as many slots as `length_counts` has sequences.
@@ -120,8 +121,8 @@ def assign_sequences_to_slots(
     """
     max_length = len(length_counts)
     spare = max(LEAST_SPARE, int(SPARE_SHARE * sum(coarse_plan.values())))
-    # Add empty slots to each pack, as many as its room suggests and the depth allows, so that sequences can move there. The
-    # empty packs come first.
+    # Add empty slots to each pack so that sequences can move there, more of them if the pack has more room. The empty packs
+    # come first.
     with_empty = {(0,) * min(depth, MOST_EMPTY): spare}
     for strategy, count in coarse_plan.items():
         slots = min(depth - len(strategy), max(LEAST_EMPTY, MOST_EMPTY * (bins - sum(strategy)) // bins))
@@ -150,8 +151,9 @@ def assign_sequences_to_slots(
 
 
 def _assign_all_slots(assignment: _SlotAssignment, slot_bins: IntArray, slot_packs: IntArray, tokens_per_bin: float) -> None:
-    """Assign a sequence to every slot, starting with the slots of the largest bins. Equal bins of one pack are assigned one
-    after the other.
+    """Assign a sequence to every slot, and handle the slots of the largest bins first.
+
+    If a pack contains several slots of the same bin, these are handled one after another.
     """
     number = len(slot_bins)
     position = np.arange(number) - assignment.first_slot[slot_packs]
@@ -160,7 +162,7 @@ def _assign_all_slots(assignment: _SlotAssignment, slot_bins: IntArray, slot_pac
     slots = np.lexsort((copy, slot_bins))
     new = np.diff(slot_bins[slots], prepend=-1) != 0
     group = np.cumsum(new | (np.diff(copy[slots], prepend=-1) != 0))
-    # The sequences of a bin are distributed over its groups at random, and are sorted by length within each group.
+    # Distribute the sequences of a bin over its groups at random, and sort them by length within each group.
     shuffled = np.lexsort((random_words(number, 0, "slots"), np.cumsum(new)))
     sequences = shuffled[np.lexsort((shuffled, group))]
     ends = np.append(np.flatnonzero(np.diff(group)) + 1, number)
@@ -176,7 +178,7 @@ def _assign_slot_groups(
     sequences: IntArray,
     group_ends: IntArray,
 ) -> None:
-    """Assign sequences to slots group by group. In each group, the fullest pack gets the shortest sequence.
+    """Assign sequences to groups of slots. In each group, the fullest pack gets the shortest sequence.
 
     A group contains slots of one bin and as many sequences. `group_ends` are the ends of the groups in `slots` and
     `sequences`.
@@ -197,7 +199,7 @@ def _assign_slot_groups(
 
 
 def _swap_until_packs_fit(assignment: _SlotAssignment, spare_packs: int, work: WorkBudget) -> None:
-    """Swap sequences between packs until no pack contains too many tokens, or until swaps no longer help.
+    """Swap sequences between packs until no pack is too full, or until swaps no longer help.
 
     The first `spare_packs` packs are empty. They are closed at first, and opened one by one if swaps stall.
     """
@@ -227,9 +229,10 @@ def _swap_until_packs_fit(assignment: _SlotAssignment, spare_packs: int, work: W
 
 @kernel
 def _shortest_lengths_covering_excess(assignment: _SlotAssignment, packs: IntArray) -> IntArray:
-    """For each pack, return the length of its shortest sequence that is at least as long as its excess, int64 [packs].
+    """For each pack, return the length of its shortest sequence that is at least as long as the excess of the pack, int64
+    [packs].
 
-    Packs for which this length is large are treated first.
+    Packs with a large result are handled first.
     """
     result = np.full(packs.size, assignment.first_sequence.size)
     for number, pack in enumerate(packs):
@@ -242,7 +245,7 @@ def _shortest_lengths_covering_excess(assignment: _SlotAssignment, packs: IntArr
 
 @kernel
 def _remove_excess_by_swaps(assignment: _SlotAssignment, overfull_packs: IntArray, roomy_packs: IntArray) -> tuple[int, int]:
-    """Try to remove the excess of each of `overfull_packs`, and return how many packs were tried and how many succeeded."""
+    """Try to swap sequences so that each of `overfull_packs` fits. Return how many packs were tried and how many now fit."""
     tried = fitted = failures = 0
     for pack in overfull_packs:
         while assignment.excess[pack] > 0 and (
@@ -252,7 +255,7 @@ def _remove_excess_by_swaps(assignment: _SlotAssignment, overfull_packs: IntArra
         tried += 1
         failures += 1
         if assignment.excess[pack] <= 0:
-            # The pack has given a sequence away and now has room, so it may help the packs that follow.
+            # This pack now has much room because of a swap, so it may help to make later packs fit.
             if assignment.excess[pack] < -WIDEST:
                 roomy_packs[roomy_packs.size - 1 - fitted % (1 + roomy_packs.size // 2)] = pack
             fitted += 1
@@ -264,7 +267,7 @@ def _remove_excess_by_swaps(assignment: _SlotAssignment, overfull_packs: IntArra
 
 @kernel
 def _move_excess_to_other_packs(assignment: _SlotAssignment, overfull_packs: IntArray) -> None:
-    """Move the excess of each of `overfull_packs` to another pack without excess, for which a later round may find room."""
+    """Move the excess tokens of each overfull pack to another pack by a swap. A later round may find room for them there."""
     for pack in overfull_packs:
         if assignment.excess[pack] > 0:
             _try_swap(assignment, pack, assignment.excess[pack], assignment.excess[pack])
@@ -272,8 +275,8 @@ def _move_excess_to_other_packs(assignment: _SlotAssignment, overfull_packs: Int
 
 @kernel
 def _swap_with_shorter_sequence(assignment: _SlotAssignment, pack: int) -> bool:
-    """Remove the excess of a pack by a swap with a sequence that is shorter by at least the excess. Return whether it
-    worked.
+    """Try to make a pack fit by swapping one of its sequences with a sequence that is shorter by at least the excess. Return
+    whether it now fits.
     """
     probes = 0
     for taken in range(assignment.excess[pack], assignment.excess[pack] + WIDEST):
@@ -288,7 +291,7 @@ def _swap_with_shorter_sequence(assignment: _SlotAssignment, pack: int) -> bool:
 
 @kernel
 def _try_swap(assignment: _SlotAssignment, pack: int, length_difference: int, max_excess: int) -> int:
-    """Try to swap a sequence of the pack with one that is shorter by `length_difference` tokens.
+    """Try to swap a sequence of the pack with a sequence that is shorter by exactly `length_difference` tokens.
 
     The other pack may exceed its length by at most `max_excess` tokens afterwards. Return -1 after a swap, otherwise the
     number of sequences examined.
@@ -317,7 +320,9 @@ def _try_swap(assignment: _SlotAssignment, pack: int, length_difference: int, ma
 
 @kernel
 def _swap_with_roomy_pack(assignment: _SlotAssignment, pack: int, roomy_packs: IntArray) -> bool:
-    """Swap with one of `roomy_packs` so that most of the excess is removed, and return whether anything was swapped."""
+    """Swap a sequence with one of `roomy_packs` so that as much of the excess as possible is removed. Return whether there
+    was a swap.
+    """
     excess = assignment.excess[pack]
     best, longer, shorter = 0, 0, 0
     for other in roomy_packs:
@@ -340,7 +345,7 @@ def _swap_with_roomy_pack(assignment: _SlotAssignment, pack: int, roomy_packs: I
 
 @kernel
 def _exchange_sequences(assignment: _SlotAssignment, longer: int, shorter: int, difference: int) -> None:
-    """Exchange the slots of two sequences whose lengths differ by `difference`."""
+    """Exchange the slots of two sequences. The first is longer by `difference` tokens."""
     one, two = assignment.pack[longer], assignment.pack[shorter]
     assignment.excess[one] -= difference
     assignment.excess[two] += difference
@@ -352,7 +357,7 @@ def _exchange_sequences(assignment: _SlotAssignment, longer: int, shorter: int, 
 
 
 def _remove_excess_sequences(assignment: _SlotAssignment) -> IntArray:
-    """Remove sequences from the packs that are still too full, and return their lengths, int64."""
+    """Remove sequences from packs that are still too full, and return the lengths of the removed sequences, int64."""
     result: list[int] = []
     for pack in np.flatnonzero(assignment.excess > 0).tolist():
         held = assignment.sequence[assignment.first_slot[pack] : assignment.first_slot[pack + 1]]
@@ -370,7 +375,8 @@ def _remove_excess_sequences(assignment: _SlotAssignment) -> IntArray:
 
 
 def split_counts_into_bins(length_counts: IntArray, bins: int, slack: float = 0.0) -> IntArray:
-    """Group the lengths into bins, and return the number of sequences in each bin, int64 [bins].
+    """Round the lengths of a histogram to the bins of a coarse grid, and return the number of sequences in each bin, int64
+    [bins].
 
     Bin c stands for c * L / bins tokens. Sequences whose length is between two bins are divided between both, so that the
     numbers of sequences and tokens are preserved to within one bin. Sequences that are shorter than a bin count as one bin.
@@ -398,7 +404,7 @@ def split_counts_into_bins(length_counts: IntArray, bins: int, slack: float = 0.
 
 
 def interpolate_prices(prices: IntArray, max_length: int) -> IntArray:
-    """Interpolate prices of bins, int64 [bins], to non-decreasing prices of all lengths, int64 [L]."""
+    """Interpolate the prices of bins, int64 [bins], and return non-decreasing prices of all lengths, int64 [L]."""
     bins = len(prices)
     positions = np.arange(1, max_length + 1) * bins / max_length
     fine = np.interp(positions, np.arange(bins + 1), np.concatenate(([0.0], prices)))
@@ -409,7 +415,7 @@ def interpolate_prices(prices: IntArray, max_length: int) -> IntArray:
 def pack_by_subsample(
     length_counts: IntArray, depth: int, pack_counts: Callable[[IntArray], StrategyCounts], max_subsample: int = THINNED
 ) -> StrategyCounts:
-    """Pack many sequences by planning a subsample and using each of its packs several times.
+    """Pack a large number of sequences by packing a subsample and using each of its packs several times.
 
     Every n-th sequence in the order of length is planned, and each pack is used n times. A slot then holds its own sequence
     or one of the n - 1 next shorter ones. The longest sequences, fewer than n, are added by best fit.
@@ -436,19 +442,19 @@ def pack_by_subsample(
 # packs than the previous one. Room collects in the packs of the smallest parts, until two parts that were alone share a
 # pack. This still works where swaps fail, namely with thousands of packs that must be exactly full.
 
-# Rematching stops after 25 rounds that saved no pack, or after more rounds if these handled fewer than 10 million sequences.
+# Rematching stops after 25 rounds in a row that saved no pack. With few sequences it stops later, after rounds that handled
+# 10 million sequences.
 STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
 FEWEST_SEQUENCES = 1000  # a round takes about as long for fewer sequences
-# The operations of a round of rematching: for each sequence, and for each token of a pack, because the halves are sorted by
-# counting.
+# A round of rematching takes this many operations for each sequence, and for each token of a pack because the halves are
+# sorted by counting.
 OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 
 def rematch_pack_halves(
     strategy_counts: StrategyCounts, max_length: int, depth: int, target_packs: int, work: WorkBudget
 ) -> StrategyCounts:
-    """Repack sequences in fewer packs if possible: cut all packs in two, match the halves so that they fit together, and
-    repeat.
+    """Try to save packs: repeatedly cut all packs in two, and match the halves again so that they need fewer packs.
 
     Args:
         strategy_counts: the packs to improve.
@@ -474,7 +480,7 @@ def rematch_pack_halves(
 
 
 def select_packs_with_room(strategy_counts: StrategyCounts, max_length: int, max_sequences: int) -> StrategyCounts:
-    """Select packs with at most `max_sequences` sequences in total.
+    """Select packs that contain at most `max_sequences` sequences in total, among them those with the most room.
 
     Half of the sequences come from the packs with the most room, and the rest in proportion from all strategies.
     """
@@ -502,7 +508,8 @@ def select_packs_with_room(strategy_counts: StrategyCounts, max_length: int, max
 def _rematch_halves_once(
     lengths: IntArray, pack_starts: IntArray, random_integers: IntArray, max_length: int, max_half_size: int
 ) -> tuple[IntArray, IntArray]:
-    """Cut all packs in two and match the halves again once. Return the packs in the form of `flatten_packs`.
+    """Cut all packs in two at random, match the halves again, and return the new packs in the form that `flatten_packs`
+    returns.
 
     The order in `lengths` is lost. `random_integers` are non-negative random integers, int64 [sequences]. A part contains at
     most `max_half_size` sequences.
@@ -563,7 +570,7 @@ def _rematch_halves_once(
 
 @kernel
 def _counting_argsort(values: IntArray, max_value: int) -> IntArray:
-    """Return the stable order that sorts `values`, which lie in 0 .. `max_value`, by counting."""
+    """Return the indices that stably sort `values` by counting sort. The values are integers from 0 to `max_value`."""
     positions = np.zeros(max_value + 2, dtype=np.int64)
     for value in values:
         positions[value + 1] += 1

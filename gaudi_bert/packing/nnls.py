@@ -1,4 +1,4 @@
-"""Packing by non-negative least squares (NNLS): NNLSHP and ENNLSHP of the paper, and the iterative algorithm `nnls`.
+"""Packing algorithms based on non-negative least squares (NNLS): NNLSHP and ENNLSHP of the paper, and the iterative `nnls`.
 
 All of them find usages x >= 0 of the strategies that fill a pack exactly, such that the weighted norm || w (A x - b) || is
 minimal, where b are the counts. The solver (`nnls_solver`) never lists the strategies, so any depth works. Then x is rounded
@@ -43,22 +43,22 @@ from gaudi_bert.packing.strategies import (
 
 # --- NNLSHP, non-negative least squares histogram-packing (paper 3.1.2 and F.4), solved once
 
-# The longest of the short lengths, whose residual counts less because they can be padding.
+# Lengths up to this are short. Their residual has a smaller weight, because they can be padding.
 SHORT_LENGTH = 8
 
-# The weight of the residual of short lengths.
+# The residual of short lengths has this weight.
 SHORT_WEIGHT = 0.09
 
 
 def nnlshp_residual_weights(max_sequence_length: int) -> FloatArray:
-    """Return the residual weights of the paper, float64 [L]: 0.09 for lengths up to 8, otherwise 1 (paper F.4.5 and F.5)."""
+    """Return the weight of the residual at each length, float64 [L]: 0.09 up to length 8, otherwise 1 (paper F.4.5, F.5)."""
     weights = np.ones(max_sequence_length)
     weights[:SHORT_LENGTH] = SHORT_WEIGHT
     return weights
 
 
 def pack_nnlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Pack by NNLSHP with the residual weights of the paper.
+    """Pack a histogram by NNLSHP: solve one least-squares problem over all strategies, and round the solution.
 
     x is rounded to the nearest integers. If there are then more slots of a length than sequences, the surplus becomes
     padding. If there are fewer, each remaining sequence gets a padded pack of its own. The paper's solver needs 22,102
@@ -73,7 +73,7 @@ def pack_nnlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
 
 
 def _pad_uncovered_sequences(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Give each sequence without a slot a pack (length, L - length), and remove the slots that no sequence fills.
+    """Put each sequence that has no slot into a pack (length, L - length), and remove the slots that no sequence fills.
 
     The second slot of such a pack is padding, unless a sequence of this length lacks a slot as well. A sequence of length L
     becomes a pack of its own; the published code looks up a strategy with length 0 for it.
@@ -100,24 +100,24 @@ def _pad_uncovered_sequences(strategy_counts: StrategyCounts, length_counts: Int
 # solution as far as the objective decreases. Starting with v = 10^6 would stall, so v is increased from 1 to 10^6 in powers
 # of ten.
 
-# The weight v of an uncovered sequence, relative to a padding token.
+# This is v, the weight of an uncovered sequence relative to a padding token.
 SHORTAGE_WEIGHT = 1e6
 
-# The values of v before the last one.
+# v takes these smaller values first.
 EASY_WEIGHTS = (1e0, 1e1, 1e2, 1e3, 1e4, 1e5)
 
-# The most Newton steps for each value of v.
+# At most this many Newton steps are made for each value of v.
 STEPS_AT_A_WEIGHT = 10
 
-# Bisection steps of the line search.
+# The line search halves its interval this many times.
 LINE_SEARCH_HALVINGS = 60
 
-# The Newton steps end once the objective decreases by a smaller fraction than this.
+# The Newton steps for a value of v end if the objective decreases by less than this fraction.
 SMALL_GAIN = 1e-6
 
 
 def _ennls_row_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> FloatArray:
-    """Return the weights of the lengths in the objective of ENNLSHP (equation 23), float64 [L].
+    """Return the weight of each length in the objective of ENNLSHP (equation 23), float64 [L].
 
     Args:
         residual: b - A x, float64 [L]; positive if sequences are uncovered.
@@ -129,7 +129,7 @@ def _ennls_row_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_W
 
 
 def _ennls_objective(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> float:
-    """Return the objective of ENNLSHP (equation 23) for this residual and the best r."""
+    """Return the value of the ENNLSHP objective (equation 23) for a residual."""
     return float(np.sum((_ennls_row_weights(residual, shortage_weight) * residual) ** 2))
 
 
@@ -141,7 +141,7 @@ class _EnnlsSolution(NamedTuple):
 
 
 def _solve_ennls(length_counts: IntArray, depth: int) -> _EnnlsSolution:
-    """Minimize the objective of ENNLSHP (equation 23) over all strategies of at most `depth` sequences.
+    """Minimize the ENNLSHP objective (equation 23) over all strategies of at most `depth` sequences.
 
     For each value of v, Newton steps continue until the assumed signs are right or a step gains almost nothing. The
     objective never increases.
@@ -165,12 +165,10 @@ def _solve_ennls(length_counts: IntArray, depth: int) -> _EnnlsSolution:
 
 
 def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: float) -> float:
-    """Return the step size from 0 to 1 along `change` that minimizes the objective of ENNLSHP. It is found by bisection on
-    the slope.
-    """
+    """Find by bisection the step size from 0 to 1 along `change` that minimizes the objective of ENNLSHP."""
 
     def rises(step: float) -> bool:
-        """Return whether the objective rises at this step size."""
+        """Return whether the objective increases with the step size at this point."""
         moved = residual + step * change
         return bool(np.sum(_ennls_row_weights(moved, shortage_weight) ** 2 * moved * change) > 0)
 
@@ -184,7 +182,9 @@ def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: f
 
 
 def pack_ennlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Pack by ENNLSHP: round the usages to the nearest integers, and pad the sequences that are then uncovered."""
+    """Pack a histogram by ENNLSHP: solve the extended least-squares problem, round the usages, and pad the sequences that
+    remain uncovered.
+    """
     usage = _solve_ennls(length_counts, depth).usage
     strategy_counts: StrategyCounts = {}
     for strategy, count in usage.items():
@@ -206,27 +206,28 @@ def pack_ennlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
 # The most rounds.
 MAX_ROUNDS = 20
 
-# The rounds end once fewer sequences than this remain.
+# The rounds end if fewer sequences than this remain.
 FEW_SEQUENCES = 100
 
-# Lengths up to this have a smaller residual weight, because they can be padding.
+# The residual of lengths up to this has a smaller weight, because they can be padding.
 PADDING_LENGTHS = 8
 
-# Packs of more tokens than this are long: the effort for them is limited more strictly. Coarse grids have fewer bins.
+# Packs with more tokens than this count as long, and the work on them is limited more strictly.
 LONG = 1280
 
-# For long packs, the operations that all rounds after the first may take together, relative to the first round. Later rounds
-# have few sequences to pack, and would cost as much as the first. The published variant has no such limit.
+# For long packs, all rounds after the first may together take this fraction of the operations of the first round. These
+# rounds have few sequences to pack, and would otherwise cost as much as the first. The published variant has no such limit.
 LATER_ROUNDS = 0.5
 
-# For long packs, the most pricing rounds of one NNLS solution, per distinct length. The last pricing rounds only reduce
-# small residuals, which rounding to integers cancels out: they took up to three times as long, for the same number of packs
-# or more.
+# For long packs, an NNLS solution may take this many pricing rounds per distinct length. Later pricing rounds only reduce
+# small residuals, which do not matter after rounding to integers. They took up to three times as long and saved no packs.
 ROUNDS_PER_LENGTH = 0.5
 
 
 def iterative_residual_weights(max_sequence_length: int) -> FloatArray:
-    """Return the residual weights of the iterative algorithm, float64 [L]: sqrt(8 / (2 L)) up to length 8, otherwise 1."""
+    """Return the weight of the residual at each length for the iterative algorithm, float64 [L]: sqrt(8 / (2 L)) up to
+    length 8, otherwise 1.
+    """
     weights = np.ones(max_sequence_length)
     weights[:PADDING_LENGTHS] = np.sqrt(min(1.0, PADDING_LENGTHS / (2 * max_sequence_length)))
     return weights
@@ -235,7 +236,7 @@ def iterative_residual_weights(max_sequence_length: int) -> FloatArray:
 def pack_by_nnls(
     length_counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", work: WorkBudget | None = None
 ) -> AlgorithmResult:
-    """Pack by the iterative NNLS algorithm with padding feedback, or by LPFHP if that needs fewer packs.
+    """Pack a histogram by iterative NNLS with padding feedback. Return the packs of LPFHP instead if they are fewer.
 
     Least squares aims at exact fills. If there are too few sequences to fill with (wikipedia-128), LPFHP is closer to the
     optimum. The published variant ("complement") is never replaced by LPFHP.
@@ -250,7 +251,7 @@ def pack_by_nnls(
         solved: list[AlgorithmResult] = []
 
         def pack(part: IntArray) -> StrategyCounts:
-            """Pack the subsample, and remember which algorithm was used."""
+            """Pack the subsample, and store the result for the name of the algorithm used."""
             solved.append(pack_by_nnls(part, depth, leftovers, work))
             return solved[0].strategy_counts
 
@@ -273,7 +274,7 @@ def _pack_iteratively(
     packs_to_beat: int | None = None,
     work: WorkBudget | None = None,
 ) -> StrategyCounts:
-    """Pack by the iterative NNLS algorithm. The slots of the packs equal the sequences exactly.
+    """Pack a histogram by iterative NNLS. The packs contain every sequence exactly once.
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
@@ -304,7 +305,7 @@ def _pack_iteratively(
 
 
 def _is_near_bound(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> bool:
-    """Return whether packs are long and so close to the bound that least squares, which takes seconds, could save hardly
+    """Return whether packs are long and their number is so close to the lower bound that least squares would hardly save
     any.
     """
     if len(length_counts) <= LONG:
@@ -314,8 +315,9 @@ def _is_near_bound(strategy_counts: StrategyCounts, length_counts: IntArray, dep
 
 
 def _pack_on_coarse_grid(length_counts: IntArray, depth: int, leftovers: Leftovers, work: WorkBudget) -> StrategyCounts:
-    """Pack long packs: run the iterative algorithm on lengths rounded to a coarse grid, assign the sequences to the slots of
-    its plan, and add the rest by best fit.
+    """Pack long packs by iterative NNLS on rounded lengths.
+
+    The sequences are assigned to the slots of the rounded plan. Those that do not fit are added by best fit.
     """
     if length_counts.sum() > MAX_ASSIGNED_SEQUENCES:
         return pack_by_subsample(length_counts, depth, lambda part: _pack_on_coarse_grid(part, depth, leftovers, work))
@@ -325,7 +327,7 @@ def _pack_on_coarse_grid(length_counts: IntArray, depth: int, leftovers: Leftove
 
 
 class _Round(NamedTuple):
-    """The state after a round of the iterative algorithm.
+    """All packs after a round of the iterative algorithm, and the sequences that they do not cover.
 
     Attributes:
         strategy_counts: All packs so far, which may have surplus slots.
@@ -337,7 +339,9 @@ class _Round(NamedTuple):
 
 
 def _iterate_nnls_rounds(length_counts: IntArray, depth: int, work: WorkBudget, leftovers: Leftovers) -> Iterator[_Round]:
-    """Yield all packs so far and the uncovered sequences after each round of NNLS and rounding."""
+    """Solve and round NNLS problems for the uncovered sequences. After each round, yield all packs so far and the sequences
+    still uncovered.
+    """
     weights = iterative_residual_weights(len(length_counts))
     is_long = len(length_counts) > LONG and leftovers == "best-fit"
     if is_long:

@@ -1,4 +1,4 @@
-"""A solver for weighted non-negative least squares over all strategies of a depth, without listing the strategies.
+"""A solver for weighted non-negative least squares over all strategies up to a depth, which are never listed.
 
 The packing problem of the paper (3.1.2, F.4.3) is: find usages x >= 0 of the strategies that fill a pack exactly, such that
 || w (A x - b) || is minimal. Here b are the counts per length, and column p of A counts the lengths in strategy p.
@@ -29,7 +29,7 @@ from gaudi_bert.packing.pricing import (
 )
 from gaudi_bert.packing.strategies import WorkBudget
 
-# The longest packs, in tokens, that are solved length by length. The Cholesky factor has as many rows and columns.
+# Packs with more tokens than this cannot be solved length by length, because the Cholesky factor would become too large.
 MAX_NNLS_LENGTH = 4096
 
 GRADIENT_TOLERANCE = 1e-12  # a column may enter if its gradient exceeds this fraction of the largest w^2 b
@@ -40,7 +40,7 @@ DEEPER = 1  # packs may be this many sequences deeper than the mean; deeper pack
 
 @dataclass(frozen=True)
 class _NnlsSolution:
-    """A solution of the weighted non-negative least squares problem."""
+    """A solution of the weighted non-negative least-squares problem: the strategies, their usages, and the residual."""
 
     strategies: list[tuple[int, ...]]  # the passive columns: ascending lengths that add up to L
     usage: FloatArray  # float64 [strategies], x of each strategy, > 0
@@ -49,7 +49,9 @@ class _NnlsSolution:
 
 
 class _ActiveSet(NamedTuple):
-    """The passive columns and their Cholesky factor. There is room for K columns of at most W distinct lengths."""
+    """The passive columns of the active-set method and their Cholesky factor, with room for K columns of at most W distinct
+    lengths.
+    """
 
     lengths: IntArray  # int64 [K, W]
     copies: FloatArray  # float64 [K, W], how often each column contains each of its lengths
@@ -62,7 +64,9 @@ class _ActiveSet(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """Arrays that every round overwrites. They are allocated once, because kernels that allocate nothing compile faster."""
+    """Scratch arrays that are reused in every round. They are allocated in advance because kernels without allocations
+    compile faster.
+    """
 
     table: FloatArray  # float64 [products + 1, L + 1], prices and their max-plus powers
     every_length: IntArray  # int64 [L], 1 .. L
@@ -77,7 +81,8 @@ class _Scratch(NamedTuple):
 def solve_nnls(
     target: AnyArray, weights: FloatArray, depth: int, *, max_rounds: int | None = None, work: WorkBudget | None = None
 ) -> _NnlsSolution:
-    """Minimize || weights (A x - target) || over x >= 0, for all strategies of at most `depth` lengths that fill L slots.
+    """Minimize || weights (A x - target) || over x >= 0, where the columns of A are the strategies of at most `depth`
+    lengths that fill a pack exactly.
 
     Args:
         target: counts per length, [L], of any numeric dtype.
@@ -120,7 +125,7 @@ def solve_nnls(
 
 
 def limit_depth_by_bound(length_counts: IntArray, min_packs: float, depth: int) -> int:
-    """Return the depth to solve for: slightly more than the mean number of sequences in `min_packs` packs, at most `depth`.
+    """Return the depth to solve for, which is slightly more than the mean number of sequences per pack and at most `depth`.
 
     Args:
         length_counts: the number of sequences of each length.
@@ -131,7 +136,7 @@ def limit_depth_by_bound(length_counts: IntArray, min_packs: float, depth: int) 
 
 
 def _allocate_active_set(max_length: int, depth: int) -> _ActiveSet:
-    """Allocate an active set without columns."""
+    """Allocate an active set that contains no columns."""
     capacity = max_length + 8
     width = min(depth, int(np.sqrt(2 * max_length)) + 2)
     return _ActiveSet(
@@ -171,7 +176,7 @@ def _run_active_set_method(
     max_rounds: int,
     max_operations: float,
 ) -> int:
-    """Run the active-set method of Lawson and Hanson until it converges or reaches a limit, and return the number of passive
+    """Run the active-set method of Lawson and Hanson until it converges or reaches a limit. Return the number of passive
     columns.
 
     `residual` [L + 1] is overwritten with b - A x.
@@ -215,8 +220,8 @@ def _append_best_columns(
     scratch: _Scratch,
     size: int,
 ) -> int:
-    """Append the columns with the highest gradients to the passive set, as long as they share no lengths, and return the new
-    number of columns.
+    """Append the columns with the largest gradients to the passive set, and return the new number of columns. The appended
+    columns share no lengths.
     """
     limit = min(size + ADDITIONS, state.usage.size - 1)
     values, taken = scratch.values, scratch.taken
@@ -240,7 +245,7 @@ def _append_best_columns(
 
 @inlined_kernel
 def _write_best_column(anchor: int, chain: IntArray, state: _ActiveSet, scratch: _Scratch, column: int) -> bool:
-    """Write the best strategy that contains the length `anchor` as column number `column`, and mark its lengths as taken.
+    """Write the best strategy that contains the length `anchor` to column number `column`, and mark its lengths as taken.
 
     Return False, without writing anything, if one of its lengths is already taken.
     """
@@ -273,8 +278,8 @@ def _write_best_column(anchor: int, chain: IntArray, state: _ActiveSet, scratch:
 def _append_passive_column(
     counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, scratch: _Scratch, size: int
 ) -> bool:
-    """Extend the Cholesky factor by the column that was written after the `size` passive ones. Return False if this column
-    depends on them linearly.
+    """Extend the Cholesky factor by column number `size`, which has just been written. Return False if this column depends
+    linearly on the others.
     """
     weighted, products = scratch.weighted, scratch.products
     for length in range(weighted.size):
@@ -296,8 +301,8 @@ def _append_passive_column(
 
 @inner_kernel
 def _remove_infeasible_columns(state: _ActiveSet, scratch: FloatArray, size: int) -> int:
-    """Move the usages towards the unconstrained optimum, remove the columns whose usage reaches zero, and return how many
-    columns remain.
+    """Move the usages towards the unconstrained optimum, remove columns whose usage becomes zero, and return the new number
+    of columns.
 
     This is the inner loop of Lawson and Hanson.
     """
@@ -330,7 +335,7 @@ def _remove_infeasible_columns(state: _ActiveSet, scratch: FloatArray, size: int
 
 @inner_kernel
 def _shift_columns_down(state: _ActiveSet, first: int, size: int) -> None:
-    """Move the columns after `first` down by one, so that `size` columns remain."""
+    """Move the columns after number `first` down by one, so that `size` columns remain."""
     for column in range(first, size):
         state.usage[column] = state.usage[column + 1]
         state.solution[column] = state.solution[column + 1]
@@ -345,8 +350,8 @@ def _shift_columns_down(state: _ActiveSet, first: int, size: int) -> None:
 def _recompute_residual(
     counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, size: int, residual: FloatArray
 ) -> float:
-    """Compute residual = counts - A x from scratch, because errors would accumulate otherwise. Return its weighted
-    square.
+    """Compute residual = counts - A x anew, so that rounding errors do not accumulate. Return the weighted sum of its
+    squares.
     """
     for length in range(counts.size):
         residual[length] = counts[length]
@@ -369,7 +374,7 @@ def _recompute_residual(
 # LLVM vectorizes a loop only if it knows that no index is negative, so the innermost loops are separate kernels on slices.
 # Elsewhere slices are avoided, because each takes as long to compile as four element accesses.
 
-# A column counts as linearly dependent if less than this fraction of its squared norm is independent of the others.
+# A column counts as linearly dependent if less than this fraction of its squared norm is independent of the other columns.
 SMALLEST_PIVOT = 1e-11
 
 
@@ -406,7 +411,10 @@ def _append_cholesky_column(
 
 @inner_kernel
 def _substitute_forward(factor: FloatArray, size: int, values: FloatArray) -> None:
-    """Compute values[:size] = R^-T values[:size]. Four rows of R are handled at a time, which saves memory accesses."""
+    """Solve R^T y = values[:size] by forward substitution, and overwrite the values with y.
+
+    Four rows of R are handled at a time, which saves memory accesses.
+    """
     for first in range(0, size, 4):
         end = min(first + 4, size)
         for row in range(first, end):
@@ -429,7 +437,7 @@ def _substitute_forward(factor: FloatArray, size: int, values: FloatArray) -> No
 def _subtract_four_scaled_rows(
     values: FloatArray, first: FloatArray, second: FloatArray, third: FloatArray, fourth: FloatArray, factors: FloatArray
 ) -> None:
-    """Subtract four rows, each times its factor, from `values`."""
+    """Subtract four rows from `values`, each multiplied by its factor."""
     one, two, three, four = factors[0], factors[1], factors[2], factors[3]
     for column in range(values.size):
         values[column] -= one * first[column] + two * second[column] + three * third[column] + four * fourth[column]
@@ -458,7 +466,7 @@ def _remove_cholesky_column(factor: FloatArray, size: int, removed: int, project
 
 @inner_kernel
 def _shift_left(values: FloatArray) -> None:
-    """Move all elements but the first one position to the left."""
+    """Move all elements except the first one position to the left."""
     for column in range(values.size - 1):
         values[column] = values[column + 1]
 
@@ -474,7 +482,10 @@ def _apply_givens_rotation(result: FloatArray, carried: FloatArray, lower: Float
 
 @inlined_kernel
 def _substitute_backward(factor: FloatArray, size: int, projected: FloatArray, solution: FloatArray) -> None:
-    """Compute solution[:size] = R^-1 projected[:size], first the last size % 4 rows, then four rows at a time."""
+    """Solve R x = projected[:size] by back substitution, and write x to `solution`.
+
+    The last size % 4 rows are handled first, and the others four at a time.
+    """
     whole = size - size % 4
     for row in range(size - 1, whole - 1, -1):
         total = 0.0

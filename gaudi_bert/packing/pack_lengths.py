@@ -1,4 +1,5 @@
-"""The packer as a library: `pack_lengths` assigns sequences to packs, and `pack_histogram` packs a histogram.
+"""The public functions `pack_lengths`, which assigns sequences to packs, and `pack_histogram`, which packs a histogram of
+lengths.
 
     packs = pack_lengths([len(text) for text in texts], 512)
     rows = [[texts[index] for index in pack] for pack in packs]
@@ -30,13 +31,15 @@ from gaudi_bert.packing.histogram import MAX_ROW_LENGTH, Histogram, count_length
 from gaudi_bert.packing.strategies import Effort, Packing, WorkBudget
 
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
-# The seed that is used if the caller passes none.
+# This seed is used if the caller passes none.
 DEFAULT_SEED = 12345
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Packs:
-    """Packs in random order, as a sequence of index arrays: pack p contains `indices[offsets[p] : offsets[p + 1]]`.
+    """A sequence of packs in random order. Each pack is an array of sequence numbers.
+
+    Pack p contains `indices[offsets[p] : offsets[p + 1]]`.
 
     Slices and shards are `Packs` as well. `pack_lengths` returns the subclass `PackedLengths`, which adds the packing's
     metrics.
@@ -62,7 +65,7 @@ class Packs:
     @overload
     def __getitem__(self, pack: slice) -> Packs: ...
     def __getitem__(self, pack: int | slice) -> IntArray | Packs:
-        """Return the sequence numbers of one pack, int64 [1 .. depth], or the packs of a slice."""
+        """Return the sequence numbers of one pack, an int64 array. For a slice, return the selected packs."""
         if isinstance(pack, slice):
             return self._select_slice(pack)
         try:
@@ -85,14 +88,14 @@ class Packs:
         return Packs(self.indices[positions], offsets)
 
     def __iter__(self) -> Iterator[IntArray]:
-        """Iterate over the packs, each an int64 array of sequence numbers."""
+        """Iterate over the packs. Each is an int64 array of sequence numbers."""
         return (self.indices[start:end] for start, end in zip(self.offsets[:-1], self.offsets[1:], strict=True))
 
     def __repr__(self) -> str:
         return f"Packs({self.indices.size:,} sequences in {len(self):,} packs)"
 
     def shard(self, rank: int, size: int) -> Packs:
-        """Return every `size`-th pack from pack `rank` on, for one of `size` workers.
+        """Return the packs of one of `size` workers: pack `rank` and every `size`-th pack after it.
 
         Together the shards contain every pack once, and their sizes differ by at most one.
 
@@ -110,7 +113,7 @@ class Packs:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PackedLengths(Packs, PackingMetrics):
-    """The result of `pack_lengths`: all packs and the metrics of the packing.
+    """The packs that `pack_lengths` returns, with the metrics of the packing.
 
     Attributes:
         max_sequence_length: slots of a pack, in tokens.
@@ -139,7 +142,7 @@ class PackedLengths(Packs, PackingMetrics):
 
 @dataclass(frozen=True, eq=False)
 class PackedHistogram(PackingMetrics):
-    """The result of `pack_histogram`: the strategies, how many packs use each, and the metrics of the packing.
+    """The strategies that `pack_histogram` returns, with how many packs use each, and the metrics of the packing.
 
     Attributes:
         strategies: sorted tuples of lengths that share a pack.
@@ -166,7 +169,7 @@ def pack_lengths(
     seed: int = DEFAULT_SEED,
     effort: Effort = "bounded",
 ) -> PackedLengths:
-    """Pack sequences of the given lengths into rows of equal length, each sequence into exactly one row.
+    """Pack sequences of the given lengths into rows of equal length. Each sequence is put into exactly one row.
 
     Args:
         lengths: integers from 1 to `max_sequence_length`, one per sequence, as an array, a list or any iterable. If it is
@@ -214,7 +217,7 @@ def pack_histogram(
     seed: int = DEFAULT_SEED,
     effort: Effort = "bounded",
 ) -> PackedHistogram:
-    """Pack a histogram of lengths. The cost depends on the longest row, not on the number of sequences.
+    """Pack a histogram of sequence lengths. The cost depends on the row length, and not on the number of sequences.
 
     Args:
         counts: integers from 0, the number of sequences of length 1, 2, and so on.
@@ -264,7 +267,7 @@ def pack_histogram(
 
 
 def _pack_and_prove(histogram: Histogram, depth: int | str, algorithm: str, seed: int, effort: str) -> Packing:
-    """Pack a histogram, check the result and prove its bound. Errors in the arguments are raised as ArgumentError."""
+    """Pack a histogram, check the packing, and prove a lower bound. Raise ArgumentError if an argument is invalid."""
     if effort not in get_args(Effort):
         raise ArgumentError(f"effort must be {' or '.join(get_args(Effort))}, but is {short_repr(effort)}")
     try:
@@ -274,13 +277,13 @@ def _pack_and_prove(histogram: Histogram, depth: int | str, algorithm: str, seed
         raise ArgumentError(str(error)) from None
 
 
-# When the first progress line is written, and the interval between further lines.
+# The first progress line is written after SILENT_SECONDS, and further lines at intervals of BETWEEN_LINES_SECONDS.
 SILENT_SECONDS, BETWEEN_LINES_SECONDS = 2.0, 10.0
 
 
 @contextmanager
 def _report_progress_if_long(description: str) -> Iterator[WorkBudget]:
-    """Write progress lines to standard error if the body takes longer than two seconds.
+    """Write progress lines to standard error if the `with` block takes longer than two seconds.
 
     Yields:
         A `WorkBudget` without limit, whose spent operations the progress lines show.
@@ -288,7 +291,7 @@ def _report_progress_if_long(description: str) -> Iterator[WorkBudget]:
     work, started, ended = WorkBudget(), time.monotonic(), threading.Event()
 
     def watch() -> None:
-        """Write a line after two seconds and then every ten, until the body has ended."""
+        """Write the first progress line after two seconds and then one every ten seconds, until the `with` block ends."""
         pause = SILENT_SECONDS
         while not ended.wait(pause):
             done = f"{work.spent / 1e9:.1f} billion operations" if work.spent else "heuristics are running"
@@ -304,12 +307,12 @@ def _report_progress_if_long(description: str) -> Iterator[WorkBudget]:
         watching.join()
 
 
-# The number of bars of the chart, the width of each, and the height of the chart in pixels.
+# The chart has at most this many bars. The width of a bar and the height of the chart are in pixels.
 _BARS, _BAR_WIDTH, _BAR_HEIGHT = 16, 26, 60
 
 
 def _draw_depth_histogram(pack_sizes: IntArray) -> str:
-    """Return an SVG bar chart of how many packs contain 1, 2, ... sequences. The last bar covers all deeper packs.
+    """Return an SVG bar chart of the number of packs with 1, 2, ... sequences. Larger packs are counted in the last bar.
 
     Bars and labels have the colour of the surrounding text, so that they work in light and dark notebooks.
     """
@@ -334,5 +337,5 @@ def _draw_depth_histogram(pack_sizes: IntArray) -> str:
 
 
 def _packing_metrics(packing: Packing) -> dict[str, int]:
-    """Return the fields that `PackingMetrics` defines."""
+    """Return the metrics of a packing by the names of the fields of `PackingMetrics`."""
     return {field.name: getattr(packing, field.name) for field in fields(PackingMetrics)}

@@ -1,5 +1,5 @@
-"""Pricing: find the best strategies for given prices of the lengths, by a max-plus knapsack or from a list of all
-strategies.
+"""Pricing: given a price for each length, find the strategies with the largest total price, by a max-plus knapsack or in a
+list.
 
 Let `price[i]` be what one sequence of length i is worth. The best worth of at most k sequences whose lengths add up to
 exactly t is the max-plus power of the prices:
@@ -26,23 +26,23 @@ from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, inner_kernel
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
-# Stands for "impossible" in kernels. It is finite, because the compiler may assume that infinities do not occur.
+# This finite number means "impossible" in kernels, because the compiler may assume that infinities do not occur.
 MINUS_INFINITY = -1e300
 
-# Prices and worths: arrays of integers or of floating-point numbers, never mixed.
+# Prices and total prices are arrays of integers or of floating-point numbers, but never of both.
 Worths = TypeVar("Worths", IntArray, FloatArray)
 
-# Operations of a max-plus product for each pair of totals.
+# A max-plus product takes this many operations for each pair of totals.
 OPERATIONS_PER_PRODUCT = 0.2
 
-# An entry of `plan_max_plus_products` for M_0, the power that contains no sequence.
+# This entry of `plan_max_plus_products` means M_0, the power without any sequence.
 NOTHING = -2
-# An entry of `plan_max_plus_products` for the power without a depth limit.
+# This entry of `plan_max_plus_products` means the power without a depth limit.
 CLOSURE = -1
 
 
 def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
-    """Return the sequence of max-plus products that computes M_(max_items) from M_1.
+    """Plan the max-plus products that compute the power M_(max_items) of the prices by repeated squaring.
 
     Args:
         max_items: the exponent, which is the most items of a strategy.
@@ -61,7 +61,7 @@ def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
     products: list[tuple[int, int]] = []
 
     def build(power: int) -> int:
-        """Return the row of a power, after adding the products that it needs."""
+        """Return the table row of a power. If the row is not planned yet, first append the products that compute it."""
         if power not in row_of_power:
             products.append((build((power + 1) // 2), build(power // 2)))
             row_of_power[power] = len(products)
@@ -82,9 +82,7 @@ def update_elementwise_maximum(result: Worths, offset: float, values: Worths) ->
 def _update_elementwise_maximum_of_four(
     result: Worths, values: Worths, offset_3: float, offset_2: float, offset_1: float, offset_0: float
 ) -> None:
-    """Compute for each t the maximum of result[t], offset_3 + values[t + 3], offset_2 + values[t + 2], offset_1 + values[t +
-    1] and offset_0 + values[t], and write it to result[t].
-    """
+    """Update each result[t] to the maximum of itself and offset_k + values[t + k], for k from 0 to 3."""
     for position in range(result.size):
         best = max(result[position], offset_3 + values[position + 3])
         best = max(best, offset_2 + values[position + 2])
@@ -94,7 +92,7 @@ def _update_elementwise_maximum_of_four(
 
 @borrowing_kernel
 def _multiply_max_plus(left: Worths, right: Worths, is_square: int, result: Worths) -> None:
-    """Compute the max-plus product result[t] = max over a of left[a] + right[t - a].
+    """Compute the max-plus product of two arrays: result[t] = max over a of left[a] + right[t - a].
 
     `is_square` is 1 if both factors are the same, and otherwise 0. In a square, only the smaller part of each total is tried
     as a. Four values of a are handled at a time, which saves memory accesses.
@@ -116,7 +114,7 @@ def _multiply_max_plus(left: Worths, right: Worths, is_square: int, result: Wort
 
 @borrowing_kernel
 def compute_max_plus_closure(values: Worths, items: IntArray, result: Worths) -> None:
-    """Compute result[t] = the best worth of any number of items that add up to t.
+    """Compute for each total t the largest worth of any number of items whose lengths add up to t.
 
     Items are handled one by one, in runs of the item's length, because within a run an entry depends only on entries before
     the run. An item that is worth less than shorter items of the same total is skipped.
@@ -141,7 +139,7 @@ def compute_max_plus_closure(values: Worths, items: IntArray, result: Worths) ->
 
 
 def fill_max_plus_power_table(chain: IntArray, table: Worths, lengths: IntArray) -> Worths:
-    """Fill a table of max-plus powers from the prices in its first row, and return its last row.
+    """Compute all rows of a table of max-plus powers from the prices in its first row, and return the last row.
 
     Args:
         chain: the products to compute, from `plan_max_plus_products`.
@@ -163,11 +161,11 @@ def fill_max_plus_power_table(chain: IntArray, table: Worths, lengths: IntArray)
     return last
 
 
-# `fill_max_plus_power_table` for use in kernels.
+# `fill_max_plus_power_table`, compiled for use in kernels.
 compiled_fill_max_plus_power_table = inlined_kernel(fill_max_plus_power_table)
 
 
-# Integers below this are exact as floating-point numbers.
+# Floating-point numbers represent all integers below this exactly.
 LARGEST_EXACT = 2.0**53
 
 
@@ -188,7 +186,7 @@ def compute_best_pack_worth(prices: Worths, depth: int) -> int | float:
 
 
 def _compute_max_plus_power_worth(prices: Worths, depth: int) -> int | float:
-    """Compute the max-plus power of the prices with exponent `depth`, and return its last element."""
+    """Return the largest total price of at most `depth` sequences in one pack, in the number type of the prices."""
     chain = plan_max_plus_products(depth, len(prices))
     table = np.zeros((len(chain) + 1, len(prices) + 1), dtype=prices.dtype)
     table[0, 1:] = prices
@@ -198,7 +196,7 @@ def _compute_max_plus_power_worth(prices: Worths, depth: int) -> int | float:
 
 @inner_kernel
 def _find_best_split(left: Worths, right: Worths, total: int, value: float) -> int:
-    """Return the smallest part for which left[part] + right[total - part] reaches `value`."""
+    """Return the smallest index `part` such that left[part] + right[total - part] is at least `value`."""
     for part in range(total + 1):
         if left[part] + right[total - part] >= value:
             return part
@@ -207,7 +205,7 @@ def _find_best_split(left: Worths, right: Worths, total: int, value: float) -> i
 
 @inlined_kernel
 def trace_best_lengths(chain: IntArray, table: Worths, total: int, lengths: IntArray, size: int, pending: IntArray) -> int:
-    """Append to `lengths` the items that produced the entry `total` in the last row of the table.
+    """Find the items that produced the entry `total` in the last row of the table, and append them to `lengths`.
 
     Args:
         chain: the products that filled the table.
@@ -249,15 +247,15 @@ def trace_best_lengths(chain: IntArray, table: Worths, total: int, lengths: IntA
 # contains the strategies into which no further sequence of the shortest length fits. Any other strategy is a part of one of
 # them and worth no more.
 
-# Packs of more tokens than this are priced from a list, if the list is short enough.
+# Packs with more tokens than this are priced from a list of strategies, if the list is short enough.
 LONGEST_TABLE = 1 << 16
 
-# Limit of (strategies) * (lengths) of the list.
+# A list of strategies may have at most this many entries, (strategies) * (lengths).
 _MOST_ENTRIES = 1 << 22
 
 
 def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray | None:
-    """List all strategies into which no further sequence of the shortest length fits.
+    """List all strategies to which no further sequence of the shortest length can be added.
 
     Args:
         lengths: int64 [n], ascending.
@@ -283,8 +281,9 @@ def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray 
 
 
 class EnumeratedPricer:
-    """A pricer that finds the best strategies in a list of all strategies, with the interface of
-    `exact.pricers.TablePricer`.
+    """A pricer that finds the best strategies in a list of all strategies.
+
+    It has the same methods as `exact.pricers.TablePricer`.
     """
 
     def __init__(self, lengths: IntArray, max_length: int, copies: IntArray, work: WorkBudget) -> None:
@@ -295,14 +294,15 @@ class EnumeratedPricer:
         self._worth = np.zeros(len(copies))
 
     def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """For each length, return the worth of the best pack that contains it. Both arrays are float64 [rows]."""
+        """Return for each length the largest total price of a pack that contains it. Both arrays are float64 [rows]."""
         self.work.spend(2 * self._copies.size)
         self._worth = self._copies @ prices
         worth: FloatArray = np.max(np.where(self._copies > 0, self._worth[:, None], 0.0), axis=0)
         return worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the best strategies that the last call of `compute_best_pack_worths` found, for some of the lengths.
+        """Return the strategies of the best packs that `compute_best_pack_worths` found for the given rows. Packs that are
+        not worth enough are left out.
 
         Args:
             rows: int64, the indices of these lengths.

@@ -1,4 +1,4 @@
-"""Rows of several lengths: choose which lengths, if the cost of a row grows faster than its length.
+"""Choose row lengths for a histogram if the cost of a row grows faster than its length.
 
 With full attention, a row of 8,192 positions costs more than 16 rows of 512 positions, which hold as many tokens. Therefore
 texts of different lengths are packed into rows of up to three lengths. Each sequence goes into the shortest row that holds
@@ -25,41 +25,42 @@ from gaudi_bert.packing.certificate import certify_threshold_bound, certify_toke
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.strategies import Packing
 
-# The most row lengths, each of which is a graph to compile.
+# At most this many row lengths are chosen, because each of them needs a compiled graph.
 MOST_LENGTHS = 3
 
-# The fraction of the cost that several row lengths must save. Otherwise one length is used, which needs only one graph.
+# Several row lengths must save at least this fraction of the cost. Otherwise a single length is used, which needs only one
+# compiled graph.
 LEAST_GAIN = 0.05
 
-# The most candidate lengths. If there are more multiples than this, candidates are chosen in equal ratios.
+# At most this many candidate lengths are examined. If there are more multiples, candidates are spaced by equal ratios.
 _MOST_CANDIDATES = 32
 
-# The most choices of lengths that are examined beyond their bound.
+# At most this many combinations of lengths are examined beyond their lower bound.
 _MOST_PLANNED = 40
 
-# From this many packs on, the bound is used as the number of packs.
+# From this many packs on, the lower bound is used as the number of packs.
 _MANY_PACKS = 100
 
 
-# Relative to a token without attention, a token in a row of `length` positions costs 1 + length / (this factor * hidden
-# size), as measured on CPUs. Layers with an attention window compute the full mask too, so they cost the same.
+# A token in a row of `length` positions costs 1 + length / (this factor * hidden size), relative to a token without
+# attention, as measured on CPUs. Layers with an attention window compute the full mask too, so they cost the same.
 _ATTENTION_SHARE = 2.6
 
-# The hidden size that is assumed if the model is not known yet.
+# This hidden size is assumed if the model is not known yet.
 USUAL_HIDDEN_SIZE = 768
 
-# The cost of a row with this many positions, in any unit.
+# A function that returns the cost of a row with the given number of positions, in any unit.
 Cost = Callable[[int], float]
 
 
 def estimate_row_cost(length: int, hidden_size: int) -> float:
-    """Return the cost of a row of `length` positions, in units of the cost of a token without attention."""
+    """Return the cost of a row of `length` positions, relative to a single token without attention."""
     return length * (1 + length / (_ATTENTION_SHARE * hidden_size))
 
 
 @dataclass(frozen=True)
 class RowLengths:
-    """The chosen row lengths and their estimated cost."""
+    """The row lengths that were chosen for a histogram, and their estimated cost."""
 
     lengths: tuple[int, ...]  # ascending; each sequence is in the shortest row that holds it
     cost: float  # estimated cost of all rows
@@ -69,11 +70,11 @@ class RowLengths:
 
     @property
     def packings(self) -> tuple[Packing, ...]:
-        """The packings of the row lengths, planned on first use."""
+        """The packing for each row length. It is computed when this property is first used."""
         return tuple(self._rows.plan_interval(*interval) for interval in self._rows.intervals_with_sequences(self.lengths))
 
     def format_cost(self) -> str:
-        """Return a line that compares the cost of these rows with the cost of a single row length and of padded batches."""
+        """Format a line that compares the cost of these rows with that of a single row length and that of padded batches."""
         one, padded = self.cost / self.one_length_cost, self.cost / self.padded_cost
         beside = f"{one:.2f} times that of rows of one length, " if len(self.lengths) > 1 else ""
         lengths = join_with_and(f"{length:,}" for length in self.lengths)
@@ -92,7 +93,7 @@ def choose_row_lengths(
     algorithm: str = "optimal",
     batch_sequences: int = 32,
 ) -> RowLengths:
-    """Choose row lengths for a histogram of sequences.
+    """Choose the row lengths with the smallest estimated cost for a histogram, unless `lengths` specifies them.
 
     Args:
         length_counts: int64 [longest sequence], the number of sequences of length 1, 2, and so on; at least one sequence.
@@ -124,7 +125,8 @@ def choose_row_lengths(
     steps = range(1, last + 1) if last <= _MOST_CANDIDATES else np.geomspace(1, last, _MOST_CANDIDATES).round().astype(int)
     candidates = sorted({min(int(step) * multiple, longest or last * multiple) for step in steps})
     best = lengths or _choose_cheapest_lengths(planner, candidates)
-    # Compute the probability that each length is the longest of a batch of random sequences, which sets the padded length.
+    # A batch is padded to its longest sequence. Therefore compute the probability that each length is the longest in a batch
+    # of random sequences.
     occurring, sequences = np.flatnonzero(length_counts) + 1, int(length_counts.sum())
     none_longer = (np.cumsum(length_counts[occurring - 1]) / sequences) ** min(batch_sequences, sequences)
     is_longest = np.diff(none_longer, prepend=0.0)
@@ -138,7 +140,9 @@ def choose_row_lengths(
 
 
 def _choose_cheapest_lengths(planner: _RowPlanner, candidates: list[int]) -> tuple[int, ...]:
-    """Return the cheapest row lengths, or the longest candidate alone if several lengths save too little."""
+    """Return the cheapest combination of candidate row lengths. If several lengths save too little, return the longest
+    candidate alone.
+    """
     *shorter, longest = candidates
     choices = [(*some, longest) for number in range(1, MOST_LENGTHS) for some in combinations(shorter, number)]
     best: tuple[int, ...] = (longest,)
@@ -153,8 +157,10 @@ def _choose_cheapest_lengths(planner: _RowPlanner, candidates: list[int]) -> tup
 
 
 class _RowPlanner:
-    """Plans rows for intervals of lengths, and returns their bounds and costs. An interval (above, length) contains the
-    sequences of more than `above` and at most `length` tokens. Each interval is planned only once.
+    """Computes the number of rows and the cost for intervals of sequence lengths, and remembers the results.
+
+    An interval (above, length) contains the sequences of more than `above` and at most `length` tokens, which go into rows
+    of `length` tokens.
     """
 
     def __init__(self, counts: IntArray, cost: Cost, depth: int | str, algorithm: str) -> None:
@@ -163,11 +169,11 @@ class _RowPlanner:
         self._packings: dict[tuple[int, int], Packing] = {}
 
     def intervals_with_sequences(self, row_lengths: tuple[int, ...]) -> list[tuple[int, int]]:
-        """Return the (above, length) intervals of the chosen lengths that contain at least one sequence."""
+        """Return the interval (above, length) of each row length. Intervals without sequences are left out."""
         return [(above, length) for above, length in pairwise((0, *row_lengths)) if self._counts[above:length].any()]
 
     def plan_interval(self, above: int, row_length: int) -> Packing:
-        """Return the packing of the sequences of an interval into rows of `row_length` tokens."""
+        """Pack the sequences of an interval into rows of `row_length` tokens, or return the packing from an earlier call."""
         if (above, row_length) not in self._packings:
             histogram = Histogram(row_length, self._counts_between(above, row_length))
             self._packings[above, row_length] = pack_histogram(histogram, self._algorithm, self._depth)
@@ -176,7 +182,7 @@ class _RowPlanner:
     def total_cost(
         self, row_lengths: tuple[int, ...], count_interval_packs: Callable[[int, int], int] | None = None
     ) -> float:
-        """Return the cost of all rows if rows have the given lengths.
+        """Return the total cost of all rows if rows have the given lengths.
 
         `count_interval_packs` returns the number of packs of an interval. With `min_packs`, the result is a lower bound of
         the cost.
@@ -187,14 +193,16 @@ class _RowPlanner:
         )
 
     def _estimate_packs(self, above: int, row_length: int) -> int:
-        """Return the number of rows of an interval: the bound if it is accurate enough, otherwise that of a plan."""
+        """Return the number of rows for an interval. If a packing would hardly need more rows than the lower bound, return
+        the bound without packing.
+        """
         bound = self.min_packs(above, row_length)
         return (
             bound if self._algorithm == "optimal" and bound >= _MANY_PACKS else self.plan_interval(above, row_length).packs
         )
 
     def min_packs(self, above: int, row_length: int) -> int:
-        """Return a lower bound on the number of rows that the sequences between two lengths need."""
+        """Return a lower bound on the number of rows for an interval."""
         if (above, row_length) not in self._bounds:
             part, depth = self._counts_between(above, row_length), resolve_depth(self._depth, row_length)
             proofs = certify_token_or_count_bound(part, depth), certify_threshold_bound(part, depth)
@@ -202,7 +210,7 @@ class _RowPlanner:
         return self._bounds[above, row_length]
 
     def _counts_between(self, above: int, row_length: int) -> IntArray:
-        """Return the counts of the sequences of an interval, int64 [length]."""
+        """Return the histogram counts of the sequences in an interval, int64 [row_length]."""
         part = np.zeros(row_length, dtype=np.int64)
         own = self._counts[above:row_length]
         part[above : above + len(own)] = own

@@ -1,4 +1,4 @@
-"""Strategies, strategy counts and packings, which all algorithms return, and the budget that limits the work of a solver.
+"""Strategies, strategy counts and packings, which all algorithms return, and budgets, which limit the work of a solver.
 
 A strategy is a sorted tuple of lengths that share a pack, such as (67, 216, 229). Strategy counts state how many packs use
 each strategy (paper F.3). In this package they are exact: every sequence of the histogram has its slot, and no slot is left
@@ -24,10 +24,10 @@ from gaudi_bert.common.features import PackingMetrics
 from gaudi_bert.packing.certificate import Certificate
 from gaudi_bert.packing.histogram import Histogram
 
-# The lengths of the sequences in a pack, ascending.
+# The lengths of the sequences in a pack, in ascending order.
 Strategy = tuple[int, ...]
 
-# How many packs use each strategy.
+# The number of packs that use each strategy.
 StrategyCounts = dict[Strategy, int]
 
 
@@ -37,19 +37,21 @@ def count_packs(strategy_counts: Mapping[Strategy, int]) -> int:
 
 
 def add_packs(strategy_counts: StrategyCounts, strategy: Strategy, count: int) -> None:
-    """Add `count` packs of a strategy, whose lengths may be in any order."""
+    """Add `count` packs of a strategy to the strategy counts. The lengths in the strategy may be in any order."""
     if count:
         strategy = tuple(sorted(strategy))
         strategy_counts[strategy] = strategy_counts.get(strategy, 0) + int(count)
 
 
 def sort_strategies(strategy_counts: Mapping[Strategy, int]) -> StrategyCounts:
-    """Return the strategy counts sorted by strategy, so that files do not depend on the order in which they were found."""
+    """Return the strategy counts sorted by strategy, so that the output does not depend on the order in which strategies
+    were found.
+    """
     return {strategy: int(strategy_counts[strategy]) for strategy in sorted(strategy_counts)}
 
 
 def count_slots(strategy_counts: Mapping[Strategy, int], max_sequence_length: int) -> IntArray:
-    """Return the number of slots for each length, int64 [max_sequence_length].
+    """Count how many sequences of each length the packs contain, and return int64 [max_sequence_length].
 
     Raises:
         FailedError: a strategy contains a length that is out of range, which is a defect.
@@ -66,7 +68,7 @@ def count_slots(strategy_counts: Mapping[Strategy, int], max_sequence_length: in
 def check_packing(
     strategy_counts: Mapping[Strategy, int], histogram: Histogram, depth: int, masked_slots: int | None = None
 ) -> None:
-    """Check, in exact integers, that strategy counts are a packing of a histogram.
+    """Check, in exact integers, that the packs satisfy all limits and contain every sequence of a histogram exactly once.
 
     Args:
         strategy_counts: how many packs use each strategy.
@@ -103,7 +105,8 @@ def check_packing(
 def drop_surplus_slots(
     strategy_counts: Mapping[Strategy, int], length_counts: IntArray, *, drop_whole_packs: bool = True
 ) -> StrategyCounts:
-    """Remove the slots that no sequence fills, so that the slots of each length equal its sequences.
+    """Remove slots that no sequence fills, so that the packs contain exactly as many slots of each length as there are
+    sequences.
 
     First whole packs are dropped, which reduces the number of packs, and then single slots, in the order of the strategies.
     Packs that become empty are dropped as well.
@@ -128,8 +131,8 @@ def drop_surplus_slots(
 
 
 def _drop_surplus_packs(strategy_counts: StrategyCounts, surplus_of_length: dict[int, int]) -> StrategyCounts:
-    """Drop packs that consist of surplus slots only, longest strategies first, and reduce `surplus_of_length`
-    accordingly.
+    """Drop packs in which every slot is surplus, packs with the most slots first, and subtract their slots from
+    `surplus_of_length`.
     """
     result = dict(strategy_counts)
     for strategy in sorted(strategy_counts, key=lambda strategy: (-len(strategy), strategy)):
@@ -146,7 +149,9 @@ def _drop_surplus_packs(strategy_counts: StrategyCounts, surplus_of_length: dict
 def _drop_slots_of_length(
     strategy_counts: StrategyCounts, strategies_by_length: defaultdict[int, set[Strategy]], length: int, surplus: int
 ) -> None:
-    """Remove `surplus` slots of one length from the strategies that contain it, one slot per pack at a time."""
+    """Remove `surplus` slots of one length from packs that contain this length. If a pack contains it several times, remove
+    one slot at a time.
+    """
     waiting = sorted(strategies_by_length[length], reverse=True) if surplus else []
     while surplus:
         strategy = waiting.pop()
@@ -166,12 +171,13 @@ def _drop_slots_of_length(
 
 # --- from slots to sequences: a slot of a plan may be filled by a shorter sequence, or stay empty
 
-# [length of the sequence (0 for no sequence), number of slots]
+# A list of two numbers: the length of the sequences that fill some slots (0 if the slots stay empty), and the number of
+# slots.
 _Share = list[int]
 
 
 def fill_planned_slots(strategy_counts: Mapping[Strategy, int], length_counts: IntArray) -> StrategyCounts:
-    """Put the sequences of a histogram into the slots of planned packs, and return how many packs then use each strategy.
+    """Put the sequences of a histogram into the slots of planned packs, and return the strategy counts of the filled packs.
 
     From the longest length to the shortest, a sequence takes a slot of its own length or, if there is none, the shortest
     free slot that is longer. Slots that no sequence needs are removed, and so are packs that stay empty.
@@ -196,8 +202,8 @@ def fill_planned_slots(strategy_counts: Mapping[Strategy, int], length_counts: I
 
 
 def _distribute_sequences_over_slots(slots: IntArray, length_counts: IntArray) -> dict[int, list[_Share]]:
-    """Decide which sequences fill the slots of each length, and return this as lists of shares by slot length. The last
-    share of a list is used first.
+    """Decide for each slot length which sequences fill the slots, and return lists of [sequence length, number of slots] by
+    slot length. The last entry of a list is used first.
     """
     shares: dict[int, list[_Share]] = {}
     free: list[_Share] = []  # [slot length, number of slots], the shortest last
@@ -220,7 +226,9 @@ def _distribute_sequences_over_slots(slots: IntArray, length_counts: IntArray) -
 
 
 def _take_sequences(shares: dict[int, list[_Share]], strategy: Strategy, count: int) -> list[int]:
-    """Take the sequences for the slots of `count` equal packs, and return the length of the sequence in each slot."""
+    """Take sequences from `shares` to fill `count` equal packs, and return the length of the sequence in each slot of the
+    strategy.
+    """
     sequences = []
     for length in strategy:
         share = shares[length][-1]
@@ -247,7 +255,7 @@ class FlatPacks(NamedTuple):
 
 
 def flatten_packs(strategy_counts: Mapping[Strategy, int]) -> FlatPacks:
-    """Return all packs that strategy counts describe, one after the other, as two arrays."""
+    """List all packs one after another, and return them as two arrays."""
     sizes = np.fromiter(map(len, strategy_counts), dtype=np.int64, count=len(strategy_counts))
     flat = np.fromiter(chain.from_iterable(strategy_counts), dtype=np.int64, count=int(sizes.sum()))
     packs = np.repeat(
@@ -259,7 +267,7 @@ def flatten_packs(strategy_counts: Mapping[Strategy, int]) -> FlatPacks:
 
 
 def count_strategies(lengths: Int32Array | IntArray, starts: IntArray) -> StrategyCounts:
-    """Return the strategy counts of packs that are given as arrays in the form of `flatten_packs`.
+    """Count how many packs use each strategy, for packs in the form that `flatten_packs` returns.
 
     Lengths of 0 are ignored, and packs that contain nothing else are dropped.
     """
@@ -282,7 +290,8 @@ def count_strategies(lengths: Int32Array | IntArray, starts: IntArray) -> Strate
 
 @dataclass(frozen=True)
 class Packing(PackingMetrics):
-    """A packing of a histogram and its lower bound. Creating it checks that it is a packing.
+    """The packs for a histogram, and the proven lower bound on their number. The constructor checks that the packs are
+    valid.
 
     Raises:
         FailedError: the strategy counts are not a packing, or there are fewer packs than the bound allows. Both are defects.
@@ -308,16 +317,16 @@ class Packing(PackingMetrics):
         return max(map(len, self.strategy_counts), default=0)
 
 
-# How `nnls` packs the sequences that its loop leaves over: by best fit, or each padded by its complement as published.
+# How `nnls` packs the sequences that remain after its last round: by best fit, or each with a padding slot as published.
 Leftovers = Literal["best-fit", "complement"]
 
-# Whether the search of `optimal` for fewer packs is limited to what it may gain, or continues until nothing helps.
+# How long `optimal` searches for fewer packs: as long as the possible gain justifies, or until nothing helps.
 Effort = Literal["bounded", "unlimited"]
 
 
 @dataclass(frozen=True)
 class AlgorithmResult:
-    """The result of a packing algorithm."""
+    """The strategy counts that a packing algorithm found, and the certificate if the algorithm proved a bound."""
 
     strategy_counts: StrategyCounts
     algorithm_used: str
@@ -331,24 +340,25 @@ class AlgorithmResult:
 # bound so far. An operation takes about 1 ns on one core. The published histograms stay far below every budget, so no budget
 # changes their plans.
 
-# Operations for all rounds of an NNLS algorithm.
+# All rounds of an NNLS algorithm may take this many operations.
 NNLS_WORK = 25e9
 
-# Operations for proving a bound if the algorithm proves none itself.
+# Proving a lower bound after packing may take this many operations.
 BOUND_WORK = 6e9
 
-# (longest packs, operations for all rows of an estimate together). Each row of an estimate for packs of up to 1,024 tokens
-# has the same budget as a plan, so that it equals the plan.
+# All rows of an estimate together may take the operations in the first entry whose pack length is large enough. Each entry
+# is (pack length, operations). Up to 1,024 tokens there is no shared limit, so that each row equals a plan.
 ESTIMATE_WORK = ((1024, float("inf")), (4096, 180e9), (2**63, 40e9))
 
-# Operations that a heuristic written in Python takes per strategy, and per sequence that the strategies list.
+# A heuristic written in Python takes about this many operations for each strategy, and for each sequence in the strategies.
 OPERATIONS_PER_STRATEGY, OPERATIONS_PER_LISTED = 4000, 100
 
 
 class WorkBudget:
-    """A number of operations that may be spent, infinite by default.
+    """A limit on the number of operations that a solver may perform. By default, it is infinite.
 
-    What is spent from a part (`take_fraction`, `take_at_most`) is spent from the whole budget as well.
+    Operations that are spent from a part of the budget (`take_fraction`, `take_at_most`) are also spent from the whole
+    budget.
 
     Args:
         operations: the limit.
@@ -365,7 +375,7 @@ class WorkBudget:
 
     @property
     def remaining(self) -> float:
-        """Operations that may still be spent. Negative if the last ones exceeded the budget."""
+        """The number of operations that may still be spent. It is negative if more were spent than allowed."""
         return self._limit - self.spent
 
     @property
@@ -374,25 +384,27 @@ class WorkBudget:
         return self.remaining <= 0
 
     def spend(self, operations: float) -> None:
-        """Add operations that were just done or are about to be done."""
+        """Subtract operations from this budget, and from the budget of which it is a part."""
         self.spent += operations
         if self._whole is not None:
             self._whole.spend(operations)
 
     def spend_on_heuristic(self, strategy_counts: Mapping[Strategy, int]) -> None:
-        """Add the operations of a heuristic that returned these strategy counts."""
+        """Subtract the operations of a heuristic, which are estimated from the strategy counts that it returned."""
         self.spend(OPERATIONS_PER_STRATEGY * len(strategy_counts) + OPERATIONS_PER_LISTED * sum(map(len, strategy_counts)))
 
     def take_fraction(self, fraction: float) -> WorkBudget:
-        """Return a budget of this fraction (0 to 1) of the remaining operations, for one phase of the work."""
+        """Return a new budget with the given fraction (0 to 1) of the remaining operations."""
         return WorkBudget(max(self.remaining, 0.0) * fraction, self)
 
     def take_at_most(self, max_operations: float) -> WorkBudget:
-        """Return a budget of at most this many of the remaining operations."""
+        """Return a new budget with `max_operations`, or with all remaining operations if they are fewer."""
         return WorkBudget(min(max_operations, max(self.remaining, 0.0)), self)
 
 
 def shared_estimate_budget(max_sequence_length: int) -> WorkBudget | None:
-    """Return the budget that all rows of an estimate share, or None if each row has its algorithm's default budget."""
+    """Return the budget that all rows of an estimate share. Return None for short packs, because each of their rows has its
+    own budget.
+    """
     operations = next(operations for longest, operations in ESTIMATE_WORK if max_sequence_length <= longest)
     return None if operations == float("inf") else WorkBudget(operations)

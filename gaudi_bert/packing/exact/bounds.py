@@ -1,4 +1,4 @@
-"""Certified lower bounds on the number of packs, computed fast enough for every plan.
+"""Lower bounds on the number of packs, each with a certificate, that can be computed fast enough for every plan.
 
 Prices come from the token bound (the length), the count bound (1 each), the linear program without a depth limit, and the
 linear program with it. The latter starts from the strategies of LPFHP and stops after a number of simplex iterations; its
@@ -32,23 +32,24 @@ from gaudi_bert.packing.pricing import (
 )
 from gaudi_bert.packing.strategies import BOUND_WORK, WorkBudget
 
-# The integer that represents a price of 1.
+# A price of 1 is represented by this integer.
 LARGEST_PRICE = 10**15
 
-# The largest common denominator that is tried for prices.
+# Prices are tested for common denominators up to this number.
 MAX_DENOMINATOR = 4096
 
 QUICK_ITERATIONS = 3500
-# Limit of simplex iterations for a quick bound: QUICK_ITERATIONS, or this per length if that is more.
+# A quick bound may take QUICK_ITERATIONS simplex iterations, or this many per distinct length if that is more.
 QUICK_ITERATIONS_PER_LENGTH = 4
-# Limit of (price steps) * (tokens of a pack), which takes some seconds.
+# A proof for long packs may take at most this many operations, (price steps) * (tokens of a pack), which takes a few
+# seconds.
 STEP_WORK = 2**33
-# Operations that a proof may always take, even if the budget is spent.
+# A proof may always take this many operations, even if the budget is spent.
 ALWAYS_PROVEN = 2e8
 
 
 def prove_lower_bound(length_counts: IntArray, depth: int, work: WorkBudget | None = None) -> Certificate:
-    """Prove a lower bound on the number of packs, and return the best certificate that can be computed quickly.
+    """Compute several lower bounds on the number of packs, and return the certificate of the largest.
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
@@ -64,7 +65,7 @@ def prove_lower_bound(length_counts: IntArray, depth: int, work: WorkBudget | No
 
 
 def _prove_by_linear_programs(length_counts: IntArray, depth: int, work: WorkBudget) -> list[Certificate]:
-    """Solve the linear programs without and with a depth limit, and return the certificates that their prices give."""
+    """Solve the linear programs of packing without and with a depth limit, and return a certificate from each."""
     if needs_coarse_grid(length_counts, depth):
         coarse = prove_lower_bound(split_counts_into_bins(length_counts, BINS), depth, work)
         return [certify_prices(length_counts, interpolate_prices(coarse.prices, len(length_counts)), depth, work)]
@@ -81,7 +82,8 @@ def _prove_by_linear_programs(length_counts: IntArray, depth: int, work: WorkBud
 
 
 def certify_linear_program(linear_program: LinearProgram, depth: int, work: WorkBudget) -> Certificate:
-    """Round the prices of a solved linear program to integers, and return the certificate of the bound that they prove.
+    """Round the prices of a solved linear program to integers, and return the certificate of the lower bound that they
+    prove.
 
     Args:
         linear_program: the program. If it has no relaxation yet, the simple certificate is returned.
@@ -105,7 +107,7 @@ def certify_linear_program(linear_program: LinearProgram, depth: int, work: Work
 
 
 def _extend_prices_to_all_lengths(linear_program: LinearProgram, prices: IntArray) -> IntArray:
-    """Return prices for all lengths, int64 [L], from those of the lengths that occur.
+    """Extend the prices of the occurring lengths to prices of all lengths, int64 [L].
 
     A length that does not occur gets the price of the next shorter length that does.
     """
@@ -115,7 +117,7 @@ def _extend_prices_to_all_lengths(linear_program: LinearProgram, prices: IntArra
 
 
 def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, work: WorkBudget | None = None) -> Certificate:
-    """Compute the bound that integer prices prove, and return it with the prices as a certificate.
+    """Return a certificate with the lower bound that the given integer prices prove.
 
     Prices that are too large, or too many for long packs, are rounded down, which proves nearly as much. If the proof would
     take more operations than the budget allows, the simple certificate is returned.
@@ -148,10 +150,10 @@ def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, work: 
 
 
 def _round_prices_down_in_steps(prices: IntArray, max_operations: float) -> IntArray:
-    """Limit the number of distinct prices, so that a proof takes fewer operations: if there are too many, round the prices
-    down so that they rise only at equal steps of length.
+    """Round prices down so that there are only a few distinct prices, which makes a proof faster. Prices that are few enough
+    are returned unchanged.
 
-    `max_operations` determines how many steps are allowed.
+    The rounded prices rise only at equal steps of length. `max_operations` determines how many steps are allowed.
     """
     length = len(prices)
     steps = max(1, int(max_operations) // length)
@@ -163,7 +165,9 @@ def _round_prices_down_in_steps(prices: IntArray, max_operations: float) -> IntA
 
 
 def _limit_worth_of_long_packs(prices: IntArray, depth: int, max_items: int) -> int:
-    """Return the largest total price of the sequences in one pack, or an upper limit if computing it takes too long."""
+    """Return the largest total price of the sequences in one pack. If computing it would take too long, return an upper
+    limit.
+    """
     length, best = len(prices), np.concatenate(([0], prices))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
     listed = max_pack_worth_by_enumeration(best[rises], rises, length, depth)
@@ -177,8 +181,8 @@ def _limit_worth_of_long_packs(prices: IntArray, depth: int, max_items: int) -> 
 
 
 def _find_prices_with_common_denominator(relaxation: Relaxation) -> IntArray | None:
-    """Multiply all prices by the smallest integer that makes them integers, and return these integers. Return None if no
-    integer up to `MAX_DENOMINATOR` does.
+    """Find the smallest factor that makes all prices integers, and return the prices times this factor. Return None if no
+    factor up to `MAX_DENOMINATOR` does so.
 
     With billions of sequences, rounding exact fractions down would weaken the bound by several packs.
     """

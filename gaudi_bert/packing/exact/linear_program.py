@@ -32,17 +32,18 @@ from gaudi_bert.packing.long_packs import MANY_LENGTHS
 from gaudi_bert.packing.pricing import LONGEST_TABLE, EnumeratedPricer, list_strategies
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
-# Operations of a simplex iteration for each row and column.
+# A simplex iteration takes this many operations for each row and column.
 OPERATIONS_PER_ITERATION = 10
 
-# Additional operations of an iteration for each strategy that was added later, because the basis is then no longer sparse.
+# An iteration takes this many more operations for each strategy that was added later, because the basis is then no longer
+# sparse.
 OPERATIONS_PER_ADDED_COLUMN = 25
 
-# Operations to start the simplex, for each row and column.
+# Starting the simplex takes this many operations for each row and column.
 OPERATIONS_PER_SOLVE = 50
 
 MOST_ITERATIONS = 2**31 - 1
-# Demands are scaled to at most this, so that the solver's absolute tolerances suit any number of sequences.
+# Larger demands are scaled down to this number, because the tolerances of the solver are absolute.
 LARGEST_DEMAND = 1e7
 
 
@@ -53,10 +54,10 @@ def _make_silent_solver(highspy: Any) -> Any:
     """
 
     class Silent(highspy.Highs):  # type: ignore[misc]
-        """A solver whose output is off before its constructor prints."""
+        """A HiGHS solver that switches its output off before its constructor can print."""
 
         def enableCallbacks(self) -> None:  # noqa: N802
-            """Switch the output off first."""
+            """Switch the output off before calling the method of HiGHS."""
             self.setOptionValue("output_flag", False)
             super().enableCallbacks()
 
@@ -66,8 +67,9 @@ def _make_silent_solver(highspy: Any) -> Any:
 
 
 class _MasterProgram:
-    """The linear program over the strategies that are known so far. HiGHS solves it again after each change, starting from
-    the last solution.
+    """The linear program over all strategies that have been found so far.
+
+    After each change, HiGHS solves it again, starting from the last solution.
 
     Args:
         lengths: int64 [rows], the lengths that occur, ascending.
@@ -108,7 +110,9 @@ class _MasterProgram:
         )
 
     def add_strategies(self, strategies: Iterable[Strategy]) -> int:
-        """Add strategies (sorted tuples of lengths that occur) unless they are known, and return how many were new."""
+        """Add the strategies that are not yet in the program, and return how many were added. Each is a sorted tuple of
+        occurring lengths.
+        """
         starts: list[int] = []
         rows: list[int] = []
         copies: list[float] = []
@@ -134,7 +138,7 @@ class _MasterProgram:
     def _add_columns(
         self, costs: FloatArray, starts: IntArray | Int32Array, rows: IntArray | Int32Array, values: FloatArray
     ) -> None:
-        """Add columns to the solver, in sparse column format."""
+        """Add columns of non-negative variables to the solver, in sparse column format."""
         number = len(costs)
         if number:
             self._solver.addCols(
@@ -149,8 +153,8 @@ class _MasterProgram:
             )
 
     def set_demand(self, demand: FloatArray) -> None:
-        """Change the number of sequences of each length that the program must cover, float64 [rows]. A negative number is a
-        surplus of slots that shorter lengths may use.
+        """Set the number of sequences of each length that must be packed, float64 [rows]. A negative number means free
+        slots, which shorter sequences may use.
         """
         rows = len(demand)
         self._unit = max(1.0, float(np.max(np.abs(demand))) / LARGEST_DEMAND)
@@ -158,7 +162,7 @@ class _MasterProgram:
         self._solver.changeRowsBounds(rows, np.arange(rows, dtype=np.int32), demand / self._unit, unlimited)
 
     def minimize_packs(self, *, use_dual_simplex: bool = False) -> float:
-        """Solve the linear program from the last solution on, and return the minimum number of packs, with fractions.
+        """Solve the linear program, starting from the last solution, and return the minimum number of packs as a float.
 
         Args:
             use_dual_simplex: use the dual simplex, which suits a changed demand. The primal simplex suits new strategies.
@@ -191,33 +195,35 @@ class _MasterProgram:
         return float(information.objective_function_value) * self._unit
 
     def dual_prices(self) -> FloatArray:
-        """Return the dual prices of the rows, non-negative and non-decreasing, float64 [rows]."""
+        """Return the dual price of each length, float64 [rows]. The prices are non-negative and do not decrease with length."""
         duals = np.array(self._solver.getSolution().row_dual)
         return np.maximum.accumulate(np.maximum(duals, 0.0))
 
     def strategy_usage(self) -> FloatArray:
-        """Return how many packs use each of `strategies` in the last solution, with fractions, float64 [strategies]."""
+        """Return the number of packs of each strategy in the last solution, float64 [strategies]. It may be a fraction."""
         return np.maximum(np.array(self._solver.getSolution().col_value)[self._exchanges :], 0.0) * self._unit
 
 
 # --- pricing and column generation
 
-# Weights of the best proven prices in the trial prices. The next weight is tried if the current one yields no strategy.
+# The prices that are tried are a weighted mean of the best proven prices, with one of these weights, and the prices of the
+# program. The next weight is tried if no strategy was found.
 CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
 
-# A strategy is added if it is worth more than 1 by at least this.
+# A strategy is added only if it is worth more than 1 by at least this tolerance.
 REDUCED_COST = 1e-9
 
-# Limit of (lengths) * (tokens of a pack) for exact pricing without a depth limit, which takes half a second.
+# Without a depth limit, very long packs are priced exactly only if (lengths) * (tokens of a pack) is at most this number.
+# Pricing then takes half a second.
 MOST_CLOSED = 2**29
 
-# Any of the pricers: unlimited copies of a length, limited copies, or a list of all strategies.
+# A pricer finds improving strategies: with unlimited or limited copies of a length, or in a list of all strategies.
 Pricer = TablePricer | BoundedPricer | EnumeratedPricer
 
 
 def needs_coarse_grid(length_counts: IntArray, depth: int) -> bool:
-    """Return whether the linear program has too many lengths to be solved length by length, so that lengths must be rounded
-    to a coarse grid.
+    """Return whether there are too many distinct lengths for the linear program, so that lengths must be rounded to a coarse
+    grid.
     """
     max_length, lengths = len(length_counts), np.flatnonzero(length_counts) + 1
     if max_length <= MAX_EXACT_LENGTH or len(lengths) > MANY_LENGTHS:
@@ -228,7 +234,9 @@ def needs_coarse_grid(length_counts: IntArray, depth: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """A solution of the linear program, which allows fractions of packs, and the lower bound that its prices prove."""
+    """A solution of the linear program, in which numbers of packs may be fractions, with the lower bound that its prices
+    prove.
+    """
 
     objective: float  # packs over the known strategies, with fractions
     bound: float  # proven lower bound with fractions, in floating point; `certify_linear_program` makes it exact
@@ -236,12 +244,12 @@ class Relaxation:
 
     @property
     def rounding_tolerance(self) -> float:
-        """The largest rounding error of the objective."""
+        """The largest rounding error that the objective may have."""
         return max(1e-6, 1e-13 * self.objective)
 
     @property
     def is_gap_closed(self) -> bool:
-        """Whether no integer lies between bound and objective, allowing for rounding errors."""
+        """Whether bound and objective allow only one integer number of packs, apart from rounding errors."""
         small = self.rounding_tolerance
         return bool(self.objective - self.bound < small or np.ceil(self.bound - small) >= np.ceil(self.objective - small))
 
@@ -255,8 +263,8 @@ def run_column_generation(
     target_objective: float = -np.inf,
     max_iterations: float = np.inf,
 ) -> Relaxation:
-    """Add strategies to a linear program until the number of packs is proven to be minimal to within one pack, and return
-    the solution.
+    """Solve a linear program by column generation: add improving strategies until no whole pack can be saved, and return the
+    solution.
 
     Args:
         master: the program, whose strategies must already cover everything.
@@ -300,7 +308,7 @@ def run_column_generation(
 
 
 class LinearProgram:
-    """The linear program of a histogram, with the strategies that are known and the relaxation that was found so far.
+    """The linear program that packs a histogram, with a pricer that finds new strategies and the last solution.
 
     Args:
         counts: int64 [L], the number of sequences of length 1 .. L; at least one sequence.
@@ -329,29 +337,31 @@ class LinearProgram:
 
     @property
     def proven_prices(self) -> FloatArray:
-        """The prices that prove the best lower bound so far, float64 [rows]. At these prices no pack is worth more than 1.
-        Initially, the price of a length is length / L.
+        """The prices that prove the best lower bound so far, float64 [rows]. No pack is worth more than 1 at these prices.
+        Before the program is solved, the price of a length is length / L.
         """
         return self.lengths / self.max_length if self.relaxation is None else self.relaxation.prices
 
     @property
     def min_packs(self) -> int:
-        """The smallest whole number of packs that the known strategies allow, or 0 before the program is solved."""
+        """The smallest whole number of packs that is possible with the known strategies, or 0 if the program has not been
+        solved.
+        """
         if self.relaxation is None or not np.isfinite(self.relaxation.objective):
             return 0
         return int(np.ceil(self.relaxation.objective - self.relaxation.rounding_tolerance))
 
     @classmethod
     def from_heuristic(cls, length_counts: IntArray, depth: int, work: WorkBudget | None = None) -> LinearProgram:
-        """Create a program with the strategies of LPFHP at this depth, which cover all sequences."""
+        """Create a linear program that starts with the strategies of LPFHP at this depth."""
         linear_program = cls(length_counts, depth, work)
         linear_program.add_strategies(pack_longest_first(length_counts, depth, OpenPacks(depth, np.inf)))
         return linear_program
 
     @classmethod
     def with_bounded_copies(cls, unbounded_program: LinearProgram, work: WorkBudget) -> LinearProgram:
-        """Create a program of the same sequences whose strategies contain no more copies of a length than there are
-        sequences.
+        """Create a linear program of the same sequences, where a strategy contains a length at most as often as there are
+        sequences of it.
         """
         linear_program = cls(unbounded_program.counts, unbounded_program.depth, work)
         linear_program.pricer = BoundedPricer(
@@ -366,7 +376,7 @@ class LinearProgram:
         return linear_program
 
     def set_remaining_demand(self, uncovered: IntArray, unplaced: IntArray) -> None:
-        """Change which sequences the program has to cover, after some packs were fixed.
+        """Set the sequences that remain to be packed after some packs have been fixed.
 
         Args:
             uncovered: int64 [rows]; negative entries are free slots that shorter sequences may use.
@@ -377,11 +387,11 @@ class LinearProgram:
             self.pricer.counts = unplaced
 
     def replace_budget(self, budget: WorkBudget) -> None:
-        """Use another budget of operations from now on."""
+        """Use another operation budget from now on."""
         self.work = self.master.work = self.pricer.work = budget
 
     def add_strategies(self, strategies: Iterable[Strategy]) -> None:
-        """Add strategies to the program. In each strategy, a length that does not occur is replaced by the next shorter
+        """Add strategies to the program. A length that does not occur in the histogram is replaced by the next shorter
         length that does.
         """
         rows_of = (tuple(int(self._row_below[length]) for length in strategy) for strategy in strategies)
@@ -389,8 +399,8 @@ class LinearProgram:
         self.master.add_strategies(strategy for strategy in shrunk if strategy)
 
     def solve(self, max_iterations: float = np.inf) -> Relaxation:
-        """Solve the program by column generation until the minimum is proven, or until the limit of simplex iterations is
-        reached.
+        """Solve the program by column generation, and return the solution. Stop early after `max_iterations` simplex
+        iterations.
         """
         self.relaxation = run_column_generation(
             self.master, self.pricer, self.demand.astype(np.float64), self.relaxation, max_iterations=max_iterations

@@ -1,4 +1,4 @@
-"""The algorithm `optimal`: as few packs as possible, with a proof of how few are possible.
+"""The algorithm `optimal`, which searches for as few packs as possible and proves how few are possible.
 
 1. Pack by LPFHP and compute the token, count and threshold bounds. Often these are equal already.
 2. Solve the linear program without a depth limit, starting from the strategies of LPFHP. It is fast, and its prices are
@@ -57,13 +57,14 @@ from gaudi_bert.packing.strategies import (
     sort_strategies,
 )
 
-# The most rounds of NNLS, per distinct length. If exact fills exist, fewer are needed; otherwise more do not help.
+# NNLS may take this many rounds per distinct length. If lengths exist that fill packs exactly, fewer are needed. Otherwise,
+# more rounds do not help.
 NNLS_ROUNDS = 1.5
 
-# Simplex iterations per distinct length after which NNLS supplies strategies.
+# After this many simplex iterations per distinct length, strategies are taken from an NNLS solution.
 PATIENCE = 4
 
-# If the gap exceeds one pack in this many, the budget cut the search off, and `nnls` may give fewer packs.
+# If the gap exceeds one pack in this many, the budget ended the search early, so `nnls` may need fewer packs.
 FAR = 1_000
 
 # --- how many operations the search for fewer packs may take, depending on what it may save
@@ -74,43 +75,44 @@ NEGLIGIBLE = 1e-5  # a gap below this fraction of the packs is ignored with thou
 FULL_GAIN, FEW_PACKS = 0.02, 10  # FULL_WORK is allowed if the gap exceeds FEW_PACKS by this fraction of the packs
 FEWEST_SEQUENCES = 500  # up to this many sequences FULL_WORK is allowed, because each pack matters
 HEURISTIC_MULTIPLE = 3  # the search may always take this many times as long as LPFHP
-# Before the linear program is tried, halves of packs are matched again with these fractions of NEAR_WORK: the first with
-# more than FEW_LENGTHS lengths, and the second otherwise, because the linear program is then fast.
+# Halves of packs are rematched before the linear program is solved. This may take the first fraction of NEAR_WORK with more
+# than FEW_LENGTHS distinct lengths. Otherwise the linear program is fast, and the second fraction is used.
 MATCHING_SHARE, QUICK_MATCHING_SHARE = 0.4, 0.04
-# Of the operations at one depth, linear programs and dives may use this fraction, and `nnls` and rematching get the rest.
+# Linear programs and dives may use this fraction of the operations at one depth. The rest is for `nnls` and rematching.
 SEARCH_SHARE = 2 / 3
 FEW_SEQUENCES = 1500  # up to this many sequences, seconds are spent on each pack that may be saved
 
 _SHARES = (0.08, 0.15, 0.25, 0.02)
 _FIRST = (DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6))
-# Dives that are tried until the gap is 0.
+# These dives are tried until the gap is 0.
 _DIVES = (*_FIRST, *(DiveSettings(_SHARES[seed % 4], seed=seed) for seed in range(1, 9)))
-# Further dives for few sequences, with no more copies of a length in a pack than there are sequences.
+# These dives are tried for few sequences. Their packs contain a length at most as often as there are sequences of it.
 _BOUNDED_DIVES = tuple(
     DiveSettings(_SHARES[seed % 4], max_failures=12 if seed % 2 else 60, seed=seed) for seed in range(1, 41)
 )
 
-# Dives on a coarse grid, where one or two additional packs do not matter, and the simplex iterations per length there.
+# On a coarse grid, one or two additional packs do not matter, so one short dive and this many simplex iterations per length
+# suffice.
 _QUICK_DIVES, _QUICK_ITERATIONS = (DiveSettings(0.25, max_steps=30),), 60
 
 
 @dataclass(frozen=True)
 class _Incumbent:
-    """The best packing and the best certificate that a search has found so far."""
+    """The best packing and the best lower bound that a search has found so far."""
 
     strategy_counts: StrategyCounts
     certificate: Certificate
 
     @property
     def gap(self) -> int:
-        """Packs above the proven bound. A packing with gap 0 is optimal."""
+        """The number of packs above the proven lower bound. If it is 0, the packing is optimal."""
         return count_packs(self.strategy_counts) - self.certificate.bound
 
 
 def pack_optimally(
     length_counts: IntArray, depth: int, work: WorkBudget | None = None, effort: Effort = "bounded"
 ) -> AlgorithmResult:
-    """Pack a histogram in as few packs as possible, and prove a lower bound.
+    """Pack a histogram in as few packs as possible, and prove a lower bound on the number of packs.
 
     A packing with a smaller depth is also valid at a larger depth. If there is a gap, smaller depths are therefore planned
     too, until they provably need too many packs or the remaining budget is less than the last depth took.
@@ -145,7 +147,8 @@ def pack_optimally(
 
 
 def _pack_heuristically(length_counts: IntArray, depth: int, work: WorkBudget) -> _Incumbent:
-    """Pack by LPFHP, prove the simple and threshold bounds, and return the packing with the best of these bounds.
+    """Pack a histogram by LPFHP, and return the packing with the best lower bound that can be computed without a linear
+    program.
 
     If only a few packs can be saved, halves of packs are matched again as well.
     """
@@ -166,14 +169,16 @@ def _pack_heuristically(length_counts: IntArray, depth: int, work: WorkBudget) -
 
 
 def _is_gap_negligible(incumbent: _Incumbent, length_counts: IntArray, depth: int) -> bool:
-    """Return whether the packing is so close to its bound that a search on a coarse grid, whose own error is as large, could
-    hardly save a pack.
+    """Return whether the packing is so close to its lower bound that a search on a coarse grid of lengths could hardly save
+    a pack.
     """
     return incumbent.gap <= NEGLIGIBLE * count_packs(incumbent.strategy_counts) and needs_coarse_grid(length_counts, depth)
 
 
 def _count_allowed_operations(incumbent: _Incumbent, length_counts: IntArray, depth: int, effort: Effort) -> float:
-    """Return how many operations a search for fewer packs may take. The more packs it may save, the more it may take."""
+    """Return how many operations a search for fewer packs may take. The larger the gap to the bound, the more operations are
+    allowed.
+    """
     if effort == "unlimited":
         return np.inf
     if _is_gap_negligible(incumbent, length_counts, depth):
@@ -189,8 +194,8 @@ def _count_allowed_operations(incumbent: _Incumbent, length_counts: IntArray, de
 def _search_fewer_packs(
     initial: _Incumbent, length_counts: IntArray, depth: int, work: WorkBudget, effort: Effort
 ) -> _Incumbent:
-    """Search for a packing with fewer packs: by linear programs, then by `nnls` if the gap is still large, and at the end by
-    cutting packs in two and matching the halves again.
+    """Search for a packing with fewer packs by linear programs, by `nnls` if the gap is still large, and by rematching
+    halves of packs.
     """
     if initial.gap == 0 or work.is_exhausted:
         return initial
@@ -207,7 +212,7 @@ def _search_fewer_packs(
 
 
 def _rematch_pack_halves(incumbent: _Incumbent, max_length: int, depth: int, work: WorkBudget) -> _Incumbent:
-    """Try to save packs by cutting packs in two and matching the halves again, if there is a gap to the bound.
+    """Try to save packs by cutting packs in two and matching the halves again. Return `incumbent` if no pack is saved.
 
     With more than `MATCHED` sequences, only part of the packs is matched.
     """
@@ -236,7 +241,8 @@ def _pack_by_linear_programs(
     max_operations_near_bound: float = np.inf,
     stop_early: bool = False,
 ) -> _Incumbent:
-    """Pack a histogram in as few packs as possible, or in nearly as few if it has thousands of distinct lengths.
+    """Pack a histogram by linear programs, and return the packing and its bound. With thousands of distinct lengths, lengths
+    are rounded first.
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
@@ -302,7 +308,7 @@ def _pack_by_linear_programs(
 
 
 class _DiveOutcome(NamedTuple):
-    """The best packing after some dives, and whether further dives are hopeless because none can save a pack."""
+    """The best packing after some dives. `is_hopeless` is set if it is proven that no dive can save a pack."""
 
     incumbent: _Incumbent
     is_hopeless: bool
@@ -314,11 +320,10 @@ def _improve_by_dives(
     dive_settings: tuple[DiveSettings, ...],
     max_operations_near_bound: float,
 ) -> _DiveOutcome:
-    """Try to find a packing with fewer packs by dives, which round the fractions of the linear program to whole packs, until
-    the gap is closed or provably cannot be closed.
+    """Try to save packs by dives, which round the fractions of the linear program to whole packs.
 
-    Dives aim alternately at the lower bound and at one pack less than the incumbent. Once the incumbent is near its bound,
-    further dives have a budget of `max_operations_near_bound`.
+    Stop if the gap is closed or provably cannot be closed. Dives aim alternately at the lower bound and at one pack less
+    than the incumbent. Once the incumbent is near its bound, further dives have a budget of `max_operations_near_bound`.
     """
     least = linear_program.min_packs
     is_limited = False
@@ -344,9 +349,7 @@ def _improve_by_dives(
 
 
 def _add_threshold_bound(incumbent: _Incumbent, length_counts: IntArray, depth: int) -> _Incumbent:
-    """Return the incumbent with the threshold certificate, if this certificate proves a larger bound than that of the
-    incumbent.
-    """
+    """Compute the threshold bound, and return the incumbent with this bound if it is larger than the present bound."""
     if incumbent.gap == 0:
         return incumbent
     proofs = (incumbent.certificate, certify_threshold_bound(length_counts, depth))
@@ -354,18 +357,20 @@ def _add_threshold_bound(incumbent: _Incumbent, length_counts: IntArray, depth: 
 
 
 def _is_near_bound(incumbent: _Incumbent) -> bool:
-    """Return whether the gap is at most one pack, or at most 1 / `NEAR` of the bound."""
+    """Return whether the packing exceeds its lower bound by at most one pack, or by at most 1 / `NEAR` of the bound."""
     return incumbent.gap <= _max_gap_near_bound(incumbent.certificate.bound)
 
 
 def _max_gap_near_bound(bound: int) -> int:
-    """Return how many packs above its lower bound a packing may have, so that it still counts as near to the bound."""
+    """Return how many packs above its lower bound a packing may have and still count as near to the bound."""
     return max(1, bound // NEAR)
 
 
 def _pack_on_coarse_grids(length_counts: IntArray, depth: int, incumbent: _Incumbent, work: WorkBudget) -> _Incumbent:
-    """Search for fewer packs on coarse grids of lengths: solve the grid, assign the sequences to the slots of its plan, and
-    swap sequences until the packs are not too full.
+    """Search for fewer packs on coarse grids of lengths, and return the best packing and bound.
+
+    For each grid, pack the rounded lengths, assign the sequences to the slots of this plan, and swap sequences until no pack
+    is too full.
     """
     sequences, length = int(length_counts.sum()), len(length_counts)
     mean = float(length_counts @ np.arange(1, length + 1)) / sequences
@@ -395,15 +400,15 @@ def _pack_on_coarse_grids(length_counts: IntArray, depth: int, incumbent: _Incum
 
 
 def _pack_subsample_with_bound(length_counts: IntArray, depth: int, max_sequences: int, work: WorkBudget) -> _Incumbent:
-    """Pack a subsample of at most `max_sequences` sequences, use each of its packs several times for all sequences, and
-    return the packing with a bound.
+    """Pack a subsample of the sequences, use each of its packs several times for all sequences, and return the packing with
+    a bound.
 
     The prices of the subsample prove a bound for all sequences.
     """
     proofs: list[Certificate] = []
 
     def pack(part: IntArray) -> StrategyCounts:
-        """Pack the subsample, and remember the certificate that its prices give for all sequences."""
+        """Pack the subsample. Store the certificate that its prices give for all sequences."""
         planned = _pack_by_linear_programs(part, depth, work=work)
         proofs.append(certify_prices(length_counts, planned.certificate.prices, depth, work))
         return planned.strategy_counts
@@ -414,8 +419,8 @@ def _pack_subsample_with_bound(length_counts: IntArray, depth: int, max_sequence
 
 
 def _update_incumbent(incumbent: _Incumbent, strategy_counts: StrategyCounts | None, certificate: Certificate) -> _Incumbent:
-    """Return the packing with fewer packs and the certificate with the larger bound, of the incumbent and of a new result.
-    `strategy_counts` is None if only the bound is new.
+    """Combine the incumbent with a new result: return the packing with fewer packs, and the certificate with the larger
+    bound.
     """
     if strategy_counts is None or count_packs(strategy_counts) >= count_packs(incumbent.strategy_counts):
         strategy_counts = incumbent.strategy_counts
@@ -427,7 +432,7 @@ def _update_incumbent(incumbent: _Incumbent, strategy_counts: StrategyCounts | N
 def _solve_depth_limited_program(
     length_counts: IntArray, depth: int, unlimited_program: LinearProgram, stop_early: bool, work: WorkBudget
 ) -> LinearProgram:
-    """Solve the linear program with the depth limit, starting from the prices of the program without it."""
+    """Solve the linear program with a depth limit, starting from the prices of the program without this limit."""
     linear_program = LinearProgram.from_heuristic(length_counts, depth, work)
     linear_program.relaxation = unlimited_program.relaxation
     iterations = _QUICK_ITERATIONS * len(linear_program.lengths) if stop_early else np.inf

@@ -1,4 +1,4 @@
-"""Pricers that find the best strategies for given prices from tables over all tokens of a pack.
+"""Pricers based on tables: given a price for each length, they find the strategies with the largest total price.
 
 Column generation (`linear_program`) adds these strategies to its program. `TablePricer` allows any number of copies of a
 length; `BoundedPricer` allows no more copies than there are sequences. The max-plus tables are those of `packing.pricing`.
@@ -22,12 +22,12 @@ from gaudi_bert.packing.pricing import (
 )
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
-# The most operations for tracing strategies in one round.
+# Tracing strategies may take at most this many operations in one round.
 TRACING_WORK = 4e9
 
 
 class TablePricer:
-    """A pricer that finds the best strategies with any number of copies of a length.
+    """A pricer whose strategies may contain a length any number of times.
 
     Args:
         lengths: int64 [rows], the lengths that occur, ascending.
@@ -43,8 +43,8 @@ class TablePricer:
         self.depth = depth
         deepest = max_length // int(lengths[0])
         self._closes = depth >= deepest  # without a depth limit, only lengths that occur have to be tried
-        # Without a depth limit, tracing finds the smallest part of a split first, so it scans the table only once or twice
-        # per pack.
+        # Without a depth limit, tracing finds the smallest part of a split first, so it scans the table at most twice per
+        # pack.
         self._operations_per_trace = (2 if self._closes else min(depth, deepest)) * max_length
         self.chain = plan_max_plus_products(max_length if self._closes else depth - 1, max_length)
         self._table = np.zeros((len(self.chain) + 1, max_length + 1))
@@ -59,8 +59,8 @@ class TablePricer:
         )
 
     def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """Return for each length the largest total price of a pack that contains this length, float64 [rows]. The prices
-        must not fall with length.
+        """Return for each length the largest total price of a pack that contains it, float64 [rows]. Prices must not
+        decrease with length.
         """
         tried = len(self.lengths) if self._closes else len(self.chain) * self.max_length
         self.work.spend(OPERATIONS_PER_PRODUCT * tried * self.max_length)
@@ -74,8 +74,8 @@ class TablePricer:
         return self._worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the best pack for each of some lengths, as the last call of `compute_best_pack_worths` found it, if this
-        pack is worth enough.
+        """Return the strategies of the best packs that `compute_best_pack_worths` found for the given rows. Packs that are
+        not worth enough are left out.
 
         If the budget is short, only the lengths with the best packs are considered.
 
@@ -101,7 +101,7 @@ class TablePricer:
 
 
 class _TracedPacks(NamedTuple):
-    """Arrays into which `_trace_best_packs` writes packs, and its scratch arrays. L is the number of tokens of a pack."""
+    """Output arrays of `_trace_best_packs`, and scratch arrays that it uses. L is the number of tokens of a pack."""
 
     items: IntArray  # int64 [4 L + 16], the lengths of all packs one after the other
     ends: IntArray  # int64 [rows], where each pack ends in `items`
@@ -120,8 +120,8 @@ def _trace_best_packs(
     prices: FloatArray,
     traced: _TracedPacks,
 ) -> int:
-    """Write the best pack of each row to `traced`, until its array `items` is full, and return how many packs were written.
-    At least one pack is written.
+    """Write the best pack of each given row to `traced`, and return how many packs were written. Stop if the array `items`
+    is full, but write at least one pack.
 
     Lengths that do not occur are replaced by the next shorter one that does.
     """
@@ -150,12 +150,12 @@ def _trace_best_packs(
 # With many sequences this limit makes no difference. With a few hundred sequences of mostly different lengths, it brings the
 # fractions of the program much closer to integers, at the cost of a table with a row for each length.
 
-# Limit of the size of the table: (lengths) * (tokens of a pack), times the depth if it is limited.
+# The table of a `BoundedPricer` may have at most this many entries.
 MOST_ENTRIES = 2**24
 
 
 class BoundedPricer:
-    """A pricer that finds the best strategies with no more copies of a length than there are sequences.
+    """A pricer whose strategies contain a length at most as often as there are sequences of this length.
 
     For each length, it finds the best pack of which this length is the longest. `_table[row, slots, room]` is the worth of
     at most `slots` sequences of the shorter lengths in `room` tokens. Without a depth limit, there is a single entry for any
@@ -179,7 +179,8 @@ class BoundedPricer:
         self._prices = np.zeros(len(lengths))
 
     def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """Return for each length the largest total price of a pack of which this length is the longest, float64 [rows].
+        """Return for each length the largest total price of a pack that contains this length and no longer one, float64
+        [rows].
 
         `prices` are float64 [rows] and must not fall with length.
         """
@@ -189,8 +190,8 @@ class BoundedPricer:
         return worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the best pack for each of some lengths, as the last call of `compute_best_pack_worths` found it, if this
-        pack is worth enough.
+        """Return the strategies of the best packs that `compute_best_pack_worths` found for the given rows. Packs that are
+        not worth enough are left out.
 
         Args:
             rows: int64, the indices of these lengths, each the longest of its pack.
@@ -207,7 +208,7 @@ class BoundedPricer:
 
 
 def max_sequences_per_pack(lengths: IntArray, counts: IntArray, max_length: int) -> int:
-    """Return how many sequences fit into a pack if it is filled with the shortest sequences.
+    """Return how many sequences fit into a single pack if the shortest ones are put into it.
 
     Args:
         lengths: int64 [rows], ascending.
@@ -224,12 +225,14 @@ def max_sequences_per_pack(lengths: IntArray, counts: IntArray, max_length: int)
 
 
 def can_use_bounded_pricer(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> bool:
-    """Return whether the table of a `BoundedPricer` is small enough."""
+    """Return whether the table of a `BoundedPricer` would be small enough."""
     return bool(np.prod(_bounded_table_shape(lengths, max_length, depth, counts), dtype=np.float64) <= MOST_ENTRIES)
 
 
 def _bounded_table_shape(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> tuple[int, int, int]:
-    """Return the shape (lengths + 1, slots + 1, tokens + 1) of the table of a `BoundedPricer`."""
+    """Return the shape (lengths + 1, slots + 1, tokens + 1) of the table in a `BoundedPricer`. Without a depth limit, slots
+    is 0.
+    """
     slots = depth if depth < max_sequences_per_pack(lengths, counts, max_length) else 0
     return len(lengths) + 1, slots + 1, max_length + 1
 
@@ -238,8 +241,10 @@ def _bounded_table_shape(lengths: IntArray, max_length: int, depth: int, counts:
 def _fill_bounded_worth_table(
     lengths: IntArray, counts: IntArray, prices: FloatArray, is_limited: bool, table: FloatArray, worth: FloatArray
 ) -> None:
-    """Fill `table` with the largest total prices that packs of the first lengths can have, and write the largest total price
-    of a pack for each longest length to `worth`. Row 0 of the table, which stands for no lengths, stays as it is.
+    """Fill the table of a `BoundedPricer`, and write to `worth` the largest total price of a pack for each longest length.
+
+    Entry [row, slots, room] becomes the largest total price of at most `slots` sequences of the first `row` lengths in
+    `room` tokens. Row 0, which stands for no lengths, is not changed.
     """
     top, slots = table.shape[2] - 1, table.shape[1] - 1
     for row in range(lengths.size):
@@ -265,8 +270,8 @@ def _trace_bounded_pack(
     longest: int,
     pack: IntArray,
 ) -> int:
-    """Write the best pack whose longest length is that of row `longest` to `pack`, as rows of lengths, and return its number
-    of sequences.
+    """Write the best pack whose longest sequence has the length of row `longest` to `pack`, as rows of lengths. Return how
+    many sequences it contains.
     """
     room, slot, size = table.shape[2] - 1, table.shape[1] - 1, 0
     for row in range(longest, -1, -1):

@@ -1,4 +1,5 @@
-"""From fractions of packs to whole packs: round the solution of the linear program down, dive, and search the last packs.
+"""Whole packs from a solution of the linear program, whose numbers of packs are fractions: round down, dive, and search the
+last packs.
 
 First the integer part of every usage is fixed. A few hundred sequences remain, for which the same program with the same
 basis is still optimal. From there, some of the largest fractions are rounded up, and the program is solved again for the
@@ -30,26 +31,27 @@ from gaudi_bert.packing.strategies import Strategy, StrategyCounts, WorkBudget, 
 # branch and bound on dual prices, as used by Belov and Scheithauer 2006. Equal sequences are one type, so that no two
 # branches are equal.)
 
-# Tolerance for sums of prices.
+# Sums of prices may differ from their exact values by this much.
 ROUNDING = 1e-9
 
-# A remainder whose table takes more operations than this is too large to be searched successfully.
+# Remaining sequences are not searched if their table takes more operations than this, because such a search would hardly
+# succeed.
 MOST_TABLE_OPERATIONS = 1e9
 
-# Operations for each node of the search.
+# A node of the search takes this many operations.
 OPERATIONS_PER_NODE = 100
 
-# Limit of the number of sequences by which best completions are tabulated. Beyond it, any number is allowed.
+# The table of largest total prices distinguishes up to this many sequences. Its last row then allows any number.
 MAX_LEVELS = 12
 
-# (longest second sequence relative to the room, how freely the slack is spent) of each attempt. Only the first is
-# exhaustive.
+# Each attempt of the search is (longest second sequence relative to the room, how much of the slack early packs may use).
+# Only the first attempt is exhaustive.
 ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4.0), (0.3, 4.0))
 
 
 class _SearchProblem(NamedTuple):
-    """The sequences that an exhaustive search has to pack. Sequences of equal length are one type, and there are T types,
-    longest first.
+    """The sequences that an exhaustive search has to pack. Sequences of the same length form one type. There are T types,
+    the longest first.
     """
 
     lengths: IntArray  # int64 [T]
@@ -61,18 +63,18 @@ class _SearchProblem(NamedTuple):
 
 
 class _SearchPath(NamedTuple):
-    """The current path of the search, as a stack of placed sequences."""
+    """The packs that an exhaustive search has filled so far, as a stack of the sequences that it placed."""
 
     counts: IntArray  # int64 [T], sequences of each type that are not placed yet
     stack: IntArray  # int64 [sequences], the types in the order in which they were placed
     opening: IntArray  # int64 [packs + 2], the height of the stack at which each pack starts
-    # float64 [packs + 2], how much less than 1 per pack this pack and all later packs together may be worth
+    # float64 [packs + 2], how much the worth of this and all later packs may fall short of 1 per pack in total
     slack: FloatArray
     free: IntArray  # int64 [packs + 2], how many slots within the depth this pack and all later packs may leave unused
 
 
 class _SearchResult(NamedTuple):
-    """The result of a search for packs.
+    """The result of an exhaustive search for packs.
 
     Attributes:
         strategy_counts: The packs, or None if none were found.
@@ -96,7 +98,7 @@ def _search_exhaustively(
     max_nodes: int,
     work: WorkBudget,
 ) -> _SearchResult:
-    """Search exhaustively for at most `max_packs` packs that contain all given sequences, and return them if there are any.
+    """Search for at most `max_packs` packs that contain all given sequences, and return them if they are found.
 
     Args:
         lengths: int64 [types], ascending.
@@ -156,7 +158,7 @@ def _search_exhaustively(
 def _fill_best_worth_table(
     lengths: IntArray, prices: FloatArray, best_worths: FloatArray, is_last_row_unlimited: bool
 ) -> None:
-    """Fill best[k, t], the best worth of at most k sequences in t tokens, from row 1 on.
+    """Fill rows 1 and above of a table of largest total prices: entry [k, t] is for at most k sequences in t tokens.
 
     If `is_last_row_unlimited` is set, the last row allows any number of sequences.
     """
@@ -175,11 +177,10 @@ def _fill_best_worth_table(
 def _search_depth_first(
     problem: _SearchProblem, path: _SearchPath, max_second_fraction: float, slack_spending: float, max_nodes: int
 ) -> int:
-    """Search depth-first for packs that contain all sequences. Return the number of packs, or a code if not all sequences
-    were placed.
+    """Search depth-first for packs that contain all sequences, and return the number of packs.
 
-    The code is `_NONE_EXISTS` after a complete search, or `_NOTHING` if `max_nodes` was reached. `kind` is the type to try
-    next. While many packs remain, a pack may use only the fraction `slack_spending` / (remaining packs) of the slack, so
+    If the sequences do not fit, return `_NONE_EXISTS`. If `max_nodes` is reached, return `_NOTHING`. `kind` is the type to
+    try next. While many packs remain, a pack may use only the fraction `slack_spending` / (remaining packs) of the slack, so
     that some is left for later packs.
     """
     lengths, prices, packs, depth = problem.lengths, problem.prices, problem.packs, problem.depth
@@ -231,8 +232,8 @@ def _search_depth_first(
 def _find_next_fitting_type(
     problem: _SearchProblem, counts: IntArray, type_index: int, used_slots: int, room: int, missing_worth: float
 ) -> tuple[int, bool]:
-    """Return the first type from `type_index` on that fits into the pack and can still complete it, and whether there is
-    one.
+    """Find the next type of sequence that fits into the pack and can still complete it. Return its index, and whether there
+    is one.
 
     The pack contains `used_slots` sequences. With the type, it must be able to gain at least `missing_worth` more worth.
     Only the longest remaining sequence may open a pack.
@@ -254,28 +255,28 @@ def _find_next_fitting_type(
 
 # --- from fractions of packs to integers
 
-# A usage that is less than this below an integer counts as that integer.
+# A number of packs that is less than this below an integer counts as that integer.
 WHOLE = 1e-6
 
-# While the integer parts contain more packs than this, no fractions are rounded up.
+# Fractions are not rounded up while the integer parts contain more packs than this.
 MANY_PACKS = 1000
 
-# After a step that lost the target, this many times fewer fractions are rounded up.
+# If a step loses the target, the next one rounds up this many times fewer fractions.
 FEWER = 3
 
-# The most single fractions that may lose the target at a state before the step that led to it is undone too.
+# If more single fractions than this lose the target in one state, the step before this state is undone too.
 MOST_BARRED = 2
 
-# The part of a fraction that is random in a dive with a seed.
+# In a dive with a seed, each fraction is reduced at random by up to this part of it.
 NOISE = 0.5
 
-# A remainder of more than MOST_SEARCHED sequences is not searched, and no search examines more nodes than this.
+# Remaining sequences are searched only if there are at most MOST_SEARCHED. A search examines at most SEARCH_NODES nodes.
 MOST_SEARCHED, SEARCH_NODES = 2000, 50_000
 
 
 @dataclass(frozen=True)
 class DiveSettings:
-    """Settings of a dive, which rounds the solution of the linear program to whole packs step by step."""
+    """Settings of a dive, which rounds the fractions in a solution of the linear program to whole packs step by step."""
 
     share: float = 0.15  # the part of the sum of all fractions that is rounded up in one step
     threshold: float = 0.5  # smaller fractions are rounded up only if none is larger
@@ -294,9 +295,7 @@ class _FixedPacks:
         self.fixed: list[tuple[Strategy, int]] = []
 
     def fix_packs(self, strategies: list[Strategy], counts: IntArray) -> None:
-        """Add `counts[i]` packs of each `strategies[i]` to the fixed packs, so that their sequences no longer have to be
-        packed.
-        """
+        """Add `counts[i]` packs of each `strategies[i]` to the fixed packs."""
         for column in np.flatnonzero(counts).tolist():
             strategy, count = strategies[column], int(counts[column])
             self.fixed.append((strategy, count))
@@ -304,19 +303,19 @@ class _FixedPacks:
             np.subtract.at(self.uncovered, np.searchsorted(self.lengths, strategy), count)
 
     def undo_back_to(self, state: _DiveState) -> None:
-        """Remove all packs that were fixed after the dive was in `state`."""
+        """Remove the packs that were fixed after the dive left the given state."""
         del self.fixed[state.fixed :]
         self.packs, self.uncovered = state.packs, state.uncovered.copy()
 
     @property
     def unplaced_sequences(self) -> IntArray:
-        """The number of sequences of each length that fit into no free slot of a fixed pack, int64 [rows]."""
+        """The number of sequences of each length that do not fit into the free slots of fixed packs, int64 [rows]."""
         balance = np.cumsum(self.uncovered[::-1])
         unplaced = np.maximum.accumulate(np.maximum(balance, 0))
         return np.diff(unplaced, prepend=0)[::-1]
 
     def combined_strategy_counts(self, rest: StrategyCounts | None = None) -> StrategyCounts:
-        """Return the strategy counts of all fixed packs, together with those of the rest."""
+        """Return the strategy counts of the fixed packs and of the packs in `rest` together."""
         result = dict(rest or {})
         for strategy, count in self.fixed:
             add_packs(result, strategy, count)
@@ -324,8 +323,8 @@ class _FixedPacks:
 
 
 class _DiveState:
-    """A state of a dive to which it can return: the packs that were fixed by then, the solution of the program, and the
-    steps that have failed from there.
+    """A state to which a dive can return, with the solution of the linear program in this state and the steps from it that
+    have failed.
     """
 
     def __init__(self, path: _FixedPacks, usage: FloatArray, share: float) -> None:
@@ -337,7 +336,7 @@ class _DiveState:
         self.is_spent = False
 
     def choose_packs_to_fix(self, settings: DiveSettings) -> IntArray:
-        """Return how many packs of each strategy the next step of the dive fixes, int64 [strategies].
+        """Return how many packs of each strategy to fix in the next step of the dive, int64 [strategies].
 
         Integer parts are always fixed. If they are few, the largest fractions are rounded up as well.
         """
@@ -358,9 +357,7 @@ class _DiveState:
         return steps.astype(np.int64)
 
     def record_lost_target(self) -> None:
-        """Record that the target could no longer be met after the last step, so that the next step rounds up fewer
-        fractions, or other ones.
-        """
+        """Record that the last step made the target impossible. The next step then rounds up fewer fractions, or others."""
         self._share /= FEWER
         if len(self._raised) <= 1:
             self._barred += self._raised.tolist()
@@ -368,7 +365,7 @@ class _DiveState:
 
 
 class DiveResult(NamedTuple):
-    """The result of a dive.
+    """The packs that a dive has found, and the sequences that it could not place.
 
     Attributes:
         strategy_counts: The packs, whose slots may hold shorter sequences (see `fill_planned_slots`).
@@ -382,7 +379,7 @@ class DiveResult(NamedTuple):
 
 
 def dive_to_whole_packs(linear_program: LinearProgram, target_packs: int, settings: DiveSettings) -> DiveResult:
-    """Find whole packs for the sequences of a solved program, at most `target_packs` packs if the dive succeeds.
+    """Pack the sequences of a solved linear program into whole packs, and try to use at most `target_packs` packs.
 
     Afterwards, the program's demand is what the dive left uncovered.
 
@@ -426,8 +423,8 @@ def dive_to_whole_packs(linear_program: LinearProgram, target_packs: int, settin
 
 
 def _search_packs_for_rest(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> _SearchResult:
-    """Search exhaustively for packs that contain the sequences outside the fixed packs, such that all packs together do not
-    exceed the target.
+    """Search exhaustively for packs for the sequences that are not in fixed packs. All packs together must not exceed the
+    target.
     """
     waiting = fixed_packs.unplaced_sequences
     if waiting.sum() > MOST_SEARCHED:
@@ -445,7 +442,8 @@ def _search_packs_for_rest(linear_program: LinearProgram, fixed_packs: _FixedPac
 
 
 def _solve_rest_within_target(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> bool:
-    """Solve the linear program for the sequences outside the fixed packs, and return whether the target can still be met.
+    """Solve the linear program for the sequences that are not in fixed packs. Return whether the number of packs can still
+    meet the target.
 
     Return False if they provably need more packs than the target allows.
     """
