@@ -195,7 +195,7 @@ class _MasterProgram:
         return float(information.objective_function_value) * self._unit
 
     def dual_prices(self) -> FloatArray:
-        """Return the dual price of each length, float64 [rows]. The prices are non-negative and do not decrease with length."""
+        """Return the dual price of each length, float64 [rows]. Prices are non-negative and do not decrease with length."""
         duals = np.array(self._solver.getSolution().row_dual)
         return np.maximum.accumulate(np.maximum(duals, 0.0))
 
