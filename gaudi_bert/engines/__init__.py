@@ -1,6 +1,6 @@
-"""The frameworks that compute a run: their common interface (`protocol.py`), TensorFlow and PyTorch.
+"""The engines, which compute a run with TensorFlow or PyTorch, and their common interface (`protocol.py`).
 
-This module chooses the engine of a run and imports its framework. No other framework is imported.
+This module chooses the engine of a run and imports its framework. The other framework is not imported.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from gaudi_bert.engines.protocol import Engine
 
 
 class ChosenEngine(NamedTuple):
-    """The name of an engine, and the reason why it was chosen."""
+    """The engine that a run uses, and the reason why it was chosen."""
 
     name: EngineName
     reason: str
 
     def format_choice(self) -> str:
-        """Return the choice as a line of text for the user."""
+        """Return a line of text for the user that names the engine and the reason."""
         return f"engine {self.name}: {self.reason}"
 
 
 def is_installed(name: EngineName) -> bool:
-    """Return whether the framework of an engine is installed, without importing it."""
+    """Return whether the framework of an engine, TensorFlow or PyTorch, is installed. The framework is not imported."""
     return importlib.util.find_spec("torch" if name == "pytorch" else name) is not None
 
 
@@ -41,8 +41,9 @@ def choose_engine(
     setting_name: str = "training.engine",
     previous_engine: EngineName | None = None,
 ) -> ChosenEngine:
-    """Choose the engine of a run, check that it is installed and can run the model, and return it with the reason for the
-    choice.
+    """Choose the engine of a run, and return it with the reason for the choice.
+
+    The engine must support the model, and its framework must be installed.
 
     Args:
         requested: The name of an engine, or "auto".
@@ -84,7 +85,7 @@ def choose_engine(
 
 
 def load_engine(name: EngineName) -> Engine:
-    """Import the module of an engine, which also imports its framework."""
+    """Import the module of an engine, together with its framework, and return the module."""
     if name == "tensorflow":
         with _without_keras():
             return cast(Engine, importlib.import_module("gaudi_bert.engines.tensorflow.engine"))
@@ -93,10 +94,10 @@ def load_engine(name: EngineName) -> Engine:
 
 @contextmanager
 def _without_keras() -> Iterator[None]:
-    """Prevent TensorFlow from importing Keras during the context.
+    """Prevent TensorFlow from importing Keras inside a `with` block.
 
-    Importing Keras, and pandas with it, takes more than a third of the import time, and we do not use Keras. TensorFlow also
-    works without Keras. After the context, Keras can be imported as usual.
+    Importing Keras, and pandas with it, takes more than a third of the import time of TensorFlow. We do not use Keras, and
+    TensorFlow works without it. After the block, Keras can be imported as usual.
     """
     if "tensorflow" in sys.modules or "keras" in sys.modules:
         yield

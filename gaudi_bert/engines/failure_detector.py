@@ -1,12 +1,13 @@
 """Finding out which process of a run is lost or does not respond.
 
 When a process is killed, the other processes only get an error with the address of a socket. When a process is suspended or
-its node fails, the others get no error at all. Therefore a thread of every process listens on a port and answers requests.
-If a sum over all processes fails or takes too long, a process calls all others. A process that has ended refuses the
-connection, a suspended process does not answer, and all others answer with what they are doing.
+its node fails, the other processes get no error at all. Therefore every process has a thread that listens on a port and
+answers requests. If a sum over all processes fails or takes too long, a process connects to all others. A process that has
+ended refuses the connection, and a suspended process does not answer. All other processes answer with a description of what
+they are doing.
 
-The first process that finds the reason sends it to all others. Otherwise, a process that calls later would also report those
-processes as lost that have ended in the meantime because of the first failure.
+The first process that finds the reason sends it to all others. Otherwise, a process that checks later would also report
+processes as lost that have only ended because of the first failure.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ Message = dict[str, Any]
 
 _CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 5.0
-# A client that connects and sends nothing blocks other callers for at most this time.
+# A client that connects and sends nothing blocks the clients after it for at most this time.
 _REQUEST_SECONDS = 1.0
 _MAX_CALLS = 64
 _MAX_MESSAGE_BYTES = 4096
 _MAX_NAMES = 8
-# Addresses in networks that are reserved for documentation. No packet is sent there. The route to them determines the
-# address of this host.
+# These addresses are reserved for documentation. This host uses one of its own addresses for the route to them, and that
+# address is read without sending any packet.
 _UNREACHABLE_ADDRESSES = ("192.0.2.1", "2001:db8::1")
 _ENDED, _SILENT = "ended", "silent"
 _FAILURES = {
@@ -51,7 +52,7 @@ _FAILURES = {
 
 @dataclass(frozen=True)
 class Peer:
-    """The address of a process of the run: its rank, its host, and the port on which its failure detector listens.
+    """The network address of a process of the run.
 
     Attributes:
         rank: The rank of the process.
@@ -71,17 +72,17 @@ class Peer:
 
 @dataclass
 class FailureDetector:
-    """Finds out which other process of a run is lost or does not respond. It listens on a port for the requests of the other
-    processes, and can call them.
+    """Finds out which other processes of a run are lost or do not respond, and answers the requests of their failure
+    detectors.
 
     Attributes:
         token: A random string that all processes of the run share. Requests without it are ignored.
         rank: The rank of this process.
         describe: Returns what this process is doing.
         listener: The listening socket.
-        members: The other processes that were reachable when the run began. Processes that were not reachable then are never
+        peers: The other processes that were reachable when the run began. Processes that were not reachable then are never
             reported as lost.
-        reason: The reason why the run fails, once it is known.
+        reason: The reason why the run fails. Empty as long as no failure is known.
     """
 
     token: str
@@ -92,7 +93,7 @@ class FailureDetector:
     reason: str = field(default="", init=False)
 
     def start(self) -> None:
-        """Start the thread that answers the requests of other processes."""
+        """Start the thread that answers requests from other processes."""
         threading.Thread(target=self._serve_requests, name="failure detector", daemon=True).start()
 
     def close(self) -> None:
@@ -102,7 +103,8 @@ class FailureDetector:
         self.listener.close()
 
     def find_failure(self, busy_seconds: float = math.inf) -> str:
-        """Call all other processes, find out which of them are lost, suspended or busy, and send the result to all of them.
+        """Connect to all other processes, and return which of them are lost, suspended or busy. Send this description to all
+        of them.
 
         For every `_MAX_CALLS` peers, this takes at most `_CONNECT_SECONDS` plus `_ANSWER_SECONDS`.
 
@@ -125,12 +127,12 @@ class FailureDetector:
         """Connect to a process, send it a message, and return its answer.
 
         Args:
-            member: The process.
+            peer: The process.
             message: The message. An empty message requests a description of what the process is doing.
 
         Returns:
-            The answer, which is empty unless the message is empty. `_ENDED` if the process refuses the connection, `_SILENT`
-            if it does not answer.
+            The answer, which is empty unless the message is empty. `_ENDED` if the process refuses the connection, and
+            `_SILENT` if it does not answer.
         """
         try:
             with socket.create_connection((peer.addresses[0], peer.port), _CONNECT_SECONDS) as connection:
@@ -146,8 +148,8 @@ class FailureDetector:
             return _SILENT
 
     def _serve_requests(self) -> None:
-        """Answer requests of other processes until the socket is closed. A request may also contain the reason why the
-        run fails, which is then stored.
+        """Answer requests from other processes until the listening socket is closed. If a request reports why the run fails,
+        store the reason.
         """
         while True:
             try:
@@ -164,8 +166,8 @@ class FailureDetector:
 
 
 def start_failure_detector(communicator: Communicator, describe_activity: Callable[[], Message]) -> FailureDetector:
-    """Start to listen for requests, exchange the addresses of all processes, and return the detector. Every process of the
-    run calls this at the same time.
+    """Start the failure detector of this process, and exchange addresses with all other processes. All processes call this
+    function at the same time.
 
     Args:
         communicator: The processes of the run.
@@ -187,8 +189,8 @@ def start_failure_detector(communicator: Communicator, describe_activity: Callab
     for rank, entry in enumerate(entries):
         host, known, port = json.loads(entry.astype(np.uint8).tobytes().rstrip(b"\0"))
         peers.append(Peer(rank, host, tuple(known), port))
-    # In some networks, hosts cannot connect to each other. To find out, each process calls a process on the next host.
-    # Processes that cannot be reached are not called later, so that they are not reported as lost.
+    # In some networks, hosts cannot connect to each other, and processes on other hosts would be reported as lost. Therefore
+    # each process first connects to a process on the next host, and only processes that answered are checked later.
     called = peers[(communicator.rank + (1 if is_one_host else communicator.local_size)) % communicator.size]
     choices = [Peer(called.rank, called.host, (address,), called.port) for address in called.addresses]
     answered = [isinstance(detector.send_message(choice, {}), dict) for choice in choices]
@@ -204,8 +206,9 @@ def start_failure_detector(communicator: Communicator, describe_activity: Callab
 
 
 def _open_listener(*, loopback_only: bool) -> socket.socket:
-    """Open and return a socket that listens on a free port, on the loopback interface only or on all interfaces. On all
-    interfaces, it also accepts IPv6 if this machine supports it.
+    """Return a socket that listens on a free port, either of the loopback interface only or of all interfaces.
+
+    On all interfaces, the socket also accepts IPv6 connections if this machine supports them.
     """
     if not loopback_only and socket.has_dualstack_ipv6():
         with suppress(OSError):
@@ -214,9 +217,7 @@ def _open_listener(*, loopback_only: bool) -> socket.socket:
 
 
 def _find_host_addresses() -> list[str]:
-    """Return the network addresses at which other hosts may reach this host. The address on the route to rank 0 comes
-    first.
-    """
+    """Return the addresses at which other hosts may reach this host. The address on the route to rank 0 comes first."""
     found = []
     for target in (os.environ.get(MASTER_ADDRESS), *_UNREACHABLE_ADDRESSES):
         with suppress(OSError):
@@ -229,11 +230,10 @@ def _find_host_addresses() -> list[str]:
 
 
 def _describe_failures(answers: Mapping[Peer, Message | str], busy_seconds: float) -> str:
-    """Return a message about the processes that did not answer, either because they have ended or because they are
-    suspended.
+    """Return a message that names the processes that have ended or do not answer.
 
-    If all processes answer, describe the one that has been busy for the longest time, but at least `busy_seconds`. The
-    result is empty if there is none.
+    If all processes answered, describe the process that has been busy for the longest time, provided that this is at least
+    `busy_seconds`. Otherwise, return an empty string.
     """
     failures = []
     for kind, meaning in _FAILURES.items():
@@ -260,8 +260,9 @@ _ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
 
 def summarize_gloo_error(error: Exception) -> str:
-    """Return a one-line summary of an error that Gloo raised during a sum over processes. It is shown if the processes
-    could not call each other to find the reason.
+    """Return a one-line summary of an error that Gloo raised during a sum over processes.
+
+    The summary is only shown if the failure detector finds no reason for the error.
     """
     text = " ".join(str(error).split())
     if not _BROKEN.search(text):

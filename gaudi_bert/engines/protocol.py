@@ -57,17 +57,18 @@ class Communicator:
         return self.rank == 0
 
     def sum_array(self, values: NDArray[Any]) -> FloatArray:
-        """Return the element-wise sum of an array over all processes, as float64. The array is small and in the memory of
-        the host. All processes call this at the same time.
+        """Return the element-wise sum of an array over all processes, as float64. All processes call this at the same time.
+
+        The array must be small, and in the memory of the host.
         """
         return np.asarray(values, np.float64)
 
     def sum_tensors(self, tensors: list[Any]) -> list[Any]:
         """Return the element-wise sums of framework tensors over all processes.
 
-        Only the TensorFlow engine calls this method. It does so while a TensorFlow graph is being traced, so the sum becomes
-        a part of the graph, and the graph can overlap it with other operations. `sum_array` could not be used there, because
-        a graph contains tensors without values. The PyTorch engine sums gradients with `GradientReducer` instead.
+        Only the TensorFlow engine calls this method, while a TensorFlow graph is being traced. The sum becomes a part of the
+        graph, which can overlap it with other operations. `sum_array` cannot be used there, because tensors in a graph have
+        no values yet. The PyTorch engine sums gradients with `GradientReducer` instead.
         """
         return tensors
 
@@ -76,8 +77,8 @@ class Communicator:
         return bool(self.sum_array(np.array([float(value)]))[0] > 0)
 
     def run_on_first(self, function: Callable[[], T]) -> T:
-        """Call `function` in the process with rank 0 only, and return its result in every process. All processes call
-        this at the same time.
+        """Call `function` in the process with rank 0 only, and return its result in every process. All processes call this
+        method at the same time.
         """
         return function()
 
@@ -90,7 +91,7 @@ class Communicator:
         self.sum_array(np.zeros(1))
 
     def note_activity(self, activity: str, *, slow: bool = False) -> None:
-        """Tell the watchdog what this process is doing, which also shows that it makes progress.
+        """Report to the watchdog what this process is doing. This also counts as progress.
 
         Args:
             activity: A description for error messages.
@@ -98,19 +99,22 @@ class Communicator:
         """
 
     def note_saved_update(self, update: int) -> None:
-        """Tell the watchdog which update was the last one whose checkpoint is complete. Error messages name it."""
+        """Report to the watchdog the number of the last update whose checkpoint is complete. Error messages contain this
+        number.
+        """
 
     def note_waiting(self) -> None:
-        """Tell the watchdog that this process has done its part and is about to wait for the others."""
+        """Report to the watchdog that this process is about to wait for other processes."""
 
     @contextmanager
     def watch_processes(self, settings: LoopSettings) -> Iterator[Communicator]:
-        """Watch the other processes during the context, and end this process if another one is lost or hangs.
+        """Watch the other processes inside a `with` block, and end this process if another one is lost or hangs.
 
-        `watchdog.py` implements this for several processes. The device must already be open.
+        This base class does nothing, and `watchdog.py` implements the method for several processes. The device must already
+        be open.
 
         Yields:
-            The communicator to use during the context.
+            The communicator to use inside the block.
         """
         del settings
         yield self
@@ -118,7 +122,7 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Device:
-    """A device that an engine has opened, and how it computes.
+    """A device that an engine has opened, with the options for computing on it.
 
     Attributes:
         kind: The kind of device.
@@ -150,8 +154,7 @@ class ModelSpec:
 
 
 class LossesAndGradients(NamedTuple):
-    """The results of one forward and backward pass of a pretraining model without dropout, which are used to compare
-    engines.
+    """The losses and gradients of a pretraining model for one batch without dropout, which are used to compare engines.
 
     Attributes:
         outputs: `hidden_states` [B, L, H], `masked_lm_logits` [B, Q, V] and `next_sentence_logits` [B, S, 2].
@@ -165,7 +168,7 @@ class LossesAndGradients(NamedTuple):
 
 
 class BatchEvaluation(NamedTuple):
-    """The results of a forward pass over a batch without dropout.
+    """The outputs and the sums of a model's head for one batch, computed without dropout.
 
     Attributes:
         outputs: The outputs of the head. None if the head does not keep outputs.
@@ -177,7 +180,7 @@ class BatchEvaluation(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """The two moments that AdamW and LAMB keep for every variable.
+    """The first and second moments of all variables, which AdamW and LAMB store.
 
     Attributes:
         first: The first moments, by variable name.
@@ -201,8 +204,8 @@ class Model(Protocol):
         """Return the shape of every variable by variable name, in the order in which the forward pass uses the variables."""
 
     def stored_buffers(self) -> Collection[str]:
-        """Return the names of the variables that have no gradient, and therefore no moments. They are stored in
-        checkpoints like all other variables.
+        """Return the names of the variables that have no gradient, and therefore no moments. Checkpoints contain these
+        variables too.
         """
 
     def values(self) -> dict[str, Float32Array]:
@@ -216,27 +219,28 @@ class Model(Protocol):
         """
 
     def freeze(self) -> None:
-        """Prepare the model for inference. The engine may change the layout of its weights, so it can no longer be trained
-        and no weights can be loaded.
+        """Prepare the model for inference. The model cannot be trained any more, and no weights can be loaded.
 
-        Afterwards only `compute_outputs` and `evaluate_batch` may be called.
+        Afterwards, only `compute_outputs` and `evaluate_batch` may be called, because the engine may have changed the memory
+        layout of the weights.
         """
 
     def compute_outputs(self, batch: BatchArrays) -> Float32Array:
-        """Run the model on a batch without dropout, and return the outputs of its head. The head must be one that keeps
-        outputs.
+        """Run the model on a batch without dropout, and return the outputs of its head.
+
+        `needs_outputs` of the head must be true. Other heads return only sums, see `evaluate_batch`.
         """
 
     def evaluate_batch(self, batch: BatchArrays) -> BatchEvaluation:
-        """Run the model on a batch without dropout, and return the outputs and the sums of its head."""
+        """Run the model on a batch without dropout, and return the head's outputs, loss sums and metric sums."""
 
     def compute_losses_and_gradients(self, batch: BatchArrays, loss: Loss) -> LossesAndGradients:
-        """Run a forward and a backward pass of a pretraining model without dropout, and return outputs, losses and
+        """Run a forward and a backward pass of a pretraining model without dropout, and return its outputs, losses and
         gradients.
         """
 
     def run_training_pass(self, batch: BatchArrays) -> float:
-        """Run a forward and a backward pass with dropout without changing any weight, to measure how long they take.
+        """Run a forward and a backward pass with dropout, to measure how long they take. The weights do not change.
 
         Returns:
             A number that depends on all gradients, so that none of them can be skipped.
@@ -244,7 +248,8 @@ class Model(Protocol):
 
 
 def check_weights(shapes: Mapping[str, tuple[int, ...]], values: WeightArrays) -> None:
-    """Check that weights have the names and shapes of the variables of a model. Some of the variables may be missing.
+    """Check that all weights have the name and the shape of a variable of the model. Variables may be missing from the
+    weights.
 
     Raises:
         InputError: A name is unknown or a shape is wrong.
@@ -255,7 +260,7 @@ def check_weights(shapes: Mapping[str, tuple[int, ...]], values: WeightArrays) -
 
 
 class UpdateScalars(NamedTuple):
-    """The numbers that the optimizer needs in one update.
+    """The learning rate and the bias corrections, which the optimizer needs in every update.
 
     Attributes:
         learning_rate: The learning rate.
@@ -281,7 +286,9 @@ WaitForSums = Callable[[], NDArray[Any]]
 
 
 class Updates(Protocol):
-    """Runs the updates of one model with one optimizer. Every process of the run calls `run_update` at the same time."""
+    """Trains one model with one optimizer, one update at a time. All processes of the run call `run_update` at the same
+    time.
+    """
 
     def run_update(
         self,
@@ -292,7 +299,7 @@ class Updates(Protocol):
         update: int,
         update_loss: UpdateLoss | None = None,
     ) -> WaitForSums:
-        """Do one update: add up the gradients of all micro-batches of all processes, clip the sum, and change the variables.
+        """Add up the gradients of all micro-batches of all processes, clip the sum, and update the variables.
 
         With an `update_loss`, all micro-batches are first computed without gradients, except for the last one. After the
         loss is known, all but the last one are computed again with gradients and the same dropout (GradCache, Gao et al.,
@@ -316,18 +323,17 @@ class Updates(Protocol):
         """Return a copy of the moments of all variables."""
 
     def load_moments(self, first: WeightArrays, second: WeightArrays) -> None:
-        """Set the first and second moments of all variables, by variable name."""
+        """Set the first and second moments of all variables. Both arguments map variable names to values."""
 
 
 class Engine(Protocol):
-    """The functions that each framework implements. Each engine is a module, `engines/<name>/engine.py`, that defines
-    them.
-    """
+    """The functions that the module of every engine, `engines/<name>/engine.py`, defines."""
 
     NAME: EngineName
 
     def connect_processes(self, settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-        """Connect the processes that a launcher started. Without a launcher, there is only this process.
+        """Connect the processes that a launcher started, and return the communicator of this process. Without a launcher,
+        this is the only process.
 
         Args:
             settings: The settings of the training loop.
@@ -374,8 +380,8 @@ class Engine(Protocol):
     def create_updates(
         self, model: Any, settings: LoopSettings, communicator: Communicator, accumulation_steps: int
     ) -> Updates:
-        """Return an object that runs the updates of a model, with the optimizer of the settings. The moments of the
-        optimizer start at zero.
+        """Return an object that trains a model with the optimizer of the settings. The moments of the optimizer start at
+        zero.
 
         Args:
             model: A model of this engine.

@@ -2,13 +2,13 @@
 
 When a process is killed, its connections break, and the sum for which the other processes wait raises an error. When a
 process is suspended (SIGSTOP), hangs or is cut off from the network, there is no error. Therefore a thread in each process
-checks whether the process itself makes progress. If there is none for `stall_seconds`, the thread ends the process with exit
-code 1 and prints one line that names the process that is lost or silent (`failure_detector.py`). Slow work may take three
-times as long. The connection time-outs of Horovod and torch.distributed are also three times as long, so that they do not
-expire first.
+checks whether the process itself makes progress. If there is no progress for `stall_seconds`, the thread prints one line
+that names the process that is lost or does not respond (`failure_detector.py`), and ends its own process with exit code 1.
+Slow work may take three times as long. The connection time-outs of Horovod and torch.distributed are also three times as
+long, so that they do not expire first.
 
-If the launcher of a process has ended, the process requests a stop, which saves a checkpoint. If it has not ended soon
-after, it is ended.
+If the launcher of a process has ended, the process saves a checkpoint and stops. If it still runs after `ORPHAN_SECONDS`,
+the thread ends it.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.failure_detector import FailureDetector, start_failure_detector, summarize_gloo_error
 from gaudi_bert.engines.protocol import Communicator, T
 
-# Slow work, such as building a graph or writing a checkpoint, may take longer than `stall_seconds` by this factor.
+# Slow work, such as building a graph or writing a checkpoint, may take this many times `stall_seconds`.
 SLOW_WORK_FACTOR = 3
 _POLL_SECONDS = 0.25
-# A launcher ends all processes as soon as one has ended. Therefore a process waits before it ends, so that the others have
-# time to report the reason.
+# A launcher ends all processes as soon as one of them has ended. Therefore a failing process waits for this time before it
+# ends, so that the other processes can also report the reason.
 _EXIT_DELAY_SECONDS = 1.5
-# The time that a process has to save a checkpoint and end, after its launcher has ended.
+# The time in which a process must save a checkpoint and end, once its launcher has ended.
 ORPHAN_SECONDS = 10.0
 
 
 class Watchdog:
-    """A context manager whose thread ends this process if the process makes no progress for too long.
+    """A context manager that ends this process if it makes no progress for too long. A thread of this process checks the
+    progress.
 
     Args:
         who: The name of this process, for error messages.
@@ -61,8 +62,8 @@ class Watchdog:
         self._progressed_at = time.monotonic()
         self._saved, self._waits = 0, False
         self.failure_detector: FailureDetector | None = None
-        # Two threads must not both report why this process ends. The thread that acquires the lock reports the reason, and
-        # the other one waits for the end of the process.
+        # Two threads must not both report why this process ends. Therefore only the thread that acquires this lock reports
+        # the reason, and the other one is blocked until the process ends.
         self._error_report = threading.Lock()
         self._launcher, self._orphaned = os.getppid(), False
         self._done = threading.Event()
@@ -78,15 +79,15 @@ class Watchdog:
             self.failure_detector.close()
 
     def note_progress(self) -> None:
-        """Note that this process has made progress."""
+        """Record that this process has made progress."""
         self._progressed_at, self._waits = time.monotonic(), False
 
     def note_waiting(self) -> None:
-        """Note that this process has done its part of an update and now waits for the other processes."""
+        """Record that this process has finished its part of an update and waits for the other processes."""
         self._progressed_at, self._waits = time.monotonic(), True
 
     def note_activity(self, activity: str, slow: bool) -> None:
-        """Note that this process begins an activity.
+        """Record that this process begins an activity.
 
         Args:
             activity: A description for error messages.
@@ -97,38 +98,38 @@ class Watchdog:
         self.note_progress()
 
     def note_saved_update(self, update: int) -> None:
-        """Note the number of the last update whose checkpoint is complete."""
+        """Record the number of the last update whose checkpoint is complete."""
         self._saved = update
 
     def describe_activity(self) -> dict[str, Any]:
-        """Return what this process is doing. The failure detector sends this description to processes that ask."""
+        """Return what this process is doing. The failure detector sends this description to other processes on request."""
         return {"waits": self._waits, "activity": self._activity, "seconds": time.monotonic() - self._progressed_at}
 
     def find_failure(self, busy_seconds: float = math.inf) -> str:
         """Return a description of the other processes that are lost, suspended or busy. See `FailureDetector.find_failure`.
 
-        The result is empty if all of them make progress, or if they cannot be called.
+        The result is empty if all other processes make progress, or if the processes have not exchanged their addresses yet.
         """
         return "" if self.failure_detector is None else self.failure_detector.find_failure(busy_seconds)
 
     def claim_error_report(self) -> None:
-        """Prevent the thread of the watchdog from ending this process, because the caller is about to report an error
-        itself.
+        """Prevent the watchdog thread from ending this process, so that the caller can report an error itself.
 
         If the thread is already ending the process, this call does not return.
         """
         self._error_report.acquire()
 
     def abort_error(self, reason: str) -> FailedError:
-        """Return the error with which this process ends because another process failed."""
+        """Return the error with which this process ends after another process failed."""
         saved = f"the last saved update is {self._saved}; " if self._saved else ""
         return FailedError(
             f"{self._who} aborts during {self._activity}: {reason}; {saved}run the same command again to resume"
         )
 
     def _watch_progress(self) -> None:
-        """Check at short intervals whether this process makes progress, whether another process sent a failure, and
-        whether the launcher still runs.
+        """End this process if it makes no progress, if another process reports a failure, or if the launcher has ended.
+
+        If the launcher has ended, this process first receives SIGTERM, so that it can save a checkpoint.
         """
         while not self._done.wait(_POLL_SECONDS):
             waited = time.monotonic() - self._progressed_at
@@ -145,8 +146,8 @@ class Watchdog:
                 threading.Timer(ORPHAN_SECONDS, self._report_and_exit, ["its launcher has exited"]).start()
 
     def _report_and_exit(self, reason: str) -> None:
-        """Print an error message with the reason, and end this process with exit code 1. If the context has already
-        ended, do nothing.
+        """Print an error message with the reason, and end this process with exit code 1. Do nothing if the `with` block has
+        already ended.
         """
         self._error_report.acquire()
         if self._done.is_set():
@@ -158,7 +159,7 @@ class Watchdog:
 
 @dataclass(frozen=True)
 class ConnectedProcess(Communicator):
-    """The communicator of a process in a run with several processes. Each engine has a subclass that exchanges arrays.
+    """The communicator of one process in a run with several processes. Each engine has a subclass that exchanges arrays.
 
     Attributes:
         watchdog: Watches this process. Until `watch_processes` is entered, it does nothing.
@@ -172,11 +173,11 @@ class ConnectedProcess(Communicator):
         return f"rank {self.rank} of {self.size}"
 
     def run_on_first(self, function: Callable[[], T]) -> T:
-        """Call `function` in the first process only, and return its result in every process."""
+        """Call `function` in the process with rank 0 only, and return its result in every process."""
         return self._run_on_rank(0, function)
 
     def _run_on_rank(self, rank: int, function: Callable[[], T]) -> T:
-        """Call `function` in one process only, and return its result in every process."""
+        """Call `function` in one process only, the one with the given rank, and return its result in every process."""
         content = np.frombuffer(pickle.dumps(function()) if self.rank == rank else b"", np.uint8)
         size = int(self.sum_array(np.array([len(content)]))[0])
         shared = self.sum_array(content if self.rank == rank else np.zeros(size))
@@ -184,7 +185,7 @@ class ConnectedProcess(Communicator):
         return value
 
     def check_equal_facts(self) -> None:
-        """Check that the `facts` of every process are equal to those of rank 0.
+        """Check that every process has the same `facts` as rank 0.
 
         Raises:
             InputError: A value differs. All processes raise the same error, about the first process that differs.
@@ -206,23 +207,23 @@ class ConnectedProcess(Communicator):
             raise InputError(f"{reported}; start all ranks with the same version, settings, model and data")
 
     def note_activity(self, activity: str, *, slow: bool = False) -> None:
-        """Tell the watchdog what this process is doing."""
+        """Report to the watchdog what this process is doing."""
         self.watchdog.note_activity(activity, slow)
 
     def note_saved_update(self, update: int) -> None:
-        """Tell the watchdog the number of the last update whose checkpoint is complete."""
+        """Report to the watchdog the number of the last update whose checkpoint is complete."""
         self.watchdog.note_saved_update(update)
 
     def note_waiting(self) -> None:
-        """Tell the watchdog that this process is about to wait for the others."""
+        """Report to the watchdog that this process is about to wait for the others."""
         self.watchdog.note_waiting()
 
     @contextmanager
     def watch_processes(self, settings: LoopSettings) -> Iterator[Communicator]:
-        """Watch this process and the others during the context. All processes enter and leave the context at the same time.
+        """Watch this process and the others inside a `with` block. All processes enter and leave the block at the same time.
 
         Yields:
-            The communicator to use during the context.
+            The communicator to use inside the block.
 
         Raises:
             InputError: The settings, the versions or the data of the processes differ.
@@ -259,11 +260,11 @@ def _ignore_sigterm() -> None:
 
 
 def facts_to_compare(settings: LoopSettings, further_facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that must be equal in all processes of a run, by name: the version, the settings, and further facts.
+    """Return the values that must be equal in all processes of a run, by name. They contain the version and the settings.
 
     Args:
         settings: The settings of the training loop. The device and the number of threads may differ.
-        further_facts: Further values.
+        further_facts: Further values that must be equal.
     """
     own = settings.model_dump(mode="json", exclude={"device", "threads"})
     keys = {f"{settings.section_name}.{name}": value for name, value in own.items()}

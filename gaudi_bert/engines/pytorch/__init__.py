@@ -1,11 +1,11 @@
-"""The PyTorch engine: BERT and any other encoder, updates, torch.distributed, CPUs, GPUs, and current Gaudi software.
+"""The PyTorch engine: BERT and other encoders, updates, torch.distributed, CPUs, GPUs, and current Gaudi software.
 
 PyTorch and the Gaudi software read environment variables while they are imported, and on the vendor's images `import torch`
-also imports the Gaudi software. Therefore importing this package sets these variables, before torch is imported. Variables
+also imports the Gaudi software. Therefore importing this package sets these variables before torch is imported. Variables
 that the user, the image or the launcher has already set are not changed.
 
 By default, the vendor's autocast computes softmax, layer normalization, elementwise products and means in bfloat16. We pass
-it lists instead: operations in `bfloat16.txt` are computed in bfloat16, operations in `float32.txt` in float32, and all
+our own lists instead: operations in `bfloat16.txt` are computed in bfloat16, operations in `float32.txt` in float32, and all
 others in the dtype of their inputs.
 """
 
@@ -29,11 +29,13 @@ VARIABLES = {
 with the lists for autocast, which contain one operation per line."""
 
 
-# By default, PyTorch prints a C++ stack trace for each lost connection. Our own error reports it in one line.
+# By default, PyTorch prints a C++ stack trace for each lost connection. Turn it off, because our own error message reports
+# the lost connection in one line.
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
 
-# At the end of every operation, CPU threads wait for each other. By default, they spin for milliseconds. If another program
-# uses one of two cores, a step with spinning takes 1.4 times as long and 1.8 times the CPU time.
+# At the end of every operation, CPU threads wait for each other, by default in a busy loop that lasts milliseconds. If
+# another program uses one of two cores, an update then takes 1.4 times as long and 1.8 times the CPU time. Therefore the
+# threads sleep sooner.
 _SHORT_WAIT = {"GOMP_SPINCOUNT": "1000"}
 
 
@@ -43,10 +45,11 @@ def has_gaudi_software() -> bool:
 
 
 def _set_environment_defaults(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set those environment variables of PyTorch and of the Gaudi software that are not set yet. After torch or the Gaudi
-    software was imported, this has no effect.
+    """Set the environment variables of PyTorch and of the Gaudi software, except those that are already set.
+
+    This has no effect on software that was already imported.
     """
-    # PyTorch starts a thread for every core on which it may run, and ignores the CPU limit of a container.
+    # PyTorch ignores the CPU limit of a container, and would start a thread for every core on which it may run.
     cores = usable_cores_if_limited()
     threads = {} if cores is None else {"OMP_NUM_THREADS": str(cores)}
     wait = {} if "OMP_WAIT_POLICY" in environment else _SHORT_WAIT
@@ -56,9 +59,7 @@ def _set_environment_defaults(environment: MutableMapping[str, str] = os.environ
 
 
 def describe_overridden_variables() -> tuple[str, ...]:
-    """Return a note for the user about each environment variable of the Gaudi software that has another value than our
-    default.
-    """
+    """Return a note for the user about each environment variable of the Gaudi software that differs from our default."""
     notes = []
     for name, value in VARIABLES.items():
         present = os.environ.get(name)

@@ -52,7 +52,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def _plain_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """Compute attention with two matrix products and a softmax. See `Attention`."""
+    """An `Attention` function that computes two matrix products and a softmax."""
     scores_BNPL = torch.matmul(query_BNPD * (1.0 / math.sqrt(query_BNPD.shape[-1])), key_BNLD.mT)
     probabilities_BNPL = torch.softmax(at_least_float32(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
     if dropout_rate > 0:
@@ -63,7 +63,7 @@ def _plain_attention(
 def _fused_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """Compute attention with PyTorch's fused operation. See `Attention`.
+    """An `Attention` function that uses PyTorch's fused operation.
 
     If the device has a kernel that supports the mask, no [P, L] matrix is stored.
     """
@@ -74,8 +74,9 @@ def _fused_attention(
 def _cpu_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """Compute attention on a CPU with the fastest function. See `Attention`. PyTorch's fused operation is slow with
-    dropout, so it is used only without.
+    """An `Attention` function that chooses the fastest implementation on a CPU.
+
+    With dropout, PyTorch's fused operation is slow, so other implementations are used.
     """
     form = _fused_attention
     if dropout_rate > 0:
@@ -84,7 +85,7 @@ def _cpu_attention(
 
 
 def _load_gaudi_attention() -> Attention:
-    """Return an attention function that uses the fused kernel of the Gaudi software.
+    """Return an `Attention` function that uses the fused kernel of the Gaudi software.
 
     Raises:
         InputError: The installed software has no such kernel.
@@ -109,7 +110,7 @@ def _load_gaudi_attention() -> Attention:
 
 
 def has_varlen_attention(device: torch.device, head_size: int) -> bool:
-    """Return whether a device has the FlashAttention kernels that compute attention sequence by sequence in bfloat16."""
+    """Return whether a device supports `varlen_attention` in bfloat16."""
     return (
         device.type == "cuda"
         and torch.backends.cuda.is_flash_attention_available()
@@ -120,7 +121,7 @@ def has_varlen_attention(device: torch.device, head_size: int) -> bool:
 
 
 def compute_sequence_offsets(input_mask_BL: Int32Array) -> Int32Array:
-    """Return where each sequence begins in the flattened batch.
+    """Return the position at which each sequence begins in the flattened batch.
 
     The padding at the end of a pack counts as a sequence, and a pack does not continue the sequence of the pack before it.
 
@@ -144,7 +145,7 @@ def varlen_attention(
     dropout_rate: float,
     is_causal: bool,
 ) -> Tensor:
-    """Compute attention sequence by sequence with FlashAttention, which skips all scores between sequences.
+    """Compute attention within each sequence with FlashAttention, which skips the scores between different sequences.
 
     Args:
         query_TND: The queries, in bfloat16 or float16. See `has_varlen_attention` for what the device must have.
@@ -174,7 +175,7 @@ def varlen_attention(
 
 
 def select_attention_function(device: str, use_gaudi_kernel: bool) -> Attention:
-    """Return the function that computes attention on a kind of device.
+    """Return the attention function for a kind of device.
 
     Args:
         device: The kind of device: "cpu", "cuda" or "hpu".
@@ -213,16 +214,16 @@ class Network:
     sequence_offsets: Tensor | None = None
 
     def apply_dropout(self, inputs: Tensor) -> Tensor:
-        """Apply the dropout of hidden states. Outside of training, return the inputs unchanged."""
+        """Apply dropout to hidden states during training. Otherwise, return them unchanged."""
         rate = self.config.hidden_dropout_prob
         return dropout(inputs, rate) if self.training and rate > 0 else inputs
 
     def apply_dense(self, inputs: Tensor, name_prefix: str) -> Tensor:
-        """Apply a dense layer to inputs [rows, features]. Its variables begin with `name_prefix`."""
+        """Apply the dense layer whose variables begin with `name_prefix` to inputs [rows, features]."""
         return multiply(inputs, self.parameters[f"{name_prefix}/kernel"], self.parameters[f"{name_prefix}/bias"])
 
     def apply_layer_norm(self, inputs: Tensor, name_prefix: str) -> Tensor:
-        """Apply a layer normalization over the last axis. Its variables begin with `name_prefix`.
+        """Apply the layer normalization whose variables begin with `name_prefix` over the last axis.
 
         It is computed in at least float32, and returned in the dtype of the inputs.
         """
@@ -242,7 +243,7 @@ def _float32_linear(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
 
 
 def _additive_attention_mask(input_mask_BL: Tensor, is_causal: bool, dtype: torch.dtype) -> Tensor:
-    """Return the mask that is added to attention scores, [B, 1, L, L]: 0 if attention is allowed, otherwise -10,000."""
+    """Return the mask that is added to attention scores, [B, 1, L, L]: 0 where attention is allowed, otherwise -10,000."""
     allowed_BLL = input_mask_BL[:, :, None] == input_mask_BL[:, None, :]
     if is_causal:
         order_L = torch.arange(input_mask_BL.shape[1], device=input_mask_BL.device)
@@ -251,7 +252,7 @@ def _additive_attention_mask(input_mask_BL: Tensor, is_causal: bool, dtype: torc
 
 
 def gather_tokens(hidden_TX: Tensor, positions_BP: Tensor, pack_length: int) -> Tensor:
-    """Select the rows of a table of tokens that belong to P positions of each pack. The result is flattened, [B * P, X].
+    """Return the rows of the tokens at P positions of each pack, flattened to [B * P, X].
 
     Args:
         hidden_TX: A row for each token.
@@ -263,7 +264,8 @@ def gather_tokens(hidden_TX: Tensor, positions_BP: Tensor, pack_length: int) -> 
 
 
 def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Tensor | None = None) -> Tensor:
-    """Run the embeddings and all encoder layers on a batch, and return the hidden states of the last layer.
+    """Run the embeddings and all encoder layers on a batch, and return the last layer's hidden states at the needed
+    positions.
 
     Args:
         network: The model.
@@ -295,8 +297,9 @@ def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Te
 
 
 def _embed_tokens(network: Network, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return the sum of the word, position and type embeddings of all tokens after layer normalization and dropout, [T,
-    H], in at least float32.
+    """Compute the input of the first encoder layer for all tokens, [T, H], in at least float32.
+
+    This is the sum of the word, position and type embeddings, after layer normalization and dropout.
     """
     name_prefix, parameters = "bert/embeddings", network.parameters
     words, sparse = parameters.get(WORDS_TO_LOOK_UP, parameters[WORDS]), WORDS_TO_LOOK_UP in parameters
@@ -312,7 +315,7 @@ def _run_encoder_layer(network: Network, name_prefix: str, query_RH: Tensor, hid
 
     Args:
         network: The model.
-        scope: The name prefix of the layer's variables.
+        name_prefix: The name prefix of the layer's variables.
         query_RH: The input at the positions to compute.
         hidden_TH: The input at all positions.
         bias_B1PL: The attention mask, in which P are the positions to compute.
@@ -329,8 +332,10 @@ def _run_encoder_layer(network: Network, name_prefix: str, query_RH: Tensor, hid
 
 
 def _concatenate_projections(parameters: _Parameters, name_prefix: str, parts: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-    """Concatenate the kernels of the given projections (of query, key and value) to [H, O], and their biases to [O], so
-    that one matrix product computes them all.
+    """Return the concatenated kernels [H, O] and biases [O] of several projections, so that one matrix product computes them
+    all.
+
+    `parts` contains some of "query", "key" and "value".
     """
     name = f"{name_prefix}/{'+'.join(parts)}"
     if f"{name}/kernel" in parameters:
@@ -378,12 +383,14 @@ def pack_parameters(
 def _run_self_attention(
     network: Network, name_prefix: str, query_RH: Tensor, hidden_TH: Tensor, bias_B1PL: Tensor
 ) -> Tensor:
-    """Compute self-attention up to the output projection, and return the context of every query, [R, H]."""
+    """Compute self-attention without the output projection, and return the context of every query, [R, H]."""
     config, (packs, _, queries, length) = network.config, bias_B1PL.shape
     heads, size = config.num_attention_heads, config.head_size
 
     def project(inputs: Tensor, positions: int, parts: tuple[str, ...]) -> tuple[Tensor, ...]:
-        """Project the inputs to query, key or value, [B, N, positions, D], with one matrix product for all `parts`."""
+        """Return the query, key or value projections of the inputs, each [B, N, positions, D]. One matrix product computes
+        all `parts`.
+        """
         fused = multiply(inputs, *_concatenate_projections(network.parameters, name_prefix, parts))
         return tuple(part.transpose(1, 2) for part in fused.reshape(packs, positions, len(parts), heads, size).unbind(2))
 

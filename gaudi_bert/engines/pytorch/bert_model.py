@@ -77,17 +77,21 @@ class TorchBert(TorchModel):
         return has_weight_decay(name)
 
     def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
-        """Return a batch. If this model uses `varlen_attention`, the returned batch also contains the sequence offsets."""
+        """Return a batch. If this model uses `varlen_attention`, add the offsets of the sequences to the batch."""
         if not self._uses_varlen_attention or "input_mask" not in batch:
             return batch
         return {**batch, SEQUENCE_OFFSETS: compute_sequence_offsets(np.asarray(batch["input_mask"], np.int32))}
 
     def forward(self, batch: Tensors, training: bool) -> Any:
-        """Compute the outputs of the head. For a pretraining head, these are the logits of both tasks."""
+        """Run the model on a batch, and return the outputs of its head. For a pretraining head, return the logits of both
+        tasks.
+        """
         return self._compute(self._parameters_for_pass(), batch, training)
 
     def compute_losses_and_gradients(self, batch: BatchArrays, loss: Loss) -> LossesAndGradients:
-        """Compute outputs, losses and gradients of a pretraining model, without dropout."""
+        """Run a forward and a backward pass of a pretraining model without dropout, and return its outputs, losses and
+        gradients.
+        """
         tensors, network = self.copy_to_device(batch), self._build_network(self._parameters_for_pass())
         with torch.no_grad(), self.autocast_context():
             hidden_TH = encode_packs(network, tensors)
@@ -111,13 +115,13 @@ class TorchBert(TorchModel):
         )
 
     def pack_weights_for_inference(self, dtype: torch.dtype) -> None:
-        """Concatenate the attention kernels of each layer, and convert the kernels of all encoder layers for inference."""
+        """Convert the weights of all encoder layers for inference, and concatenate the attention kernels of each layer."""
         restricts_last_layer = isinstance(self.spec.head, PretrainingHead) or self.spec.head.positions_feature is not None
         self.frozen = pack_parameters(self.parameters_by_name, self.config, dtype, restricts_last_layer=restricts_last_layer)
         self.parameters_by_name = {}
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
-        """Call `callback` before the attention of each layer in all further passes."""
+        """Call `callback` before the attention of each layer in all later passes."""
         attend = self.attention
 
         def attend_after_callback(*inputs: Tensor) -> Tensor:
@@ -127,7 +131,11 @@ class TorchBert(TorchModel):
         self.attention = attend_after_callback
 
     def _parameters_for_pass(self) -> dict[str, Tensor]:
-        """Return the variables that a forward pass uses, by name: frozen, in float64, or with the word embeddings twice."""
+        """Return the variables by name, in the form in which a forward pass uses them.
+
+        After `freeze`, they are in the layout for inference. With float64, they are converted. Otherwise, on a CPU, they
+        contain the word embeddings twice (see `TiedEmbeddingTable`).
+        """
         if self.frozen is not None:
             return self.frozen
         if self.compute_dtype == "float64":
@@ -143,9 +151,7 @@ class TorchBert(TorchModel):
         return Network(self.config, parameters, training, self.attention, recomputes, restricts_last_layer)
 
     def _run_network(self, parameters: Tensors, batch: Tensors, training: bool) -> Any:
-        """Run the encoder and the head, and return the outputs of the head. If the model is compiled, this is the
-        compiled function.
-        """
+        """Run the encoder and the head, and return the outputs of the head. `torch.compile` compiles this method."""
         network, head = self._build_network(parameters, training), self.spec.head
         if isinstance(head, PretrainingHead):
             return pretraining_logits(network, batch)

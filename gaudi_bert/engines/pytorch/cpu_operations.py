@@ -1,7 +1,8 @@
-"""Dropout, attention, cross entropy and the gradients of embeddings, faster than PyTorch computes them on a CPU.
+"""Dropout, attention, cross entropy and the gradients of embeddings, which PyTorch computes more slowly on a CPU.
 
-A separate pass over large tensors in memory for each operation would take as long as the matrix products. Therefore
-attention is computed for a few heads at a time, and losses for a few rows at a time, so that their data stays in the cache.
+If each operation were a separate pass over large tensors in memory, these passes would take as long as the matrix products.
+Therefore attention is computed for a few heads at a time, and losses for a few rows at a time, so that their data stays in
+the CPU cache.
 
 Letters in shapes: B packs, N heads, G heads that are computed together, P query positions, L positions, D head size. For
 losses: R rows, C classes.
@@ -24,10 +25,11 @@ _TILE_ELEMENTS = 1 << 18  # elements per thread that stay in its cache together 
 
 
 def dropout(inputs: Tensor, rate: float) -> Tensor:
-    """Set a fraction `rate` of the inputs to zero, and scale up the others, with random numbers from PyTorch's generator.
+    """Set a fraction `rate` of the inputs to zero, and scale up the others.
 
-    On a CPU, random numbers are most of the cost of dropout. Therefore only 16 bits are drawn per element, and the rate is
-    rounded to a multiple of 1 / 65,536. On other devices, and when compiling or tracing, PyTorch's own dropout is used.
+    On a CPU, drawing random numbers is most of the cost of dropout. Therefore only 16 bits are drawn per element, and the
+    rate is rounded to a multiple of 1 / 65,536. On other devices, and when compiling or tracing, PyTorch's own dropout is
+    used. In all cases, the random numbers come from PyTorch's generator.
     """
     if not is_plain_cpu_tensor(inputs):
         return functional.dropout(inputs, rate)
@@ -39,12 +41,14 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
 
 
 def _dropped_steps(rate: float) -> int:
-    """Return how many of the 65,536 possible int16 values are dropped for a dropout rate, at least 1."""
+    """Return for how many of the 65,536 int16 values an element is dropped, given the dropout rate. The result is at least
+    1.
+    """
     return max(1, round(rate * _DROPOUT_STEPS))
 
 
 def _draw_int16(shape: torch.Size) -> Tensor:
-    """Return a tensor of random int16 values of the given shape, drawn from the generator of PyTorch."""
+    """Return a tensor of random int16 values from PyTorch's generator."""
     words = torch.empty((shape.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
     return words.view(torch.int16)[: shape.numel()].reshape(shape)
 
@@ -68,11 +72,13 @@ def tiled_attention(
 
 
 class _TiledAttention(torch.autograd.Function):
-    """Computes attention with dropout. The probabilities before dropout and the random numbers are kept for the gradient."""
+    """The autograd function of `tiled_attention`. For the gradient, it stores the probabilities before dropout and the
+    random numbers.
+    """
 
     @staticmethod
     def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout_rate: float) -> Tensor:
-        """Compute the context of every query. The memory layout of the result is [B, P, N, D]."""
+        """Compute the context of every query. The result is stored in the memory layout [B, P, N, D]."""
         random_int16 = _draw_int16(torch.Size((*query.shape[:3], key.shape[2]))) if dropout_rate > 0 else None
         keeps, steps_dropped, result = (
             any(context.needs_input_grad),
@@ -118,14 +124,14 @@ class _TiledAttention(torch.autograd.Function):
 
 
 def _write_keep_mask(random_int16: Tensor, steps_dropped: int, out: Tensor) -> Tensor:
-    """Write a dropout mask to `out`, and return it: 1 for each element that is kept, and 0 for each element that is
+    """Write a dropout mask to `out`, and return it. The mask is 1 for elements that are kept, and 0 for elements that are
     dropped.
     """
     return torch.ge(random_int16, steps_dropped - _DROPOUT_STEPS // 2, out=out)
 
 
 def _head_tiles(query: Tensor, key: Tensor) -> Iterator[tuple[int, slice]]:
-    """Yield index tuples (pack, slice of heads). Attention is computed for one such group of heads of a pack at a time."""
+    """Yield index tuples (pack, slice of heads). Each tuple selects heads whose attention is computed together."""
     packs, heads, positions, _ = query.shape
     together = max(1, _TILE_ELEMENTS * torch.get_num_threads() // (positions * key.shape[2]))
     for pack in range(packs):
@@ -134,8 +140,9 @@ def _head_tiles(query: Tensor, key: Tensor) -> Iterator[tuple[int, slice]]:
 
 
 def _empty_in_position_order(projection_BNPD: Tensor) -> Tensor:
-    """Return an empty tensor [B, N, P, D] whose memory is in the order [B, P, N, D], like that of the projections, so
-    that it can be reshaped without copying.
+    """Return an empty tensor [B, N, P, D] whose memory layout is [B, P, N, D].
+
+    The projections have the same layout, so the result can later be reshaped without copying.
     """
     return torch.empty_like(projection_BNPD.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
@@ -148,7 +155,7 @@ def cross_entropy(logits_RC: Tensor, labels_R: Tensor) -> Tensor:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Computes negative log-likelihoods, a few rows at a time."""
+    """The autograd function of `cross_entropy`. It computes a few rows at a time."""
 
     @staticmethod
     def forward(context: Any, logits: Tensor, labels: Tensor) -> Tensor:
@@ -168,14 +175,13 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _split_rows_into_slices(logits: Tensor) -> list[slice]:
-    """Return slices that divide the rows of logits into parts which stay in the cache."""
+    """Divide the rows of logits into slices that fit into the CPU cache."""
     together = max(1, _TILE_ELEMENTS * torch.get_num_threads() // logits.shape[1])
     return [slice(first, first + together) for first in range(0, max(1, len(logits)), together)]
 
 
 class TiedEmbeddingTable(torch.autograd.Function):
-    """Returns an embedding table twice, because it is used twice: for looking up rows, whose gradient is sparse, and as the
-    output matrix.
+    """Returns an embedding table twice: once for looking up rows, and once as the output matrix.
 
     The sparse gradient of the rows is added in place to the gradient of the product. PyTorch would allocate two dense
     gradients and a third one for their sum.
@@ -189,7 +195,7 @@ class TiedEmbeddingTable(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor | None) -> Tensor | None:
-        """Compute the dense gradient of the table."""
+        """Return the dense gradient of the table, which is the sum of the gradients of both uses."""
         row_gradient, table_gradient = gradients
         if row_gradient is None or table_gradient is None:
             return table_gradient if row_gradient is None else row_gradient.to_dense()

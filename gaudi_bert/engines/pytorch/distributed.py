@@ -1,8 +1,8 @@
 """Connecting processes with torch.distributed: Gloo between CPUs, NCCL between GPUs, HCCL between Gaudi cards.
 
 The processes are started by torchrun, by mpirun, or by our own launchers. Gradients are merged into buffers of at most
-`training.fusion_bytes`, and summed in a fixed order. Small arrays on the host are summed as float64 by Gloo, on every
-device.
+`training.fusion_bytes`, and summed in a fixed order. Small arrays on the host are summed as float64 by Gloo, even if the
+processes compute on GPUs or Gaudi cards.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FIRST_PORT, _PORTS = 20_000, 12_000
 
 @dataclass(frozen=True)
 class TorchCommunicator(ConnectedProcess):
-    """The communicator of a process that torch.distributed connects to the other processes of the run.
+    """The communicator of a process in a run whose processes are connected by torch.distributed.
 
     Attributes:
         host_group: The process group for arrays on the host. None for the default group.
@@ -68,13 +68,13 @@ class TorchCommunicator(ConnectedProcess):
 
 
 class GradientReducer:
-    """Sums gradients over all processes. It begins while the last backward pass of an update still runs, so that sums and
-    computation overlap.
+    """Sums gradients over all processes. The sums begin during the last backward pass of an update, so that they overlap
+    with it.
 
     Gradients are divided into buckets, and the gradients of a bucket are merged into one buffer. Every process sends the
-    buckets in the same order, the last bucket first, so that the order of the sums does not depend on timing. With Gloo, the
-    sums are bit-identical to those without overlap. With NCCL and HCCL, they are if the sums of the backend are
-    deterministic.
+    buckets in the same order, beginning with the last bucket, so that the order of the sums does not depend on timing. With
+    Gloo, the sums are bit-identical to sums without overlap. With NCCL and HCCL, they are bit-identical if the backend sums
+    deterministically.
 
     Args:
         parameters: The parameters of the model.
@@ -91,16 +91,17 @@ class GradientReducer:
                 parameter.register_post_accumulate_grad_hook(self._note_computed_gradient)
 
     def start_last_pass(self) -> None:
-        """Note that the next backward pass is the last one of the update. Its gradients are complete, so they are sent as
-        soon as they are computed.
+        """Prepare for the last backward pass of an update, in which gradients are sent as soon as they are computed.
+
+        Earlier passes of the update only add to the gradients.
         """
         self._missing = [sum(parameter.requires_grad for parameter in bucket) for bucket in self._parts]
 
     def _note_computed_gradient(self, parameter: Tensor) -> None:
-        """Note that the gradient of a parameter was computed. In the last pass, begin the sums of all buckets that are now
+        """Record that a backward pass has computed the gradient of a parameter. In the last pass, send all buckets that are
         complete.
 
-        In the last backward pass, the gradient is then complete. Send all parts that are complete, in their order.
+        The buckets are sent in their fixed order.
         """
         if not self._missing:
             return
@@ -109,7 +110,7 @@ class GradientReducer:
             self._start_next_sum()
 
     def _start_next_sum(self) -> None:
-        """Begin the sum of the gradients in the next bucket over all processes, without waiting for the result."""
+        """Start to sum the gradients of the next bucket over all processes, without waiting for the result."""
         bucket = self._parts[len(self._sent)]
         gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
         merged = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -118,7 +119,9 @@ class GradientReducer:
         self._sent.append((merged, torch_distributed.all_reduce(merged, async_op=True)))
 
     def wait_for_sums(self) -> None:
-        """Wait until all sums over processes have arrived, and set them as the gradients of the parameters."""
+        """Wait until all gradients have been summed over the processes, and store the sums as the gradients of the
+        parameters.
+        """
         while len(self._sent) < len(self._parts):  # buckets with a parameter that the loss does not depend on
             self._start_next_sum()
         for bucket, (merged, work) in zip(self._parts, self._sent, strict=True):
@@ -129,7 +132,7 @@ class GradientReducer:
 
 
 def _split_into_buckets(parameters: Sequence[Parameter], max_bytes: int) -> Iterator[list[Parameter]]:
-    """Divide parameters into consecutive lists of at most `max_bytes` bytes each. A larger parameter is a list by itself."""
+    """Divide parameters into consecutive lists of at most `max_bytes` bytes. A larger parameter gets a list of its own."""
     bucket: list[Parameter] = []
     size = 0
     for parameter in parameters:
@@ -143,7 +146,8 @@ def _split_into_buckets(parameters: Sequence[Parameter], max_bytes: int) -> Iter
 
 
 def connect_processes(device: DeviceKind, settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-    """Connect the processes that a launcher started. Without a launcher, there is only this process.
+    """Connect the processes that a launcher started, and return the communicator of this process. Without a launcher, this
+    is the only process.
 
     Args:
         device: The kind of device of every process.
@@ -166,8 +170,8 @@ def connect_processes(device: DeviceKind, settings: LoopSettings, facts: Mapping
     )  # if the launcher does not tell, all processes are on this host
     _set_rendezvous_address(launch, local_size, process_name)
     if device == "hpu":
-        # Importing this module registers the backend, which reads the number of the card from the variables that torchrun
-        # and mpirun set.
+        # Importing this module registers the HCCL backend. The backend reads the card number from variables that only
+        # torchrun and mpirun set, so the number is passed explicitly after other launchers.
         hccl = importlib.import_module("habana_frameworks.torch.distributed.hccl")
         if not any(all(name in os.environ for name in names) for names in _VARIABLES_OF_HCCL):
             hccl.initialize_distributed_hpu(world_size=launch.size, rank=launch.rank, local_rank=find_local_rank())
@@ -179,7 +183,8 @@ def connect_processes(device: DeviceKind, settings: LoopSettings, facts: Mapping
                 torch_distributed.init_process_group(
                     _BACKENDS[device], store=store, rank=launch.rank, world_size=launch.size, timeout=timeout
                 )
-            # If the threads of the process group were still running at interpreter exit, the process would sometimes abort.
+            # The process would sometimes abort if threads of the process group still ran when the interpreter exits, so
+            # the group is destroyed before.
             atexit.register(_destroy_process_group)
         host_group = None if device == "cpu" else torch_distributed.new_group(backend="gloo", timeout=timeout)
     except (RuntimeError, ValueError, OSError) as error:
@@ -207,18 +212,18 @@ _LOCAL_RANK_VARIABLES = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "LO
 
 
 def find_local_rank() -> int:
-    """Return the number of this process among the processes on its host, which is also the number of its card."""
+    """Return the number of this process on its host, from 0. It is also the number of the card that the process uses."""
     launch = find_launch()
     return _first_numeric_variable(_LOCAL_RANK_VARIABLES, launch.rank if launch is not None else 0)
 
 
 def _first_numeric_variable(names: Sequence[str], default: int) -> int:
-    """Return the value of the first environment variable that contains a number, or the default."""
+    """Return the number in the first of the environment variables that contains a number, or the default."""
     return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), default)
 
 
 def _set_rendezvous_address(launch: Launch, local_size: int, process_name: str) -> None:
-    """Set the environment variables with the address and port of rank 0, unless they are already set.
+    """Set the environment variables MASTER_ADDR and MASTER_PORT, the address of rank 0, unless they are already set.
 
     Raises:
         InputError: There are several hosts, so that the address must be given.
@@ -243,18 +248,17 @@ def _set_rendezvous_address(launch: Launch, local_size: int, process_name: str) 
 # Therefore it is implemented here.
 
 _POLL_SECONDS = 0.2
-# A wait is only reported if it takes longer than this.
+# Waits that are shorter than this are not reported.
 _QUIET_SECONDS = 5.0
 _CONNECT_SECONDS = 10.0
 
 
 def _wait_while(process_name: str, watchdog: Watchdog, describe_cause: Callable[[], str | None], max_seconds: float) -> None:
-    """Wait as long as `describe_cause()` returns a cause to wait for, and tell the user once what this process is waiting
-    for.
+    """Wait until `describe_cause()` returns None. If the wait is long, show the cause to the user once.
 
     Args:
-        who: The name of this process.
-        watchdog: Is told regularly that this process makes progress.
+        process_name: The name of this process.
+        watchdog: Receives regular reports that this process makes progress.
         describe_cause: Returns the reason to wait, or None.
         max_seconds: The maximum time to wait.
 
@@ -296,7 +300,7 @@ def rendezvous(launch: Launch, max_seconds: float, watchdog: Watchdog) -> Any:
     )
 
     def describe_missing_ranks() -> str | None:
-        """Return a description of the ranks that have not connected yet, or None if all have."""
+        """Return which ranks have not connected yet, or None if all ranks have connected."""
         ranks = [str(rank) for rank in range(launch.size) if not store.check([f"here/{rank}"])]
         shown = f"{', '.join(ranks[:8])}{', ...' if len(ranks) > 8 else ''}"
         return f"rank{'s' if len(ranks) > 1 else ''} {shown} did not connect" if ranks else None
@@ -318,10 +322,10 @@ def rendezvous(launch: Launch, max_seconds: float, watchdog: Watchdog) -> Any:
 
 
 def _open_store(launch: Launch, max_seconds: float, watchdog: Watchdog, host: str, port: int) -> Any:
-    """Open and return the key-value store of torch.distributed. Rank 0 serves it, unless torchrun already does."""
+    """Open and return the key-value store of torch.distributed. Rank 0 hosts the store, unless torchrun already does."""
 
     def describe_connection_failure() -> str | None:
-        """Return a description of why rank 0 cannot be reached, or None if it accepts connections."""
+        """Return why rank 0 cannot be reached, or None if it accepts connections."""
         try:
             socket.create_connection((host, port), _CONNECT_SECONDS).close()
         except OSError as error:
@@ -332,9 +336,8 @@ def _open_store(launch: Launch, max_seconds: float, watchdog: Watchdog, host: st
     if not listens:
         _wait_while(f"rank {launch.rank} of {launch.size}", watchdog, describe_connection_failure, max_seconds)
     else:
-        # If rank 0 cannot resolve its own name, it uses the loopback address. Otherwise its own address is better, because
-        # torch looks up the name of the address to which it connects, and without a name server the lookup of the loopback
-        # address waits for a time-out.
+        # torch looks up the host name of the address. Without a name server, this lookup of the loopback address would wait
+        # for a time-out. Therefore rank 0 uses the loopback address only if it cannot resolve its own name.
         try:
             socket.getaddrinfo(host, None)
         except OSError:

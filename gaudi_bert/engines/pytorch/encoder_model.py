@@ -1,6 +1,6 @@
-"""Any encoder of `transformers` but our BERT, with its own head and variable names, as `engines/protocol.Model`.
+"""Any encoder of `transformers` except BERT, with its own head and variable names, as `engines/protocol.Model`.
 
-`encoders/packed_model.py` runs the encoder on packs. Importing this module loads `transformers`.
+`encoders/packed_model.py` runs the encoder on packs. Importing this module also imports `transformers`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TorchEncoder(TorchModel):
             if "Norm" in type(inner).__name__:
                 self._undecayed |= {f"{path}.{name}" for name, _ in inner.named_parameters(recurse=False)}
         if self.recomputes:
-            # The method has different names in current and in older transformers.
+            # The name of this method depends on the version of transformers.
             names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
             try:
                 next(getattr(self.module, name) for name in names if hasattr(self.module, name))({"use_reentrant": False})
@@ -99,15 +99,17 @@ class TorchEncoder(TorchModel):
             self._compute = torch.compile(self._run_encoder_and_head, backend=compiler, dynamic=False, fullgraph=True)
 
     def stored_buffers(self) -> dict[str, Tensor]:
-        """Return the buffers that are stored in addition to the parameters, by name."""
+        """Return the buffers that checkpoints contain in addition to the parameters, by name."""
         return self.packed.find_stored_buffers()
 
     def has_weight_decay(self, name: str) -> bool:
-        """Return whether weight decay applies to a variable. It does not apply to biases and to normalization layers."""
+        """Return whether weight decay applies to a variable. Biases and the parameters of normalization layers have no
+        weight decay.
+        """
         return name not in self._undecayed and self.parameters_by_name[name].requires_grad
 
     def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
-        """Return a batch unchanged, after checking that it contains no token that the model does not support in packs.
+        """Check that the model supports all tokens of a batch in packs, and return the batch unchanged.
 
         Raises:
             InputError: The batch contains a token that changes the other sequences of its pack.
@@ -116,7 +118,7 @@ class TorchEncoder(TorchModel):
         return batch
 
     def check_packs(self, row_tokens: int = 0) -> None:
-        """Check with the current weights that the model computes the same outputs for packed and for single sequences.
+        """Check that the model, with its current weights, computes the same outputs for packed sequences as for single ones.
 
         The check runs on the CPU.
 
@@ -133,8 +135,9 @@ class TorchEncoder(TorchModel):
             self.module.to(self.device)
 
     def compute_outputs(self, batch: BatchArrays) -> Float32Array:
-        """Run the model without dropout, and return the outputs of the head. Before rows that are longer than all earlier
-        ones, check packs of this length.
+        """Run the model on a batch without dropout, and return the outputs of its head.
+
+        Rows that are longer than all earlier rows are preceded by a check of packs of this length.
         """
         row_tokens = batch["input_ids"].shape[1]
         if row_tokens > self.packed.tried_tokens:
@@ -142,18 +145,24 @@ class TorchEncoder(TorchModel):
         return super().compute_outputs(batch)
 
     def forward(self, batch: Tensors, training: bool) -> Tensor:
-        """Run the model on a batch, and return the outputs of its head. If `training` is true, dropout is applied."""
+        """Run the model on a batch, with dropout if `training` is true, and return the outputs of its head."""
         self.packed.train(training)
         return self._compute(batch)
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
-        """Call `callback` before each layer in all further passes. The layers are the longest module list of the model."""
+        """Call `callback` before each layer in all later passes.
+
+        The elements of the longest module list in the model are taken as its layers.
+        """
         lists = [module for module in self.module.modules() if isinstance(module, torch.nn.ModuleList)]
         for layer in max(lists, key=len, default=()):
             layer.register_forward_pre_hook(lambda *_: callback())
 
     def pack_weights_for_inference(self, dtype: torch.dtype) -> None:
-        """Convert the weights of the linear layers for inference. A trial shows which layers are called."""
+        """Convert the weights of the linear layers for inference.
+
+        A trial pass shows which layers are called.
+        """
         trial = self.packed.build_trial_batch()
 
         def compute() -> None:
@@ -164,9 +173,7 @@ class TorchEncoder(TorchModel):
         self.parameters_by_name = dict(self.module.named_parameters())
 
     def _run_encoder_and_head(self, batch: Tensors) -> Tensor:
-        """Run the encoder and the head, and return the outputs of the head. If the model is compiled, this is the
-        compiled function.
-        """
+        """Run the encoder and the head, and return the outputs of the head. `torch.compile` compiles this method."""
         head = self.spec.head
         return (
             self.packed.compute_vectors(batch, head)

@@ -1,7 +1,7 @@
 """The PyTorch implementation of `engines/protocol.Engine`, and opening its device: a CPU, a GPU or a Gaudi card.
 
-The documentation of the current Gaudi software prescribes the order of calls. The environment variables are set before torch
-is imported (`__init__.py`). `habana_frameworks.torch.core` registers the device. For several processes,
+The documentation of the current Gaudi software prescribes the order of calls. First, the environment variables are set,
+before torch is imported (`__init__.py`). Then `habana_frameworks.torch.core` registers the device. For several processes,
 `habana_frameworks.torch.distributed.hccl` registers the backend, and only then are the processes connected
 (`distributed.py`). Each process uses the card whose number is its local rank.
 """
@@ -38,7 +38,7 @@ create_updates = TorchUpdates
 
 
 def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-    """Connect the processes that a launcher started, with torch.distributed. See `Engine.connect_processes`."""
+    """Connect the processes that a launcher started with torch.distributed. See `Engine.connect_processes`."""
     return distributed.connect_processes(_select_device_kind(settings), settings, facts)
 
 
@@ -78,7 +78,7 @@ _GAUDI = "use the image of docker/train-gaudi-pytorch.Dockerfile, or install the
 
 
 def _select_device_kind(settings: LoopSettings) -> DeviceKind:
-    """Return the kind of device of a run, and register the Gaudi device if it is used.
+    """Return the kind of device on which a run computes. If it is a Gaudi card, register the card with PyTorch.
 
     For "auto", prefer a Gaudi card, then a GPU, then the CPU.
 
@@ -122,17 +122,17 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
     if kind == "cpu":
         if threads is not None:
             torch.set_num_threads(threads)
-        # Every update allocates the same large tensors again. By default, glibc returns their memory to the kernel in
-        # between, and the kernel must clear each page again when it is next used, which takes a fifth of the time of an
-        # update. These settings make glibc keep the memory.
+        # Every update allocates the same large tensors again. By default, glibc returns freed memory to the operating
+        # system, which must clear each page before it can be used again. This takes a fifth of the time of an update, so
+        # make glibc keep the memory.
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
             mallopt(_M_MMAP_MAX, 0)
             mallopt(_M_TRIM_THRESHOLD, -1)
         return device("cpu", description=f"CPU, {torch.get_num_threads()} threads")
     if kind == "cuda":
-        # In deterministic mode, PyTorch raises an error for operations without a deterministic kernel (`updates.py`).
-        # Attention has a deterministic kernel.
+        # In deterministic mode, PyTorch raises an error for every operation that has no deterministic kernel, and
+        # `updates.py` converts it into a message for the user. Attention does have a deterministic kernel.
         torch.use_deterministic_algorithms(settings.deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = False  # uninitialized memory is never read here
         notes: tuple[str, ...] = (f"{_MAY_DIFFER}: {settings.section_name}.deterministic = false",)
@@ -155,7 +155,7 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
 
 @contextmanager
 def limit_threads(threads: int) -> Iterator[None]:
-    """Compute operations with at most this many CPU threads for the duration of the block."""
+    """Limit the number of CPU threads per operation inside a `with` block."""
     usual_threads = torch.get_num_threads()
     torch.set_num_threads(min(threads, usual_threads))
     try:
@@ -165,7 +165,7 @@ def limit_threads(threads: int) -> Iterator[None]:
 
 
 def _find_gaudi_problem() -> str | None:
-    """Try to register the device `hpu`, and return a description of the problem if no Gaudi card can be used.
+    """Try to register the device `hpu`, and return why no Gaudi card can be used.
 
     Returns:
         None if a card is available. Otherwise, a description of what is missing (the software, the driver or the card), and

@@ -1,7 +1,7 @@
-"""The sums of the heads in PyTorch, as listed in `model/heads.py`, in at least float32.
+"""The loss sums and metric sums of all heads in PyTorch, in at least float32. `model/heads.py` lists them.
 
-Letters in shapes: B packs, L positions, Q masked slots, S depth, P rows of logits, C outputs or classes of a head,
-V vocabulary.
+Letters in shapes: B packs, L positions, Q masked slots, S depth, P rows of logits, C outputs or classes of a head, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gaudi_bert.model.heads import OTHER_SEQUENCE, Loss, TaskHead
 def pretraining_sums(
     masked_lm_logits_BQV: Tensor, next_sentence_logits_BS2: Tensor, batch: Mapping[str, Tensor], loss: Loss
 ) -> Tensor:
-    """Compute the 8 sums of pretraining, [8].
+    """Compute the loss sums and metric sums of a pretraining batch, [8].
 
     Returns:
         The masked-LM loss and its weight, the next-sentence loss and its weight, and then for each of the two tasks the
@@ -38,9 +38,10 @@ def pretraining_sums(
 
 
 def _masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the weight that the loss gives to every masked slot, [B, Q], and the sum of these weights.
+    """Return the weight of every masked token in the loss, [B, Q], and the sum of these weights.
 
-    A used slot has the weight 1 or, for the loss per sequence, 1 / (number of masked slots of its sequence).
+    Unused slots have the weight 0. A masked token has the weight 1 or, for the loss per sequence, 1 / (number of masked
+    tokens of its sequence).
     """
     numbers_BQ = batch["masked_lm_weights"]
     if loss == "token":
@@ -53,7 +54,7 @@ def _masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.d
 
 
 def _losses_and_correct(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the negative log-likelihood of each label, and 1 for each label that has the largest logit, otherwise 0.
+    """Return the negative log-likelihood of each label, and whether the label has the largest logit (1 or 0).
 
     Logits have the shape [..., C]. Both results are flattened, [P].
     """
@@ -63,14 +64,18 @@ def _losses_and_correct(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _sum_losses_and_correct(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two weighted sums over all labels: of the negative log-likelihoods, and of the correct predictions."""
+    """Return the weighted sum of the negative log-likelihoods of all labels, and the weighted sum of the correct
+    predictions.
+    """
     losses_P, correct_P = _losses_and_correct(logits, labels)
     weights_P = weights.reshape(-1)
     return (losses_P * weights_P).sum(), (correct_P * weights_P).sum()
 
 
 def task_sums(head: TaskHead, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """Compute the 3 sums of a task: the losses, their weights, and the correct predictions, as described in `TaskHead`."""
+    """Return the sum of the weighted losses of a task, the sum of the weights, and the weighted sum of the correct
+    predictions.
+    """
     weights = batch["target_weights"].to(logits.dtype)
     if head.kind in ("multi-label", "reranking"):
         targets_BSC = batch["targets"].to(logits.dtype).reshape(logits.shape)
@@ -88,7 +93,7 @@ def task_sums(head: TaskHead, logits: Tensor, batch: Mapping[str, Tensor]) -> Te
 
 
 def _span_losses_and_correct(logits_BL2: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Compute the loss of each span, and whether its start and end are both predicted correctly, [B, S].
+    """Return the loss of each answer span, and whether both its start and its end are predicted correctly, each [B, S].
 
     The loss is the mean of the negative log-likelihoods of start and end. The logits of tokens in other sequences are
     lowered, so that they do not contribute to the softmax.

@@ -28,7 +28,7 @@ _WORK_SEED = np.array([1, 2], np.int32)
 
 
 class TorchModel(ABC):
-    """The base class of the models of the PyTorch engine, with what BERT and other encoders have in common.
+    """The base class of the PyTorch engine's models. It implements what BERT and other encoders have in common.
 
     Args:
         spec: The config and the head of the model.
@@ -53,7 +53,7 @@ class TorchModel(ABC):
 
     @abstractmethod
     def forward(self, batch: Tensors, training: bool) -> Tensor:
-        """Run the model on a batch, and return the outputs of its head. If `training` is true, dropout is applied."""
+        """Run the model on a batch, with dropout if `training` is true, and return the outputs of its head."""
 
     @abstractmethod
     def has_weight_decay(self, name: str) -> bool:
@@ -61,14 +61,14 @@ class TorchModel(ABC):
 
     @abstractmethod
     def pack_weights_for_inference(self, dtype: torch.dtype) -> None:
-        """Convert the weights of matrix products to a dtype, in the layout with which the CPU multiplies fastest."""
+        """Convert the weights for inference, to a dtype and a memory layout with which a CPU computes matrix products
+        fastest.
+        """
 
     # --- The methods of `engines/protocol.Model`
 
     def stored_buffers(self) -> dict[str, Tensor]:
-        """Return the variables that have no gradient, by name. They are stored in checkpoints in addition to the
-        parameters.
-        """
+        """Return the variables that have no gradient, by name. Checkpoints contain them in addition to the parameters."""
         return {}
 
     def variable_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -92,12 +92,12 @@ class TorchModel(ABC):
         return {**self.parameters_by_name, **self.stored_buffers()}
 
     def compute_outputs(self, batch: BatchArrays) -> Float32Array:
-        """Return the outputs of the head for a batch, float32, without dropout."""
+        """Run the model on a batch without dropout, and return the outputs of its head as float32."""
         with torch.inference_mode(), self.autocast_context():
             return to_numpy(at_least_float32(self.forward(self.copy_to_device(batch), False)).float())
 
     def evaluate_batch(self, batch: BatchArrays) -> BatchEvaluation:
-        """Run the model on a batch without dropout, and return the outputs and the sums of its head."""
+        """Run the model on a batch without dropout, and return the head's outputs, loss sums and metric sums."""
         tensors, head = self.copy_to_device(batch), self.spec.head
         with torch.inference_mode():
             with self.autocast_context():
@@ -106,8 +106,9 @@ class TorchModel(ABC):
         return BatchEvaluation(to_numpy(outputs.float()) if head.needs_outputs else None, to_numpy(sums.float()))
 
     def run_training_pass(self, batch: BatchArrays) -> float:
-        """Run a forward and a backward pass with dropout, to measure how long they take. Return a number that depends on
-        all gradients.
+        """Run a forward and a backward pass with dropout, to measure how long they take. The weights do not change.
+
+        Return a number that depends on all gradients, so that none of them can be skipped.
         """
         loss, _ = self.compute_loss(self.copy_to_device(batch), _WORK_SEED, torch.ones(2, device=self.device))
         trained = [parameter for parameter in self.parameters_by_name.values() if parameter.requires_grad]
@@ -115,9 +116,9 @@ class TorchModel(ABC):
         return float(sum(gradient.sum() for gradient in gradients if gradient is not None))
 
     def freeze(self) -> None:
-        """Prepare the model for inference only. Afterwards, only `compute_outputs` and `evaluate_batch` may be called.
+        """Prepare the model for inference. Afterwards, only `compute_outputs` and `evaluate_batch` may be called.
 
-        On a CPU, the weights are stored only once, in the dtype and layout that matrix products need.
+        On a CPU, the weights are stored only once, in the dtype and layout of the matrix products.
         """
         for parameter in self.parameters_by_name.values():
             parameter.requires_grad_(False)
@@ -127,12 +128,12 @@ class TorchModel(ABC):
 
     @abstractmethod
     def call_between_layers(self, callback: Callable[[], None]) -> None:
-        """Call `callback` before each layer in all further passes. The model must not be compiled."""
+        """Call `callback` before each layer in all later passes. The model must not be compiled."""
 
     # --- Methods for `updates.py`
 
     def compute_loss(self, batch: Tensors, dropout_seed: Int32Array, loss_factors_2: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the model with dropout on a batch, and return the loss that is differentiated, and the sums of the head.
+        """Run the model with dropout on a batch, and return the loss to differentiate, and the sums of the head.
 
         Args:
             batch: The features on the device.
@@ -160,9 +161,7 @@ class TorchModel(ABC):
             return self.forward(batch, True)
 
     def compute_loss_and_metric_sums(self, outputs: Any, batch: Tensors) -> Tensor:
-        """Return the sums of the head over a batch (of losses, weights and correct predictions), given the outputs of the
-        head. `model/heads.py` lists them.
-        """
+        """Compute the loss sums and metric sums of a batch from the outputs of the head. `model/heads.py` lists them."""
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             words_BQV, sentences_BS2 = outputs
@@ -176,11 +175,13 @@ class TorchModel(ABC):
         return _copy_to_device(self.prepare_batch(batch), self.device)
 
     def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
-        """Return a batch in the form that the model needs, after checking it. Subclasses override this."""
+        """Check a batch, and return it in the form that the model requires. Subclasses may override this method."""
         return batch
 
     def autocast_context(self) -> AbstractContextManager[Any]:
-        """Return a context in which matrix products are computed in bfloat16, if that is the compute dtype."""
+        """Return a context manager in which matrix products are computed in bfloat16, provided that this is the compute
+        dtype.
+        """
         if self.compute_dtype != "bfloat16":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
@@ -190,7 +191,7 @@ class TorchModel(ABC):
 
 
 def _copy_to_device(batch: BatchArrays, device: torch.device) -> dict[str, Tensor]:
-    """Copy a batch to a device. For a GPU, copy from pinned memory, so that the host does not wait."""
+    """Copy a batch to a device. For a GPU, copy it from pinned memory, so that the CPU need not wait for the copy."""
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in batch.items()}
     if device.type != "cuda":
         return {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -198,7 +199,7 @@ def _copy_to_device(batch: BatchArrays, device: torch.device) -> dict[str, Tenso
 
 
 def prefetch_to_device(batches: Iterable[BatchArrays], device: torch.device) -> Iterator[dict[str, Tensor]]:
-    """Copy batches to the device, and yield them. On a GPU, each batch is copied while the batch before it is computed."""
+    """Yield batches after copying them to the device. On a GPU, copy each batch while the previous one is being computed."""
     if device.type != "cuda":
         yield from (_copy_to_device(batch, device) for batch in batches)
         return
@@ -220,13 +221,13 @@ def prefetch_to_device(batches: Iterable[BatchArrays], device: torch.device) -> 
 
 
 def release_freed_memory() -> None:
-    """Return freed memory to the kernel. glibc does not do this by itself, because `open_device` turns it off."""
+    """Return freed memory to the operating system. glibc no longer does this by itself after `open_device`."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def to_numpy(tensor: Tensor) -> Float32Array:
-    """Return a tensor as an array on the host, which may share memory with the tensor."""
+    """Return a tensor as a numpy array, which may share memory with the tensor."""
     array: Float32Array = tensor.detach().cpu().numpy()
     return array

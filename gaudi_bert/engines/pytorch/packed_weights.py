@@ -1,4 +1,4 @@
-"""Weights of a frozen model that are stored once, in the layout with which oneDNN multiplies fastest on a CPU.
+"""Weights of a model for inference, stored once in the memory layout with which oneDNN multiplies fastest on a CPU.
 
 Letters in shapes: I inputs and O outputs of a product.
 """
@@ -23,7 +23,7 @@ from gaudi_bert.encoders.matrix_products import (
 
 
 def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute `left @ right + bias` for matrices. `right` may also be the result of `pack_weights`."""
+    """Compute `left @ right + bias` for matrices. `right` may be a result of `pack_weights`."""
     if right.is_mkldnn:
         return multiply_with_onednn(left.to(right.dtype), right, bias)
     if is_large_product(left, right):
@@ -34,8 +34,8 @@ def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
 def pack_weights(weights_IO: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Convert weights to a dtype and to the memory layout that oneDNN prefers. The result has no gradient.
 
-    Otherwise, oneDNN and other libraries rearrange the weights in each product, which takes half of the time for 32 rows,
-    and autocast converts them to bfloat16 in each product.
+    For other layouts, oneDNN and other libraries rearrange the weights in each product, which takes half of the time for 32
+    rows, and autocast converts them to bfloat16 in each product.
 
     Args:
         weights_IO: The right side of matrix products.
@@ -52,7 +52,7 @@ def pack_weights(weights_IO: Tensor, dtype: torch.dtype = torch.float32) -> Tens
 
 
 class PackedLinear(torch.nn.Linear):
-    """A frozen linear layer whose weights are only stored in oneDNN's layout.
+    """A linear layer for inference that stores its weights only in oneDNN's layout.
 
     Attributes:
         packed: The weights in oneDNN's layout.
@@ -62,13 +62,15 @@ class PackedLinear(torch.nn.Linear):
 
     @property
     def weight(self) -> Tensor:
-        """A copy of the weights in the layout of `torch.nn.Linear`, [O, I]. Some modules read the weights of their
+        """A copy of the weights in the layout of `torch.nn.Linear`, [O, I], for modules that read the weights of their
         layers.
         """
         return self.packed.to_dense()
 
     def forward(self, input: Tensor) -> Tensor:
-        """Compute `input @ weight.T + bias`, under autocast in the dtype of the weights, otherwise in that of the input."""
+        """Compute `input @ weight.T + bias`, in the dtype of the weights under autocast, otherwise in the dtype of the
+        input.
+        """
         if self.packed.dtype != input.dtype and not torch.is_autocast_enabled("cpu"):
             return functional.linear(input, self.weight.to(input.dtype), self.bias)  # trials compute in float32
         bias = None if self.bias is None else self.bias.to(self.packed.dtype)
@@ -76,7 +78,8 @@ class PackedLinear(torch.nn.Linear):
 
 
 def pack_linear_layers(module: torch.nn.Module, compute: Callable[[], object], dtype: torch.dtype) -> None:
-    """Freeze those linear layers of a module that `compute` calls, and convert their weights with `pack_weights`, in place.
+    """Convert the weights of linear layers for inference with `pack_weights`, in place. Only layers that `compute` calls are
+    converted.
 
     Layers whose weights are shared with another module are not changed. If `dtype` is bfloat16, layers that are also called
     outside of autocast are not changed either.
@@ -92,7 +95,7 @@ def pack_linear_layers(module: torch.nn.Module, compute: Callable[[], object], d
     calls: dict[torch.nn.Linear, bool] = {}
 
     def note(layer: Any, inputs: tuple[Any, ...]) -> None:
-        """Record whether this call of a layer could use converted weights."""
+        """Record whether this call of a layer can use converted weights."""
         converts = torch.is_autocast_enabled("cpu") == (dtype == torch.bfloat16)
         fits = converts and bool(inputs) and inputs[0].dim() >= 2 and owners[id(layer.weight)] == 1
         calls[layer] = calls.get(layer, True) and fits

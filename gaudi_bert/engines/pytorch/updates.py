@@ -1,6 +1,6 @@
 """Updates in PyTorch: forward and backward passes of micro-batches, sums over processes, clipping, and the optimizer.
 
-Gradients are added over the micro-batches, and then over the processes, which begins while the last backward pass still runs
+Gradients are added over the micro-batches, and then over the processes, which begins during the last backward pass
 (`distributed.GradientReducer`). The complete gradient is clipped once.
 
 Letters in shapes: M micro-batches, K sums of a head.
@@ -24,7 +24,7 @@ from gaudi_bert.engines.pytorch.model import TorchModel, prefetch_to_device, to_
 
 
 class TorchUpdates:
-    """Runs the updates of one model with one optimizer.
+    """Trains one model with one optimizer, one update at a time.
 
     Args:
         model: The model.
@@ -54,7 +54,7 @@ class TorchUpdates:
         update: int,
         update_loss: UpdateLoss | None = None,
     ) -> WaitForSums:
-        """Do one update. See `engines/protocol.Updates.run_update`.
+        """Add up gradients, clip them, and update the variables. See `engines/protocol.Updates.run_update`.
 
         Raises:
             InputError: An operation of the model has no deterministic kernel, but `deterministic` is true.
@@ -95,8 +95,9 @@ class TorchUpdates:
     def _accumulate_gradients(
         self, micro_batches: Sequence[BatchArrays], dropout_seeds_M2: Int32Array, loss_factors_M2: FloatArray, update: int
     ) -> Tensor:
-        """Run the forward and backward passes of all micro-batches, so that their gradients are added up, and return the
-        sums of the head.
+        """Run the forward and backward passes of all micro-batches, and return the sums of the head.
+
+        The gradients of the micro-batches are added up in the `grad` attributes of the parameters.
         """
         model = self._model
         factors = torch.tensor(loss_factors_M2, dtype=torch.float32, device=model.device)
@@ -113,10 +114,10 @@ class TorchUpdates:
     def _accumulate_gradients_in_two_passes(
         self, micro_batches: Sequence[BatchArrays], dropout_seeds_M2: Int32Array, update_loss: UpdateLoss, update: int
     ) -> Tensor:
-        """Run the passes of all micro-batches for a loss that depends on all their outputs together, and return the sums of
-        the head.
+        """Run the passes of all micro-batches for a loss that depends on all their outputs, and return the sums of the head.
 
-        The last micro-batch is computed once, and all others twice.
+        The last micro-batch is computed once, and all others twice. The gradients are added up in the `grad` attributes of
+        the parameters.
         """
         model, batches, last = (
             self._model,
@@ -142,8 +143,9 @@ class TorchUpdates:
         return torch.as_tensor(sums, dtype=torch.float32, device=model.device)
 
     def _report_to_watchdog(self, number: int, update: int, batch: Mapping[str, Tensor]) -> None:
-        """Tell the watchdog which micro-batch begins, and that the first micro-batch of a row length may take long because
-        it may compile a graph.
+        """Report to the watchdog which micro-batch begins, and whether it may take long.
+
+        The first micro-batch of each row length may take long, because a graph may be compiled for it.
         """
         length = batch["input_ids"].shape[1]
         is_new = length not in self._lengths
@@ -160,7 +162,7 @@ class TorchUpdates:
         return Moments(first, second)
 
     def load_moments(self, first: WeightArrays, second: WeightArrays) -> None:
-        """Set all moments."""
+        """Set the first and second moments of all variables."""
         for moments, values in zip(self._optimizer.moments, (first, second), strict=True):
             for name, moment in moments.items():
                 moment.copy_(torch.tensor(values[name]))
@@ -177,7 +179,7 @@ _FUSED_DEVICES = ("cpu", "cuda")
 
 
 class _Optimizer:
-    """Changes variables with AdamW or LAMB, and keeps their moments.
+    """Updates variables with AdamW or LAMB, and stores their moments.
 
     Args:
         variables: The variables by name.
@@ -200,9 +202,7 @@ class _Optimizer:
     def apply_gradients(
         self, gradients: Mapping[str, Tensor], scalars: UpdateScalars, clip_factor: Tensor, update: int
     ) -> None:
-        """Update every variable with its gradient multiplied by `clip_factor`. The memory of the gradients may be
-        overwritten.
-        """
+        """Update every variable with its gradient multiplied by `clip_factor`. The gradients may be overwritten."""
         settings = self._settings
         adapts_all = settings.layer_adaptation == "all"
         adapted = [
@@ -258,8 +258,9 @@ class _Optimizer:
         )
 
     def _compute_direction(self, name: str, gradient: Tensor, scalars: UpdateScalars) -> Tensor:
-        """Update the moments of a variable with its gradient, and return the direction in which the variable moves, in
-        new memory.
+        """Update the moments of a variable with its gradient, and return the direction of the variable's update.
+
+        The direction is in new memory, so the caller may change it in place.
         """
         settings, (first, second) = self._settings, (moments[name] for moments in self.moments)
         first.mul_(settings.beta_1).add_(gradient, alpha=1.0 - settings.beta_1)

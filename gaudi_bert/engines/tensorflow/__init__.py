@@ -12,24 +12,25 @@ from collections.abc import MutableMapping
 
 from gaudi_bert.common.threads import usable_cores_if_limited
 
-# By default, TensorFlow logs every step of its graph optimizers, and prints the contents of damaged records. Our own errors
-# report the same in one line.
+# By default, TensorFlow logs every step of its graph optimizers, and prints the contents of damaged records. Turn this off,
+# because our own error messages report such problems in one line.
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
-# By default, TensorFlow uses oneDNN only if the processor supports AVX512_VNNI or better. Its own matrix products are
-# compiled for AVX without FMA. With AVX2, the products of oneDNN are one and a half times as fast, and batched products
-# nearly three times.
+# By default, TensorFlow uses oneDNN only on processors with AVX512_VNNI or better, although oneDNN is also faster on AVX2:
+# matrix products are one and a half times as fast as TensorFlow's own, which do not use FMA, and batched products nearly
+# three times. Therefore oneDNN is turned on for all processors.
 _ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "1"}
 
-# TensorFlow starts a thread for every core on which it may run, and ignores the CPU limit of a container.
+# TensorFlow ignores the CPU limit of a container, and would start a thread for every core on which it may run. This variable
+# sets the number of threads.
 INTRA_OP_THREADS = "TF_NUM_INTRAOP_THREADS"
 
 
 def set_tensorflow_environment(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set the environment variables that TensorFlow reads, unless the user, the image or the launcher has set them.
+    """Set the environment variables that TensorFlow reads, except those that are already set.
 
-    This has no effect after TensorFlow was imported. On a host with the Gaudi software, oneDNN is not turned on, because its
-    graph rewrites are not meant for the card, and the vendor's TensorFlow chooses the kernels.
+    This has no effect after TensorFlow was imported. If the Gaudi software is installed, oneDNN is not turned on, because
+    its graph rewrites are not meant for the card, and the vendor's TensorFlow chooses the kernels.
     """
     has_gaudi = importlib.util.find_spec("habana_frameworks") is not None
     cores = usable_cores_if_limited()

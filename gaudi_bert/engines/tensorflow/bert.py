@@ -41,7 +41,8 @@ from gaudi_bert.engines.tensorflow.operations import (
 from gaudi_bert.model.config import BertConfig, layer_name_prefix
 from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
 
-# Every dropout in the model has a number, from which its random numbers are derived.
+# Every dropout in the model has a number (its site), from which its random numbers are derived. The embeddings have the
+# first site, and each layer has the next three.
 _EMBEDDINGS_DROPOUT_SITE = 0
 _DROPOUT_SITES_PER_LAYER = 3
 
@@ -73,15 +74,17 @@ class Network:
         return self.parameters[f"{name_prefix}/LayerNorm/gamma"], self.parameters[f"{name_prefix}/LayerNorm/beta"]
 
     def apply_dropout(self, inputs: tf.Tensor, site: int) -> tf.Tensor:
-        """Apply hidden-state dropout. `site` is the number of the dropout in the model, from which its random numbers are
-        derived.
+        """Apply dropout to hidden states.
+
+        `site` is the number of this dropout in the model, from which its random numbers are derived.
         """
         rate = self.config.hidden_dropout_prob
         return dropout(inputs, self.forward_pass.draw_dropout(inputs.shape, rate, site), rate, self.forward_pass.compiled)
 
 
 def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None = None) -> tf.Tensor:
-    """Run the embeddings and all encoder layers on a batch, and return the hidden states of the last layer.
+    """Run the embeddings and all encoder layers on a batch, and return the last layer's hidden states at the needed
+    positions.
 
     Args:
         network: The model.
@@ -109,7 +112,7 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
 
 
 def _additive_attention_mask(input_mask_BL: tf.Tensor, is_causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """Return the mask that is added to attention scores, [B, 1, L, L]: 0 if attention is allowed, otherwise -10,000."""
+    """Return the mask that is added to attention scores, [B, 1, L, L]: 0 where attention is allowed, otherwise -10,000."""
     same_BLL = tf.cast(tf.equal(input_mask_BL[:, :, tf.newaxis], input_mask_BL[:, tf.newaxis, :]), dtype)
     if is_causal:
         order_L = tf.range(input_mask_BL.shape[1], dtype=tf.int32)
@@ -118,13 +121,16 @@ def _additive_attention_mask(input_mask_BL: tf.Tensor, is_causal: bool, dtype: t
 
 
 def _embed_tokens(network: Network, batch: Batch) -> tf.Tensor:
-    """Return the sum of the word, position and type embeddings after layer normalization and dropout (Devlin et al.,
-    2019, section 3), [T, H], in the dtype of the matrix products.
+    """Compute the input of the first encoder layer for all tokens, [T, H], in the dtype of the matrix products.
+
+    This is the sum of the word, position and type embeddings, after layer normalization and dropout (Devlin et al., 2019,
+    section 3).
     """
     name_prefix, parameters, config = "bert/embeddings", network.parameters, network.config
     words_TH = gather_rows(parameters[f"{name_prefix}/word_embeddings"], tf.reshape(batch["input_ids"], [-1]))
     positions_TH = gather_rows(parameters[f"{name_prefix}/position_embeddings"], tf.reshape(batch["positions"], [-1]))
-    # The table has only two rows. A product with a one-hot matrix is faster than a gather, and so is its gradient.
+    # The table of type embeddings has only two rows, so a product with a one-hot matrix is faster than a gather, and its
+    # gradient is also faster.
     types_YH = parameters[f"{name_prefix}/token_type_embeddings"]
     segments_TY = tf.one_hot(tf.reshape(batch["segment_ids"], [-1]), config.type_vocab_size, dtype=types_YH.dtype)
     total_TH = words_TH + positions_TH + tf.matmul(segments_TY, types_YH)
@@ -174,12 +180,14 @@ def _run_encoder_layer(
 def _run_self_attention(
     network: Network, name_prefix: str, dropout_site: int, query_RH: tf.Tensor, hidden_TH: tf.Tensor, bias_B1PL: tf.Tensor
 ) -> tf.Tensor:
-    """Compute self-attention up to the output projection, and return the context of every query, [R, H]."""
+    """Compute self-attention without the output projection, and return the context of every query, [R, H]."""
     config, forward_pass, (packs, _, queries, length) = network.config, network.forward_pass, bias_B1PL.shape
     heads, size = config.num_attention_heads, config.head_size
 
     def project(inputs: tf.Tensor, positions: int, *parts: str) -> list[tf.Tensor]:
-        """Project the inputs to query, key or value, [B, N, positions, D], with one matrix product for all `parts`."""
+        """Return the query, key or value projections of the inputs, each [B, N, positions, D]. One matrix product computes
+        all `parts`.
+        """
         fused = dense(inputs, *_concatenate_projections(network, name_prefix, parts), forward_pass.compiled)
         return tf.unstack(tf.transpose(tf.reshape(fused, [packs, positions, len(parts), heads, size]), [2, 0, 3, 1, 4]))
 
@@ -195,12 +203,12 @@ def _run_self_attention(
 
 
 def _concatenate_projections(network: Network, name_prefix: str, parts: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Concatenate the kernels of the given projections (of query, key and value) to [H, O], and their biases to [O], so that
-    one matrix product computes them all.
+    """Return the concatenated kernels [H, O] and biases [O] of several projections, so that one matrix product computes them
+    all.
 
-    The query part is divided by the square root of the head size here, which saves a pass over the scores. The key bias does
-    not affect the softmax, so its true gradient is zero. Its computed gradient would be rounding noise, so it is set to
-    zero.
+    `parts` contains some of "query", "key" and "value". The query projection is divided by the square root of the head size
+    here, which saves a pass over the scores. The key bias does not affect the softmax, so its true gradient is zero. Its
+    computed gradient would be rounding noise, so it is set to zero.
     """
     scale = 1.0 / math.sqrt(network.config.head_size)
     kernels, biases = [], []
@@ -235,7 +243,7 @@ def compute_attention(
         key_BNLD: The keys.
         value_BNLD: The values.
         bias_B1PL: The attention mask.
-        drawn: The random numbers from `ForwardPass.draw`, or None for no dropout.
+        dropout_draw: The random numbers from `ForwardPass.draw_dropout`, or None for no dropout.
         rate: The dropout rate.
         compiled: Whether XLA compiles the elementwise kernels.
 
@@ -273,14 +281,14 @@ def compute_attention(
 
 
 def _drop_probabilities(probabilities_BNPL: tf.Tensor, dropout_draw: tf.Tensor, rate: float) -> tf.Tensor:
-    """Set the dropped attention probabilities to zero, without scaling the others."""
+    """Set the dropped attention probabilities to zero. The other probabilities are not scaled."""
     return probabilities_BNPL * keep_mask(dropout_draw, probabilities_BNPL.shape, rate, probabilities_BNPL.dtype)
 
 
 def _attention_scores_gradient(
     kept_gradient_BNPL: tf.Tensor, probabilities_BNPL: tf.Tensor, dropout_draw: tf.Tensor | None, rate: float
 ) -> tf.Tensor:
-    """Return the gradient of the attention scores, given that of the attention probabilities after dropout.
+    """Return the gradient of the attention scores, given the gradient of the attention probabilities after dropout.
 
     If one probability of a row is 1, the gradient of the row is exactly 0.
     """
@@ -300,7 +308,7 @@ def apply_pooler(network: Network, cls_PH: tf.Tensor) -> tf.Tensor:
 
 
 def masked_lm_logits(network: Network, hidden_PH: tf.Tensor) -> tf.Tensor:
-    """Compute the masked-LM logits of hidden states, [P, V] in at least float32.
+    """Compute the masked-LM logits of hidden states, [P, V], in at least float32.
 
     The output matrix is tied to the word embeddings.
     """
@@ -327,7 +335,8 @@ def pretraining_logits(network: Network, batch: Batch) -> tuple[tf.Tensor, tf.Te
     weights_2H, bias_2 = (
         tf.cast(parameters[f"cls/seq_relationship/output_{name}"], pooled_PH.dtype) for name in ("weights", "bias")
     )
-    # Gaudi's conversion to bfloat16 excludes operations by name. The names of gradient operations contain this name as well.
+    # On Gaudi, this name keeps the product and its gradient in float32, because the conversion to bfloat16 excludes
+    # operations by name.
     with tf.name_scope("KEEP_FP32_PRECISION"):
         sentences_P2 = tf.matmul(pooled_PH, weights_2H, transpose_b=True)
     sentences_BS2 = tf.reshape(tf.nn.bias_add(sentences_P2, bias_2), [packs, depth, 2])

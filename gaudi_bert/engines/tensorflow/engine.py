@@ -78,8 +78,8 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
     if kind != "cpu":
         missing, notes = _load_gaudi(settings.precision)
         if missing is None:
-            # The Gaudi software fuses chains of elementwise operations and converts to bfloat16 by itself, so neither is
-            # done here.
+            # The Gaudi software itself fuses chains of elementwise operations and converts to bfloat16, so the model is not
+            # compiled, and its compute dtype is float32.
             return Device("hpu", "/device:HPU:0", "float32", "Gaudi card HPU:0", compiles=False, notes=notes)
         if kind == "hpu":
             raise InputError(f"{section}.device = hpu: {missing}; or set {section}.device = cpu")
@@ -109,7 +109,7 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
 # the optimizer. The small matrix product of the next-sentence head is excluded by its name.
 
 BFLOAT16_LIST = Path(__file__).with_name("bfloat16.json")
-# The device memory that is reserved for communication between cards, in MB.
+# The memory on a Gaudi card that is reserved for communication between cards, in MB.
 _HCCL_MEMORY_MB = 1536
 
 
@@ -117,8 +117,9 @@ def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
     """Set the environment variables of the Gaudi runtime, and register the Gaudi card as a TensorFlow device.
 
     Returns:
-        A tuple of two values. The first describes what is missing (the software, the driver or the card) and what to do, or
-        is None if the device is ready. The second contains a note for each variable that was already set to another value.
+        A tuple of two values. The first is None if the device is ready. Otherwise, it describes what is missing (the
+        software, the driver or the card), and what to do. The second contains a note for each variable that was already set
+        to another value.
     """
     try:
         habana = importlib.import_module("habana_frameworks.tensorflow")
@@ -154,7 +155,7 @@ def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class _HorovodProcess(ConnectedProcess):
-    """The communicator of a process that Horovod connects to the other processes of the run."""
+    """The communicator of a process in a run whose processes are connected by Horovod."""
 
     horovod: Any = None
     errors: ClassVar[tuple[type[Exception], ...]] = (tf.errors.OpError, RuntimeError)
@@ -182,7 +183,7 @@ class _HorovodProcess(ConnectedProcess):
 
 
 def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-    """Connect the processes that a launcher started, with Horovod. See `Engine.connect_processes`."""
+    """Connect the processes that a launcher started with Horovod. See `Engine.connect_processes`."""
     launch = find_launch()
     if launch is None or launch.size == 1:
         return Communicator()
@@ -213,7 +214,7 @@ def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Commu
             f"{who}: Horovod reports rank {rank} of {size}; Horovod was probably built without MPI; "
             "start the processes with `horovodrun --gloo`, or build Horovod with MPI"
         )
-    # Comparing the facts needs a sum over processes, which needs the device. The device is opened only after this function,
-    # so the facts are compared later.
+    # The facts cannot be compared yet, because this requires a sum over processes on the device, which is opened only after
+    # this function. `ConnectedProcess.watch_processes` compares them.
     facts = {"tensorflow": tf.__version__, **facts_to_compare(settings, facts)}
     return _HorovodProcess(rank, size, local_size, facts=facts, horovod=hvd)

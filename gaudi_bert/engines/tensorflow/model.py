@@ -40,7 +40,8 @@ from gaudi_bert.model.heads import (
     parameter_specs_with_head,
 )
 
-# Every dropout in a model has a number. The number of the head's dropout must be larger than all numbers in an encoder.
+# Every dropout in the model has a number, its site. The site of the head's dropout must not be used by any encoder layer, so
+# it is a large number.
 _HEAD_DROPOUT_SITE = 1 << 20
 
 Batch = Mapping[str, tf.Tensor]
@@ -89,7 +90,7 @@ class TensorFlowModel:
         return {name: tuple(variable.shape) for name, variable in self.variables.items()}
 
     def stored_buffers(self) -> tuple[str, ...]:
-        """Return the names of variables without a gradient. A BERT has none."""
+        """Return the names of the variables that have no gradient. A BERT has no such variables."""
         return ()
 
     def values(self) -> dict[str, Float32Array]:
@@ -103,7 +104,7 @@ class TensorFlowModel:
             self.variables[name].assign(np.asarray(value, dtype=np.float32))
 
     def freeze(self) -> None:
-        """Do nothing. TensorFlow graphs choose the memory layout of weights themselves."""
+        """Do nothing, because TensorFlow chooses the memory layout of weights itself."""
 
     def compute_outputs(self, batch: BatchArrays) -> Float32Array:
         """Run the model on a batch without dropout, and return the outputs of its head."""
@@ -111,12 +112,14 @@ class TensorFlowModel:
         return values
 
     def evaluate_batch(self, batch: BatchArrays) -> BatchEvaluation:
-        """Run the model on a batch without dropout, and return the outputs and the sums of its head."""
+        """Run the model on a batch without dropout, and return the head's outputs, loss sums and metric sums."""
         outputs, sums = self._evaluate(self.copy_to_device(batch))
         return BatchEvaluation(outputs.numpy() if self.spec.head.needs_outputs else None, sums.numpy())
 
     def compute_losses_and_gradients(self, batch: BatchArrays, loss: Loss) -> LossesAndGradients:
-        """Compute outputs, losses and gradients of a pretraining model, without dropout."""
+        """Run a forward and a backward pass of a pretraining model without dropout, and return its outputs, losses and
+        gradients.
+        """
         tensors = self.copy_to_device(batch)
         hidden_TH = encode_packs(self.build_network(), tensors)
         with tf.GradientTape() as tape:
@@ -136,16 +139,18 @@ class TensorFlowModel:
         )
 
     def run_training_pass(self, batch: BatchArrays) -> float:
-        """Run a forward and a backward pass with dropout, to measure how long they take. Return a number that depends on
-        all gradients.
+        """Run a forward and a backward pass with dropout, to measure how long they take. The weights do not change.
+
+        Return a number that depends on all gradients, so that none of them can be skipped.
         """
         return float(self._work(self.copy_to_device(batch)))
 
     # --- Functions that are traced into graphs, from features with static shapes to outputs, sums and the loss
 
     def build_network(self, dropout_seed: tf.Tensor | None = None) -> Network:
-        """Return the config, the variables and the options for a forward pass. The dropout seed is int32 [2], or None for
-        no dropout.
+        """Return the config, the variables and the options that all layers need for one forward pass.
+
+        `dropout_seed` is int32 [2], or None for no dropout.
         """
         parameters = {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
         if self.compute_dtype == tf.float64:
@@ -153,7 +158,7 @@ class TensorFlowModel:
         return Network(self.config, parameters, self.compute_dtype, ForwardPass(dropout_seed, self.compiled))
 
     def forward(self, batch: Batch, dropout_seed: tf.Tensor | None = None) -> Any:
-        """Run the encoder and the head, and return the outputs of the head in at least float32.
+        """Run the model on a batch, and return the outputs of its head in at least float32.
 
         For pretraining, return the logits of both tasks. For language modelling, return logits [P, V].
         """
@@ -167,9 +172,7 @@ class TensorFlowModel:
         )
 
     def compute_loss_and_metric_sums(self, outputs: Any, batch: Batch) -> Sequence[tf.Tensor]:
-        """Return the sums of the head over a batch (of losses, weights and correct predictions), given the outputs of the
-        head. `model/heads.py` lists them.
-        """
+        """Compute the loss sums and metric sums of a batch from the outputs of the head. `model/heads.py` lists them."""
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             return _pretraining_sums(outputs, batch, head.loss)
@@ -178,8 +181,9 @@ class TensorFlowModel:
     def compute_loss(
         self, batch: Batch, dropout_seed: tf.Tensor | None, factors: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Run the model on a batch, and return the loss and the sums of the head. The loss adds up the two loss sums,
-        each multiplied by one of the `factors` [2].
+        """Run the model on a batch, and return the loss to differentiate, and the sums of the head.
+
+        The loss is the sum of the two loss sums of the head, each multiplied by one of the `factors` [2].
         """
         sums = self.compute_loss_and_metric_sums(self.forward(batch, dropout_seed), batch)
         if isinstance(self.spec.head, PretrainingHead):
@@ -192,15 +196,16 @@ class TensorFlowModel:
             return {name: tf.constant(values) for name, values in batch.items()}
 
     def _trace_evaluation(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
-        """Run the model on a batch without dropout, and return the outputs of the head (or an empty scalar if it keeps
-        none) and the K sums.
+        """Run the model on a batch without dropout, and return the outputs of its head and the K sums.
+
+        If the head keeps no outputs, the first result is an empty scalar.
         """
         outputs = self.forward(batch)
         sums = self.compute_loss_and_metric_sums(outputs, batch)
         return outputs if self.spec.head.needs_outputs else tf.zeros([]), tf.stack(sums) if sums else tf.zeros([0])
 
     def _trace_work(self, batch: Batch) -> tf.Tensor:
-        """Run a forward and a backward pass with dropout, and return the sum of all gradients."""
+        """Run a forward and a backward pass with dropout, and return the sum of the elements of all gradients."""
         variables = list(self.variables.values())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
@@ -213,8 +218,9 @@ class TensorFlowModel:
 
 
 def _compute_task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.Tensor:
-    """Run the encoder and the head of a task, and return the outputs in at least float32. For language modelling, these
-    are the logits of the vocabulary, [P, V].
+    """Run the encoder and the head of a task, and return the outputs of the head in at least float32.
+
+    For language modelling, the outputs are the logits of the vocabulary, [P, V].
     """
     packs, length = batch["input_ids"].shape
     if not head.needs_outputs:
@@ -232,8 +238,9 @@ def _compute_task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.
 
 
 def _compute_vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Tensor:
-    """Run the encoder, and return a vector for each sequence of the batch, float32 [B, S, H]. The vectors of unused
-    sequence slots are undefined.
+    """Run the encoder, and return a vector for each sequence of the batch, float32 [B, S, H].
+
+    The vectors of unused sequence slots are undefined.
     """
     hidden = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
     (packs, depth), size = batch["sequence_positions"].shape, network.config.hidden_size
@@ -270,7 +277,7 @@ def _pool_tokens(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, po
 
 
 def _pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: Loss) -> tuple[tf.Tensor, ...]:
-    """Compute the 8 sums of pretraining, scalars in at least float32.
+    """Compute the loss sums and metric sums of a pretraining batch, 8 scalars in at least float32.
 
     Returns:
         The masked-LM loss and its weight, the next-sentence loss and its weight, and then for each of the two tasks the
@@ -289,9 +296,10 @@ def _pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: 
 
 
 def _masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the weight that the loss gives to every masked slot, [B, Q], and the sum of these weights.
+    """Return the weight of every masked token in the loss, [B, Q], and the sum of these weights.
 
-    A used slot has the weight 1 or, for the loss per sequence, 1 / (number of masked slots of its sequence).
+    Unused slots have the weight 0. A masked token has the weight 1 or, for the loss per sequence, 1 / (number of masked
+    tokens of its sequence).
     """
     numbers_BQ = batch["masked_lm_weights"]
     used_BQ = tf.cast(numbers_BQ > 0, dtype)
@@ -305,15 +313,16 @@ def _masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> tuple[tf.
 
 
 def _sequence_membership(numbers_BX: tf.Tensor, depth: int, dtype: tf.DType) -> tf.Tensor:
-    """Return a mask [B, S, X] that is 1 if the position or slot X belongs to the sequence S of its pack, otherwise 0."""
+    """Return a mask [B, S, X] that is 1 where position or slot X belongs to sequence S of the pack, and 0 elsewhere."""
     numbers_S = tf.cast(tf.range(1, depth + 1), numbers_BX.dtype)
     return tf.cast(tf.equal(numbers_S[:, tf.newaxis], numbers_BX[:, tf.newaxis, :]), dtype)
 
 
 def _sum_losses_and_correct(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return two weighted sums over all labels: of the negative log-likelihoods, and of the correct predictions.
+    """Return the weighted sum of the negative log-likelihoods of all labels, and the weighted sum of the correct
+    predictions.
 
-    Logits have the shape [..., C], labels and weights the shape [...].
+    Logits have the shape [..., C], and labels and weights have the shape [...].
     """
     losses_R, right_R = _losses_and_correct(logits, labels)
     weights_R = tf.reshape(weights, [-1])
@@ -321,7 +330,7 @@ def _sum_losses_and_correct(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Te
 
 
 def _losses_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the negative log-likelihood of each label, and 1 for each label that has the largest logit, otherwise 0.
+    """Return the negative log-likelihood of each label, and whether the label has the largest logit (1 or 0).
 
     Logits have the shape [..., C]. Both results are flattened, [R].
     """
@@ -332,7 +341,7 @@ def _losses_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor
 
 @tf.custom_gradient
 def cross_entropy(logits_RC: tf.Tensor, labels_R: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., Any]]:
-    """Return the negative log-likelihood of the label of each row of logits, and the class with the largest logit (int32).
+    """Return the negative log-likelihood of each label, and the class with the largest logit in each row (int32).
 
     TensorFlow's own operation takes six times as long on a CPU. Here, the same softmax is used for the loss and for the
     gradient. If m is the largest logit of a row and p_m its probability, then the logarithm of the sum of the exponentials
@@ -356,7 +365,9 @@ def cross_entropy(logits_RC: tf.Tensor, labels_R: tf.Tensor) -> tuple[tuple[tf.T
 
 
 def _task_sums(head: TaskHead, logits: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, ...]:
-    """Compute the 3 sums of a task: the losses, their weights, and the correct predictions, as described in `TaskHead`."""
+    """Return the sum of the weighted losses of a task, the sum of the weights, and the weighted sum of the correct
+    predictions.
+    """
     if head.kind in ("multi-label", "reranking"):
         targets_BSC = tf.reshape(tf.cast(batch["targets"], logits.dtype), logits.shape)
         losses_BSC = tf.nn.sigmoid_cross_entropy_with_logits(labels=targets_BSC, logits=logits)
@@ -374,7 +385,8 @@ def _task_sums(head: TaskHead, logits: tf.Tensor, batch: Batch) -> tuple[tf.Tens
 
 
 def _span_losses_and_correct(logits_BL2: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
-    """Compute the loss of each span, and whether its start and end are both predicted correctly, flattened, [B * S].
+    """Return the loss of each answer span, and whether both its start and its end are predicted correctly, each flattened to
+    [B * S].
 
     The loss is the mean of the negative log-likelihoods of start and end. The logits of tokens in other sequences are
     lowered, so that they do not contribute to the softmax.
@@ -401,7 +413,7 @@ def read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         names = reader.get_variable_to_shape_map()
-        # The moments of a variable are stored under names that begin with the name of the variable.
+        # The checkpoint may also contain moments, which are not read. Their names begin with the name of a variable.
         weights = [name for name in names if name.startswith(("bert/", "cls/")) and name.rpartition("/")[0] not in names]
         values = {name: reader.get_tensor(name) for name in weights}
     except (tf.errors.OpError, RuntimeError, ValueError) as error:

@@ -22,29 +22,31 @@ import tensorflow as tf
 
 Kernel = Callable[..., Any]
 
-# Addresses that differ by a multiple of this map to the same set of the L1 cache, which has 64 sets of 64-byte lines on all
-# current x86 processors.
+# Addresses that differ by a multiple of this number are stored in the same set of the L1 cache. On all current x86
+# processors, this cache has 64 sets of 64-byte lines.
 _CACHE_SETS_BYTES = 4096
-# Rows are padded by this size, so that each row begins in the next set.
+# Rows that collide in the cache are padded by this size, so that each row begins in another set than the row before it.
 _CACHE_LINE_BYTES = 64
 
 
 def make_graph_function(function: Kernel) -> tf.types.experimental.PolymorphicFunction:
-    """Return a function that runs `function` as a TensorFlow graph. AutoGraph is off, because no Python control flow
-    depends on tensors.
+    """Return a function that runs `function` as a TensorFlow graph.
+
+    AutoGraph is off, because no Python control flow depends on tensors.
     """
     return tf.function(function, autograph=False, reduce_retracing=False)
 
 
 @functools.cache
 def _compile_with_xla(function: Kernel) -> Kernel:
-    """Return a version of `function` that XLA compiles."""
+    """Return a version of `function` that is compiled by XLA."""
     return tf.function(function, jit_compile=True, autograph=False)
 
 
 def compile_kernel_if(function: Kernel, compiled: bool) -> Kernel:
-    """Return a version of `function` that XLA compiles once for each set of shapes. If `compiled` is false, return
-    `function` itself.
+    """Return a version of `function` that is compiled by XLA. If `compiled` is false, return `function` itself.
+
+    XLA compiles the function once for each set of shapes.
     """
     return _compile_with_xla(function) if compiled else function
 
@@ -57,7 +59,7 @@ def at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
 def dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor, compiled: bool = False) -> tf.Tensor:
     """Compute `inputs @ kernel + bias`, [T, O], in the dtype of the inputs.
 
-    `compiled` is only True on CPUs. There, the kernel gradient is computed in a way that avoids cache collisions.
+    `compiled` is only true on CPUs. In this case, the gradient of the kernel is computed without cache collisions.
     """
     kernel_IO, bias_O = tf.cast(kernel_IO, inputs_TI.dtype), tf.cast(bias_O, inputs_TI.dtype)
     if compiled and any(_rows_collide_in_cache(width, kernel_IO.dtype) for width in kernel_IO.shape):
@@ -66,8 +68,9 @@ def dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor, compile
 
 
 def _rows_collide_in_cache(row_elements: int, dtype: tf.DType) -> bool:
-    """Return whether all rows of a matrix with `row_elements` columns begin in the same set of the L1 cache, so that they
-    evict each other.
+    """Return whether all rows of a matrix with `row_elements` columns begin in the same set of the L1 cache.
+
+    Such rows evict each other from the cache.
     """
     return row_elements * dtype.size % _CACHE_SETS_BYTES == 0
 
@@ -76,7 +79,7 @@ def _rows_collide_in_cache(row_elements: int, dtype: tf.DType) -> bool:
 def _dense_without_collisions(
     inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor
 ) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """Compute `dense` for a matrix whose rows collide in the L1 cache, for example with 1,024 float32 columns.
+    """Compute `dense` for a kernel whose rows collide in the L1 cache, for example a kernel with 1,024 float32 columns.
 
     The gradient of the kernel is a sum over rows, so it reads both operands column by column. The elements of a column would
     evict each other from the cache, which halves the speed on AVX2. Padding the rows a little prevents this.
@@ -115,7 +118,7 @@ def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, C
 
 
 def gather_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, pack_length: int) -> tf.Tensor:
-    """Return the hidden states at P positions of each pack, flattened, [B * P, H].
+    """Return the hidden states at P positions of each pack, flattened to [B * P, H].
 
     Args:
         hidden_TH: The hidden states of all tokens.
@@ -129,7 +132,7 @@ def gather_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, pack_length: in
 
 @tf.custom_gradient
 def with_zero_gradient(variable: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """Return a variable whose gradient is exactly zero. With `tf.stop_gradient`, its gradient would be None."""
+    """Return a copy of a variable, with a gradient of zero. With `tf.stop_gradient`, the gradient would be None instead."""
     return tf.identity(variable), tf.zeros_like
 
 
@@ -163,10 +166,10 @@ def residual_layer_norm(
     epsilon: float,
     compiled: bool,
 ) -> tf.Tensor:
-    """Apply dropout to the new hidden states, add the old ones, and apply layer normalization to the sum. The result has the
-    dtype of `new_TH`.
+    """Apply dropout to the new hidden states, add the old ones, and apply layer normalization to the sum.
 
-    `dropout_draw` contains the random numbers from `ForwardPass.draw_dropout`, or None for no dropout.
+    The result has the dtype of `new_TH`. `dropout_draw` contains the random numbers from `ForwardPass.draw_dropout`, or is
+    None for no dropout.
     """
 
     @tf.custom_gradient
@@ -187,7 +190,7 @@ def residual_layer_norm(
 
 
 def activation_function(name: str, compiled: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return the activation function for a name in `config.json`: gelu (exact), gelu_new (tanh approximation) or relu."""
+    """Return the activation function with a name from `config.json`: gelu (exact), gelu_new (tanh approximation) or relu."""
     if name != "gelu":
         return tf.nn.relu if name == "relu" else functools.partial(tf.nn.gelu, approximate=True)
 
@@ -206,7 +209,7 @@ def activation_function(name: str, compiled: bool) -> Callable[[tf.Tensor], tf.T
 def dropout(inputs: tf.Tensor, dropout_draw: tf.Tensor | None, rate: float, compiled: bool) -> tf.Tensor:
     """Set a fraction `rate` of the inputs to zero, and scale up the others.
 
-    `dropout_draw` contains the random numbers from `ForwardPass.draw_dropout`, or None for no dropout.
+    `dropout_draw` contains the random numbers from `ForwardPass.draw_dropout`, or is None for no dropout.
     """
     if dropout_draw is None:
         return inputs
@@ -269,15 +272,13 @@ def _residual_layer_norm_backward(
     dropout_draw: tf.Tensor | None,
     rate: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return the gradients of the four inputs of `residual_layer_norm`: the new and the old hidden states, gamma and
-    beta.
-    """
+    """Return the gradients of the new hidden states, the old hidden states, gamma and beta of `residual_layer_norm`."""
     total_gradient_TH, gamma_gradient_H, beta_gradient_H = _layer_norm_backward(gradient_TH, normal_TH, scale_T1, gamma_H)
     return _apply_dropout(total_gradient_TH, dropout_draw, rate), total_gradient_TH, gamma_gradient_H, beta_gradient_H
 
 
 def _apply_dropout(inputs: tf.Tensor, dropout_draw: tf.Tensor | None, rate: float) -> tf.Tensor:
-    """Apply dropout with operations whose gradient TensorFlow derives itself. See `dropout`."""
+    """Compute `dropout` with TensorFlow operations that have their own gradient."""
     if dropout_draw is None:
         return inputs
     return inputs * (keep_mask(dropout_draw, inputs.shape, rate, inputs.dtype) * keep_scale(dropout_draw, rate))
@@ -310,26 +311,28 @@ def _gelu_backward(gradient: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
 #
 # Both methods round the dropout rate to a multiple of 1 / 65,536, and scale the remaining elements by exactly this rate.
 
-# 2^32 divided by the golden ratio, rounded to an odd number, as a signed 32-bit integer. Multiples of it are far apart
-# (Knuth, TAOCP 3, 6.4), so that the seeds of different dropout sites are far apart.
+# The seed of a dropout site is the seed of the pass plus a multiple of this number, so that the seeds of different sites are
+# far apart. The number is 2^32 divided by the golden ratio (Knuth, TAOCP 3, 6.4), rounded to an odd number, as a signed
+# 32-bit integer.
 _GOLDEN_STRIDE = 0x9E3779B1 - (1 << 32)
 _FIRST_FACTOR, _SECOND_FACTOR = 0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32)
 _DROPOUT_STEPS = 1 << 16
 
 
 def keep_mask(dropout_draw: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DType) -> tf.Tensor:
-    """Return a dropout mask: 1 for each element that is kept, and 0 for each element that is dropped.
+    """Return a dropout mask, which is 1 for elements that are kept, and 0 for elements that are dropped.
 
     Args:
-        drawn: The result of `ForwardPass.draw_dropout`: the mask itself as bools or, in compiled kernels, a seed, int32 [2].
+        dropout_draw: The result of `ForwardPass.draw_dropout`: the mask itself as bools or, in compiled kernels, a seed,
+            int32 [2].
         shape: The shape of the mask.
         rate: The fraction of elements that is dropped.
         dtype: The dtype of the mask.
     """
     if dropout_draw.dtype != tf.int32:
         return tf.cast(dropout_draw, dtype)
-    # If the seed were added to the index of an element, seeds that differ by one would give the same mask, shifted by one
-    # element. Therefore the seed is first hashed to two keys.
+    # Adding the seed to the index of an element would give the same mask, shifted by one element, for two seeds that differ
+    # by one. Therefore the seed is first hashed to two keys.
     elements = tf.reshape(tf.range(shape.num_elements(), dtype=tf.int32), shape)
     first_key = _murmur_finalize(dropout_draw[0] + _murmur_finalize(dropout_draw[1]))
     second_key = _murmur_finalize(dropout_draw[1] + _murmur_finalize(first_key + _GOLDEN_STRIDE))
@@ -338,40 +341,47 @@ def keep_mask(dropout_draw: tf.Tensor, shape: tf.TensorShape, rate: float, dtype
 
 
 def keep_scale(dropout_draw: tf.Tensor | None, rate: float) -> float:
-    """Return the factor by which kept elements are multiplied to preserve the mean. It is 1 without dropout."""
+    """Return the factor that is applied to the kept elements, so that dropout does not change the mean. It is 1 without
+    dropout.
+    """
     return 1.0 if dropout_draw is None else _DROPOUT_STEPS / (_DROPOUT_STEPS - _dropped_steps(rate))
 
 
 def _murmur_finalize(words: tf.Tensor) -> tf.Tensor:
-    """Apply the finalizer of the hash function MurmurHash3 to int32 words. Products wrap around, and shifts are logical."""
+    """Apply the finalizer of the hash function MurmurHash3 to int32 words.
+
+    Products wrap around, and shifts are logical.
+    """
     words = tf.bitwise.bitwise_xor(words, _shift_right_logically(words, 16)) * _FIRST_FACTOR
     words = tf.bitwise.bitwise_xor(words, _shift_right_logically(words, 13)) * _SECOND_FACTOR
     return tf.bitwise.bitwise_xor(words, _shift_right_logically(words, 16))
 
 
 def _shift_right_logically(words: tf.Tensor, bits: int) -> tf.Tensor:
-    """Shift int32 words to the right, and fill them with zeros instead of copies of the sign."""
+    """Shift int32 words to the right, and fill the free bits with zeros instead of copies of the sign."""
     return tf.bitwise.bitwise_and(tf.bitwise.right_shift(words, bits), (1 << (32 - bits)) - 1)
 
 
 def _dropped_steps(rate: float) -> int:
-    """Return how many of the 65,536 steps of a random number are dropped for a dropout rate, at least 1."""
+    """Return for how many of the 65,536 values of a 16-bit random number an element is dropped, given the rate. The result
+    is at least 1.
+    """
     return max(1, round(rate * _DROPOUT_STEPS))
 
 
 def _smallest_kept_number(rate: float) -> int:
-    """Return the smallest random int32 number for which an element is kept with this dropout rate."""
+    """Return the smallest random int32 number with which an element is kept, given the dropout rate."""
     return _wrap_to_int32((_dropped_steps(rate) << 16) - (1 << 31))
 
 
 def _wrap_to_int32(value: int) -> int:
-    """Return an integer modulo 2^32 as a signed 32-bit integer."""
+    """Return the signed 32-bit integer that equals `value` modulo 2^32."""
     return (value + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """The options of a forward pass that every layer needs.
+    """The dropout seed of a forward pass, and whether its kernels are compiled.
 
     Attributes:
         dropout_seed: The seed, int32 [2], or None for no dropout.
@@ -397,7 +407,8 @@ class ForwardPass:
         seed_2 = self.dropout_seed + tf.constant([_wrap_to_int32(site * _GOLDEN_STRIDE), 0], dtype=tf.int32)
         if self.compiled:
             return seed_2
-        # Each random 32-bit word is used for two elements, the second time with its lower half shifted up.
+        # Drawing random numbers is slow, and 16 bits per element are sufficient. Therefore each 32-bit word is used for two
+        # elements, the second time with its lower half shifted up.
         elements = shape.num_elements()
         words = tf.random.stateless_uniform([(elements + 1) // 2], seed_2, minval=None, maxval=None, dtype=tf.int32)
         noise = tf.concat([words, tf.bitwise.left_shift(words, 16)], axis=0)[:elements]

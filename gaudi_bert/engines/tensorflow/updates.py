@@ -1,8 +1,8 @@
 """Updates in TensorFlow: forward and backward passes of micro-batches, sums over processes, clipping, and the optimizer.
 
 Gradients are added over the micro-batches and then over the processes, once per update. The complete gradient is clipped
-once. With several processes, the passes and the sum over processes are separate graphs, because in between each process
-tells the watchdog that it has done its part.
+once. With several processes, the passes and the sum over processes are separate graphs, because each process reports to the
+watchdog between them that it waits for the others.
 
 Letters in shapes: M micro-batches, K sums of a head.
 """
@@ -22,7 +22,7 @@ from gaudi_bert.model.config import has_weight_decay
 
 
 class TensorFlowUpdates:
-    """Runs the updates of one model with one optimizer.
+    """Trains one model with one optimizer, one update at a time.
 
     Args:
         model: The model.
@@ -62,7 +62,7 @@ class TensorFlowUpdates:
         update: int,
         update_loss: UpdateLoss | None = None,
     ) -> WaitForSums:
-        """Do one update. See `engines/protocol.Updates.run_update`."""
+        """Add up gradients, clip them, and update the variables. See `engines/protocol.Updates.run_update`."""
         inputs = [
             (
                 {name: tf.constant(value) for name, value in batch.items()},
@@ -95,8 +95,9 @@ class TensorFlowUpdates:
         update: int,
         update_loss: UpdateLoss,
     ) -> tf.Tensor:
-        """Do one update with a loss that depends on all micro-batches together. The last micro-batch is computed once,
-        and all others twice.
+        """Do one update with a loss that depends on the outputs of all micro-batches.
+
+        The last micro-batch is computed once, and all others twice.
         """
         last, outputs = len(inputs) - 1, []
         for number, each in enumerate(inputs[:-1]):
@@ -114,20 +115,21 @@ class TensorFlowUpdates:
         return self._finish(totals, tf.constant(sums, tf.float32), scalars)
 
     def _record_outputs(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.GradientTape]:
-        """Run the model with dropout on a batch, and return the outputs and the gradient tape that recorded the pass."""
+        """Run the model on a batch with dropout, and return its outputs and the gradient tape that recorded the pass."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
             return self._outputs(batch, seed), tape
 
     def _backpropagate(self, output: tf.Tensor, tape: tf.GradientTape, gradient: FloatArray | tf.Tensor) -> list[tf.Tensor]:
-        """Return the gradients of all variables, given the gradient of the recorded outputs."""
+        """Return the gradients of all variables, given a recorded pass and the gradient of its outputs."""
         given, none = tf.convert_to_tensor(gradient, output.dtype), tf.UnconnectedGradients.ZERO
         gradients = tape.gradient(output, self._variables, output_gradients=given, unconnected_gradients=none)
         return [tf.convert_to_tensor(each) for each in gradients]
 
     def _report_to_watchdog(self, number: int, update: int, batch: Mapping[str, tf.Tensor]) -> None:
-        """Tell the watchdog which micro-batch begins, and that the first micro-batch of a row length may take long because
-        it builds a graph.
+        """Report to the watchdog which micro-batch begins, and whether it may take long.
+
+        The first micro-batch of each row length may take long, because a graph is built for it.
         """
         length = batch["input_ids"].shape[1]
         is_new = length not in self._lengths
@@ -142,7 +144,7 @@ class TensorFlowUpdates:
         return Moments(first, second)
 
     def load_moments(self, first: WeightArrays, second: WeightArrays) -> None:
-        """Set all moments."""
+        """Set the first and second moments of all variables."""
         for moments, values in zip(self._optimizer.moments, (first, second), strict=True):
             for name, moment in moments.items():
                 moment.assign(values[name])
@@ -150,7 +152,9 @@ class TensorFlowUpdates:
     def _compute_gradients(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Compute the gradients of the loss of a micro-batch, and its sums."""
+        """Run the forward and backward pass of a micro-batch, and return the gradients of its loss, and the sums of the
+        head.
+        """
         self.graphs.append(tf.compat.v1.get_default_graph())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
@@ -160,7 +164,7 @@ class TensorFlowUpdates:
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums_K
 
     def _apply_update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
-        """Sum the gradients over all processes, clip the sum, and change the variables.
+        """Sum the gradients over all processes, clip the sum, and update the variables.
 
         Returns:
             The sums, followed by the gradient norm before clipping, [K + 1].
@@ -174,12 +178,12 @@ class TensorFlowUpdates:
     def _trace_single_update(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, scalars: UpdateScalars
     ) -> tf.Tensor:
-        """Do a complete update of one micro-batch on a single process."""
+        """Do a complete update that has a single micro-batch, on a single process."""
         gradients, sums = self._compute_gradients(batch, seed, factors)
         return self._apply_update(gradients, sums, scalars)
 
     def _trace_first_micro_batch(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
-        """Run the passes of the first micro-batch of an update, store its gradients, and return its sums."""
+        """Run the passes of the first micro-batch of an update, store its gradients, and return the sums of the head."""
         gradients, sums = self._compute_gradients(batch, seed, factors)
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
             accumulated.assign(gradient)
@@ -188,8 +192,9 @@ class TensorFlowUpdates:
     def _trace_next_micro_batch(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, sums_before: tf.Tensor
     ) -> tf.Tensor:
-        """Run the passes of a further micro-batch of an update, add its gradients to the stored ones, and return the
-        total sums.
+        """Run the passes of another micro-batch of an update, and add its gradients to the stored ones.
+
+        Return the sums of the head over all micro-batches so far.
         """
         gradients, sums = self._compute_gradients(batch, seed, factors)
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
@@ -197,7 +202,7 @@ class TensorFlowUpdates:
         return sums_before + sums
 
     def _trace_outputs(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
-        """Compute the outputs of a micro-batch."""
+        """Run the model on a micro-batch, and return the outputs of its head."""
         self.graphs.append(tf.compat.v1.get_default_graph())
         return self._model.forward(batch, seed if self._has_dropout else None)
 
@@ -220,23 +225,24 @@ class TensorFlowUpdates:
 # The bias corrections are computed on the host in float64 and passed to the graph, so that the graph needs no step counter.
 
 
-# Compiling the update of a variable with fewer elements is not worthwhile, because the variable fits into the CPU caches.
+# A variable with fewer elements fits into the CPU caches, so compiling its update is not worthwhile.
 _LEAST_COMPILED = 2**16
 
 
 def _clip_factor_and_norm(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the factor that clips the gradients to `clip_norm`, and the joint norm of all gradients before clipping.
+    """Return the factor by which gradients must be multiplied to clip them, and their joint norm before clipping.
 
-    Multiplied by the factor, the gradients have a joint norm of at most `clip_norm`. With a `clip_norm` of 0, the factor is
+    After the multiplication, the gradients have a joint norm of at most `clip_norm`. With a `clip_norm` of 0, the factor is
     1.
     """
-    # tf.add_n would add its inputs in varying order, depending on which memory is free, so that the last bit could vary.
+    # The order in which tf.add_n adds its inputs depends on which memory is free, so the last bit of the sum could vary.
+    # Therefore the norms are stacked and summed.
     norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])))
     return tf.ones([]) if clip_norm == 0 else clip_norm / tf.maximum(norm, clip_norm), norm
 
 
 class _Optimizer:
-    """Changes variables with AdamW or LAMB, and keeps their moments.
+    """Updates variables with AdamW or LAMB, and stores their moments.
 
     Args:
         variables: The variables by name.
