@@ -38,7 +38,7 @@ _FAILURES = (GaudiBertError, RuntimeError, ValueError, IndexError, ArithmeticErr
 
 
 def shorten_shape(model: ServedModel, shape: Shape, tokens: int) -> Shape:
-    """Return the shape in which a batch is computed. If the batch has a single row, leave out most empty slots at its end.
+    """Shorten the shape of a batch that has a single, partly filled row. Return other shapes unchanged.
 
     Rows are shortened only on a CPU without compilation, where a batch may have any shape. oneDNN prepares the matrix
     products for each new row length, which takes some milliseconds. Therefore only a few dozen row lengths are used.
@@ -66,7 +66,7 @@ def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], 
     Returns:
         float32 [N, C], or [T, C] for a model with outputs for each token. C is the model's `width`.
     """
-    # A shortened row contains all texts of the complete row. Therefore the maximum number of texts in it is that of the
+    # The texts were chosen for the complete row. A shortened row contains the same texts, so it may contain as many as the
     # complete row.
     depth, shape = max_depth(shape.length), shorten_shape(model, shape, len(sequences.input_ids))
     starts: IntArray = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
@@ -134,7 +134,7 @@ def measure_batch_seconds(model: ServedModel, shapes: Sequence[Shape]) -> dict[S
 
 
 def measure_single_thread_slots(model: ServedModel, shapes: Sequence[Shape]) -> int:
-    """Return the largest number of slots that one CPU thread computes nearly as fast as all threads.
+    """Return the largest number of slots in a row that one CPU thread computes nearly as fast as all threads.
 
     A short row takes much less CPU time on one thread, because threads that share an operation wait for each other. Return 0
     if the model does not run on a CPU, or is compiled.

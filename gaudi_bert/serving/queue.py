@@ -112,8 +112,9 @@ class Queue:
         self._bulks: dict[PendingRequest, None] = {}
         self._changed, self._is_closed = threading.Condition(), False
         self._forecast, self._has_window = ArrivalForecast(), False
-        # Small requests and bulks share the time of the device while both wait. This number is the device seconds of small
-        # requests minus those of bulks. The next batch contains bulks if it is positive, and otherwise small requests.
+        # Small and large requests share the time of the device while both wait. This number is the device seconds of small
+        # requests minus those of large requests. If it is positive, the next batch contains large requests, and otherwise
+        # small requests.
         self._lead_seconds = 0.0
 
     @property
@@ -227,8 +228,9 @@ class Queue:
         return batch
 
     def _take_batch_from(self, requests: dict[PendingRequest, None]) -> Batch:
-        """Choose texts from these requests, which are either all small or all bulks, for a batch. Remove the texts from the
-        queue, and return the batch.
+        """Choose texts of these requests for a batch, remove the texts from the queue, and return the batch.
+
+        The requests must be either all small or all bulks.
         """
         offered, tokens, largest = list[tuple[PendingRequest, int]](), 0, max(self.batch_seconds)
         for request, number in _iterate_in_turns(requests):

@@ -82,7 +82,7 @@ class _Connection(HttpToolsProtocol):
         self._parse_unread_data()
 
     def _parse_unread_data(self) -> None:
-        """Parse the data that has not been parsed yet. Stop at a pipelined request that must wait, and pause reading.
+        """Parse received data. If a pipelined request must wait, keep the rest of the data and pause reading.
 
         The data is parsed in small parts. uvicorn stops the timer for headers as soon as any data arrives. This method keeps
         the timer until the headers are complete, so that a client cannot hold the connection by sending headers slowly.
@@ -176,7 +176,7 @@ class _LogStream(io.TextIOBase):
         return len(text)
 
     def _write_texts(self) -> None:
-        """Write queued texts to standard error, without end. Runs on the thread."""
+        """Write queued texts to standard error. This method runs on the thread of the stream."""
         while True:
             with contextlib.suppress(OSError):
                 os.write(_STANDARD_ERROR, self._texts.get().encode("utf-8", "replace"))

@@ -74,7 +74,7 @@ class FairThread:
             self._start_next_turn()
 
     async def _wait_for_turn(self, requester: Requester, characters: int) -> None:
-        """Wait until it is the turn of a request.
+        """Wait until a request may use the thread.
 
         Raises:
             TimeoutError: The deadline of the request passed before.

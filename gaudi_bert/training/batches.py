@@ -43,7 +43,7 @@ _BATCHES_AHEAD = 4
 
 @dataclass(frozen=True)
 class TrainingOrder:
-    """The order in which a run reads its packs, the position in this order, and the rank of the process that reads.
+    """The order in which a run reads its packs, and the position from which this process continues.
 
     Attributes:
         seed: Determines the order of the packs, together with the epoch.
@@ -102,7 +102,7 @@ def read_batches_in_order(
     order: TrainingOrder,
     path: Path,
 ) -> Iterator[Batch]:
-    """Read the packs of each micro-batch, and yield those that belong to this process as one batch.
+    """For each micro-batch, read the packs that belong to this process, and yield them as a batch.
 
     Args:
         packs_by_row_length: The packs of each row length.
@@ -239,7 +239,7 @@ def _convert_to_packs(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
 
 
 def _decode_ahead(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:
-    """Yield the batches of an iterator while a thread reads the next few. Call `close` at the end, also if the caller stops
+    """Read the next few batches on a thread, and yield them in order. Call `close` at the end, even if the caller stops
     early.
     """
     with ExitStack() as stack:
@@ -278,12 +278,11 @@ def _max_feature_values(source: RecordSource, config: BertConfig) -> dict[str, i
 
 
 def _check_values(batch: BatchArrays, max_values: dict[str, int], locate_row: Callable[[int], str]) -> None:
-    """Check that all values of a packed batch are in their allowed ranges, and that the input mask has the form 1, 2, ...,
-    0.
+    """Check that all values of a batch are in their allowed ranges, and that its input mask numbers the sequences in order.
 
     Args:
         batch: The packed features.
-        limits: The largest allowed value of each feature.
+        max_values: The largest allowed value of each feature.
         locate_row: Returns the file and record of a row, for error messages.
 
     Raises:

@@ -182,9 +182,9 @@ def _damaged_checkpoint_error(path: Path, reason: str) -> InputError:
 
 
 def read_checkpoint_identity(path: Path) -> str:
-    """Return a hexadecimal string that identifies the content of a checkpoint, without reading the tensors.
+    """Return a hexadecimal string that identifies the content of a checkpoint.
 
-    It is the checksum of the header, which contains the checksums of all tensors.
+    It is the checksum of the header, which contains the checksums of all tensors, so the tensors need not be read.
     """
     return _read_header_text(path)[:_CHECKSUM_DIGITS]
 

@@ -56,7 +56,7 @@ def evaluate(
     store: StoreSettings | None = None,
     engine: EngineChoice = "auto",
 ) -> StageOutput[EvaluationResult]:
-    """Evaluate a checkpoint on held-out data, which may be packed, unpacked or both.
+    """Evaluate a checkpoint on held-out data.
 
     Args:
         data: Packed or unpacked records, on a disk or in an object store.
@@ -107,7 +107,7 @@ def _evaluate_checkpoint(
     # Metrics must not depend on the precision or the device with which the model was trained, so always compute in float32.
     device = engine.open_device(settings.model_copy(update={"device": "auto", "precision": "float32"}), settings.threads)
     with communicator.watch_processes(settings) as watched:
-        # If the file contains the metrics of another checkpoint or of other data, it is replaced, even without --overwrite.
+        # Metrics of another checkpoint or of other data are replaced, even without --overwrite.
         signature = Signature("evaluate", {}, inputs)
         if out is not None and watched.run_on_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
             reporter.say(f"{format_path(out)}: already evaluated, nothing to do")

@@ -25,7 +25,7 @@ from gaudi_bert.training.run_plan import RunPlan
 
 @dataclass(frozen=True)
 class PreparedUpdates:
-    """The training data of a run, divided into updates. The division depends on the number of processes.
+    """The plan of a run's updates, and a function that returns their batches.
 
     Attributes:
         plan: The plan of the run.

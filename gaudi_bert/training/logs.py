@@ -265,7 +265,7 @@ class MlperfLog:
 
 
 def _make_position_metadata(sequences: int) -> dict[str, int]:
-    """Return the metadata of an MLPerf log line: the number of sequences seen so far."""
+    """Return the metadata for MLPerf log lines that refer to a position in the run."""
     return {"epoch_num": sequences, "samples_count": sequences}
 
 

@@ -370,8 +370,7 @@ def read_cross_encoder_settings(folder: Path, config: TaskConfig) -> SentenceSet
 
 
 def _parse_activation(file: Path, class_name: object, label_count: int) -> Activation:
-    """Convert the stored class name of an activation function, such as `torch.nn.modules.activation.Sigmoid`, to an
-    activation.
+    """Return the activation function that a stored class name, such as `torch.nn.modules.activation.Sigmoid`, refers to.
 
     Args:
         file: The file that contains the name, for the error message.

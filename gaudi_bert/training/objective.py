@@ -31,7 +31,7 @@ from gaudi_bert.training.sources import RecordSource
 
 
 class ReportMetrics(Protocol):
-    """The losses and accuracies of a report. The classes of all objectives implement this protocol."""
+    """The metrics of a report, such as losses and accuracies. Each objective has its own implementation."""
 
     def as_json(self) -> dict[str, float]:
         """Return the metrics by their names in `metrics.jsonl`."""
@@ -41,7 +41,7 @@ class ReportMetrics(Protocol):
 
 
 class Evaluation(ReportMetrics, Protocol):
-    """The metrics of an evaluation. The classes of all objectives implement this protocol."""
+    """The metrics of an evaluation. Each objective has its own implementation."""
 
     @property
     def accuracy(self) -> float:
@@ -160,7 +160,7 @@ _SAMPLE = 1000
 
 @dataclass(frozen=True)
 class LossDenominators:
-    """The rule that determines by which numbers the loss sums of each micro-batch are divided.
+    """Determines the numbers by which the loss sums of each micro-batch are divided.
 
     Attributes:
         kind: One of the three rules described above.
@@ -197,7 +197,7 @@ GLOBAL = LossDenominators()
 
 
 def make_loss_denominators(settings: TrainingSettings, source: RecordSource) -> LossDenominators:
-    """Return the rule for dividing loss sums that the settings of a run specify.
+    """Return the `LossDenominators` for the settings of a run.
 
     For `loss_normalization: balanced`, the expected weights of a pack are measured on about 1,000 records.
     """
@@ -232,7 +232,7 @@ def draw_dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> In
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Computes the updates of a model. Derives the dropout seeds and the factors of the losses for each update.
+    """Runs updates of a model, with the dropout seeds and loss factors that each update requires.
 
     Attributes:
         updates: The updates of the engine.

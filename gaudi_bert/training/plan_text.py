@@ -123,7 +123,7 @@ def _format_update(plan: RunPlan) -> list[str]:
 
 
 def format_schedule(plan: RunPlan) -> list[str]:
-    """Return the lines that only a dry run prints. They describe the intervals between evaluations, and the optimizer.
+    """Return the lines about intervals and the optimizer, which only a dry run prints.
 
     The intervals are those between evaluations, between checkpoints and between log lines.
     """

@@ -80,14 +80,16 @@ class RowPacks(NamedTuple):
 
 
 class _BlockMicroBatches(NamedTuple):
-    """The division of a block of packs: the number of its micro-batches, and the number of packs in each on one process."""
+    """The number of micro-batches in a block of packs, and the number of packs in each micro-batch on one process."""
 
     micro_batches: int
     packs: int
 
 
 class _PackBlocks(NamedTuple):
-    """The division of the packs with one row length into blocks, which are the units that an update reads.
+    """The division of all packs with the same row length into blocks of equally many packs.
+
+    An update reads complete blocks.
 
     Attributes:
         row_length: The length of the rows, in tokens.
@@ -160,7 +162,7 @@ class RunPlan:
 
     @cached_property
     def settings(self) -> RunSettings:
-        """The settings to train with.
+        """The settings to train with, after they were adapted to packing.
 
         They differ from the requested settings only for `packing_correction: betas`.
         """
@@ -237,7 +239,7 @@ class RunPlan:
 
     @cached_property
     def pack_blocks(self) -> tuple[_PackBlocks, ...]:
-        """The division of the packs of each row length into blocks, and the mean number of blocks in an update."""
+        """The division of the packs into blocks, for each row length."""
         settings, most = self.settings, self.settings.micro_batch_packs
         if not self.packs_by_row_length:
             sequences = self.packing_factor * self.processes

@@ -52,14 +52,14 @@ class _Difference(NamedTuple):
 
 
 class _Differences(NamedTuple):
-    """The differences between packed and unpacked results, by the names of outputs and losses, and by variable names."""
+    """The differences between packed and unpacked outputs, losses and gradients, by name."""
 
     outputs: dict[str, _Difference]
     gradients: dict[str, _Difference]
 
 
 class _LeakCounts(NamedTuple):
-    """How many sequences were checked for leaks, and how many of them had other outputs after other sequences were changed.
+    """The result of a leak check, which changes the tokens of some sequences and compares the outputs of all others.
 
     Attributes:
         unchanged_sequences: The number of sequences whose own tokens were not changed.
@@ -74,8 +74,7 @@ class _LeakCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class VerifyModelResult:
-    """The result of `verify_model`: the number of checked sequences, and the largest differences between packed and
-    unpacked.
+    """The result of `verify_model`, such as the number of sequences and the largest differences that packing makes.
 
     Attributes:
         weights: The path of the weights, or "random".

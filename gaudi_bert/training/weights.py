@@ -67,7 +67,7 @@ class Weights:
 
     @property
     def missing_variables(self) -> list[str]:
-        """The names of the model variables that the weights do not contain. Empty if the config is unknown."""
+        """The names of the model variables that are missing in the weights. Empty if the config is unknown."""
         return [] if self.config is None else [name for name in parameter_specs(self.config) if name not in self.variables]
 
 
