@@ -42,7 +42,7 @@ _UNLIMITED = 1 << 20  # the number of positions or segments that is assumed for 
 
 
 def build_library_config(config: EncoderConfig, head: Head) -> transformers.PretrainedConfig:
-    """Return the config object of `transformers` for a model with a head.
+    """Return the `transformers` config object of a model with a head.
 
     Raises:
         InputError: `transformers` does not have the model type, or its config cannot be used.
@@ -69,9 +69,9 @@ def build_library_config(config: EncoderConfig, head: Head) -> transformers.Pret
 
 
 def find_language_modelling_task(config: EncoderConfig) -> TaskKind:
-    """Return which language modelling task a model supports: causal if it is a decoder, otherwise masked.
+    """Return the language modelling task that a model supports, which is causal for decoders and masked for other models.
 
-    If `transformers` has no class for this task, return the other one.
+    If `transformers` has no class for this task, return the other task.
 
     Raises:
         InputError: `transformers` has a class for neither of the tasks.
@@ -88,12 +88,12 @@ def find_language_modelling_task(config: EncoderConfig) -> TaskKind:
 
 
 def list_model_types() -> tuple[str, ...]:
-    """Return all model types that the installed `transformers` supports."""
+    """Return the names of all model types that the installed version of `transformers` supports."""
     return tuple(transformers.CONFIG_MAPPING)
 
 
 def find_model_class(library_config: transformers.PretrainedConfig, head: Head) -> type[Any]:
-    """Return the `transformers` class that combines a model type with a head.
+    """Return the `transformers` class of a model with a head.
 
     Raises:
         InputError: `transformers` has no such class.
@@ -117,7 +117,7 @@ def find_model_class(library_config: transformers.PretrainedConfig, head: Head) 
 
 
 def read_encoder_config(file: Path) -> EncoderConfig:
-    """Read a config.json, and return only the keys that describe the encoder.
+    """Read a config.json, and return a config with only the keys that describe the encoder.
 
     Keys that describe the head or the file are omitted.
 
@@ -134,8 +134,8 @@ def read_encoder_config(file: Path) -> EncoderConfig:
 def build_config_for_data(
     values: Mapping[str, Any], vocab_size: int, token_ids: Mapping[str, int | None], positions: int
 ) -> EncoderConfig:
-    """Return the config of a new model with random weights. Values that are not given are taken from the data, such as the
-    size of the vocabulary.
+    """Return the config of a new model that will be trained on given data. Keys that are not in `values`, such as
+    `vocab_size`, are derived from the data.
 
     If only a `model_type` is given, the model has its usual number of positions, or more if the data needs more.
 
@@ -149,7 +149,8 @@ def build_config_for_data(
     named = {
         f"{name}_token_id": number
         for name, number in token_ids.items()
-        # Some types number positions from the id of the padding token on, so their padding id must not be removed.
+        # Some model types derive position ids from the id of the padding token, so keep their default if the data has no
+        # padding token.
         if hasattr(known, f"{name}_token_id") and (number is not None or name != "pad")
     }
     config = EncoderConfig({"vocab_size": vocab_size, **named, **values})
@@ -161,7 +162,7 @@ def build_config_for_data(
 
 
 def find_model_sizes(config: EncoderConfig, head: Head) -> ModelSizes:
-    """Build the `transformers` config of a model with a head, and return the sizes that limit what the model can process.
+    """Return the sizes that limit what a model can process, such as its number of positions.
 
     Raises:
         InputError: The model cannot process packs.
@@ -173,7 +174,7 @@ def find_model_sizes(config: EncoderConfig, head: Head) -> ModelSizes:
 
 
 def read_model_sizes(library_config: transformers.PretrainedConfig, pack_inputs: PackInputs) -> ModelSizes:
-    """Return the sizes in a `transformers` config that limit what the model can process.
+    """Return the sizes in a `transformers` config that limit what the model can process, such as its number of positions.
 
     Args:
         library_config: The `transformers` config of the model.
@@ -192,7 +193,7 @@ def read_model_sizes(library_config: transformers.PretrainedConfig, pack_inputs:
 
 
 class EncoderWeights(NamedTuple):
-    """The weights of a model that were read from a folder.
+    """The weights that were read from the folder of a model.
 
     Attributes:
         config: The config of the model.
@@ -208,7 +209,7 @@ class EncoderWeights(NamedTuple):
 
 
 def read_encoder_weights(folder: Path, head: Head, *, head_may_be_missing: bool) -> EncoderWeights:
-    """Read the weights in a folder for a model with a head, and check them against its config.
+    """Read the weights of a model from its folder, and check them against its config.
 
     Args:
         folder: The folder of a `transformers` model.
@@ -231,7 +232,7 @@ def read_encoder_weights(folder: Path, head: Head, *, head_may_be_missing: bool)
 
 
 def find_stored_buffers(module: Any) -> dict[str, torch.Tensor]:
-    """Return the buffers of a module that `save_pretrained` stores in addition to the parameters, by name."""
+    """Return the buffers of a module that `save_pretrained` stores together with the parameters, by name."""
     stored = module.state_dict().keys() - set(getattr(module, "_keys_to_ignore_on_save", None) or ())
     return {name: buffer for name, buffer in module.named_buffers() if name in stored}
 
@@ -248,9 +249,7 @@ _WEIGHT_FILES = ("*.safetensors", "*.bin")
 
 
 def read_architecture(folder: Path) -> str:
-    """Return the first class name under `architectures` in the config.json of a folder, or an empty string if there is
-    none.
-    """
+    """Return the first class name under `architectures` in the config.json of a folder, or "" if there is none."""
     file = folder / "config.json"
     content = read_json(file)
     if not isinstance(content, dict):
@@ -276,7 +275,7 @@ def read_model(folder: Path, model_class: type[Any], **options: Any) -> Any:
 def _read_model_and_missing_names(
     folder: Path, model_class: type[Any], config: transformers.PretrainedConfig, *, head_may_be_missing: bool, **options: Any
 ) -> tuple[Any, frozenset[str]]:
-    """Read a model from a folder, and return it with the names of the weights that are missing there.
+    """Read a model from a folder, and return it with the names of its weights that the folder lacks.
 
     Args:
         folder: The folder of the model.
@@ -313,8 +312,8 @@ def _read_model_and_missing_names(
 
 
 def _check_config_numbers(file: Path, value: Any, name: str = "") -> None:
-    """Check that a config contains no impossibly large number. `transformers` would build lists of such a length and exhaust
-    the memory.
+    """Raise an InputError if a config contains an impossibly large number. `transformers` would build lists of this length
+    and exhaust the memory.
 
     Args:
         file: The file of the config, for the error message.
@@ -334,7 +333,7 @@ def _check_config_numbers(file: Path, value: Any, name: str = "") -> None:
 
 
 def _check_model_fits_files(folder: Path, model_class: type[Any], config: transformers.PretrainedConfig) -> None:
-    """Check that the config in a folder does not describe more weights than the weight files can contain.
+    """Raise an InputError if the config of a model describes more weights than its weight files can contain.
 
     `transformers` would allocate the memory of the complete model before it notices that weights are missing.
 
@@ -354,10 +353,10 @@ def _check_model_fits_files(folder: Path, model_class: type[Any], config: transf
 
 
 def _check_no_duplicate_parameters(folder: Path) -> None:
-    """Check that the weight files do not contain a parameter twice, under its current name and under its name in the first
-    releases.
+    """Raise an InputError if the weight files contain a parameter under both its current name and its old name.
 
-    `transformers` would silently use one of the two.
+    The first releases of BERT named parameters `gamma` and `beta`. `transformers` would silently use only one of the two
+    values.
 
     Raises:
         InputError: A parameter is stored under both names.
@@ -382,7 +381,7 @@ def _check_loaded_weights(
     architecture: str,
     head_may_be_missing: bool,
 ) -> None:
-    """Check that the weights in a folder are exactly those of a model, and that they are finite.
+    """Check that a folder contains exactly the weights of a model, and that all of them are finite.
 
     The pooler of an encoder may be missing, and a pooler may always be superfluous, because nothing reads it. If config.json
     names another class than that of the model, the head of that class may be superfluous as well.
@@ -402,7 +401,7 @@ def _check_loaded_weights(
     inner, of_encoder = ({name for name, _ in module.named_children()} for module in (model, model.base_model))
 
     def is_checked(name: str) -> bool:
-        """Return whether a weight may not be missing."""
+        """Return whether a weight is required in the weight files."""
         first = name.removeprefix(prefix).partition(".")[0]
         return not head_may_be_missing or (first != "pooler" and (name.startswith(prefix) or first in of_encoder))
 

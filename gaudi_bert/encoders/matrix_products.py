@@ -24,14 +24,14 @@ _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
 def linear(inputs: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute `inputs @ weights.T + bias` for matrices."""
+    """Compute `inputs @ weights.T + bias` for two matrices, with the fastest available library."""
     if is_large_product(inputs, weights.t()):
         return LargeProduct.apply(inputs, weights, bias, True)
     return functional.linear(inputs, weights, bias)
 
 
 class _LinearPatch(TorchFunctionMode):
-    """A context in which calls of `torch.nn.functional.linear` call `_patched_linear` instead."""
+    """A context in which `torch.nn.functional.linear` is replaced by `_patched_linear`."""
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         del types
@@ -40,19 +40,19 @@ class _LinearPatch(TorchFunctionMode):
 
 
 def patch_linear_layers() -> TorchFunctionMode:
-    """Return a context in which the linear layers of all modules are computed by `linear`."""
+    """Return a context in which the linear layers of all modules call `linear`, which is faster for large matrices."""
     return _LinearPatch()
 
 
 def _patched_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute a linear layer for inputs with any number of axes, with `linear` if the product is large."""
+    """Compute a linear layer for inputs with any number of axes. If the product is large, it is computed by `linear`."""
     if input.dim() < 2 or not is_large_product(input.flatten(0, -2), weight.t()):
         return functional.linear(input, weight, bias)
     return linear(input.flatten(0, -2), weight, bias).unflatten(0, input.shape[:-1])
 
 
 def is_large_product(left: Tensor, right: Tensor) -> bool:
-    """Return whether `left @ right` should be computed by `multiply_large_matrices`.
+    """Return whether `left @ right` is large enough that `multiply_large_matrices` is worthwhile and supported.
 
     This is the case for large float32 matrices on a CPU, if this build of PyTorch contains oneDNN.
     """
@@ -68,7 +68,7 @@ def is_large_product(left: Tensor, right: Tensor) -> bool:
 
 
 def onednn_supports(dtype: torch.dtype = torch.float32) -> bool:
-    """Return whether oneDNN can multiply matrices of a dtype here.
+    """Return whether PyTorch can multiply matrices of a dtype with oneDNN on this machine.
 
     PyTorch's interface to the required oneDNN operations is not public, so its existence is checked.
     """
@@ -81,7 +81,7 @@ def onednn_supports(dtype: torch.dtype = torch.float32) -> bool:
 
 
 def is_plain_cpu_tensor(tensor: Tensor) -> bool:
-    """Return whether a tensor is an ordinary tensor with data on a CPU, outside of compilation.
+    """Return whether a tensor is an ordinary tensor that holds data on a CPU, and no compilation is in progress.
 
     Tensors that only trace shapes contain no data.
     """
@@ -89,7 +89,7 @@ def is_plain_cpu_tensor(tensor: Tensor) -> bool:
 
 
 class LargeProduct(torch.autograd.Function):
-    """Computes `left @ right + bias`, or `left @ right.T + bias` if `transposed`.
+    """A differentiable function that computes `left @ right + bias`, or `left @ right.T + bias` if `transposed` is true.
 
     The gradient of `right` has the same layout as `right`, and is not a view.
     """
@@ -103,7 +103,7 @@ class LargeProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute those gradients that are needed."""
+        """Compute the gradients of those inputs that need one."""
         (gradient,), (left, right), needs = gradients, context.saved_tensors, context.needs_input_grad
         left_gradient = multiply_large_matrices(gradient, right if context.transposed else right.t()) if needs[0] else None
         factors = (gradient.t(), left) if context.transposed else (left.t(), gradient)
@@ -116,7 +116,8 @@ class LargeProduct(torch.autograd.Function):
 
 
 def multiply_large_matrices(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute `left @ right + bias` with the faster library, for matrices or, without a bias, for batches of matrices.
+    """Compute `left @ right + bias` with PyTorch's own product or with oneDNN, whichever is faster. The factors are matrices
+    or, without a bias, batches of matrices.
 
     If the sums in a product have many terms, the product is computed in parts, with which oneDNN takes up to a sixth less
     time.
@@ -142,7 +143,7 @@ def multiply_with_onednn(left: Tensor, right_OI: Tensor, bias: Tensor | None) ->
 
 
 def _make_contiguous(matrix: Tensor) -> Tensor:
-    """Return a matrix that is contiguous by rows or by columns, copied if necessary.
+    """Return a matrix that is contiguous by rows or by columns. Other matrices are copied.
 
     For matrices with gaps, or expanded from a single number, oneDNN is a thousand times slower.
     """

@@ -27,16 +27,17 @@ from gaudi_bert.model.heads import LOWEST_HIDDEN, VectorHead
 
 @dataclass(frozen=True)
 class PackInputs:
-    """The inputs with which a model processes packs correctly: which masks, positions and segment ids it gets.
+    """Describes the inputs that a model needs to process packs, such as masks, positions and segment ids.
 
     Attributes:
-        position_offset: The position id of the first token of a sequence.
-        positions: Whether the model takes `position_ids`.
+        position_offset: The position id of the first token in a sequence.
+        takes_positions: Whether the model takes `position_ids`.
         takes_token_types: Whether the model takes `token_type_ids`.
-        causal: Whether a token may only attend to itself and to earlier tokens.
+        is_causal: Whether a token may only attend to itself and to earlier tokens.
         window: The maximum distance between two tokens that attend to each other, if all layers use one mask. With 1, a
             token attends to itself and its neighbours. None if there is no limit.
-        layers: The window of each kind of layer, by the name of its mask in the model. Empty if all layers use one mask.
+        window_by_layer_kind: The window of each kind of layer, by the name of its mask in the model. Empty if all layers use
+            one mask.
         longest_sequence: The maximum number of tokens in a sequence. RoPE of the kinds `dynamic` and `longrope` changes the
             frequencies of the complete batch if a sequence is longer. None if there is no limit.
         embeds_without_mask: Whether the embeddings are computed without a mask, and passed to the encoder together with the
@@ -65,7 +66,7 @@ class PackInputs:
 
 
 def module_for_packs(model: Any, pack_inputs: PackInputs) -> Any:
-    """Return the module that accepts packed batches of a model.
+    """Return a module that runs a model on packs.
 
     It is the model itself or, if `pack_inputs.embeds_without_mask`, a module that computes the embeddings first.
     """
@@ -73,7 +74,7 @@ def module_for_packs(model: Any, pack_inputs: PackInputs) -> Any:
 
 
 class _EmbedsWithoutMask(torch.nn.Module):
-    """An encoder whose embeddings are computed without the mask."""
+    """Runs an encoder whose embeddings must be computed without the attention mask."""
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
@@ -81,7 +82,7 @@ class _EmbedsWithoutMask(torch.nn.Module):
 
     @property
     def base_model(self) -> torch.nn.Module:
-        """The module itself, because it already contains only an encoder."""
+        """The module itself, because it contains only an encoder."""
         return self
 
     def forward(self, input_ids: Tensor, attention_mask: Any = None, **others: Tensor) -> Any:
@@ -92,11 +93,11 @@ class _EmbedsWithoutMask(torch.nn.Module):
 
 
 def attention_allowed(sequence_ids_BL: Tensor, is_causal: bool = False, window: int | None = None) -> Tensor:
-    """Return a mask [B, L, L] of the positions of a pack that may attend to each other.
+    """Return a mask [B, L, L] that is true if two tokens of a pack may attend to each other.
 
     Args:
         sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.
-        causal: Whether attention to later tokens is forbidden.
+        is_causal: Whether attention to later tokens is forbidden.
         window: The maximum distance between two tokens that attend to each other, or None.
 
     Returns:
@@ -115,7 +116,8 @@ def attention_allowed(sequence_ids_BL: Tensor, is_causal: bool = False, window: 
 
 
 def additive_attention_masks(sequence_ids_BL: Tensor, pack_inputs: PackInputs, dtype: torch.dtype = torch.float32) -> Any:
-    """Compute the masks that are added to attention scores: 0 if attention is allowed, otherwise the lowest value.
+    """Compute masks that are added to the attention scores. They are 0 if attention is allowed, and the lowest value
+    otherwise.
 
     Args:
         sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.
@@ -127,7 +129,7 @@ def additive_attention_masks(sequence_ids_BL: Tensor, pack_inputs: PackInputs, d
     """
 
     def mask(window: int | None) -> Tensor:
-        """Return the mask for a window."""
+        """Return the additive mask for an attention window."""
         allowed = attention_allowed(sequence_ids_BL, pack_inputs.is_causal, window)
         return allowed.to(dtype).sub_(1).mul_(torch.finfo(dtype).max).unsqueeze(1)
 
@@ -137,7 +139,7 @@ def additive_attention_masks(sequence_ids_BL: Tensor, pack_inputs: PackInputs, d
 def attention_mask_for_target(
     sequence_ids_BL: Tensor, pack_inputs: PackInputs, target: str, dtype: torch.dtype = torch.float32
 ) -> Any:
-    """Compute the attention mask for a target of `PackCollator`.
+    """Compute the attention mask in the form that a target of `PackCollator` requires.
 
     Args:
         sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.
@@ -161,16 +163,16 @@ def attention_mask_for_target(
 
 
 def convert_position_ids(position_ids: Any, pack_inputs: PackInputs) -> Any:
-    """Return the position ids that the model expects, given positions that begin at 0 in each sequence.
+    """Convert position ids that begin at 0 in each sequence to the position ids that the model expects.
 
-    Positions beyond the longest sequence, which only padding has, are limited to its last position.
+    Padding may have positions beyond the longest sequence. They are limited to its last position.
     """
     longest = pack_inputs.longest_sequence
     return (position_ids if longest is None else position_ids.clip(max=longest - 1)) + pack_inputs.position_offset
 
 
 def _build_block_mask(sequence_ids_BL: Tensor, is_causal: bool = False, window: int | None = None) -> Any:
-    """Build the `BlockMask` for flex attention that allows the same attention as `attention_allowed`."""
+    """Build a `BlockMask` of flex attention that allows the same attention as the mask of `attention_allowed`."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     packs, length = sequence_ids_BL.shape
@@ -196,7 +198,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def sequence_membership(numbers_BX: Tensor, depth: int) -> Tensor:
-    """Return a mask that tells which positions or slots belong to each sequence of a pack.
+    """Return a mask [B, S, X] that is true if a position or slot belongs to a sequence of its pack.
 
     Args:
         numbers_BX: The number of the sequence of each position or slot, from 1, or 0 if it is unused.
@@ -210,7 +212,7 @@ def sequence_membership(numbers_BX: Tensor, depth: int) -> Tensor:
 
 
 def pool_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """Pool the hidden states of the tokens of each sequence to one vector.
+    """Compute one vector for each sequence by pooling the hidden states of its tokens.
 
     Args:
         head: The kind of pooling, and whether vectors are scaled to length 1.
@@ -236,5 +238,5 @@ def pool_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str, Tens
 
 
 def gather_positions(hidden_BLH: Tensor, positions_BP: Tensor) -> Tensor:
-    """Return the hidden states at P positions of each pack, [B, P, H]."""
+    """Return the hidden states at P given positions of each pack, [B, P, H]."""
     return hidden_BLH.gather(1, positions_BP.long()[..., None].expand(-1, -1, hidden_BLH.shape[-1]))

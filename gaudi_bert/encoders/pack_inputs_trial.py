@@ -74,12 +74,12 @@ class PackCheck(NamedTuple):
 
 
 def find_pack_inputs(model: Any, target: str = "transformers-5", model_class: type[Any] | None = None) -> PackInputs:
-    """Try packs on a small copy of a model, and return the inputs (masks, positions, ...) with which the model processes
-    packs correctly.
+    """Determine the inputs (masks, positions, ...) with which a model processes packs correctly, by trying packs on a small
+    copy of the model.
 
     Args:
         model: A model or a config of `transformers`. A `PackInputs` is returned unchanged.
-        target: The target of `PackCollator` for which masks are made.
+        target: The target of `PackCollator` whose kind of mask is tried.
         model_class: For a config, the `transformers` class of the model. None for the encoder class.
 
     Raises:
@@ -109,9 +109,9 @@ def find_pack_inputs(model: Any, target: str = "transformers-5", model_class: ty
 
 
 def _labels_own_token(model: transformers.PreTrainedModel) -> bool:
-    """Return whether a causal model compares the label of a token with the prediction for the token itself.
+    """Return whether a causal model predicts the label of a token at the token itself, and not at the token before it.
 
-    If labels refer to the next token, the label of the first token does not change the loss, so this is measured.
+    If labels are predicted at the token before, the label of the first token does not change the loss. This is measured.
     """
     if getattr(model, "gathers", False):
         return False
@@ -139,7 +139,7 @@ def check_packed_outputs(
     *,
     training: bool,
 ) -> PackCheck:
-    """Check that a model computes the same outputs for packed sequences as for single ones.
+    """Check that a model computes the same outputs for packed sequences as for single sequences.
 
     In training mode, whose dropout would hide small differences, check instead that changing a sequence does not change the
     other sequences of its pack.
@@ -175,7 +175,7 @@ def check_packed_outputs(
     largest, bound = 0.0, allowed_difference(model)
 
     def check(rows: list[Pack], what: str, difference: float) -> None:
-        """Raise an error if the difference between packed and single sequences is larger than allowed."""
+        """Raise an InputError if packed and single sequences differ by more than is allowed."""
         if not difference <= bound:
             raise InputError(
                 f"{type(model).__name__}: computes wrong outputs for packs of {len(rows[0]['input_ids'])} tokens "
@@ -203,8 +203,8 @@ def check_packed_outputs(
 
 
 def allowed_difference(model: transformers.PreTrainedModel) -> float:
-    """Return the maximum difference that is allowed between the outputs of packed and of single sequences. It depends on the
-    dtype of the weights.
+    """Return the largest allowed difference between the outputs of packed and single sequences, which depends on the dtype
+    of the weights.
 
     It is relative to the largest output or to 1, whichever is larger.
     """
@@ -212,7 +212,8 @@ def allowed_difference(model: transformers.PreTrainedModel) -> float:
 
 
 def check_output_per_token(model: transformers.PreTrainedModel) -> None:
-    """Check that a model returns an output for every token, or has a head that gathers the outputs of sequences itself.
+    """Raise an InputError if the head of a model returns one output per row. Heads that gather the outputs of sequences are
+    accepted.
 
     Raises:
         InputError: The head has one output per row, which is wrong for a row with several sequences.
@@ -232,11 +233,11 @@ def check_output_per_token(model: transformers.PreTrainedModel) -> None:
 def _find_pack_inputs_of_copy(
     config: transformers.PretrainedConfig, model_class: type[Any] | None, target: str
 ) -> PackInputs:
-    """Build a small copy of a model, and return the pack inputs with which it computes the same outputs for packed and for
-    single sequences.
+    """Build a small copy of a model, and return the inputs with which it computes the same outputs for packed and single
+    sequences.
 
     Raises:
-        InputError: There is no such pack_inputs, or the model cannot be tried.
+        InputError: No inputs give the same outputs, or the model cannot be tried.
     """
     stateful = sorted(model_class for model_class in _layer_kinds(config) if model_class.startswith(_STATEFUL_LAYER_KINDS))
     if stateful:
@@ -274,13 +275,13 @@ def _find_pack_inputs_of_copy(
 
 
 def _rejection_message(config: transformers.PretrainedConfig, reason: str) -> str:
-    """Return the error message for a model type that cannot process packs."""
+    """Return the error message for a model type that is rejected because it cannot process packs."""
     name = f"model type {config.model_type!r}: "
     return f"{name}{reason.removeprefix(name)}; {NO_PACKS_REMEDY}"
 
 
 def _is_causal(model: transformers.PreTrainedModel) -> bool:
-    """Return whether the outputs of a token do not depend on later tokens.
+    """Return whether the output of a token is independent of all later tokens.
 
     In a model with random weights, tokens hardly affect each other's outputs. Therefore the effect of later tokens on
     earlier outputs is compared with the opposite effect, and not with a fixed bound.
@@ -305,7 +306,7 @@ def _is_causal(model: transformers.PreTrainedModel) -> bool:
 
 
 def _find_position_offset(model: transformers.PreTrainedModel) -> int:
-    """Return the position id that the model gives to the first token of a sequence.
+    """Return the position id that a model assigns to the first token of a sequence.
 
     Raises:
         InputError: None of the usual position ids reproduces the outputs without position ids.
@@ -329,7 +330,7 @@ def _find_position_offset(model: transformers.PreTrainedModel) -> int:
 
 
 def _find_longest_sequence(model: transformers.PreTrainedModel, pack_inputs: PackInputs) -> int | None:
-    """Return the maximum number of tokens in a sequence that does not change the other sequences of its batch.
+    """Return the maximum length of a sequence that does not affect the other sequences in its batch.
 
     A long sequence is simulated by large position ids. No short sequences are used, because some models permanently change
     their state when they process one.
@@ -344,12 +345,12 @@ def _find_longest_sequence(model: transformers.PreTrainedModel, pack_inputs: Pac
     ids = torch.tensor(np.stack([tokens[np.arange(first, first + length) % len(tokens)] for first in (0, 3)]))
 
     def outputs_next_to(last: int) -> torch.Tensor:
-        """Return the outputs of a sequence next to another one whose positions end before `last`."""
+        """Return the outputs of a sequence in a batch with another sequence whose positions end before `last`."""
         counted = torch.stack([torch.arange(length), torch.arange(last - length, last)])
         return compute_token_outputs(model, {"input_ids": ids, "position_ids": counted + pack_inputs.position_offset})[:1]
 
     def changes_neighbour(last: int) -> bool:
-        """Return whether a sequence whose positions end before `last` changes the outputs of another sequence."""
+        """Return whether a sequence whose positions end before `last` affects the other sequence in its batch."""
         usual = outputs_next_to(length)  # computed each time, because a long sequence changes RoPE until the next short one
         return largest_difference([outputs_next_to(last)], [usual]) > ALLOWED_DIFFERENCE * compute_output_scale([usual])
 
@@ -366,8 +367,7 @@ def _find_longest_sequence(model: transformers.PreTrainedModel, pack_inputs: Pac
 def _find_mask_form(
     model: transformers.PreTrainedModel, config: transformers.PretrainedConfig, pack_inputs: PackInputs, target: str
 ) -> tuple[PackInputs | None, str]:
-    """Try all forms of masks, and return the pack inputs of the first form with which packed and single sequences have the
-    same outputs.
+    """Find the form of attention mask with which packed and single sequences have the same outputs, by trying all forms.
 
     All packs are run before the single sequences, because some models permanently change their state when they process a
     short sequence.
@@ -375,7 +375,7 @@ def _find_mask_form(
     Args:
         model: The small copy.
         config: The config of the original model, from which the windows in the result are taken.
-        pack_inputs: The pack_inputs, without masks.
+        pack_inputs: The pack inputs, without windows.
         target: The target of `PackCollator`.
 
     Returns:
@@ -410,13 +410,13 @@ def _find_mask_form(
 def _possible_mask_forms(
     model: transformers.PreTrainedModel, pack_inputs: PackInputs
 ) -> Iterator[Callable[[Any], PackInputs]]:
-    """Yield all forms of masks that may be right, as functions from a config to its pack inputs.
+    """Yield all forms of attention masks that a model may need, as functions from a config to its pack inputs.
 
     The last forms compute the embeddings first, and the very last one also excludes masked tokens from packs.
     """
 
     def masked(config: transformers.PretrainedConfig, by_layer: bool, itself: bool | None = None) -> PackInputs:
-        """Return the pack inputs for a config, with one mask for all layers or one per kind of layer."""
+        """Return the pack inputs for a config, with one mask for all layers or one mask per kind of layer."""
         window = None if itself is None else _attention_window(config)
         reach = None if window is None else window - bool(itself)
         kinds = dict.fromkeys(("full_attention", *_layer_kinds(config), "sliding_attention")) if by_layer else {}
@@ -437,12 +437,14 @@ def _possible_mask_forms(
 
 
 def _layer_kinds(config: transformers.PretrainedConfig) -> list[str]:
-    """Return the kinds of layers that a config names, such as "sliding_attention", each once. Empty if it names none."""
+    """Return the distinct kinds of layers that a config lists, such as "sliding_attention". Return an empty list if it lists
+    none.
+    """
     return list(dict.fromkeys(getattr(config.get_text_config(), "layer_types", None) or ()))
 
 
 def _attention_window(config: transformers.PretrainedConfig) -> int | None:
-    """Return the size of the attention window of a config, or None if it has no window."""
+    """Return the size of the attention window in a config, or None if attention has no window."""
     text = config.get_text_config()
     for name in ("sliding_window", "window_size", "attention_chunk_size"):
         value = getattr(text, name, None)
@@ -452,7 +454,7 @@ def _attention_window(config: transformers.PretrainedConfig) -> int | None:
 
 
 def build_packed_batch(rows: list[Pack], pack_inputs: PackInputs, target: str = "transformers-5") -> dict[str, Any]:
-    """Return the arguments of a model for a batch of packs.
+    """Return the arguments with which a model is called on a batch of packs.
 
     The targets "flash" and "flex" need special software, so they are tried with the masks of "transformers-5".
     """

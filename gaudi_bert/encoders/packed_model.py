@@ -73,7 +73,7 @@ _ALLOWED_SMALL_DIFFERENCE = 1e-3  # allowed difference, relative to the largest 
 
 
 class PackedModel:
-    """Runs a `transformers` module on packs, with or without its head.
+    """Runs a `transformers` model on packs, with or without its head.
 
     Args:
         module: An encoder, or a model with a head.
@@ -97,13 +97,14 @@ class PackedModel:
         self._tokens_read: _TokensRead = self._find_tokens_read() if head is not None and head.predicts_per_text else "first"
 
     def train(self, training: bool) -> None:
-        """Set the training mode, which turns dropout on or off."""
+        """Turn the training mode of the model, and with it dropout, on or off."""
         for module in (self.module, self._stand_in):
             if module is not None and module.training != training:
                 module.train(training)
 
     def check_tokens(self, batch: BatchArrays) -> None:
-        """Check that a batch does not contain the token that changes the other sequences of its pack.
+        """Raise an InputError if a batch contains the token that affects the other sequences of its pack, which some models
+        have.
 
         Raises:
             InputError: It contains the token.
@@ -115,7 +116,9 @@ class PackedModel:
     # --- Running packs through the encoder and the head
 
     def compute_vectors(self, batch: Tensors, head: VectorHead) -> Tensor:
-        """Run the encoder on a batch of packs, and return a vector for each text in at least float32, [B, S, H]."""
+        """Run the encoder on a batch of packs, and return one vector per text, [B, S, H], with at least float32
+        precision.
+        """
         hidden_BLH = self._compute_hidden_states(batch)
         picked = (
             hidden_BLH if head.positions_feature is None else gather_positions(hidden_BLH, batch[head.positions_feature])
@@ -123,7 +126,8 @@ class PackedModel:
         return pool_sequences(head, at_least_float32(picked.flatten(0, 1)), batch)
 
     def compute_head_outputs(self, batch: Tensors) -> Tensor:
-        """Run the encoder and the head on a batch of packs, and return the outputs of the head in at least float32.
+        """Run the encoder and the head on a batch of packs, and return the outputs of the head with at least float32
+        precision.
 
         Returns:
             [B, S, C] if the head predicts per text, [B, L, C] if it predicts per token, or the logits of the vocabulary
@@ -141,7 +145,7 @@ class PackedModel:
             return at_least_float32(self._compute_text_outputs(hidden_BLH.to(self._dtype), batch))
 
     def find_stored_buffers(self) -> dict[str, Tensor]:
-        """Return the buffers that are stored in addition to the parameters, such as statistics of layers, by name."""
+        """Return the buffers that are stored together with the parameters, such as the statistics of layers, by name."""
         return find_stored_buffers(self.module)
 
     @property
@@ -157,7 +161,7 @@ class PackedModel:
     def _compute_hidden_states(self, batch: Tensors) -> Tensor:
         """Run the encoder on a batch of packs, and return the hidden states of all tokens, [B, L, H]."""
         pack_inputs, numbers_BL = self.pack_inputs, batch["input_mask"]
-        # Autocast would turn the lowest float32 value into an infinity, so masks use the lowest bfloat16 value.
+        # Autocast would convert the lowest float32 value to an infinity, so use the lowest bfloat16 value in the masks.
         lowest = torch.float16 if self._dtype == torch.float16 else torch.bfloat16
         masks = move_to_device(additive_attention_masks(numbers_BL, pack_inputs, lowest), numbers_BL.device, self._dtype)
         inputs: dict[str, Any] = {"input_ids": batch["input_ids"].long(), "attention_mask": masks}
@@ -173,7 +177,7 @@ class PackedModel:
             return cast(Tensor, select_token_outputs(self._encoder(**inputs)))
 
     def _compute_text_outputs(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
-        """Run the head on the tokens of each text that it reads, and return its outputs, [B, S, C]."""
+        """Run the head on those tokens of each text that affect its output, and return the outputs, [B, S, C]."""
         starts_BS, depth = batch["sequence_positions"].long(), batch["sequence_positions"].shape[1]
         if self._tokens_read == "first":
             return self._run_head(gather_positions(hidden_BLH, starts_BS).flatten(0, 1)[:, None]).unflatten(
@@ -192,14 +196,14 @@ class PackedModel:
         return self._run_head(rows_RKH, (within_K < tokens_BS.reshape(-1, 1)).long()).unflatten(0, starts_BS.shape)
 
     def _run_head(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Run only the head, on the given hidden states, and return its logits. Without a mask, all tokens are valid."""
+        """Run only the head on the given hidden states, and return its logits. Without a mask, no token is padding."""
         mask = torch.ones(hidden.shape[:2], dtype=torch.int64, device=hidden.device) if mask is None else mask
         return _extract_logits(cast(torch.nn.Module, self._stand_in)(inputs_embeds=hidden, attention_mask=mask))
 
     # --- Trials before a model is used
 
     def _find_tokens_read(self) -> _TokensRead:
-        """Return which tokens of a text affect the output of the head: "first", "last" or "all"."""
+        """Determine which tokens of a text affect the output of the head: "first", "last" or "all"."""
         size = self.module.config.get_text_config().hidden_size
         with trial_mode(self.module), quiet_transformers():
             random_RKH = torch.randn((2, 7, size), generator=torch.Generator().manual_seed(TRIAL_SEED))
@@ -213,8 +217,8 @@ class PackedModel:
         return "all"
 
     def check_rows(self, min_tokens: int = 0) -> None:
-        """Check packs in rows of at least `min_tokens` tokens with the current weights, unless such rows were already
-        checked.
+        """Check the outputs for packs in rows of at least `min_tokens` tokens, unless this was already done with the current
+        weights.
 
         In the first trial, the head is tried too, and the rows have at least 512 tokens if the model has so many positions.
 
@@ -248,14 +252,14 @@ class PackedModel:
         )
 
     def _build_trial_pack(self) -> Pack:
-        """Return a short pack without padding."""
+        """Return a short pack of random tokens without padding."""
         length = min(_TRIAL_PACK_TOKENS, trial_pack_length(self.module.config, self.pack_inputs.position_offset))
         return build_full_pack(
             self.module.config, length, self.pack_inputs.longest_sequence, self.pack_inputs.unpacked_token
         )[0][0]
 
     def build_trial_batch(self) -> dict[str, Tensor]:
-        """Return a batch of one short pack, on the device of the model."""
+        """Return a batch of one short pack of random tokens, on the device of the model."""
         row = self._build_trial_pack()
         features = {
             "input_ids": row["input_ids"],
@@ -269,7 +273,7 @@ class PackedModel:
         return cast(dict[str, Tensor], move_to_device(batch, self.device))
 
     def check_head(self) -> float:
-        """Check that the head has the same outputs for packed and for single sequences.
+        """Check that the head computes the same outputs for packed and single sequences.
 
         Returns:
             The largest difference, relative to the largest output or to 1, whichever is larger.
@@ -293,8 +297,8 @@ class PackedModel:
             )
         scale, largest = compute_output_scale([expected]), float(expected.abs().max())
         difference = float((packed - expected).abs().max()) / scale
-        # The scale is at least 1, which would hide errors if all outputs are small. Therefore the bound also depends on the
-        # largest output.
+        # The difference is relative to at least 1, which would hide errors if all outputs are small. Therefore make the
+        # bound smaller in this case.
         bound = min(allowed_difference(module), max(allowed_difference(module), _ALLOWED_SMALL_DIFFERENCE) * largest / scale)
         if not difference <= bound:
             raise InputError(
@@ -305,15 +309,15 @@ class PackedModel:
 
 
 def _masked_token_error(model: transformers.PreTrainedModel) -> str:
-    """Return the error message for a model in whose packs a masked token changes the other sequences."""
+    """Return the error message for a model in which a masked token affects the other sequences of its pack."""
     setting = "token_dropout: it scales a row by its share of masked tokens; set token_dropout: false in config.json"
     remedy = setting if getattr(model.config, "token_dropout", False) else NO_PACKS_REMEDY
     return f"{type(model).__name__}: a masked token changes the other sequences of its pack ({remedy})"
 
 
 class _StandIn(torch.nn.Module):
-    """A module that takes the place of an encoder. It returns the hidden states that it receives, in the output type of
-    the encoder.
+    """A module that replaces the encoder of a model with a head. It returns the hidden states that it is given, so that only
+    the head is computed.
     """
 
     def __init__(self, encoder: transformers.PreTrainedModel, output: Any) -> None:
@@ -327,7 +331,7 @@ class _StandIn(torch.nn.Module):
                 self.__dict__[name] = self
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
-        """Return the hidden states that are passed as `inputs_embeds`."""
+        """Return the hidden states `inputs_embeds` in the output type of the encoder."""
         if not self._has_pooled:
             return self._kind(last_hidden_state=inputs_embeds)
         pooled = None if self.pooler is None else self.pooler(inputs_embeds)
@@ -337,7 +341,7 @@ class _StandIn(torch.nn.Module):
 
 
 def _copy_with_stand_in(module: Any) -> torch.nn.Module:
-    """Return a copy of a module in which a stand-in replaces the encoder. The copy shares the weights of the head.
+    """Return a copy of a model in which a stand-in replaces the encoder. The copy shares the weights of the head.
 
     Raises:
         InputError: The encoder is not a direct child of the module.
@@ -360,7 +364,9 @@ def _copy_with_stand_in(module: Any) -> torch.nn.Module:
 
 
 def _extract_logits(output: Any) -> Tensor:
-    """Return the logits in the output of a head. For a span head, stack the start and end logits along the last axis."""
+    """Return the logits in the output of a model with a head. For a span head, stack the start and end logits along the last
+    axis.
+    """
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
     return cast(Tensor, output.logits)
@@ -379,7 +385,7 @@ class HeadDescription(NamedTuple):
 
 
 def describe_head(model: transformers.PreTrainedModel) -> HeadDescription:
-    """Return a description of the head of a model, and the names of its labels.
+    """Return the kind of head that a model has, and the names of its labels.
 
     Raises:
         InputError: The labels are incomplete or not valid.
@@ -419,8 +425,7 @@ class FolderVerification(NamedTuple):
 
 
 def verify_model_folder(folder: Path, say: Callable[[str], None]) -> FolderVerification:
-    """Check that the model in a folder, with its own weights and its head, computes the same for packed and for single
-    sequences.
+    """Check that the model in a folder computes the same outputs and gradients for packed and single sequences.
 
     Args:
         folder: The folder of the model.
@@ -453,7 +458,7 @@ def verify_model_folder(folder: Path, say: Callable[[str], None]) -> FolderVerif
 
 
 def _compare_gradients(encoder: transformers.PreTrainedModel, pack_inputs: PackInputs, rows: list[Pack]) -> float:
-    """Return the difference between the gradients of packed and of single sequences, relative to the norm of the gradient.
+    """Return the difference between the gradients of packed and of single sequences, relative to the norm of the gradients.
 
     The loss is the sum of all outputs, each multiplied by a random number.
 

@@ -30,11 +30,11 @@ Pack = Mapping[str, AnyArray]
 
 
 class TrialPacks(NamedTuple):
-    """Packs of random tokens with which a model is tried.
+    """Packs of random tokens for trials of a model, in two versions.
 
     Attributes:
         packs: The packs.
-        changed_packs: The same packs, in which all tokens of each first sequence are different.
+        changed_packs: The same packs with other tokens in the first sequence of each pack.
     """
 
     packs: list[Pack]
@@ -70,7 +70,7 @@ _ERRORS_FOR_USERS = (ValueError, OSError)  # built-in exceptions whose messages 
 
 
 def explain_library_error(error: BaseException, max_characters: int = 200) -> str:
-    """Return a reason, for an error message, why another library rejected a file or a setting.
+    """Return a short reason, for an error message, why another library rejected a file or a setting.
 
     The message of the error is returned if it was probably written for users. Messages of other errors, such as a TypeError,
     would not help a user, so a general reason is returned instead.
@@ -86,7 +86,7 @@ def explain_library_error(error: BaseException, max_characters: int = 200) -> st
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Suppress the progress bars, tables and warnings of `transformers` and PyTorch during the context."""
+    """Suppress the progress bars, tables and warnings of `transformers` and PyTorch while the context is open."""
     library = transformers.utils.logging
     level, shows_bars = library.get_verbosity(), library.is_progress_bar_enabled()
     library.set_verbosity(library.CRITICAL)
@@ -103,12 +103,12 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def controlled_conditions(one_thread: bool = True) -> Iterator[None]:
-    """Disable gradients and compilation during the context, so that trials are fast and always compute the same.
+    """Disable gradients and compilation while the context is open, so that trials are fast and reproducible.
 
     Args:
         one_thread: Whether PyTorch uses only one thread, which is faster for a few tokens unless the model is large.
     """
-    # `set_stance` exists from PyTorch 2.6 on.
+    # PyTorch before 2.6 has no `set_stance`.
     stance = torch.compiler.set_stance("force_eager") if hasattr(torch.compiler, "set_stance") else nullcontext()
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if one_thread else threads)
@@ -121,7 +121,8 @@ def controlled_conditions(one_thread: bool = True) -> Iterator[None]:
 
 @contextmanager
 def trial_mode(model: transformers.PreTrainedModel) -> Iterator[None]:
-    """Put a model into evaluation mode without gradients during the context. Afterwards, restore its mode and its buffers.
+    """Put a model into evaluation mode without gradients while the context is open. At its end, restore the mode and the
+    buffers.
 
     Raises:
         InputError: The model raised an error. The message is a single line.
@@ -151,13 +152,15 @@ def trial_mode(model: transformers.PreTrainedModel) -> Iterator[None]:
 
 
 def find_max_positions(config: transformers.PretrainedConfig) -> int | None:
-    """Return the number of positions in a config, or None if the model has no limit. XLNet writes -1 in this case."""
+    """Return the number of positions that a config states, or None if the model has no limit. XLNet writes -1 for no
+    limit.
+    """
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return positions if type(positions) is int and positions >= 0 else None
 
 
 def trial_pack_length(config: transformers.PretrainedConfig, position_offset: int, max_tokens: int = 144) -> int:
-    """Return the number of tokens in the packs on which a model is tried.
+    """Return the length, in tokens, of the packs with which a model is tried.
 
     Args:
         config: The config of the model.
@@ -180,7 +183,7 @@ def build_random_packs(
     longest_sequence: int | None = None,
     excluded_token: int | None = None,
 ) -> TrialPacks:
-    """Return packs of random tokens, and the same packs in which all tokens of each first sequence are different.
+    """Return packs of random tokens, and the same packs with other tokens in the first sequence of each pack.
 
     Args:
         config: The config of the model.
@@ -198,10 +201,10 @@ def build_full_pack(
     longest_sequence: int | None = None,
     excluded_token: int | None = None,
 ) -> TrialPacks:
-    """Return one pack without padding, whose sequences get shorter down to a single token, and the same pack in which the
-    tokens of the first sequence are different.
+    """Return one pack without padding, and the same pack with other tokens in its first sequence. Its sequences get shorter,
+    down to a single token.
 
-    The arguments and the results are those of `build_random_packs`.
+    The arguments are the same as for `build_random_packs`.
     """
     lengths, remaining = [], length
     while remaining:
@@ -213,12 +216,12 @@ def build_full_pack(
 def _build_packs(
     config: transformers.PretrainedConfig, length: int, sequence_lengths: Sequence[Sequence[int]], excluded_token: int | None
 ) -> TrialPacks:
-    """Return packs whose sequences have the given lengths, and the same packs in which the tokens of each first sequence
-    are different.
+    """Return packs with the given sequence lengths, and the same packs with other tokens in the first sequence of each
+    pack.
     """
-    # Models may treat [SEP] or [MASK] differently, so special tokens are repeated until they are about as frequent as
-    # ordinary tokens. Padding and other tokens that a config names are excluded, because such a token may stand for an
-    # image, for example.
+    # Models may process [SEP] or [MASK] differently, so repeat the special tokens until they are about as frequent as
+    # ordinary tokens. Exclude padding and other tokens that a config names, because such a token may stand for an image, for
+    # example.
     text, usual = config.get_text_config(), find_ordinary_tokens(config)
     special_ids = [getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS]
     ids = {one for each in special_ids for one in (each if isinstance(each, list) else [each]) if type(one) is int}
@@ -250,7 +253,7 @@ def _build_packs(
 
 
 def find_ordinary_tokens(config: transformers.PretrainedConfig) -> AnyArray:
-    """Return the token ids that have no special meaning. The first ids, and ids that the config names, are excluded.
+    """Return the token ids that have no special meaning: all except the first few ids and the ids that the config names.
 
     Raises:
         InputError: The vocabulary has fewer than two such tokens.
@@ -273,7 +276,7 @@ def _find_configured_tokens(config: transformers.PretrainedConfig) -> set[int]:
 def compute_single_outputs(
     model: transformers.PreTrainedModel, pack_inputs: PackInputs, rows: Sequence[Pack]
 ) -> list[torch.Tensor]:
-    """Run every sequence of the packs in a batch of its own, without a mask or positions, and return its outputs."""
+    """Run every sequence of some packs in a batch of its own, without mask or positions, and return the outputs."""
     outputs = []
     for row in rows:
         for number in range(1, len(row["seq_lens"]) + 1):
@@ -288,7 +291,7 @@ def compute_single_outputs(
 
 
 def compute_token_outputs(model: transformers.PreTrainedModel, batch: dict[str, Any]) -> torch.Tensor:
-    """Run a model on a batch, and return its output for each token, float32 [B, L, H], on the CPU.
+    """Run a model on a batch, and return one output per token, float32 [B, L, H], on the CPU.
 
     Raises:
         InputError: The model fails, or does not return one vector per token.
@@ -306,7 +309,7 @@ def compute_token_outputs(model: transformers.PreTrainedModel, batch: dict[str, 
 
 
 def select_token_outputs(output: Any) -> Any:
-    """Return the outputs for all tokens, logits or hidden states, from the output object of a model.
+    """Return the outputs for all tokens, which are logits or hidden states, from the output object of a model.
 
     They are selected by name, because the first element of an output may be something else, such as Mixtral's router loss.
     """
@@ -315,7 +318,7 @@ def select_token_outputs(output: Any) -> Any:
 
 
 def move_to_device(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Move a batch, or a value in a batch, to a device. Floating-point tensors are also converted to `dtype`."""
+    """Move a batch, or a value in a batch, to a device. If `dtype` is given, also convert floating-point tensors to it."""
     if isinstance(value, dict):
         return {name: move_to_device(each, device, dtype) for name, each in value.items()}
     if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -324,7 +327,7 @@ def move_to_device(value: Any, device: torch.device, dtype: torch.dtype | None =
 
 
 def split_by_sequence(outputs: torch.Tensor, rows: Sequence[Pack]) -> list[torch.Tensor]:
-    """Divide the outputs of packs into the outputs of their sequences, without padding.
+    """Split the outputs of packs into one tensor per sequence, without padding.
 
     Args:
         outputs: The outputs of the packs, [B, L, H], or of all sequences in one flattened row, [1, T, H].
@@ -337,14 +340,12 @@ def split_by_sequence(outputs: torch.Tensor, rows: Sequence[Pack]) -> list[torch
 
 
 def largest_difference(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """Return the largest absolute difference between two lists of outputs. NaN if either contains NaN."""
+    """Return the largest absolute difference between two lists of outputs, or NaN if one of them contains NaN."""
     return float(torch.stack([(one - other).abs().max() for one, other in zip(actual, expected, strict=True)]).max())
 
 
 def largest_neighbour_change(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], rows: Sequence[Pack]) -> float:
-    """Return the largest change in the outputs of the sequences whose tokens did not change, which are all but the first
-    of each pack.
-    """
+    """Return the largest change in the outputs of all sequences except the first of each pack, whose tokens were changed."""
     others = np.flatnonzero([number > 0 for row in rows for number in range(len(row["seq_lens"]))])
     return largest_difference([before[each] for each in others], [after[each] for each in others])
 
@@ -385,7 +386,7 @@ def _iterate_nested_configs(config: transformers.PretrainedConfig) -> Iterator[A
 
 
 def _reduce_layers(config: transformers.PretrainedConfig, max_window: int) -> Any:
-    """Return a copy of a config with short attention windows, and with just enough layers to contain every kind of layer."""
+    """Copy a config with short attention windows and with only as many layers as are needed to keep every kind of layer."""
     small = copy.deepcopy(config)
     for each in _iterate_nested_configs(small):
         for name, value in list(vars(each).items()):
@@ -410,7 +411,9 @@ def _reduce_layers(config: transformers.PretrainedConfig, max_window: int) -> An
 
 
 def _reduce_layers_and_widths(config: transformers.PretrainedConfig, max_window: int) -> Any:
-    """Return a copy of a config as `_reduce_layers` does, whose layers are also narrow: a few heads of the original size."""
+    """Copy a config as `_reduce_layers` does, and make its layers narrow by keeping only a few heads of the original
+    size.
+    """
     small = _reduce_layers(config, max_window)
     for each in _iterate_nested_configs(small):
         heads, hidden = (getattr(each, name, None) for name in ("num_attention_heads", "hidden_size"))
@@ -431,7 +434,9 @@ def _reduce_layers_and_widths(config: transformers.PretrainedConfig, max_window:
 
 
 def _limit_settings(config: transformers.PretrainedConfig, name_pattern: re.Pattern[str], max_value: int) -> None:
-    """Limit every number, and every list of numbers, in the settings whose names match `name_pattern` to `max_value`."""
+    """Limit all integers in the settings of a config whose names match `name_pattern` to `max_value`. Lists are limited
+    element by element.
+    """
     for name, value in list(vars(config).items()):
         if name_pattern.search(name) and type(value) is int and value > max_value:
             setattr(config, name, max_value)
@@ -442,7 +447,7 @@ def _limit_settings(config: transformers.PretrainedConfig, name_pattern: re.Patt
 def build_small_copy(
     config: transformers.PretrainedConfig, model_class: type[Any] | None = None, max_window: int = 8
 ) -> Any:
-    """Build a small copy of a model, without its head, in evaluation mode.
+    """Build a small model with the same kinds of layers as a model, without its head, in evaluation mode.
 
     If the layers of the model cannot be made narrow, only their number is reduced.
 
@@ -492,7 +497,7 @@ def _build_model(config: transformers.PretrainedConfig, model_class: type[Any] |
 def _randomize_weights(model: transformers.PreTrainedModel) -> None:
     """Set all weights to random values that are large enough for attention to have an effect.
 
-    Zeros, which are common initial values, would hide errors in what they are multiplied with.
+    Zeros are common initial values, and would hide errors in the values that are multiplied by them.
     """
     with torch.no_grad():
         for parameter in model.parameters():

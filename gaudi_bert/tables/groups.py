@@ -56,7 +56,7 @@ class GroupedTable:
 
 
 def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) -> GroupedTable:
-    """Open a table: list its files and columns, and divide its rows into groups.
+    """List the files and columns of a table, divide its rows into groups, and return the table.
 
     Args:
         source: A file, a folder or a glob.
@@ -93,7 +93,7 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
 
 
 class ListValues(NamedTuple):
-    """A column of lists as numpy arrays. Row i contains `values[offsets[i] : offsets[i + 1]]`.
+    """A column of lists, stored in two numpy arrays. Row i contains `values[offsets[i] : offsets[i + 1]]`.
 
     Attributes:
         values: The values. Booleans are stored as uint8.
@@ -125,12 +125,12 @@ class GroupRows(NamedTuple):
     scalars: Any
 
     def find_token_positions(self, rows: IntArray, starts: Int32Array, lengths: Int32Array) -> IntArray:
-        """Return the indices of several runs of tokens in the arrays of `values`, int64, one run after the other.
+        """Return the indices of some token sequences in the arrays of `values`, int64, one sequence after the other.
 
         Args:
-            rows: The row of each run.
-            starts: The first token of each run in its row.
-            lengths: The number of tokens in each run.
+            rows: The row of each sequence.
+            starts: The first token of each sequence in its row.
+            lengths: The number of tokens in each sequence.
         """
         begins = (np.cumsum(self.lengths, dtype=np.int64) - self.lengths)[rows] + starts
         ends = np.cumsum(lengths, dtype=np.int64)
@@ -140,12 +140,12 @@ class GroupRows(NamedTuple):
 
 
 class GroupContent(NamedTuple):
-    """The rows of one group of a table, and the sequences that were made from these rows and will be packed.
+    """The rows of one group of a table, and the sequences to pack that were made from these rows.
 
     Attributes:
         rows: The rows.
         sequences: The sequences of these rows whose length is in `settings.accepted_sequence_lengths`.
-        too_long: What the policy for rows that are too long did to all rows.
+        too_long: The numbers of rows and tokens that the policy for too long rows changed.
     """
 
     rows: GroupRows
@@ -156,12 +156,14 @@ class GroupContent(NamedTuple):
 def read_sequences(
     table: GroupedTable, group: int, settings: TableSettings, *, lengths_only: bool = False, threads: bool = True
 ) -> GroupContent:
-    """Read and check the rows of a group, and apply the policy for rows that are too long.
+    """Read and check the rows of one group of a table. Truncate, split or drop rows that are too long, and return the
+    sequences to pack.
 
     Args:
         table: The table.
         group: The number of the group.
-        settings: The longest row, the policy, and the lengths of the sequences to return.
+        settings: The settings, which contain the largest row length, the policy for longer rows, and the lengths of the
+            sequences to return.
         lengths_only: Whether values are skipped, because only lengths are needed.
         threads: Whether several threads decode.
 
@@ -178,13 +180,14 @@ def read_sequences(
 def _read_rows(
     parts: Sequence[TablePart], columns: TableColumns, max_tokens: int, *, keep_values: bool, threads: bool = True
 ) -> GroupRows:
-    """Read and check the rows of some parts of a table. Parts of the same file must be adjacent and in order.
+    """Read and check the rows of some parts of a table, and return them as arrays. Parts of the same file must be adjacent
+    and in order.
 
     Args:
         parts: The parts.
         columns: The columns to read.
         max_tokens: The largest allowed number of tokens in a row.
-        keep_values: Whether values are kept. Otherwise they are dropped as soon as they are checked.
+        keep_values: Whether the result contains the values. Otherwise they are only checked.
         threads: Whether several threads decode.
     """
     lengths, numbers, scalars = [], [], []
@@ -224,7 +227,7 @@ def count_row_tokens(files: Sequence[Path], tokens_column: str = TOKENS_COLUMN) 
 
 
 def _read_checked_lists(part: TablePart, table: Any, columns: TableColumns, max_tokens: int) -> dict[str, ListValues]:
-    """Check every row of a part, and return its aligned columns (those with one value per token) as numpy arrays.
+    """Check every row of a part of a table, and return its aligned columns, which have one value per token, as numpy arrays.
 
     Raises:
         InputError: A row is empty, too long or padded, a token id is invalid, or a column has another number of values than
@@ -313,12 +316,12 @@ def convert_lists_to_numpy(path: Path, first_row: int, column_name: str, column:
 
 
 class RowSequences(NamedTuple):
-    """The sequences to pack. Each is a run of consecutive tokens of one row. They are in the order of their rows.
+    """The sequences to pack, in the order of their rows. A sequence consists of consecutive tokens of one row.
 
     Attributes:
-        rows: int64, the row of each run in its group.
-        starts: int32, the first token of each run in its row.
-        lengths: int32, the number of tokens in each run.
+        rows: int64, the row of each sequence in its group.
+        starts: int32, the first token of each sequence in its row.
+        lengths: int32, the number of tokens in each sequence.
     """
 
     rows: IntArray
@@ -334,7 +337,7 @@ class RowSequences(NamedTuple):
 def _apply_too_long_policy(
     lengths: Int32Array, max_sequence_length: int, policy: TooLong
 ) -> tuple[RowSequences, TooLongRows]:
-    """Apply the policy for rows that are too long: truncate, split or drop them.
+    """Truncate, split or drop rows that are too long, as `policy` says.
 
     Return the sequences that remain, and the numbers of rows, tokens and sequences that changed.
 
@@ -366,12 +369,12 @@ def _apply_too_long_policy(
 def build_manifest_fields(
     rows: GroupRows, sequences: RowSequences, too_long: TooLongRows, max_sequence_length: int
 ) -> dict[str, Any]:
-    """Return the fields of a group manifest that are computed from the rows and sequences of the group.
+    """Return those fields of a group manifest that describe the rows and sequences of the group.
 
     Args:
         rows: The rows.
         sequences: The sequences of the rows that are packed.
-        too_long: What the policy for rows that are too long did.
+        too_long: The numbers of rows and tokens that the policy for too long rows changed.
         max_sequence_length: The row length.
     """
     counts = np.bincount(sequences.lengths, minlength=max_sequence_length + 1)[1:].tolist()
@@ -385,7 +388,7 @@ def build_table_metadata(
     inputs: Mapping[str, Mapping[str, int]],
     tool_version: str,
 ) -> TableMetadata:
-    """Return the content of metadata.json of a packed table.
+    """Return the content of the metadata.json of a packed table.
 
     Args:
         table: The table.

@@ -68,7 +68,7 @@ not shards.
 def pack_table(
     source: str | Path, out: Path, settings: TableSettings, run: StageRun, *, verify: bool = False
 ) -> _PackedTable | ByRowLength[_PackedTable]:
-    """Pack the rows of a table.
+    """Pack the rows of a table, and write the packs to a folder.
 
     Args:
         source: A .parquet, .arrow or .jsonl[.gz] file, a folder or a glob of such files, or a folder that
@@ -136,7 +136,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         return self.signature.sha256
 
     def open_inputs(self) -> nullcontext[GroupedTable]:
-        """Open the table, which lists its files and divides its rows into groups."""
+        """Open the table, and return it as a context."""
         return nullcontext(open_table(self.table, self.settings, self.run.reporter))
 
     def count_groups(self, inputs: GroupedTable) -> int:
@@ -144,9 +144,9 @@ class _TablePacking(PackingJob[GroupedTable]):
         return len(inputs.groups)
 
     def check_groups(self, inputs: GroupedTable, group_numbers: Sequence[int]) -> PendingGroups:
-        """Return an empty list of files for each group, and the total number of rows.
+        """Return an empty list of files to fetch for each group, and the total number of rows in the groups.
 
-        No file has to be fetched, because the files of a table are already on this machine.
+        The files of a table are already on this machine, so no file has to be fetched.
         """
         return PendingGroups(
             [()] * len(group_numbers), sum(part.rows for number in group_numbers for part in inputs.groups[number])
@@ -176,7 +176,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         )
 
     def _write_shards(self, layout: PackLayout, number: int, rows: GroupRows, packs: PackSequences) -> Sequence[Shard]:
-        """Write the packs of a group as shards, on several threads, and return the manifest's entry of each shard."""
+        """Write the packs of a group as shards on several threads, and return one manifest entry per shard."""
         settings = self.settings
         size = packs.pack_count * layout.estimated_pack_bytes + (0 if rows.scalars is None else rows.scalars.nbytes)
         shards = count_shards(
@@ -186,7 +186,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         scalars = rows.scalars.take(packs.rows) if layout.columns.scalars else None
 
         def write_shard(shard: int, _: ByteArray) -> Shard:
-            """Write one shard of the group, and return its entry for the manifest."""
+            """Write one shard of the group, and return its manifest entry."""
             path = self.folder / shard_name(number, shard, TableMetadata.shard_ending)
             return write_table_shard(path, layout, rows, packs, scalars, (bounds[shard], bounds[shard + 1]))
 
@@ -216,9 +216,9 @@ class _TablePacking(PackingJob[GroupedTable]):
 
 
 def _pack_group(sequences: RowSequences, settings: TableSettings, group_number: int) -> tuple[PackSequences, Packing]:
-    """Choose the packs of a group of rows.
+    """Pack the sequences of one group.
 
-    Return the sequences in the order in which the packs contain them, and the packing with its lower bound.
+    Return the sequences in the order of the packs that contain them, and the packing with its lower bound.
     """
     slots = settings.max_sequence_length
     packing = pack_histogram(
@@ -237,7 +237,7 @@ def _pack_group(sequences: RowSequences, settings: TableSettings, group_number: 
 
 @contextmanager
 def _open_locally(source: str | Path, out: Path, store: StoreSettings | None) -> Iterator[tuple[str | Path, Path]]:
-    """Provide a local copy of a table and a local folder for its packs, for the duration of the block.
+    """Provide a local copy of a table and a local folder for its packs while the context is open.
 
     Yields:
         (the table, the folder of the packs). Files that are completed in the folder are uploaded if `out` is a URL.
@@ -249,13 +249,13 @@ def _open_locally(source: str | Path, out: Path, store: StoreSettings | None) ->
 
 
 def _check_output_folder(folder: Path, table_files: Sequence[Path]) -> None:
-    """Check that the packs are not written into the folder of the table."""
+    """Raise an InputError if the packs would be written into the folder of the table."""
     if resolve_links(folder) in {resolve_links(file).parent for file in table_files}:
         raise InputError(f"{folder}: the output folder must not be the folder of the table; choose another one")
 
 
 def _build_signature(files: Sequence[Path], settings: TableSettings, stage: str) -> Signature:
-    """Return the settings and the identity of every input file, which together determine the packs."""
+    """Return the settings and the identity of every input file. Together, they determine the packs."""
     inputs = {file.name: identify_file(file).identity for file in files}
     return Signature(stage, settings.model_dump(mode="json"), inputs)
 

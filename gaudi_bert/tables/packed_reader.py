@@ -32,7 +32,7 @@ _TOKEN_COLUMNS = ("position_ids", "sequence_ids")
 
 
 class _RowGroup(NamedTuple):
-    """A row group of a Parquet file that was read into memory.
+    """A row group of a Parquet file in memory.
 
     Attributes:
         first: The number of its first row in the file.
@@ -46,7 +46,7 @@ class _RowGroup(NamedTuple):
 
 
 class _Footer(NamedTuple):
-    """The footer of a Parquet file, which states where its row groups are.
+    """The footer of a Parquet file, which contains the positions of its row groups.
 
     Attributes:
         metadata: The metadata as pyarrow returns it.
@@ -87,10 +87,10 @@ def open_packed_tables(folder: Path, paths: Sequence[Path]) -> StoredPacks:
 
 
 class TableFiles(ShardFiles["_Footer"]):
-    """Packed Parquet files, numbered in the order of their paths, which serve as the shards of a `StreamReader`.
+    """The Parquet files of a packed table, which serve as the shards of a `StreamReader`.
 
-    One row group of each open file is in memory, and no file handle stays open. After all row groups of a file were read,
-    the CRC-32C of the file is compared with the expected value.
+    The files are numbered in the order of their paths. One row group of each open file is in memory, and no file handle
+    stays open. After all row groups of a file were read, the CRC-32C of the file is compared with the expected value.
 
     Args:
         paths: The files.
@@ -112,7 +112,7 @@ class TableFiles(ShardFiles["_Footer"]):
         """The number of rows in each file, int64."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only what another process needs to open the files itself."""
+        """Pickle only the arguments with which another process can open the files itself."""
         return TableFiles, (self.paths, self.sizes, self._crc32c_of)
 
     def window_rows(self, file: int) -> int:
@@ -138,16 +138,16 @@ class TableFiles(ShardFiles["_Footer"]):
         return footer
 
     def open_shard(self, file: int, prepared: _Footer) -> None:
-        """Start reading a file, given its footer."""
+        """Open a file by storing its footer, which `prepare_shard` returned."""
         self._footers[file] = prepared
 
     def close_shard(self, file: int) -> None:
-        """Forget the footer and the row group of a file, which releases their memory."""
+        """Close a file, and release the memory of its footer and its row group."""
         del self._footers[file]
         self._groups.pop(file, None)
 
     def close_shards_except(self, numbers: Iterable[int]) -> None:
-        """Release the memory of all open files except those with these numbers."""
+        """Close all open files except those with these numbers."""
         for number in self._footers.keys() - set(numbers):
             self.close_shard(number)
 
@@ -167,7 +167,7 @@ class TableFiles(ShardFiles["_Footer"]):
         return rows
 
     def _load_row_group(self, file: int, record: int) -> _RowGroup:
-        """Return the row group that contains a row, which is read if it is not in memory."""
+        """Return the row group of a file that contains a row. Read it unless it is already in memory."""
         group = self._groups.get(file)
         if group is None or not group.first <= record < group.last:
             if file not in self._footers:
@@ -206,8 +206,8 @@ class TableFiles(ShardFiles["_Footer"]):
         return columns
 
     def _check_file_crc32c(self, file: int, number: int) -> None:
-        """Compute the CRC-32C of the bytes of one row group. Once all row groups of a file were read, check that of the
-        file.
+        """Compute the CRC-32C of the bytes of one row group. When all row groups of a file were read, check the CRC-32C of
+        the file.
 
         Raises:
             InputError: The CRC-32C differs from the manifest.
@@ -256,6 +256,6 @@ def _read_footer(path: Path) -> _Footer:
 
 
 def _find_row_group_start(row_group: Any) -> int:
-    """Return the position in the file at which a row group begins."""
+    """Return the byte position at which a row group begins in its file."""
     column = row_group.column(0)
     return int(column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset)

@@ -35,7 +35,7 @@ _VALUES_AT_ONCE = 2**14
 
 
 class PackLayout(NamedTuple):
-    """The columns and sizes of the shards in a folder.
+    """The columns of a packed table, and the number of slots in its packs.
 
     Attributes:
         columns: The columns of the table.
@@ -122,7 +122,7 @@ def write_table_shard(
 
 
 def _choose_encodings(layout: PackLayout) -> dict[str, Any]:
-    """Return the options that determine how the columns of a shard are encoded.
+    """Return the options of pyarrow's Parquet writer that set the encodings of the columns in a shard.
 
     Columns with L numbers per pack are split into their bytes: first all first bytes, then all second bytes, and so on. zstd
     compresses this in half the time of a dictionary encoding, and to fewer bytes. These columns have no statistics, because
@@ -153,7 +153,7 @@ def _choose_encodings(layout: PackLayout) -> dict[str, Any]:
 def _build_columns(
     layout: PackLayout, rows: GroupRows, packs: PackSequences, scalars: Any, first_pack: int, end_pack: int
 ) -> dict[str, Any]:
-    """Return all columns of the packs `first_pack` .. `end_pack` - 1, as pyarrow arrays by name."""
+    """Return all columns of the packs from `first_pack` to `end_pack` - 1, as pyarrow arrays by name."""
     pyarrow = require_pyarrow()
     slots, (begin, end) = layout.max_sequence_length, packs.offsets[[first_pack, end_pack]].tolist()
     of_rows, starts, lengths = packs.rows[begin:end], packs.starts[begin:end], packs.lengths[begin:end]
@@ -211,10 +211,10 @@ class PackSequences(NamedTuple):
 def _fill_positions_and_numbers(
     packs: PackSequences, first_pack: int, end_pack: int, row_slots: int, positions: Int32Array, sequence_numbers: Int32Array
 ) -> None:
-    """Fill two arrays with, for each slot of some packs, its position in its sequence and the number of this sequence from
-    1.
+    """Fill two arrays with one value for each slot of some packs: its position in its sequence, and the number of this
+    sequence in the pack, from 1.
 
-    Padding has the number 0, and its positions count from 0 as in one more sequence.
+    Padding gets the sequence number 0, and its positions count from 0 like those of a sequence.
     """
     at = 0
     for pack in range(first_pack, end_pack):

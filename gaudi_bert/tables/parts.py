@@ -38,7 +38,7 @@ _DEEPEST = 64
 
 
 class TablePart(NamedTuple):
-    """Consecutive rows of one file that are read together.
+    """Consecutive rows of one table file that are read together.
 
     Attributes:
         path: The file.
@@ -63,7 +63,7 @@ class TablePart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A text by which parts are sorted in the order of the table. It stands for the file name when groups are formed."""
+        """A text by which parts are sorted in the order of the table. It is used as the file name when groups are formed."""
         return f"{self.table_row:020d}"
 
     @property
@@ -73,7 +73,7 @@ class TablePart(NamedTuple):
 
 
 class _JsonBlock(NamedTuple):
-    """A block of lines of a JSON file.
+    """A block of consecutive lines in a JSON lines file.
 
     Attributes:
         start: The byte at which the block begins.
@@ -89,7 +89,7 @@ class _JsonBlock(NamedTuple):
 
 
 def read_table_schema(path: Path) -> Any:
-    """Return the pyarrow schema of a table. For JSON lines, it is inferred from the first block.
+    """Return the pyarrow schema of a table file. For JSON lines, the schema is inferred from the first lines.
 
     Raises:
         InputError: The file cannot be read, has two columns of the same name, or is JSON without rows.
@@ -110,7 +110,7 @@ def read_table_schema(path: Path) -> Any:
 
 
 def list_parts(path: Path, columns: Collection[str], max_rows: int, max_bytes: int) -> list[TablePart]:
-    """Return the parts of a table that contain rows, in order.
+    """Divide a table file into parts, and return the parts that contain rows, in order.
 
     Args:
         path: The file.
@@ -145,7 +145,7 @@ def list_parts(path: Path, columns: Collection[str], max_rows: int, max_bytes: i
 
 
 def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, threads: bool = True) -> Iterator[Any]:
-    """Yield each part of a file as a pyarrow Table, in order.
+    """Read some parts of a table file, and yield each as a pyarrow Table, in order.
 
     Args:
         parts: The parts, all of the same file.
@@ -179,7 +179,7 @@ def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, 
 
 
 def _check_row_count(part: TablePart, arrow_table: Any) -> Any:
-    """Return the rows of a part, after checking that it still has as many rows as when the parts were listed."""
+    """Return the rows of a part. Raise an InputError if their number has changed since the parts were listed."""
     if arrow_table.num_rows != part.rows:
         raise InputError(
             f"{part.path}: the file changed while it was read: expected {part.rows} rows from row {part.first_row} on, "
@@ -189,7 +189,7 @@ def _check_row_count(part: TablePart, arrow_table: Any) -> Any:
 
 
 def _is_parquet(path: Path) -> bool:
-    """Return whether a file begins like a Parquet file."""
+    """Return whether a file begins with the magic bytes of Parquet."""
     with explain_os_errors(path, "read"), open_file(path) as handle:
         return handle.read(4) == b"PAR1"
 
@@ -201,8 +201,8 @@ def _list_row_group_sizes(path: Path, columns: Collection[str]) -> Iterator[tupl
         names = [metadata.schema.column(leaf).path.split(".", 1)[0] for leaf in range(metadata.num_columns)]
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
-            # `group.column` would end the process if the chunk is damaged. A reader raises an exception at its first page
-            # instead, so read one row first.
+            # If the chunk is damaged, `group.column` would end the process, but reading a row raises an exception. Therefore
+            # read one row first.
             next(table.iter_batches(1, row_groups=[number], columns=[name for name in columns if name in names]), None)
             chunks = [group.column(leaf) for leaf, name in enumerate(names) if name in columns]
             values = [_WIDTHS.get(chunk.physical_type, _BYTES_OF_OTHERS) * chunk.num_values for chunk in chunks]
@@ -211,7 +211,7 @@ def _list_row_group_sizes(path: Path, columns: Collection[str]) -> Iterator[tupl
 
 
 def _read_parquet_parts(path: Path, parts: Sequence[TablePart], columns: Sequence[str], threads: bool) -> Iterator[Any]:
-    """Yield parts of a Parquet file as pyarrow Tables."""
+    """Read some parts of a Parquet file, and yield each as a pyarrow Table."""
     pyarrow = require_pyarrow()
     with open_parquet(path) as table:
         for number, group in itertools.groupby(parts, key=lambda part: part.position):
@@ -236,9 +236,9 @@ def _open_arrow(source: Any) -> Any:
 
 
 def _read_arrow_batches(path: Path, columns: Collection[str]) -> Iterator[Any]:
-    """Yield all record batches of an Arrow file or stream, with only these columns.
+    """Yield all record batches of an Arrow file or stream, restricted to some columns.
 
-    They are views of the mapped file, so only values that are used are read.
+    The batches are views of the mapped file, so only the values that are used are read from the disk.
     """
     pyarrow = require_pyarrow()
     with pyarrow.memory_map(str(check_regular_file(path))) as source:
@@ -250,7 +250,7 @@ def _read_arrow_batches(path: Path, columns: Collection[str]) -> Iterator[Any]:
 
 
 def _read_arrow_parts(path: Path, parts: Sequence[TablePart], columns: Sequence[str]) -> Iterator[Any]:
-    """Yield parts of an Arrow file as pyarrow Tables."""
+    """Read some parts of an Arrow file, and yield each as a pyarrow Table."""
     pyarrow = require_pyarrow()
     by_batch = {number: list(group) for number, group in itertools.groupby(parts, key=lambda part: part.position)}
     for number, batch in enumerate(_read_arrow_batches(path, columns)):
@@ -268,12 +268,12 @@ def _read_arrow_parts(path: Path, parts: Sequence[TablePart], columns: Sequence[
 
 
 def _is_json(path: Path) -> bool:
-    """Return whether a file contains JSON lines, according to its ending."""
+    """Return whether a file contains JSON lines, according to its extension."""
     return path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
 def _list_json_blocks(path: Path) -> list[_JsonBlock]:
-    """Return the blocks of a JSON file. A gzipped file is a single block."""
+    """Return the blocks of lines in a JSON lines file. A gzipped file is a single block."""
     blocks, end = list[_JsonBlock](), 0
     for block in _read_blocks(path, 0, None):
         blocks.append(_JsonBlock(end, end + len(block), len(_split_lines(block)), _MEMORY_OF_TEXT * len(block)))
@@ -286,7 +286,7 @@ def _list_json_blocks(path: Path) -> list[_JsonBlock]:
 def _read_json_lines(path: Path, start_byte: int, end_byte: int, first_row: int, schema: Any) -> Any:
     """Parse the JSON lines between two byte positions of a file, and return them as a pyarrow Table of `schema`.
 
-    For a gzipped file, decompressed bytes count.
+    For a gzipped file, the positions count decompressed bytes.
     """
     tables = [schema.empty_table()]
     for block in _read_blocks(path, start_byte, end_byte):
@@ -335,7 +335,7 @@ def _split_lines(block: bytes) -> list[bytes]:
 
 
 def _parse_rows(path: Path, block: bytes, first_row: int) -> Iterator[dict[str, Any]]:
-    """Yield the JSON object in each line of a block.
+    """Parse each line of a block, and yield its JSON object.
 
     Raises:
         InputError: A line is not an object, or is nested too deeply.
@@ -344,7 +344,7 @@ def _parse_rows(path: Path, block: bytes, first_row: int) -> Iterator[dict[str, 
         problem = "is not a JSON object"
         try:
             row = JSON.decode(line.decode("utf-8"))
-            # Arrow would end the process while it infers the type of a value that is nested very deeply.
+            # Inferring the type of a very deeply nested value would end the process within Arrow, so reject such values.
             if isinstance(row, dict) and (
                 line.count(b"[") + line.count(b"{") <= _DEEPEST or _nesting_depth(row) <= _DEEPEST
             ):
@@ -366,14 +366,15 @@ def _nesting_depth(value: Any) -> int:
 
 
 def _build_checked_table(path: Path, rows: Sequence[Mapping[str, Any]], first_row: int, schema: Any) -> Any:
-    """Convert the rows of a block of JSON lines to a pyarrow Table.
+    """Convert rows of a JSON lines file to a pyarrow Table. If this fails, raise an InputError that names the first invalid
+    row.
 
     Raises:
         InputError: A row contradicts the schema, or the rows before it. The message names the first such row.
     """
 
     def problem(count: int) -> Exception | None:
-        """Return the exception that the first `count` rows raise, or None."""
+        """Return the exception that converting the first `count` rows raises, or None."""
         try:
             _build_table(rows[:count], schema)
         except (require_pyarrow().ArrowException, ValueError, OverflowError) as error:
@@ -392,7 +393,7 @@ def _build_checked_table(path: Path, rows: Sequence[Mapping[str, Any]], first_ro
 
 
 def _build_table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
-    """Convert rows to a pyarrow Table of `schema`, or with the columns and types that the rows have if `schema` is None.
+    """Convert rows to a pyarrow Table. If `schema` is None, the columns and their types are inferred from the rows.
 
     Raises:
         ValueError, OverflowError, pyarrow.ArrowException: A value does not fit its type, or cannot be represented exactly.
@@ -419,8 +420,8 @@ def _build_table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
 def _can_store_type(value_type: Any, column_type: Any) -> bool:
     """Return whether a column of `column_type` can store all values of `value_type`.
 
-    For integers in a column of floating-point numbers, the answer is yes, and pyarrow itself rejects integers that would be
-    rounded.
+    A column of floating-point numbers can store integers. If an integer would be rounded, pyarrow itself raises an
+    exception.
     """
     types = require_pyarrow().types
     if value_type == column_type or types.is_null(value_type):
@@ -436,7 +437,7 @@ def _can_store_type(value_type: Any, column_type: Any) -> bool:
 
 
 def _contains_bool(value: Any, arrow_type: Any) -> bool:
-    """Return whether a value contains a bool in place of a floating-point number, which pyarrow would store as 0 or 1."""
+    """Return whether a value contains a bool in place of a floating-point number. pyarrow would store the bool as 0 or 1."""
     if isinstance(value, list):
         return any(_contains_bool(each, arrow_type.value_type) for each in value)
     if isinstance(value, dict):

@@ -27,7 +27,8 @@ _DATASET_STATE = "state.json"
 
 
 def is_table(source: str | Path) -> bool:
-    """Return whether `source` is a table: a file with the ending of a table, or a folder or pattern of such files.
+    """Return whether `source` is a table, which is a file with the extension of a table, or a folder or pattern of such
+    files.
 
     Commands read everything else as TFRecords.
     """
@@ -77,12 +78,12 @@ def list_table_files(source: str | Path, reporter: Reporter | None = None) -> li
 
 
 def _has_table_ending(path: Path) -> bool:
-    """Return whether a file name has the ending of a table."""
+    """Return whether a file name has the extension of a table."""
     return path.name.endswith(_ENDINGS)
 
 
 def _list_tables(folder: Path) -> list[Path]:
-    """Return the files in a folder that have the ending of a table, sorted.
+    """Return the files in a folder that have the extension of a table, sorted by name.
 
     The caches of datasets are left out, and so are the hidden files that pyarrow ignores.
     """
@@ -91,7 +92,7 @@ def _list_tables(folder: Path) -> list[Path]:
 
 
 def _list_split_folders(folder: Path) -> list[str]:
-    """Return the subfolders that contain tables, which are the splits of a `DatasetDict`."""
+    """Return the names of the subfolders that contain tables, which are the splits of a `DatasetDict`."""
     return sorted(child.name for child in folder.iterdir() if child.is_dir() and any(child.glob("*.arrow")))
 
 
@@ -121,7 +122,7 @@ def _list_matching_tables(source: str | Path) -> list[Path]:
 
 
 def _list_saved_dataset_files(folder: Path) -> list[Path] | None:
-    """Return the files that `state.json` names, sorted, or None if `Dataset.save_to_disk` did not write the folder.
+    """Return the files that `state.json` lists, sorted, or None if the folder was not written by `Dataset.save_to_disk`.
 
     Raises:
         InputError: A file is missing, or the dataset is a selection of rows.
@@ -162,7 +163,8 @@ _ADDED_COLUMNS = ("position_ids", "seq_lens", "sequence_ids", "indices", "starts
 
 @dataclass(frozen=True)
 class TableColumns:
-    """The columns of a table that are packed, divided into aligned columns and scalar columns.
+    """The columns of a table that are packed. Aligned columns have one value per token, and scalar columns have one value
+    per row.
 
     Attributes:
         schema: The pyarrow schema of all columns in the table.
@@ -183,7 +185,7 @@ class TableColumns:
 
     @property
     def stored_names(self) -> list[str]:
-        """The names of all packed columns in the table, in the same order."""
+        """The names that the packed columns have in the table, in the order of `names`."""
         return [self.stored_name(name) for name in self.names]
 
     def stored_name(self, name: str) -> str:
@@ -196,7 +198,7 @@ class TableColumns:
         return TableColumns(self.schema, aligned, {}, self.tokens)
 
     def check_types(self, path: Path) -> None:
-        """Check that all types can be packed.
+        """Raise an InputError if the type of a column cannot be packed.
 
         Raises:
             InputError: The type of `labels` cannot hold -100, or a scalar cannot be stored in a list.
@@ -239,7 +241,7 @@ def is_same_type(one: Any, other: Any) -> bool:
 def select_columns(
     files: Sequence[Path], chosen: Sequence[str] | None = None, tokens_column: str = TOKENS_COLUMN
 ) -> TableColumns:
-    """Return the columns of a table to pack, after checking that all files have the same columns.
+    """Choose the columns of a table to pack, and check that all files contain them with the same types.
 
     Args:
         files: The files.
@@ -297,7 +299,7 @@ def select_columns(
 
 
 def _rename_or_omit_remedy(name: str) -> str:
-    """Return the end of an error message: rename a column that cannot be packed, or omit it."""
+    """Return the remedy for a column that cannot be packed, which is to rename or to omit it."""
     return f"rename the column, or select the columns to pack without {name}: --columns input_ids,..."
 
 

@@ -65,7 +65,9 @@ class _TokensOutput(GroupedOutput[int, TokenisedPart]):
     """The output folder of `tokenize`, which contains a table for each part of the texts."""
 
     def is_group_complete(self, summary: TokenisedPart) -> bool:
-        """Return whether the table of a part exists. In an object store, it is uploaded before its summary."""
+        """Return whether the table of a part exists. In an object store it does, because it is uploaded before its
+        summary.
+        """
         path = self.folder / summary.name
         return is_mirrored(self.folder) or (path.is_file() and path.stat().st_size == summary.bytes)
 
@@ -103,7 +105,7 @@ def tokenize_texts(
 
 @contextmanager
 def _open_sources(texts: Sequence[str]) -> Iterator[list[Source]]:
-    """Provide the text files for the duration of the block.
+    """Find the text files, and provide them while the context is open.
 
     Standard input is copied to a temporary file, because its size and checksum are needed before it is tokenized.
     """
@@ -126,7 +128,9 @@ def _tokenize_sources(
     settings: TokenizeSettings,
     run: StageRun,
 ) -> StageOutput[TokenisedTexts] | PlainResult:
-    """Tokenize the missing parts that this run has to do. If all parts exist afterwards, write tokens.json."""
+    """Tokenize those missing parts of the texts that this run has to do. If no part is missing afterwards, write
+    tokens.json.
+    """
     encoder = _Encoder(tokenizer, settings)
     identities = [compute_source_identity(source) for source in sources]
     inputs = {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
@@ -156,7 +160,8 @@ def _tokenize_sources(
     with output.remove_files_on_bad_input() if run.part is None else nullcontext():
         with run.reporter.task("tokenize", sum(parts[number].size_bytes for number in own), "bytes") as task:
             for number in own:
-                # Another process may have written the part in the meantime. The summary is written last.
+                # Another process may have written the part in the meantime, so check again under the lock. Write the summary
+                # last, because it marks the part as complete.
                 with output.lock_group(number, f"{out}: part {number}") as needed:
                     if needed:
                         _write_part(parts[number], token_table_path(out, number, len(parts)), encoder, output, task).write(
@@ -204,7 +209,7 @@ def _write_summary(
 
 
 def _write_part(part: RowPart, path: Path, encoder: _Encoder, output: _TokensOutput, task: Task) -> TokenisedPart:
-    """Write the table of a part, and return its summary."""
+    """Tokenize a part of the texts, write its table, and return its summary."""
     counts: Counter[str] = Counter()
     size = _write_tables(path, encoder.columns, _tokenize_part(part, encoder, task, counts, output.reporter.say))
     remove_local_copies(path)
@@ -217,10 +222,12 @@ def _write_part(part: RowPart, path: Path, encoder: _Encoder, output: _TokensOut
 def _tokenize_part(
     part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str], say: Callable[[str], None]
 ) -> Iterator[Any]:
-    """Tokenize the texts of a part in batches, yield a table for each batch, and add its rows and tokens to `counts`."""
+    """Tokenize the texts of a part in batches, and yield one table per batch. Add the numbers of rows and tokens to
+    `counts`.
+    """
 
     def encode(batch: list[TextRow]) -> tuple[Any, Counter[str], int]:
-        """Return the table of a batch, its counts, and its number of characters."""
+        """Tokenize a batch, and return its table, its counts and its number of characters."""
         values, counted = encoder.encode_rows(batch, part)
         return _build_token_table(encoder.columns, values), counted, sum(map(_count_characters, batch))
 
@@ -232,7 +239,7 @@ def _tokenize_part(
         encode, batch_by_size(texts, _count_characters, _BATCH_CHARACTERS, _BATCH_TEXTS)
     ):
         counts.update(counted)
-        # The progress within a compressed file is unknown, so its text is assumed to be as long as the file.
+        # The text of a compressed file may be longer than the file, so report at most the size of the file as progress.
         characters, before = characters + size, characters
         task.advance(min(characters, part.size_bytes) - min(before, part.size_bytes))
         yield table
@@ -242,14 +249,14 @@ def _tokenize_part(
 
 
 def _count_characters(row: TextRow) -> int:
-    """Return the number of characters of a text or pair."""
+    """Return the number of characters in a text or a pair of texts."""
     return len(row.text) + len(row.text_pair or "")
 
 
 def _encode_ahead(
     encode: Callable[[list[TextRow]], tuple[Any, Counter[str], int]], batches: Iterator[list[TextRow]]
 ) -> Iterator[tuple[Any, Counter[str], int]]:
-    """Yield the result of `encode` for each batch, in order. Threads encode a few batches in advance."""
+    """Call `encode` for each batch, and yield the results in order. A few batches are encoded ahead on other threads."""
     with ThreadPoolExecutor(_BATCHES_AHEAD) as pool:
         waiting: deque[Future[tuple[Any, Counter[str], int]]] = deque()
         for batch in batches:
@@ -264,7 +271,7 @@ def _encode_ahead(
 
 
 class _Encoder:
-    """A tokenizer that truncates texts at the row length, with or without special tokens.
+    """Tokenizes texts into rows of limited length, with or without special tokens.
 
     Args:
         tokenizer: The tokenizer, whose truncation is turned on.
@@ -281,7 +288,7 @@ class _Encoder:
         library, special = tokenizer.tokenizer, settings.special_tokens
         with_pairs = settings.text_pair_column is not None
         self.settings = settings
-        # The number of special tokens in a row with one text, and with a pair.
+        # The number of special tokens in a row with a single text, and in a row with a pair.
         self._added = [library.num_special_tokens_to_add(is_pair=pair) if special else 0 for pair in (False, True)]
         least = self._added[with_pairs] + 1
         if settings.max_sequence_length < least:
@@ -289,9 +296,9 @@ class _Encoder:
                 f"--max-sequence-length {settings.max_sequence_length}: the tokenizer adds {least - 1} special tokens to "
                 f"each row, so the value must be at least {least}"
             )
-        # The segment ids of the special tokens before a text, of its tokens, and of the special tokens after it. None if all
-        # are 0, because models use 0 if the column is missing. They are needed because the library sets segment ids only in
-        # the first piece of a text.
+        # The library sets segment ids only in the first piece of a text. Therefore store the segment ids of the special
+        # tokens before a text, of its tokens, and of the special tokens after it. If all are 0, store None, because models
+        # use 0 if the column is missing.
         self._segments: tuple[list[int], int, list[int]] | None = None
         for letter in "aA1" if tokenizer.has_segments else "":  # the vocabulary may lack some of them
             encoding = library.encode(letter, add_special_tokens=special)
@@ -299,10 +306,10 @@ class _Encoder:
             if of_text and any(types):
                 self._segments = types[: of_text[0]], types[of_text[0]], types[of_text[-1] + 1 :]
                 break
-        # The same tokenizer without truncation, which counts the tokens of pairs.
+        # A copy without truncation counts the tokens of complete pairs.
         self._uncut = clone_tokenizer(library) if with_pairs else library
         self._library = library
-        # A text that is split must be split from its beginning, so that its pieces follow each other.
+        # The pieces of a split text must follow each other, so split it from its beginning.
         side = tokenizer.truncation_side if settings.too_long == "truncate" else "right"
         library.enable_truncation(settings.max_sequence_length, direction=side)
         of_pairs = with_pairs and tokenizer.has_segments and any(self._encode_batch(self._uncut, [("a", "a")])[0].type_ids)
@@ -310,7 +317,7 @@ class _Encoder:
         self.columns = (TOKENS_COLUMN, _SEGMENTS_COLUMN) if with_segments else (TOKENS_COLUMN,)
 
     def _encode_batch(self, library: Tokenizer, texts: list[_Text]) -> Sequence[Encoding]:
-        """Tokenize some texts with the given tokenizer, and return their encodings in order."""
+        """Tokenize texts with the given tokenizer, and return their encodings in order."""
         encoded: Sequence[Encoding] = library.encode_batch_fast(texts, add_special_tokens=self.settings.special_tokens)
         return encoded
 
@@ -346,7 +353,7 @@ class _Encoder:
     def _apply_too_long_policy(
         self, text: TextRow, encoding: Encoding, part: RowPart, counts: Counter[str]
     ) -> list[Encoding]:
-        """Truncate, split or drop a text that is longer than a row, count this, and return the rows that remain.
+        """Truncate, split or drop a text that is longer than a row, update `counts`, and return the remaining rows.
 
         Raises:
             InputError: The policy is "error", or it is "split" and the text is a pair.
@@ -379,7 +386,7 @@ class _Encoder:
 
 
 def _build_token_table(columns: Sequence[str], values: Sequence[Sequence[Sequence[int]]]) -> Any:
-    """Return a pyarrow Table of lists of int32, given the list of each row for each column."""
+    """Return a pyarrow Table with one column of int32 lists for each name in `columns`."""
     pyarrow = require_pyarrow()
     kind = pyarrow.list_(pyarrow.int32())
     return pyarrow.table({name: pyarrow.array(rows, kind) for name, rows in zip(columns, values, strict=True)})

@@ -56,7 +56,7 @@ _VerifiedTable: TypeAlias = StageOutput[Verification] | PlainResult
 
 
 def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable | ByRowLength[_VerifiedTable]:
-    """Verify a packed table against the table that was packed.
+    """Compare a packed table with the table from which it was packed, value by value.
 
     Args:
         source: The table: a file, a folder, a glob or a URL.
@@ -70,8 +70,8 @@ def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTa
         FailedError: The packs differ from the table.
     """
     if file_exists(RowLengthTables.path_in(packed), run.store):
-        # Each packed table is proven to contain the sequences between two lengths. All of them belong to one packing, so
-        # that the sequences of every length are in exactly one of them.
+        # Each packed table is verified to contain exactly the sequences within a range of lengths. The tables were packed
+        # together, so each length is in exactly one range.
         with open_local_copy(source, run.store) as table, mirror_folder(packed, run.store) as folder:
             lengths = _read_row_lengths(folder)
             return ByRowLength(
@@ -81,7 +81,7 @@ def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTa
 
 
 def verify_single_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable:
-    """Verify the packed table of one row length.
+    """Compare the packed table of one row length with the table from which it was packed.
 
     Args:
         source: The table: a file, a folder, a glob or a URL.
@@ -110,7 +110,7 @@ def verify_single_table(source: str | Path, packed: Path, run: StageRun) -> _Ver
 
 
 def _read_row_lengths(folder: Path) -> tuple[int, ...]:
-    """Read the row lengths of a folder that contains a packed table for each row length.
+    """Read the row lengths of a folder that contains one packed table per row length.
 
     Check that all of these tables were packed together, and that the folder contains no other packed table.
 
@@ -136,7 +136,7 @@ def _read_row_lengths(folder: Path) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _TableVerifier:
-    """Compares the shards of a packed table with the rows of its table. It implements `GroupVerifier`.
+    """Compares the shards of a packed table with the rows of the original table. Implements `GroupVerifier`.
 
     Attributes:
         source: The table.
@@ -150,7 +150,7 @@ class _TableVerifier:
 
     @cached_property
     def _signature(self) -> Signature:
-        """The settings and inputs with which the table was packed, after checking that the inputs are unchanged."""
+        """The settings and inputs with which the table was packed. The inputs must not have changed since."""
         packed, metadata, signature = self.folder.path, self.folder.metadata, read_signature(self._settings_path)
         present = [identify_file(file) for file in list_table_files(self.source)]
         check_inputs_unchanged(packed, metadata.inputs, present, metadata.remedy)
@@ -160,7 +160,7 @@ class _TableVerifier:
 
     @property
     def _settings_path(self) -> Path:
-        """The path of the file that states the settings and inputs of the packs."""
+        """The path of the settings.json that was written when the table was packed."""
         return settings_path(self.folder.path, TableMetadata.path_in(self.folder.path))
 
     @cached_property
@@ -170,7 +170,7 @@ class _TableVerifier:
 
     @cached_property
     def _table(self) -> GroupedTable:
-        """The table, after checking that it still has as many groups as were packed."""
+        """The opened table, which must still have as many groups as were packed."""
         table, groups = open_table(self.source, self._settings, self.run.reporter), len(self.folder.group_numbers)
         if groups != len(table.groups):
             raise FailedError(
@@ -193,7 +193,7 @@ class _TableVerifier:
         return build_table_metadata(self._table, self._settings, totals, inputs, version)
 
     def _verify_group(self, claimed: TableManifest) -> TableManifest:
-        """Compare the shards of a group with its rows of the table, and return its manifest as computed from them.
+        """Compare the shards of a group with the rows of the table, and return the manifest that is expected for the group.
 
         Each shard is read, and its CRC-32C is compared with the manifest. Every slot is compared with the row from which it
         claims to come. Every sequence must occur exactly once. The name of the algorithm and the lower bound are copied from
@@ -252,9 +252,9 @@ class _TableVerifier:
 
 
 def _find_sequences(stored: _PackedRowGroup, rows: GroupRows, sequences: RowSequences, was_found: BoolArray) -> IntArray:
-    """Return the numbers of the sequences that the packs of a row group contain, int64.
+    """Return the numbers of the sequences that the packs of one row group contain, int64 [sequences].
 
-    Check that each of them is a sequence of the group and has not occurred in another pack.
+    Check that the group contains each of these sequences, and that no other pack contains it.
 
     Raises:
         FailedError: A sequence differs from the table, or occurs twice.
@@ -299,7 +299,7 @@ class _PackedRowGroup(NamedTuple):
 
     @property
     def location(self) -> str:
-        """The text by which messages name the row group: its file and its first pack."""
+        """The file and the first pack of the row group, as text for messages."""
         return f"{self.path}: from pack {self.first} on"
 
 
@@ -334,9 +334,9 @@ def _read_row_groups(path: Path, layout: PackLayout) -> Iterator[_PackedRowGroup
 
 
 def _check_packs(path: Path, layout: PackLayout, first_pack: int, arrow_table: Any) -> _PackedRowGroup:
-    """Return the packs of a row group.
+    """Check the packs of a row group, and return them.
 
-    Check that each sequence has one length and one index, and that no pack has too many tokens.
+    Each sequence must have one length and one index, and no pack may have too many tokens.
     """
     lengths, offsets = convert_lists_to_numpy(path, first_pack, "seq_lens", arrow_table.column("seq_lens"))
     indices, others = convert_lists_to_numpy(path, first_pack, "indices", arrow_table.column("indices"))
@@ -360,7 +360,7 @@ def _check_packs(path: Path, layout: PackLayout, first_pack: int, arrow_table: A
 
 
 def _check_tokens(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, row_of_sequence: IntArray) -> None:
-    """Check that every slot of every column with one value per token has the expected value.
+    """Check every slot of the columns that have one value per token, by comparing it with the rows of the table.
 
     Args:
         packs: The packs.
@@ -413,7 +413,7 @@ def _raise_for_first_slot(packs: _PackedRowGroup, column: str, is_wrong: AnyArra
 
 
 def _check_scalars(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, row_of_sequence: IntArray) -> None:
-    """Check that every scalar column contains, for each sequence, the value of the row from which the sequence comes."""
+    """Check that the scalar columns of packs contain the value of the right table row for each sequence."""
     pyarrow = require_pyarrow()
     for name in layout.columns.scalars:
         column = packs.table.column(name).combine_chunks()
@@ -427,7 +427,7 @@ def _check_scalars(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, 
                 right = chunk.cast(held.type)  # convert to the type that Parquet stores
             except pyarrow.ArrowException:  # the stored type cannot represent a value
                 right = None
-            # Comparing the text treats NaN as equal to NaN, at any depth.
+            # NaN does not equal NaN, so also compare the values as text.
             if right is None or not (held.equals(right) or repr(held.to_pylist()) == repr(right.to_pylist())):
                 raise FailedError(f"{packs.location}: {name} differs from the rows of the table; pack the table again")
             first += len(chunk)
