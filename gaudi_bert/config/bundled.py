@@ -1,4 +1,4 @@
-"""Pipeline files and model sizes that come with the package and that users choose by name.
+"""Pipeline files and model sizes that are bundled with the package, which users choose by name.
 
 The folder `pipelines/` contains complete pipelines such as `demo`. The files `new-*.yaml` are templates, from which
 `gaudi-bert init` writes a pipeline file. `MODELS` contains the model sizes that `train --model` accepts by name.
@@ -22,13 +22,15 @@ PIPELINES_FOLDER = _FOLDER / "pipelines"
 
 
 def find_pipeline_file(path: Path) -> Path:
-    """Return `path`, or the file of the bundled pipeline if `path` is a name such as `demo` and no such file exists."""
+    """Return the file of a bundled pipeline if `path` is its name, such as `demo`. Otherwise, or if a file with this name
+    exists, return `path`.
+    """
     bundled = PIPELINES_FOLDER / f"{path}.yaml"
     return bundled if path.name == str(path) and not path.exists() and bundled.is_file() else path
 
 
 def new_pipeline_text(name: str) -> str:
-    """Return the text of a new pipeline file with the keys that most users change.
+    """Return the content of a new pipeline file, with the keys that most users change.
 
     Args:
         name: The name of the pipeline. For the name `retrieval`, the keys are those of an embedding model.
@@ -40,9 +42,8 @@ def new_pipeline_text(name: str) -> str:
 # --- models: the sizes that `train --model` chooses
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-# The sizes of the models that users choose by name.
-#
-# `tiny` is the default. `bert-base` and `bert-large` have the published sizes (Devlin et al., 2019, section 3).
+# The model sizes that users choose by name. `tiny` is the default. `bert-base` and `bert-large` have the published sizes
+# (Devlin et al., 2019, section 3).
 MODELS = {
     "tiny": dict(zip(_SIZES, (128, 2, 2, 512), strict=True)),
     "bert-base": dict(zip(_SIZES, (768, 12, 12, 3072), strict=True)),
@@ -51,7 +52,7 @@ MODELS = {
 
 
 def model_size_overrides(model: str) -> list[str]:
-    """Return the `--set` overrides that give the model the sizes of `train --model`.
+    """Return `--set` overrides for the model sizes that the value of `train --model` specifies.
 
     Args:
         model: A name in `MODELS`, or the path of a config.json, of which all keys that are settings are returned.
@@ -89,7 +90,7 @@ def model_size_overrides(model: str) -> list[str]:
 
 
 def is_bert(model: str) -> bool:
-    """Return whether the value of `--model` is the name of a BERT, or a config.json that describes a BERT."""
+    """Return whether a value of `--model` is the name of a BERT model, or a config.json file of a BERT model."""
     if not model.endswith(".json"):
         return model in (*MODELS, "bert")
     content = read_json(Path(model))
@@ -97,6 +98,6 @@ def is_bert(model: str) -> bool:
 
 
 def preset_name_for(settings: ModelSettings) -> str | None:
-    """Return the name in `MODELS` of the model with the sizes of these settings, or None if no model has these sizes."""
+    """Return the name in `MODELS` whose model sizes equal those in the settings, or None."""
     sizes = {key: getattr(settings, key) for key in _SIZES}
     return next((name for name, known in MODELS.items() if known == sizes), None)

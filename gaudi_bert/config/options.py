@@ -1,4 +1,4 @@
-"""Values that users type on the command line, and the table of options and settings that cannot be combined.
+"""Values of command-line options, and the options and settings that cannot be combined.
 
 `EXCLUSIVE` and `REQUIRED` contain options of commands (`--shard`) as well as keys of pipeline files (`kubernetes.store`).
 Commands call `check_combination` with what the user passed. `PipelineSettings` looks up the keys by itself.
@@ -13,7 +13,7 @@ from gaudi_bert.common.errors import InputError
 
 
 class TypedValue(NamedTuple):
-    """A value that a user typed on the command line.
+    """A value that a user has set on the command line, with an option or with `--set`.
 
     Attributes:
         text: The option with its value, such as "--depth 4" or "--set packing.depth=4". Messages begin with it.
@@ -27,7 +27,7 @@ class TypedValue(NamedTuple):
 _ONE_OF_THEM = "pass only one of them"
 _PODS_IN_SETTINGS = "set resources.data_workers and resources.data_processes instead"
 
-# Pairs that exclude each other, with the remedy.
+# These pairs of options or settings exclude each other. The value says what to do instead.
 EXCLUSIVE: dict[tuple[str, str], str] = {
     ("--vocab", "--train-vocab"): _ONE_OF_THEM,
     ("--resume", "--overwrite"): _ONE_OF_THEM,
@@ -46,7 +46,7 @@ EXCLUSIVE: dict[tuple[str, str], str] = {
     ("kubernetes.store", "kubernetes.work_claim"): "set only one of them",
 }
 
-# Pairs of which the first requires the second, with the remedy.
+# In these pairs, the first option or setting requires the second. The value says what to do.
 REQUIRED: dict[tuple[str, str], str] = {
     ("kubernetes.store_secret", "kubernetes.store"): "set it, for example to s3://bucket/prefix",
     ("finetune.data", "task.name"): "set task.name, for example to classification",
@@ -55,7 +55,7 @@ REQUIRED: dict[tuple[str, str], str] = {
 
 
 def combination_error(values: Mapping[str, object]) -> str | None:
-    """Return a message about two options or settings that cannot be combined, or None if all of them can be.
+    """Return a message about two options or settings that cannot be combined, or None if there are none.
 
     Args:
         values: The value of each option or key. None and False mean that it was not passed.
@@ -71,7 +71,7 @@ def combination_error(values: Mapping[str, object]) -> str | None:
 
 
 def check_combination(values: Mapping[str, object]) -> None:
-    """Check that options can be combined.
+    """Raise InputError if two of the options cannot be combined.
 
     Args:
         values: The value of each option. None and False mean that it was not passed.

@@ -1,4 +1,4 @@
-"""Pipeline files: the type `PipelineSettings`, how files and `--set` are read, and the page that lists all keys.
+"""Pipeline files: the settings that they contain, how they are read, and the reference page of all keys.
 
 If a key is unknown or a value is wrong, the message names the key and the allowed values, and suggests the most similar key.
 `--set packing.depth=4` changes one value after the file has been read.
@@ -67,51 +67,51 @@ class PipelineSettings(Settings):
 
     @property
     def has_finetuning(self) -> bool:
-        """Whether the pipeline has the stage `finetune`, because `finetune.data` is set."""
+        """Whether the pipeline fine-tunes a model, which is the case if `finetune.data` is set."""
         return self.finetune.data is not None
 
     @property
     def has_prediction(self) -> bool:
-        """Whether the pipeline has the stage `predict`, because `predict.data` is set."""
+        """Whether the pipeline makes predictions, which is the case if `predict.data` is set."""
         return self.predict.data is not None
 
     @property
     def has_pretraining(self) -> bool:
-        """Whether the pipeline has the stages of pretraining. It has none if it fine-tunes `finetune.init_checkpoint`."""
+        """Whether the pipeline pretrains a model. It does not if it fine-tunes the model in `finetune.init_checkpoint`."""
         return not self.has_finetuning or self.finetune.init_checkpoint is None
 
     @property
     def training_image_engine(self) -> EngineName:
-        """The engine in the image for training. If it is not chosen, it is PyTorch for Gaudi cards, otherwise TensorFlow."""
+        """The engine that the training image contains. The default is PyTorch for Gaudi cards, and otherwise TensorFlow."""
         if self.training.engine != "auto":
             return self.training.engine
         return "pytorch" if self.resources.cards else "tensorflow"
 
     @property
     def training_object_kind(self) -> Literal["job", "mpijob", "trainjob"]:
-        """The kind of the Kubernetes object that trains."""
+        """The kind of Kubernetes object that trains the model."""
         if self.kubernetes.training != "auto":
             return self.kubernetes.training
         return "mpijob" if self.resources.workers > 1 and self.training_image_engine == "tensorflow" else "job"
 
     @property
     def trains_with_mpijob(self) -> bool:
-        """Whether an MPIJob trains on a cluster. Its launcher starts the processes of the workers over ssh."""
+        """Whether an MPIJob trains the model on a cluster. Its launcher starts the training processes over ssh."""
         return self.training_object_kind == "mpijob"
 
     @property
     def training_pods_start_ranks(self) -> bool:
-        """Whether each training pod starts its own processes, which then connect to those of the other pods."""
+        """Whether each training pod starts its own processes, which then connect to the processes of the other pods."""
         return self.training_object_kind == "trainjob" or (self.training_object_kind == "job" and self.resources.workers > 1)
 
     @property
     def needs_headless_service(self) -> bool:
-        """Whether the training pods find each other through a headless Service of this pipeline."""
+        """Whether the training pods need a headless Service to find each other."""
         return self.has_pretraining and self.training_object_kind == "job" and self.training_pods_start_ranks
 
     @property
     def has_network_policy(self) -> bool:
-        """Whether a NetworkPolicy allows connections to training pods only from each other.
+        """Whether a NetworkPolicy allows only the training pods to connect to each other.
 
         A policy has no effect on pods that use the network of the node (`kubernetes.efa`), so these have none.
         """
@@ -150,7 +150,7 @@ Section = TypeVar("Section", bound=Settings)
 def load_pipeline(
     path: Path | str | None, overrides: Iterable[str] = (), options: Mapping[str, TypedValue] | None = None
 ) -> PipelineSettings:
-    """Read a pipeline file, then apply the options of a command and the `--set` overrides.
+    """Read a pipeline file, and apply the command-line options and the `--set` overrides to its settings.
 
     Args:
         path: The file. If it is None, all settings begin with their defaults.
@@ -173,7 +173,7 @@ def load_pipeline(
 
 
 def parse_override(override: str) -> tuple[str, TypedValue]:
-    """Parse the value of `--set`, such as "packing.depth=4", and return the key and the value that was typed.
+    """Parse a `--set` override such as "packing.depth=4". Return the key, and the value as the user typed it.
 
     Raises:
         InputError: The text does not have the form key.path=value, or the value is not valid YAML.
@@ -186,7 +186,8 @@ def parse_override(override: str) -> tuple[str, TypedValue]:
     value = parse_yaml(text, shorten(typed))
     field = find_field(PipelineSettings, key.split("."))
     kinds = types_without_metadata(field.annotation) if field is not None else set()
-    # YAML reads a version such as 9.90 as a number or a date. If the key only accepts text, keep the text.
+    # YAML parses a version such as 9.90 as a number or a date. If the key accepts only text, keep the text that the user
+    # typed.
     is_number = isinstance(value, int | float | date) and not isinstance(value, bool)
     return key, TypedValue(typed, text.strip() if is_number and str in kinds and not kinds & {int, float} else value)
 
@@ -194,7 +195,7 @@ def parse_override(override: str) -> tuple[str, TypedValue]:
 def section_from_mapping(
     section: type[Section], values: Mapping[str, Any], source: str, typed: Mapping[str, str] | None = None
 ) -> Section:
-    """Validate values and return them as a section, in which missing keys have their defaults.
+    """Validate values, and return them as a section of settings. Missing keys get their defaults.
 
     Args:
         section: The class of the section.
@@ -213,7 +214,9 @@ def section_from_mapping(
 
 
 def section_from_options(section: type[Section], options: Mapping[str, TypedValue], **values: Any) -> Section:
-    """Make a single section from the options of a command, because validating all sections would take 0.1 s.
+    """Create a single section of settings from command-line options.
+
+    Validating all sections of a pipeline would take 0.1 s.
 
     Args:
         section: The class of the section.
@@ -229,7 +232,7 @@ def section_from_options(section: type[Section], options: Mapping[str, TypedValu
 def _section_from_typed_values(
     section: type[Section], mapping: dict[str, Any], source: str, typed_values: Iterable[tuple[str, TypedValue]]
 ) -> Section:
-    """Put the values that the user typed into `mapping`, and validate it as a section.
+    """Add the values that the user typed to `mapping`, validate it, and return it as a section of settings.
 
     Args:
         section: The class of the section.
@@ -259,12 +262,13 @@ def _section_from_typed_values(
 
 
 def pipeline_json_schema() -> dict[str, Any]:
-    """Return the JSON schema of pipeline files. Editors use it to complete and check keys."""
+    """Return the JSON schema of pipeline files, with which editors complete and check keys."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **PipelineSettings.model_json_schema()}
 
 
 def format_settings_page(section_or_key: str | None = None, *, markdown: bool = True) -> list[str]:
-    """Return the lines of the page that lists the keys of pipeline files with their values, defaults and meaning.
+    """Return the lines of the reference page for pipeline files, which lists keys with their allowed values, defaults and
+    meaning.
 
     Args:
         section_or_key: The section or key to describe. By default, the page contains all of them.
@@ -303,7 +307,7 @@ _INTRODUCTION = (
 
 
 def _describe_keys(defaults: Settings, prefix: str, markdown: bool) -> Iterator[tuple[str, str]]:
-    """Yield the full name of each key in a section, and the line that describes the key on the page.
+    """Yield (full name, line of the reference page) for each key in a section of settings.
 
     Args:
         defaults: The section with its defaults. Its inner sections are included, but not those of the pipeline itself,
@@ -332,10 +336,10 @@ _MAX_CHARACTERS = 1 << 18
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """A `yaml.SafeLoader` that raises an error if a key appears twice in a mapping."""
+    """A `yaml.SafeLoader` that raises an error if a mapping contains a key twice."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Build the node of a mapping as PyYAML does, after checking that no key appears twice."""
+        """Parse a mapping as PyYAML does, and raise an error if it contains a key twice."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
@@ -351,7 +355,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Parse a YAML text, and return its content. Values have the types of JSON, or are dates.
+    """Parse YAML text, and return its content as JSON-like values or dates.
 
     Args:
         text: The text.
@@ -372,6 +376,6 @@ def parse_yaml(text: str, source: str) -> Any:
         reason = shorten(str(error.problem or error.context), 200)
         raise InputError(f"{source}: {where}not valid YAML: {reason}; correct it") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # PyYAML raises ValueError for impossible numbers and dates.
+        # PyYAML raises ValueError for numbers and dates that are impossible.
         reason = "nested too deeply" if isinstance(error, RecursionError) else shorten(str(error), 240)
         raise InputError(f"{source}: not a YAML file: {reason}; correct it") from error

@@ -128,7 +128,7 @@ class ResourceSettings(Settings):
 
     @property
     def processes_per_worker(self) -> int:
-        """The number of training processes in a worker: one per card, or one if there are no cards."""
+        """The number of training processes per worker: one per Gaudi card, or one if there are no cards."""
         return max(self.cards, 1)
 
 
@@ -253,7 +253,7 @@ class KubernetesSettings(Settings):
 
     @property
     def version_tuple(self) -> tuple[int, int]:
-        """The major and the minor version of Kubernetes as numbers, such as (1, 24), so that they can be compared."""
+        """The major and minor version of Kubernetes as a tuple of integers, such as (1, 24)."""
         major, minor = self.version.split(".")
         return int(major), int(minor)
 

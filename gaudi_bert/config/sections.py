@@ -103,8 +103,8 @@ class TableSettings(PackingSettings):
     packs as `max_sequence_length`.
     """
 
-    # Packs of tables have no masked positions, and leftovers are always packed by best fit. Therefore these names are
-    # constants of this class, and not keys.
+    # Packed tables have no masked positions, and leftovers are always packed by best fit. These two settings are therefore
+    # constants here, and users cannot change them.
     leftovers: ClassVar[Literal["best-fit"]] = "best-fit"  # type: ignore[misc]
     masked_slots: ClassVar[None] = None  # type: ignore[misc]
 
@@ -127,18 +127,22 @@ class TableSettings(PackingSettings):
 
     @property
     def explicit_row_lengths(self) -> tuple[int, ...]:
-        """The row lengths that the user listed, in ascending order. Empty if there are none, or if `auto` chooses them."""
+        """The row lengths that the user has listed, in ascending order. Empty if there are none, or if the user chose
+        `auto`.
+        """
         return self.row_lengths if isinstance(self.row_lengths, tuple) else ()
 
     @property
     def accepted_sequence_lengths(self) -> range:
-        """The lengths of the sequences in this table, which fit into its packs but not into the next shorter packs."""
+        """The range of sequence lengths for this packed table. Shorter sequences fit into the table with the next shorter
+        packs.
+        """
         shorter = [length for length in self.explicit_row_lengths if length < self.max_sequence_length]
         return range(max(shorter, default=0) + 1, self.max_sequence_length + 1)
 
     @property
     def longest_row_length(self) -> int:
-        """The length of the longest packs of all tables. Rows with more tokens are too long to be packed."""
+        """The largest number of tokens in a row that can be packed, which is the length of the longest packs."""
         return self.explicit_row_lengths[-1] if self.explicit_row_lengths else self.max_sequence_length
 
 
@@ -175,7 +179,7 @@ class ModelSettings(Settings):
 
 
 class LoopSettings(Settings):
-    """Keys that the sections for pretraining and for fine-tuning share.
+    """Settings that pretraining and fine-tuning have in common.
 
     Attributes:
         section_name: The name of the section in a pipeline file, for messages.
@@ -368,13 +372,13 @@ TaskName = Literal[
     "causal-language-modelling",
 ]
 TASK_NAMES: tuple[str, ...] = get_args(TaskName)
-# The tasks for which the model before training is the baseline.
+# For these tasks, the model before training is evaluated as a baseline.
 SEARCH_TASKS = ("embedding", "reranking")
 
 TooLong = Literal["error", "truncate", "window"]
 RetrievalLoss = Literal["cosent", "cosine", "listwise"]
 RowFormat = Literal["jsonl", "csv", "tsv", "parquet", "conll", "squad", "txt"]
-# What to do if a row cannot be read: stop before anything is computed, or skip the row and count it.
+# What to do if a row cannot be read: stop before anything is computed, or count the row and skip it.
 OnBadRow = Literal["stop", "skip"]
 
 
@@ -476,11 +480,13 @@ class TaskSettings(Settings):
 
     @property
     def keys_set_by_user(self) -> frozenset[str]:
-        """The keys that the user set. They must apply to the rows, whereas a default value may be ignored."""
+        """The keys that the user has set. These keys must apply to the data, whereas keys with default values may be
+        ignored.
+        """
         return frozenset(self.model_fields_set) if self._keys_set_by_user is None else self._keys_set_by_user
 
     def copy_with_user_settings(self, values: Mapping[str, Any]) -> TaskSettings:
-        """Return a copy in which some keys have other values. Only these keys count as set by the user.
+        """Return a copy with changed values. Only the changed keys count as set by the user.
 
         Args:
             values: The new values by key. They must be valid, because they are not validated again.
@@ -512,14 +518,16 @@ class TokenizeSettings(Settings):
 
     @property
     def row_reading_settings(self) -> TaskSettings:
-        """The settings for reading the rows of the text files. A second text is only read if its column is named."""
+        """The settings for reading rows of text. A second text is read only if the user has named its column."""
         columns = {"text_column": "text", "text_pair_column": "text_pair"}
         named = {key: getattr(self, name) for name, key in columns.items() if name in self.model_fields_set}
         named |= self.files.model_dump(exclude_unset=True)
         return TaskSettings(text_pair=named.get("text", "text")).copy_with_user_settings(named)
 
     def to_json_fields(self) -> dict[str, Any]:
-        """Return the settings in the form in which artefacts store them, by name. Settings without a value are omitted."""
+        """Return the settings by name as JSON values, as they are stored with the output. Settings without a value are
+        omitted.
+        """
         own = self.model_dump(mode="json", exclude={"files"}, exclude_none=True)
         return own | self.files.model_dump(mode="json", exclude_unset=True, exclude_none=True)
 

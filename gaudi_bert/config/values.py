@@ -1,4 +1,4 @@
-"""The base class of all settings, the types of their values, and messages about wrong values.
+"""The base class of all settings, the types of their values, and messages about invalid values.
 
 The messages are for people who edit YAML, so they do not contain the wording of pydantic. A message names the key, the value
 and the allowed values. For a misspelt key, it suggests the most similar key.
@@ -33,10 +33,8 @@ from gaudi_bert.common.errors import short_repr, shorten
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 Precision = Literal["float32", "bfloat16"]
-# The precision of inference.
-#
-# With `bfloat16`, a processor without instructions for bfloat16 computes in float32, which is faster there. With
-# `bfloat16-always`, every processor computes in bfloat16.
+# The precision of inference. With `bfloat16`, a CPU without bfloat16 instructions computes in float32, which is faster
+# there. With `bfloat16-always`, every device computes in bfloat16.
 InferencePrecision = Literal["float32", "bfloat16", "bfloat16-always"]
 EngineName = Literal["tensorflow", "pytorch"]
 Engine = Literal["auto", "tensorflow", "pytorch"]
@@ -45,7 +43,7 @@ _BYTE_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**1
 
 
 def _parse_bytes(value: object) -> object:
-    """Convert a size such as "1GiB" or "128MB" to a number of bytes. Values that are not text are returned unchanged."""
+    """Convert a size such as "1GiB" or "128MB" to a number of bytes. Return a value that is not text unchanged."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
@@ -55,7 +53,7 @@ def _parse_bytes(value: object) -> object:
 
 
 def _parse_kubernetes_quantity(value: object) -> object:
-    """Return a Kubernetes quantity such as "500m" or "409Gi" as text for manifests. A number such as 2 is also accepted."""
+    """Validate a Kubernetes quantity such as "500m" or "409Gi", and return it as text. Numbers are accepted too."""
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?", text):
         raise ValueError("must be a quantity in the notation of Kubernetes, for example 500m, 2 or 16Gi")
@@ -63,7 +61,7 @@ def _parse_kubernetes_quantity(value: object) -> object:
 
 
 def parse_depth(value: object) -> object:
-    """Return a depth as an integer, or "max" unchanged. Text such as "3" is converted to an integer.
+    """Validate a depth and return it as an integer, or return "max" unchanged. Text such as "3" is converted.
 
     Raises:
         ValueError: The value is neither `max` nor an integer from 1 to 1,024.
@@ -75,7 +73,7 @@ def parse_depth(value: object) -> object:
 
 
 def require_pattern(pattern: str, description: str) -> AfterValidator:
-    """Make a pydantic validator that accepts a string only if all of it matches a regular expression.
+    """Return a pydantic validator that accepts a string only if the whole string matches a regular expression.
 
     Args:
         pattern: The regular expression.
@@ -91,7 +89,7 @@ def require_pattern(pattern: str, description: str) -> AfterValidator:
 
 
 def _parse_delimiter(value: object) -> object:
-    """Return the delimiter as one character. Because a tab is hard to type, `tab` and `\\t` are accepted too."""
+    """Validate a delimiter, and return it as a single character. The names `tab` and `\\t` are accepted for a tab."""
     character = "\t" if value in ("\\t", "tab", "TAB") else value
     if not isinstance(character, str) or len(character) != 1 or character in '"\r\n\0':
         raise ValueError("must be one character (or `tab`), but not a quote or a line break")
@@ -99,7 +97,7 @@ def _parse_delimiter(value: object) -> object:
 
 
 def _normalize_encoding_name(name: str) -> str:
-    """Return Python's name of a text encoding. For `utf-8-sig`, return `utf-8`.
+    """Return the name that Python uses for a text encoding. Return `utf-8` for `utf-8-sig`.
 
     Raises:
         ValueError: Python does not know the encoding, or it is not an encoding of text.
@@ -137,7 +135,7 @@ _MAX_ROW_LENGTHS = 3
 
 
 def _parse_row_lengths(value: object) -> object:
-    """Return row lengths as a tuple of integers. The value is a list or text with commas. Return `auto` and None unchanged.
+    """Convert a list or comma-separated text of row lengths to a tuple of integers. Return `auto` and None unchanged.
 
     Raises:
         ValueError: The value is neither `auto` nor a list of one to three ascending lengths of at least 8.
@@ -162,12 +160,13 @@ CHANGEABLE_ON_RESUME = "free"
 
 
 def keys_changeable_on_resume(section: type[BaseModel]) -> set[str]:
-    """Return the keys of a section whose values may change when a run is resumed."""
+    """Return the keys of a settings section whose values may change when a run is resumed."""
     return {name for name, field in section.model_fields.items() if CHANGEABLE_ON_RESUME in field.metadata}
 
 
 class Settings(BaseModel):
-    """The base class of all sections. Sections are immutable, and reject unknown keys and numbers that are not finite.
+    """The base class of all settings sections. Sections are immutable. Unknown keys and numbers that are not finite are
+    rejected.
 
     Pydantic builds the validators when they are first needed, so that commands without settings start quickly.
     """
@@ -177,7 +176,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _reject_bool_for_number(cls, value: object, info: ValidationInfo) -> object:
-        """Reject true and false where a number is expected, because pydantic would accept them as 1 and 0."""
+        """Reject true and false where a number is expected. pydantic would otherwise accept them as 1 and 0."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
             raise PydanticCustomError("truth_value", "cannot be true or false")
@@ -199,7 +198,7 @@ _LOWER = ("gt", "ge")
 
 
 def describe_allowed_values(field: FieldInfo) -> str:
-    """Return the type and the limits of a key in words, for example "integer, >= 1 and <= 1,024"."""
+    """Describe the type and the limits of a settings key in words, for example "integer, >= 1 and <= 1,024"."""
     kind = _describe_type(field.annotation)
     stated = [
         (name, getattr(limit, name))
@@ -207,14 +206,14 @@ def describe_allowed_values(field: FieldInfo) -> str:
         for name in _COMPARISON_SIGNS
         if getattr(limit, name, None) is not None
     ]
-    # If both the field and its type have a lower limit, only the higher one matters.
+    # If both the key and its type have a lower limit, only the higher limit matters.
     lowest = max((value for name, value in stated if name in _LOWER), default=None)
     limits = [f"{_COMPARISON_SIGNS[name]} {value:,}" for name, value in stated if name not in _LOWER or value == lowest]
     return f"{kind}, {' and '.join(limits)}" if limits else kind
 
 
 def _describe_type(annotation: Any) -> str:
-    """Return a type in words for people who write YAML, such as "integer", "text" or "true or false"."""
+    """Describe a type in words for people who write YAML, such as "integer", "text" or "true or false"."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _describe_type(get_args(annotation)[0])
@@ -227,7 +226,7 @@ def _describe_type(annotation: Any) -> str:
 
 
 def types_without_metadata(annotation: Any) -> set[Any]:
-    """Return the types that an annotation allows, without their metadata.
+    """Return the set of types that a type annotation allows, without the metadata of `Annotated`.
 
     For example, return {str, NoneType} for `Annotated[str, ...] | None`.
     """
@@ -239,7 +238,7 @@ def types_without_metadata(annotation: Any) -> set[Any]:
 
 
 def find_field(settings: type[Settings], keys: Sequence[str]) -> FieldInfo | None:
-    """Return the field of a key in nested sections, or None if there is no such key.
+    """Return the pydantic field of a settings key in nested sections, or None if there is no such key.
 
     Args:
         settings: The outermost section.
@@ -253,14 +252,14 @@ def find_field(settings: type[Settings], keys: Sequence[str]) -> FieldInfo | Non
 
 
 def _find_section_class(annotation: Any) -> type[Settings] | None:
-    """Return the class of the section that a field contains, or None if the field contains a single value."""
+    """Return the settings class in a type annotation, or None if the annotation is of a single value."""
     return next(
         (kind for kind in types_without_metadata(annotation) if isinstance(kind, type) and issubclass(kind, Settings)), None
     )
 
 
 def iterate_full_keys(settings: type[Settings], prefix: str = "") -> Iterator[str]:
-    """Yield the full name of every section, such as `packing`, and of every key, such as `packing.depth`.
+    """Yield the full names of all sections, such as `packing`, and of all keys, such as `packing.depth`.
 
     Args:
         settings: The outermost section.
@@ -292,7 +291,7 @@ _LIMITS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", 
 
 
 def format_problem(problem: ErrorDetails) -> str:
-    """Return a message about a problem that pydantic reports, such as "must be an integer"."""
+    """Convert a problem that pydantic has found to a message for users, such as "must be an integer"."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "value_error":  # one of our validators raised it, so the message is already written for users
         return problem["msg"].removeprefix("Value error, ")
@@ -314,7 +313,7 @@ def format_problem(problem: ErrorDetails) -> str:
 def format_first_problem(
     error: ValidationError, settings: type[Settings], values: Any, source: str, typed: Mapping[str, str]
 ) -> str:
-    """Return a message of one line about the first problem with the values of a section.
+    """Return a one-line message about the first problem that pydantic has found in a section of settings.
 
     Args:
         error: The problems that pydantic found.
@@ -346,7 +345,7 @@ def format_first_problem(
 
 
 def _find_problem_key(problem: ErrorDetails, values: Any) -> str:
-    """Return the full name of the key to which a problem belongs, such as "packing.depth".
+    """Return the full name of the settings key that caused a problem, such as "packing.depth".
 
     pydantic also appends the name of a type if it tried several types. Such names are left out, because `values` does not
     contain them.
@@ -363,11 +362,11 @@ def _find_problem_key(problem: ErrorDetails, values: Any) -> str:
 
 
 def _contains_key(section: str, key: str) -> bool:
-    """Return whether a full key, such as "packing.depth", is the key `section` itself or lies below it."""
+    """Return whether a key, such as "packing.depth", equals `section` or belongs to it."""
     return key == section or key.startswith(f"{section}.")
 
 
-# The names that other programs use for keys of ours. They are suggested if a user types such a name.
+# For each key, the names that other programs use for it. If a user types such a name, the key is suggested.
 _NAMES_IN_OTHER_PROGRAMS = {
     "updates": "steps max_steps num_steps train_steps num_train_steps total_steps",
     "epochs": "num_epochs num_train_epochs max_epochs",
@@ -383,7 +382,7 @@ _NAMES_IN_OTHER_PROGRAMS = {
 
 
 def suggest_keys(key: str, settings: type[Settings]) -> str:
-    """Return a sentence that suggests keys in place of an unknown key, such as "did you mean `packing.depth`?".
+    """Return a sentence that suggests existing keys for an unknown key, such as "did you mean `packing.depth`?".
 
     Keys with this name, or with this name in another program, come first, and those in the same section are preferred. If
     there are none, the key of the section with the most similar name is suggested. If the section is unknown too, all keys

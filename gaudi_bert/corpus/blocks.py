@@ -1,4 +1,4 @@
-"""Divide the text of `prepare` into blocks and sections, run worker processes, and write the output files of a section.
+"""Divide the text of the stage `prepare` into blocks and sections, run worker processes, and write the output files.
 
 A *block* consists of consecutive documents of one split (`train` or `evaluation`), with about `BLOCK_CHARACTERS` characters
 of text. It may extend over several files. One worker processes one block. The random second segments of next-sentence pairs
@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class SourceScan:
-    """What `scan_source` found out about a source of text.
+    """The format of a text source and the sizes of its documents, as found by `scan_source`.
 
     Attributes:
         source: The source.
@@ -63,7 +63,7 @@ class SourceScan:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive documents of one split, which one worker processes.
+    """Consecutive documents of one split. A worker process makes the examples of one block at a time.
 
     Attributes:
         number: The number of the block in its split.
@@ -80,7 +80,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Section:
-    """Consecutive blocks whose examples are written to the same output files.
+    """Consecutive blocks of one split whose examples are written to the same output files.
 
     Attributes:
         split: The split of the blocks.
@@ -96,7 +96,7 @@ class Section:
 
 
 def scan_source(source: Source) -> SourceScan:
-    """Read a source once, and return its format and the number of characters of each document.
+    """Read a text source completely, and return its format and the number of characters in each document.
 
     Raises:
         InputError: The source cannot be read or contains no text.
@@ -109,7 +109,7 @@ def scan_source(source: Source) -> SourceScan:
 
 
 def choose_evaluation_documents(document_count: int, fraction: float, seed: int) -> BoolArray:
-    """Choose at random the documents that are held out for evaluation.
+    """Choose random documents to hold out for evaluation.
 
     Args:
         document_count: The number of documents.
@@ -136,7 +136,8 @@ def choose_evaluation_documents(document_count: int, fraction: float, seed: int)
 
 
 def form_blocks(document_characters: IntArray, is_in_split: BoolArray) -> list[Block]:
-    """Divide the documents of a split into blocks of at least `BLOCK_CHARACTERS` characters. The last block may be smaller.
+    """Divide the documents of a split into blocks of at least `BLOCK_CHARACTERS` characters. Only the last block may be
+    smaller.
 
     Every block has at least two documents, unless the split has only one.
 
@@ -161,7 +162,7 @@ def form_blocks(document_characters: IntArray, is_in_split: BoolArray) -> list[B
 
 
 def form_sections(split: Split, blocks: Sequence[Block], file_count: int) -> list[Section]:
-    """Divide the blocks of a split into sections, each with at most `_MAX_FILES_PER_SECTION` output files.
+    """Divide the blocks of a split into sections. Each section has at most `_MAX_FILES_PER_SECTION` output files.
 
     Each section gets about the same fraction of the characters as of the files, so that the files have similar sizes.
 
@@ -191,7 +192,8 @@ def form_sections(split: Split, blocks: Sequence[Block], file_count: int) -> lis
 def read_blocks(
     scans: Sequence[SourceScan], is_in_split: BoolArray, blocks: Sequence[Block]
 ) -> Iterator[tuple[Block, list[list[str]]]]:
-    """Read the documents of the given blocks, and yield each block with its documents, which are lists of sentences.
+    """Read the documents of the given blocks, and yield each block together with its documents. A document is a list of
+    sentences.
 
     Sources without documents of these blocks are not read.
 
@@ -238,7 +240,9 @@ def read_blocks(
 def write_section(
     section: Section, examples: Iterable[BlockExamples], folder: Path, file_count: int, seed: int
 ) -> PreparedSection:
-    """Write the examples of a section to its output files. The files appear complete or not at all.
+    """Write the examples of a section to its output files.
+
+    If an error occurs, none of the files is created.
 
     Args:
         section: The section.
@@ -288,7 +292,7 @@ def _distribute_examples(
     section: Section,
     flush_number: int,
 ) -> None:
-    """Write the examples in the buffer to the files in a random order, one example to each file in turn.
+    """Write the buffered examples to the output files in random order, to each file in turn.
 
     Args:
         buffer: The examples of several blocks.
@@ -317,8 +321,7 @@ def _distribute_examples(
 
 
 def _set_up_worker_process() -> None:
-    """Set up a worker process: one tokenizer thread, no reaction to Ctrl-C, and a thread that ends the process with its
-    parent.
+    """Set up a worker process: use one tokenizer thread, ignore Ctrl-C, and exit together with the parent process.
 
     The parent process handles Ctrl-C for all processes.
     """
@@ -328,7 +331,7 @@ def _set_up_worker_process() -> None:
 
 
 def _exit_with_parent() -> None:
-    """Wait until the parent process ends for any reason, and then end this process."""
+    """Wait until the parent process has ended for any reason, and then end this process."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -351,7 +354,7 @@ def map_in_processes(function: Callable[[Item], Result], items: Iterable[Item], 
     if workers <= 1:
         yield from map(function, items)
         return
-    # The tokenizer has threads, which a forked process would not inherit, so spawn the processes.
+    # A forked process would lack the threads of the tokenizer, so start new processes instead.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _set_up_worker_process) as pool:
         in_flight: deque[Future[Result]] = deque()
         try:

@@ -1,4 +1,4 @@
-"""Find sources of text, detect their formats, and read their documents one at a time.
+"""Find text sources, detect their formats, and read their documents one at a time.
 
 A source is a text file or the documentation that is bundled with Python. Supported formats are plain text with blank lines
 between documents, WikiExtractor's `<doc ...>` blocks, and JSON lines, each of them optionally compressed with gzip. The
@@ -51,7 +51,7 @@ _TITLE = re.compile(r'\btitle="([^"]*)"')
 
 @dataclass(frozen=True)
 class Source:
-    """A text file, or a text that is bundled with Python.
+    """A source of text: a file, or a text that is bundled with Python.
 
     Attributes:
         name: The relative path of the file, which is the same on every machine, or a key of `BUILT_IN_TEXTS`.
@@ -65,12 +65,12 @@ class Source:
 
     @property
     def display_name(self) -> str:
-        """The name of the source in messages."""
+        """The name that messages use for the source."""
         return str(self.path) if self.path is not None else self.name
 
 
 def find_sources(texts: Sequence[str], folder: Path) -> list[Source]:
-    """Return the sources of text that the setting `prepare.text` lists, in a fixed order and without duplicates.
+    """Return the text sources that the setting `prepare.text` lists, in a fixed order and without duplicates.
 
     Args:
         texts: Files, folders, globs, or keys of `BUILT_IN_TEXTS`.
@@ -97,7 +97,7 @@ def find_sources(texts: Sequence[str], folder: Path) -> list[Source]:
 
 
 def _list_text_files(path_or_glob: str, folder: Path) -> list[tuple[str, Path]]:
-    """Return the files of one path or glob, each as (relative name, path), sorted by name. Hidden files are left out.
+    """List the files at a path or glob, each as (relative name, path), sorted by name. Hidden files are left out.
 
     Raises:
         InputError: The path does not exist, or there are no files.
@@ -123,7 +123,7 @@ def _list_text_files(path_or_glob: str, folder: Path) -> list[tuple[str, Path]]:
 
 
 def compute_source_identity(source: Source) -> dict[str, Any]:
-    """Return the name, size and CRC-32 of a source, which are stored with the settings next to the examples."""
+    """Return the name, size and CRC-32 of a text source. They are stored in settings.json to detect changed input."""
     checksum, size = 0, 0
     if source.path is None:
         content = json.dumps(python_texts(source.name), sort_keys=True, ensure_ascii=True).encode("utf-8")
@@ -138,13 +138,13 @@ def compute_source_identity(source: Source) -> dict[str, Any]:
 # --- documents
 
 
-# If the sentences of a text have more lines than this on average, the text has no punctuation at the ends of sentences.
+# A text is reported to lack punctuation at the ends of its sentences if they have more lines than this on average.
 _MAX_LINES_PER_SENTENCE = 50
 
 
 @dataclass(frozen=True)
 class TextFormat:
-    """The format of a source of text. Converted to a string, it describes the format to users and in examples.json.
+    """The format of a text source. `str()` describes it for users and for examples.json.
 
     Attributes:
         name: The name of the format.
@@ -168,12 +168,12 @@ class TextFormat:
         return description + warning if self.lacks_sentence_ends else description
 
 
-# (number of the line in its file, stripped text of the line)
+# A line of a file: its number, and its text without surrounding white space.
 _Line = tuple[int, str]
 
 
 def detect_text_format(source: Source) -> TextFormat:
-    """Detect the format of a source from its beginning.
+    """Detect the format of a text source from the beginning of its file.
 
     Raises:
         InputError: The file cannot be read, or its compression is not supported.
@@ -205,7 +205,7 @@ def detect_text_format(source: Source) -> TextFormat:
 
 
 def is_json_line(first_line: bytes, path: Path) -> bool:
-    """Return whether the first non-blank line of a file shows that the file contains JSON lines.
+    """Return whether a text file contains JSON lines, judging by its first non-blank line and its name.
 
     The line must begin with a brace. If it is not valid JSON, the file counts as JSON lines only if its name contains
     `.json`, so that the error is reported later.
@@ -224,7 +224,7 @@ def is_json_line(first_line: bytes, path: Path) -> bool:
 
 
 def read_documents(source: Source, text_format: TextFormat) -> Iterator[list[str]]:
-    """Read the documents of a source, and yield each as a non-empty list of sentences.
+    """Read the documents of a text source. Yield each document as a non-empty list of sentences.
 
     Raises:
         InputError: The file is damaged, is not UTF-8, or does not follow its format.
@@ -241,8 +241,7 @@ def read_documents(source: Source, text_format: TextFormat) -> Iterator[list[str
 
 
 def _cut_long_document(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Cut the lines of a document into pieces of at most `DOCUMENT_CHARACTERS` characters, and yield the lines of each
-    piece.
+    """Cut a document between lines into pieces of at most `DOCUMENT_CHARACTERS` characters. Yield the lines of each piece.
 
     A line that is longer than this is not cut.
     """
@@ -257,13 +256,13 @@ def _cut_long_document(lines: Iterable[str]) -> Iterator[list[str]]:
     yield piece
 
 
-# (number of the document in its file, text of a non-blank line). Documents are not lists of lines, because a document may be
-# larger than the memory.
+# A non-blank line of a document: the number of the document in its file, and the text. Lines are not collected in lists,
+# because a document may be larger than the memory.
 _DocumentLine = tuple[int, str]
 
 
 def _read_document_lines(path: Path, format_name: _FormatName, gzipped: bool) -> Iterator[_DocumentLine]:
-    """Read a text file of any format, and yield its non-blank lines with the numbers of their documents."""
+    """Read a text file of any supported format. Yield each non-blank line with the number of its document."""
     split = {"plain text": _parse_plain_text, "WikiExtractor": _parse_wikiextractor, "JSON lines": _parse_json_lines}[
         format_name
     ]
@@ -271,7 +270,7 @@ def _read_document_lines(path: Path, format_name: _FormatName, gzipped: bool) ->
 
 
 def _parse_plain_text(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
-    """Yield the lines of plain text, whose documents are separated by blank lines."""
+    """Yield the non-blank lines of plain text, where blank lines separate documents."""
     document = 0
     for _, text in lines:
         if text:
@@ -281,7 +280,7 @@ def _parse_plain_text(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentL
 
 
 def _parse_wikiextractor(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
-    """Yield the lines between `<doc ...>` and `</doc>`. The title, which the first line repeats, is left out.
+    """Yield the lines between `<doc ...>` and `</doc>`, without the title that WikiExtractor repeats in the first line.
 
     Raises:
         InputError: A block begins inside another block, or text is outside all blocks.
@@ -330,7 +329,7 @@ def _parse_json_lines(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentL
 
 @contextmanager
 def open_text(path: Path, compression: Compression | None) -> Iterator[BinaryIO]:
-    """Open a text file for reading in binary mode, and decompress it if necessary.
+    """Open a text file for reading in binary mode. Decompress it if `compression` is given.
 
     Raises:
         InputError: The file cannot be read, is damaged or incomplete.
@@ -355,7 +354,7 @@ def open_text(path: Path, compression: Compression | None) -> Iterator[BinaryIO]
 
 
 def _read_lines(path: Path, gzipped: bool) -> Iterator[_Line]:
-    """Yield the number and the stripped text of each line of a UTF-8 file. A byte order mark is skipped.
+    """Read a UTF-8 file, and yield the number and the stripped text of each line. A byte order mark is skipped.
 
     Raises:
         InputError: The file is damaged or not UTF-8, or a line is too long.

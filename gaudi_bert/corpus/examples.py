@@ -1,4 +1,4 @@
-"""Make the unpacked pretraining examples of one block of documents.
+"""Make the pretraining examples of one block of documents.
 
 An example is [CLS] A [SEP] B [SEP] with masked tokens, encoded as a framed `tf.train.Example`. All random choices in a block
 depend only on the seed, the split, the number of the block and the number of the duplicate. The number of workers and the
@@ -37,7 +37,7 @@ _MASK_PROBABILITY, _KEEP_PROBABILITY = 0.8, 0.1
 
 @dataclass(frozen=True)
 class BlockExamples:
-    """The examples of one block.
+    """The pretraining examples of one block of documents, encoded as TFRecords.
 
     Attributes:
         frames: The framed records, one after another.
@@ -52,7 +52,7 @@ class BlockExamples:
 
 @dataclass(frozen=True)
 class BlockJob:
-    """The input of `make_examples` for one block.
+    """The input of `make_examples`: the documents of a block, the vocabulary and the settings.
 
     Attributes:
         documents: The documents of the block, each a list of sentences.
@@ -70,7 +70,7 @@ class BlockJob:
 
 
 def make_examples(job: BlockJob) -> BlockExamples:
-    """Make the pretraining examples of one block of documents, for every duplicate."""
+    """Make the pretraining examples of one block of documents. Each document is used `duplicates` times."""
     settings = job.settings
     block = tokenize_documents(job.documents, job.vocabulary, settings.lower_case)
     unknown = int(np.count_nonzero(block.tokens == job.vocabulary.token_id("[UNK]")))
@@ -90,7 +90,7 @@ def make_examples(job: BlockJob) -> BlockExamples:
 
 
 def _make_examples_of_duplicate(block: TokenBlock, job: BlockJob, duplicate: int) -> BlockExamples:
-    """Return the examples of one pass over a block. Each pass chooses other pairs and other masked tokens."""
+    """Make the examples for one use of a block. Each use has other segment pairs and other masked tokens."""
     settings, indices = job.settings, (job.block_number, duplicate)
     random = _RandomStream(settings.seed, f"pairs of {job.split}", *indices)
     pairs = _choose_segment_pairs(block, settings.max_sequence_length, settings.short_sequence_probability, random)
@@ -118,7 +118,7 @@ def _make_examples_of_duplicate(block: TokenBlock, job: BlockJob, duplicate: int
 def _build_and_mask_pairs(
     block: TokenBlock, pairs: _SegmentPairs, lengths: IntArray, job: BlockJob, generator: np.random.Philox
 ) -> _MaskedSequences:
-    """Build the sequences [CLS] A [SEP] B [SEP] of N segment pairs, and mask tokens in them.
+    """Build the sequence [CLS] A [SEP] B [SEP] of each of N segment pairs, and mask tokens in the sequences.
 
     Args:
         block: The tokens of the block.
@@ -144,7 +144,7 @@ def _build_and_mask_pairs(
     if settings.whole_word_masking:
         word_starts_NL = ~vocabulary.mark_continuations()[input_ids_NL]
         word_starts_NL[rows, 1] = word_starts_NL[rows, first_lengths + 2] = True
-    # The number of masked tokens is rounded half to even, as Python's `round` does in BERT's script.
+    # Round half to even, because `round` in BERT's script does so too.
     expected = np.rint(lengths * settings.masked_lm_probability).astype(np.int64)
     return _mask_sequences(
         input_ids_NL,
@@ -166,7 +166,7 @@ def _copy_segments_into_rows(
     candidates_NL: BoolArray,
     columns: IntArray,
 ) -> None:
-    """Copy one segment of tokens into each row, and mark its slots as candidates for masking.
+    """Copy one segment of tokens into each row, and mark the copied positions as candidates for masking.
 
     Row n gets `tokens[starts[n] : starts[n] + lengths[n]]`, beginning at column `columns[n]`.
     """
@@ -197,7 +197,7 @@ _WORDS_AT_ONCE = 1024
 
 
 class _RandomStream:
-    """A source of random numbers, which are drawn one at a time. A seed, a purpose and indices determine all of them.
+    """A stream of random numbers that depend only on a seed, a purpose and indices.
 
     The numbers are computed from the raw 64-bit outputs of Philox (see `gaudi_bert.common.arrays`), so they do not depend on
     the versions of Python and numpy. From an output w, an integer below n is floor(w n / 2^64), with a bias of less than n /
@@ -209,7 +209,7 @@ class _RandomStream:
         self._words: list[int] = []
 
     def draw_64_bits(self) -> int:
-        """Return the next 64 random bits as an integer."""
+        """Return 64 random bits as an integer."""
         if not self._words:
             self._words = self._generator.random_raw(_WORDS_AT_ONCE).tolist()
             self._words.reverse()
@@ -224,7 +224,7 @@ class _RandomStream:
         return lowest + self.draw_below(highest - lowest + 1)
 
     def draw_bool(self, probability: float) -> bool:
-        """Return True with the given probability, otherwise False."""
+        """Return True with the given probability, and otherwise False."""
         return (self.draw_64_bits() >> 11) * 2.0**-53 < probability
 
     def count_heads(self, tosses: int) -> int:
@@ -238,7 +238,8 @@ class _RandomStream:
 
 
 class _SegmentPairs(NamedTuple):
-    """N pairs of segments A and B. All arrays are int64 [N], and starts and ends are indices into the tokens of the block.
+    """N pairs of text segments A and B, given by the indices of their first and last tokens in the block. All arrays are
+    int64 [N].
 
     Attributes:
         first_starts: The first token of A.
@@ -258,7 +259,7 @@ class _SegmentPairs(NamedTuple):
 def _choose_segment_pairs(
     block: TokenBlock, max_sequence_length: int, short_sequence_probability: float, random: _RandomStream
 ) -> _SegmentPairs:
-    """Choose the pairs of segments for one pass over all documents of a block."""
+    """Choose pairs of segments for the next-sentence task from all documents of a block."""
     max_tokens = max_sequence_length - _SPECIAL_TOKENS_IN_PAIR
     starts = block.sentence_starts.tolist()
     documents = block.document_starts.tolist()
@@ -280,7 +281,7 @@ def _append_pairs_of_document(
     max_tokens: int,
     random: _RandomStream,
 ) -> None:
-    """Choose the pairs of segments for one document, and append them to `rows`.
+    """Choose pairs of segments from one document, and append them to `rows`.
 
     Args:
         rows: Receives (start of A, end of A, start of B, end of B, label) for each pair.
@@ -297,7 +298,7 @@ def _append_pairs_of_document(
         while stop < end and starts[stop] - starts[first] < target:
             stop += 1
         cut = first + random.draw_between(1, stop - first - 1) if stop - first >= 2 else stop
-        # Is there any sentence outside segment A (`first` to `cut` - 1) other than the one that follows it?
+        # A random segment B requires a sentence outside segment A (`first` to `cut` - 1) that does not directly follow it.
         has_random_next = len(documents) > 2 or first > documents[document] or cut + 1 < documents[document + 1]
         if not has_random_next:
             if stop - first == 1:
@@ -331,7 +332,8 @@ def _choose_random_segment(
     min_tokens: int,
     random: _RandomStream,
 ) -> tuple[int, int]:
-    """Choose a random segment B of another document, and return (first token, one more than the last token).
+    """Choose a random segment B from another document. Return the index of its first token, and the index after its last
+    token.
 
     The segment begins at a random sentence and has at least one sentence. It has at least `min_tokens` tokens, unless its
     document ends before that.
@@ -360,7 +362,7 @@ def _choose_random_segment(
 
 
 class _MaskedSequences(NamedTuple):
-    """N sequences in which tokens were masked.
+    """N sequences with masked tokens, and the original ids of these tokens.
 
     Attributes:
         input_ids: int32 [N, L], the token ids after masking.
@@ -385,7 +387,7 @@ def _mask_sequences(
     generator: np.random.Philox,
     word_starts_NL: BoolArray | None = None,
 ) -> _MaskedSequences:
-    """Choose tokens of N sequences at random, and mask them.
+    """Choose random tokens in N sequences, and mask them.
 
     Args:
         input_ids_NL: int32 [N, L], the sequences.
@@ -424,7 +426,7 @@ def _mask_sequences(
 
 
 def _choose_whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, counts: IntArray) -> BoolArray:
-    """Choose the words to mask in N sequences, in the order of the random keys of their first tokens.
+    """Choose random words to mask in N sequences. Words are tried in the order of the random keys of their first tokens.
 
     A word is skipped if choosing it would exceed the count.
 
@@ -440,7 +442,7 @@ def _choose_whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: Bool
     chosen_NL = np.zeros(keys_NL.shape, dtype=bool)
     for row in range(len(counts)):
         starts = np.flatnonzero(starts_NL[row])
-        # A word ends before the next word, or before a position that is not a candidate ([SEP] or padding).
+        # A word ends before the next word, or before a position that cannot be masked ([SEP] or padding).
         barriers = np.flatnonzero(starts_NL[row] | ~candidates_NL[row])
         behind = np.append(barriers, keys_NL.shape[1])[np.searchsorted(barriers, starts, side="right")]
         remaining = int(counts[row])

@@ -1,4 +1,4 @@
-"""The stage `prepare`, which converts plain text to unpacked pretraining examples, for training and for evaluation.
+"""The stage `prepare`, which converts plain text to unpacked pretraining examples for training and for evaluation.
 
     out/train/part-00000-of-00008.tfrecord ...   out/evaluation/part-...
     out/vocab.txt                                 given by the user, or trained from the training documents
@@ -55,13 +55,13 @@ from gaudi_bert.corpus.documents import Source, compute_source_identity, find_so
 from gaudi_bert.corpus.examples import BlockExamples, BlockJob, make_examples
 from gaudi_bert.corpus.vocabulary import Vocabulary, read_vocabulary, train_vocabulary
 
-# A vocabulary is trained on about this many characters of the training text, in blocks that are evenly spaced in it.
+# A vocabulary is trained on about this many characters of the training text, in blocks that are evenly distributed over it.
 _VOCABULARY_CHARACTERS = 256 << 20
 
 
 @dataclass(frozen=True)
 class _Corpus:
-    """The text of the sources, and how it is divided into splits, blocks and sections.
+    """All text sources, and the division of their documents into splits, blocks and sections.
 
     Attributes:
         scans: The sources, with their formats and document sizes.
@@ -78,7 +78,7 @@ class _Corpus:
     sections: list[Section]
 
     def mark_documents_of(self, split: str) -> BoolArray:
-        """Return bool [documents], True for the documents of the given split."""
+        """Return a mask of the documents in the given split, bool [documents]."""
         return self.held_out if split == "evaluation" else ~self.held_out
 
 
@@ -89,7 +89,7 @@ def prepare_examples(
     *,
     pipeline_folder: Path,
 ) -> StageOutput[PreparedExamples] | PlainResult:
-    """Convert the text to pretraining examples, and write them to a folder.
+    """Convert text to pretraining examples, and write them to a folder.
 
     Args:
         settings: The settings of the stage.
@@ -119,7 +119,7 @@ def prepare_examples(
 def _prepare_local_files(
     settings: PrepareSettings, out: Path, run: StageRun, pipeline_folder: Path
 ) -> StageOutput[PreparedExamples] | PlainResult:
-    """Convert local text files to examples in a local folder. The parameters are those of `prepare_examples`."""
+    """Convert local text files to examples in a local folder. The parameters are the same as for `prepare_examples`."""
     sources = find_sources(list(settings.text or ()), pipeline_folder)
     vocab = settings.vocab
     given_vocabulary = None if vocab is None else read_vocabulary(pipeline_folder / Path(vocab).expanduser())
@@ -139,8 +139,8 @@ def _prepare_local_files(
         corpus = _read_and_divide_text(settings, sources, run)
         vocabulary = _get_vocabulary(settings, given_vocabulary, corpus, out, run.reporter)
     except InputError:
-        # No examples were written yet. The stored settings describe the faulty text, so the next run would reject the
-        # corrected text because of them. Remove them.
+        # No examples have been written yet, but settings.json already describes the faulty text. Remove it, because the next
+        # run would otherwise reject the corrected text.
         if is_new:
             remove_files(settings_path(out))
         raise
@@ -159,7 +159,9 @@ def _prepare_local_files(
 def _compute_signature(
     settings: PrepareSettings, sources: Sequence[Source], given_vocabulary: Vocabulary | None
 ) -> Signature:
-    """Return the settings and the identities of all inputs, which are stored in settings.json."""
+    """Return the settings and the identities of all inputs. They are stored in settings.json, so that a later run can detect
+    changes.
+    """
     stored = settings.model_dump(mode="json", exclude={"text", "vocab", "records", "evaluation_records"})
     if given_vocabulary is not None:
         del stored["train_vocab"]
@@ -170,7 +172,7 @@ def _compute_signature(
 
 
 def _read_and_divide_text(settings: PrepareSettings, sources: Sequence[Source], run: StageRun) -> _Corpus:
-    """Read all sources once, choose the held-out documents, and divide the text into blocks and sections."""
+    """Read all text sources once, choose the held-out documents, and divide the text into blocks and sections."""
     scans = []
     with run.reporter.task("reading the text", len(sources), "files") as task:
         for scan in map_in_processes(scan_source, sources, choose_worker_count(run.workers, len(sources))):
@@ -187,8 +189,7 @@ def _read_and_divide_text(settings: PrepareSettings, sources: Sequence[Source], 
     }
     requested = {"train": settings.shards, "evaluation": max(1, round(settings.shards * settings.evaluation_fraction))}
     documents = {"train": int((~held_out).sum()), "evaluation": int(held_out.sum())}
-    # A document usually gives at least one example for each duplicate, so with no more files than documents no file is
-    # empty.
+    # Usually, every document gives at least one example. With no more files than documents, no file stays empty.
     parts = {split: min(requested[split], documents[split]) for split in blocks}
     sections = [
         section for split in blocks if blocks[split] for section in form_sections(split, blocks[split], parts[split])
@@ -202,10 +203,10 @@ def _read_and_divide_text(settings: PrepareSettings, sources: Sequence[Source], 
 def _get_vocabulary(
     settings: PrepareSettings, given_vocabulary: Vocabulary | None, corpus: _Corpus, out: Path, reporter: Reporter
 ) -> Vocabulary:
-    """Return the vocabulary, and write it to vocab.txt next to the examples.
+    """Read or train the vocabulary, and write it to vocab.txt next to the examples.
 
-    It is the vocabulary that the user has given, or the one that an earlier run has trained, or else a new one that is
-    trained here.
+    The vocabulary is the one that the user has passed, or the one that an earlier run has trained. If there is neither, a
+    new one is trained.
     """
     path = out / "vocab.txt"
     fetch_files(path)
@@ -217,7 +218,7 @@ def _get_vocabulary(
         every = max(1, round(sum(block.characters for block in blocks) / _VOCABULARY_CHARACTERS))
 
         def documents() -> Iterator[list[str]]:
-            """Yield the documents of evenly spaced training blocks."""
+            """Yield the documents of evenly spaced blocks of the training text."""
             for _, held in read_blocks(corpus.scans, corpus.mark_documents_of("train"), blocks[::every]):
                 yield from held
 
@@ -236,7 +237,7 @@ def _write_section_files(
     task: Task,
     workers: int | None,
 ) -> None:
-    """Make the examples of a section, write its output files, and then write its summary.
+    """Make the examples of a section, write its output files, and finally write its summary.
 
     Args:
         section: The section.
@@ -252,7 +253,7 @@ def _write_section_files(
     jobs = (BlockJob(documents, section.split, block.number, vocabulary, settings) for block, documents in blocks)
 
     def make() -> Iterator[BlockExamples]:
-        """Yield the examples of each block, and advance the progress."""
+        """Yield the examples of each block, and advance the progress display."""
         results = map_in_processes(make_examples, jobs, choose_worker_count(workers, len(section.blocks)))
         for block, examples in zip(section.blocks, results, strict=True):
             task.advance(block.characters)
@@ -267,7 +268,9 @@ def _write_section_files(
 def _write_summary_if_complete(
     corpus: _Corpus, vocabulary: Vocabulary, trained: bool, output: GroupedOutput[Section, PreparedSection]
 ) -> StageOutput[PreparedExamples] | PlainResult:
-    """Write examples.json if all sections are written, and return its content. Otherwise return the missing sections."""
+    """Write examples.json if all sections are complete, and return its content. Otherwise return the sections that are still
+    missing.
+    """
     completed = dict(output.read_complete_groups(corpus.sections))
     missing = [section for section in corpus.sections if section not in completed]
     if missing:

@@ -1,4 +1,4 @@
-"""The documentation that is bundled with CPython, as small corpora that need no download.
+"""The documentation that is bundled with CPython, as small text corpora that need no download.
 
 `python-docs` contains the topics of the manual (`pydoc_data.topics`), about 80 long texts. `python-docstrings` contains the
 docstrings of the standard library, about 6,000 texts, most of which are shorter than a row. Both differ a little between
@@ -24,8 +24,7 @@ from pathlib import Path
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.corpus.sentences import split_sentences
 
-# These modules are left out, because some distributions ship them separately, because they are tests, or because they are
-# jokes.
+# Some distributions ship these modules separately, or they contain tests, so they are left out.
 _NOT_EVERYWHERE = {"distutils", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo"}
 _NOT_READ = {"antigravity", "this"}
 _TEST_FOLDERS = {"test", "tests"}
@@ -34,14 +33,14 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 _RULER = re.compile(r"\s*([*=~^+|\-])[*=~^+|\-\s]*")
 _MARKER = re.compile(r"(?:[*\-•]|\d+\.|\[\d+\])\s+")
-# Shorter paragraphs, such as "For example:" and "Note:", may be repeated in several texts.
+# Paragraphs with fewer characters than this, such as "For example:", may be repeated in several texts.
 _SHORTEST_REPEATED_PARAGRAPH = 40
-# The minimum number of words after the first line of a docstring that is used as a pair.
+# A docstring is used as a pair only if at least this many words follow its first line.
 _LEAST_WORDS = 3
 
-# The number of labels. The labels are the packages with the most docstrings.
+# Rows for classification are made only from this many packages, those with the most docstrings.
 LABELS = 12
-# One row in this many is held out, on average.
+# On average, one row in this many is held out for evaluation.
 HELD_OUT_OF = 5
 
 
@@ -50,7 +49,7 @@ HELD_OUT_OF = 5
 
 @lru_cache(maxsize=2)
 def python_texts(corpus_name: str) -> dict[str, str]:
-    """Return all texts of a built-in corpus, by name.
+    """Return the texts of a built-in corpus by name.
 
     Args:
         corpus_name: A key of `BUILT_IN_TEXTS`.
@@ -74,12 +73,12 @@ def python_texts(corpus_name: str) -> dict[str, str]:
 
 
 def _read_library_docstrings(library_folder: Path) -> dict[str, str]:
-    """Return the docstrings of all Python files of the standard library by qualified name, in the order of packages and
-    files.
+    """Read the docstrings of all Python files of the standard library. Return them by qualified name, in the order of
+    packages and files.
     """
     texts: dict[str, str] = {}
-    # Parsing creates millions of nodes, which the garbage collector would search again and again without freeing any, so
-    # disable it.
+    # Parsing creates millions of nodes. Disable the garbage collector, which would repeatedly search them without freeing
+    # any.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -97,7 +96,7 @@ def _read_library_docstrings(library_folder: Path) -> dict[str, str]:
 
 
 def _find_docstrings(node: ast.AST, qualified_name: str) -> Iterator[tuple[str, str]]:
-    """Find the docstrings in the syntax tree of a module, and yield (qualified name, dedented docstring) in source order."""
+    """Find all docstrings in a syntax tree. Yield (qualified name, dedented docstring) in source order."""
     if isinstance(node, _Documented):
         text = ast.get_docstring(node)
         if text:
@@ -112,7 +111,7 @@ def _find_docstrings(node: ast.AST, qualified_name: str) -> Iterator[tuple[str, 
 
 
 def convert_texts_to_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Convert texts to documents, which are lists of sentences, by name. Texts without a sentence are left out."""
+    """Split each text into sentences, and return the lists of sentences by name. Texts without a sentence are left out."""
     seen_paragraphs: set[str] = set()
     documents: dict[str, list[str]] = {}
     for name in sorted(texts, key=lambda name: (len(texts[name]), name)):
@@ -123,7 +122,7 @@ def convert_texts_to_documents(texts: Mapping[str, str]) -> dict[str, list[str]]
 
 
 def _split_text(text: str, seen_paragraphs: set[str]) -> list[str]:
-    """Split a text into sentences. Each line of a code example or a table counts as one sentence.
+    """Split a text into sentences. Each line of a code example or table counts as one sentence.
 
     Args:
         text: The text.
@@ -160,12 +159,12 @@ def _split_text(text: str, seen_paragraphs: set[str]) -> list[str]:
 #
 # Whether a row is held out depends only on the name of its text.
 
-# (row by column name, whether it is held out)
+# Each entry is a row, as a dictionary by column name, and whether the row is held out.
 HeldOutRows = list[tuple[dict[str, str], bool]]
 
 
 def make_labelled_docstring_rows(docstrings: Mapping[str, str]) -> HeldOutRows:
-    """Make rows for classification from docstrings. The label of a row is the package of its docstring.
+    """Make rows for text classification from docstrings. The label of each row is the package of the docstring.
 
     Only the `LABELS` packages with the most docstrings are used. Each text occurs only once, so that no held-out row is also
     a training row.
@@ -189,7 +188,8 @@ def make_labelled_docstring_rows(docstrings: Mapping[str, str]) -> HeldOutRows:
 
 
 def make_titled_docstring_rows(docstrings: Mapping[str, str]) -> HeldOutRows:
-    """Make pairs for search from docstrings: the first line is the anchor, and the rest is the positive.
+    """Make pairs for training an embedding model from docstrings. The first line is the anchor, and the rest is the
+    positive.
 
     Docstrings with too few words after the first line are left out. Each anchor and each positive occurs only once.
 
@@ -218,5 +218,5 @@ def _find_package(qualified_name: str) -> str:
 
 
 def _is_held_out(qualified_name: str) -> bool:
-    """Return whether the row of a docstring is held out for evaluation, which the hash of its qualified name decides."""
+    """Return whether the row of a docstring is held out for evaluation. A hash of the qualified name decides this."""
     return int.from_bytes(hashlib.sha256(qualified_name.encode()).digest()[:8], "big") % HELD_OUT_OF == 0

@@ -33,9 +33,9 @@ _NUMBERED = """
     art c ch col fig figs no nos nr op p para pl pp sec v vol vols
     jan feb mar apr jun jul aug sep sept oct nov dec
 """
-# In exactly this spelling, these abbreviations never end a sentence.
+# These abbreviations never end a sentence. Upper and lower case are distinguished.
 _ABBREVIATIONS = frozenset(_UNFINISHED.split())
-# If a number follows, these abbreviations do not end a sentence, in upper or lower case.
+# These abbreviations do not end a sentence if a number follows. Upper and lower case are not distinguished.
 _NUMBERED_ABBREVIATIONS = frozenset(_NUMBERED.split())
 
 _CLOSING = "\"'”’»)\\]"
@@ -45,7 +45,7 @@ _LAST_WORD = re.compile(r"[^\s\"'“‘«(\[]+$")
 _INITIAL_OR_DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|[A-ZÀ-ÖØ-Þ]")
 _FINISHED_LINE = re.compile(rf"[.!?…。！？:;][{_CLOSING}」』]*$")
 
-# A file has the layout `sentences` if its lines contain at most this many further sentences per line on average.
+# If the lines of a file contain at most this many sentence boundaries on average, the layout is `sentences`.
 _MOST_INNER_BOUNDARIES = 0.3
 _LEAST_LOWER_CASE_STARTS = 0.2
 _LEAST_FILL_OF_WRAPPED_LINES = 0.8
@@ -70,7 +70,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _is_sentence_continued(text: str, sentence_start: int, boundary: re.Match[str]) -> bool:
-    """Return whether the sentence continues after punctuation that could end it, for example after an abbreviation.
+    """Return whether the sentence continues after the given punctuation, for example because an abbreviation ends there.
 
     Args:
         text: The text.
@@ -94,7 +94,7 @@ def _is_sentence_continued(text: str, sentence_start: int, boundary: re.Match[st
 
 
 def detect_layout(documents: Sequence[Sequence[str]]) -> Layout:
-    """Detect how the lines of a file are related to its sentences.
+    """Detect how the sentences of a file are divided into lines.
 
     Args:
         documents: A sample of its documents, each a list of stripped, non-empty lines.
@@ -110,7 +110,7 @@ def detect_layout(documents: Sequence[Sequence[str]]) -> Layout:
 
 
 def _has_wrapped_lines(documents: Sequence[Sequence[str]]) -> bool:
-    """Return whether the lines of a sample seem to be broken at a fixed width.
+    """Return whether lines seem to be wrapped at a fixed width.
 
     All lines except the last line of a document must have nearly the same width, and lines must often begin in lower case.
     """
@@ -128,7 +128,7 @@ def _has_wrapped_lines(documents: Sequence[Sequence[str]]) -> bool:
 
 
 def split_lines_into_sentences(lines: Sequence[str], layout: Layout) -> list[str]:
-    """Return the sentences in the lines of a document.
+    """Convert the lines of a document to sentences, according to the layout of the file.
 
     Args:
         lines: The non-empty lines of the document.

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _LARGEST_ALPHABET = 1000
-# The limit of Google's tokenizer. A longer word becomes [UNK].
+# A word with more characters than this becomes [UNK], as in Google's tokenizer.
 _LONGEST_WORD_CHARACTERS = 200
-# The tokens of this many words need about 200 MB. If there are more words, the cache is emptied and filled again.
+# The cache keeps at most this many words, whose tokens need about 200 MB. If there are more, it is cleared.
 MOST_KNOWN_WORDS = 1_000_000
 
 
@@ -73,12 +73,12 @@ class Vocabulary:
         return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
 
     def mark_continuations(self) -> BoolArray:
-        """Return bool [vocabulary], True for the tokens that continue a word (`##...`)."""
+        """Return a mask of the tokens that continue a word (`##...`), bool [vocabulary]."""
         return np.array([token.startswith("##") for token in self.tokens], dtype=bool)
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """Read a vocab.txt, which has one token per line.
+    """Read a vocab.txt file, which contains one token per line.
 
     Raises:
         InputError: The file cannot be read, lacks a special token, or contains a token twice.
@@ -110,7 +110,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 
 def _make_wordpiece_tokenizer(tokens: Iterable[str], lower_case: bool) -> Tokenizer:
-    """Return a BERT tokenizer for the given tokens.
+    """Create a BERT tokenizer with the given tokens.
 
     It applies Google's text normalization, splits at spaces, punctuation and CJK characters, and divides words by WordPiece.
 
@@ -129,7 +129,7 @@ def _make_wordpiece_tokenizer(tokens: Iterable[str], lower_case: bool) -> Tokeni
 
 
 def train_vocabulary(documents: Callable[[], Iterable[list[str]]], size: int, lower_case: bool) -> Vocabulary:
-    """Train a WordPiece vocabulary on documents, and return it.
+    """Train a WordPiece vocabulary on documents.
 
     The memory grows with the number of different words, and not with the size of the text.
 
@@ -163,7 +163,7 @@ def train_vocabulary(documents: Callable[[], Iterable[list[str]]], size: int, lo
 
 
 def _collect_alphabet(documents: Iterable[list[str]], tokenizer: Tokenizer) -> list[str]:
-    """Return the 1000 most frequent characters of documents after normalization, sorted by code point."""
+    """Return the 1,000 most frequent characters of the documents after normalization, sorted by code point."""
     raw: Counter[str] = Counter()
     for sentences in documents:
         for sentence in sentences:
@@ -182,7 +182,7 @@ def _collect_alphabet(documents: Iterable[list[str]], tokenizer: Tokenizer) -> l
 
 @dataclass(frozen=True)
 class TokenBlock:
-    """The token ids of several documents, one after another.
+    """The token ids of several documents, with the positions at which sentences and documents start.
 
     Attributes:
         tokens: int32 [tokens], the token ids.
@@ -208,7 +208,7 @@ class TokenBlock:
 
 
 class _WordCache:
-    """Tokenizes words, and keeps the token ids of all words so far, so that every word is tokenized only once."""
+    """A tokenizer for words that keeps the token ids of each word, so that no word is tokenized twice."""
 
     def __init__(self, vocabulary: Vocabulary, lower_case: bool) -> None:
         self._tokenizer = _make_wordpiece_tokenizer(vocabulary.tokens, lower_case)
@@ -221,7 +221,9 @@ class _WordCache:
         self._starts: IntArray = np.zeros(1, dtype=np.int64)
 
     def _add_words(self, words: Sequence[str]) -> None:
-        """Tokenize the words that are not in the cache, and add them. If the cache would be too large, clear it first."""
+        """Tokenize the words that are not yet in the cache, and add them. If the cache would become too large, clear it
+        first.
+        """
         if len(self._numbers) + len(words) > MOST_KNOWN_WORDS:
             self._clear()
         new = [word for word in dict.fromkeys(words) if word not in self._numbers]
@@ -232,7 +234,7 @@ class _WordCache:
         self._starts = np.concatenate((self._starts, ends))
 
     def tokenize_words(self, words: Sequence[str]) -> tuple[Int32Array, IntArray]:
-        """Return the token ids of words, and the number of tokens of each word.
+        """Return the token ids of all words, and the number of tokens of each word.
 
         Returns:
             int32 [tokens], the ids of all words one after another, and int64 [words].
@@ -248,7 +250,9 @@ _get_word_cache = lru_cache(maxsize=2)(_WordCache)
 
 
 def tokenize_documents(documents: Sequence[Sequence[str]], vocabulary: Vocabulary, lower_case: bool) -> TokenBlock:
-    """Tokenize documents, and return their token ids. Sentences without tokens and documents without sentences are left out.
+    """Convert documents to token ids.
+
+    Sentences without tokens and documents without sentences are left out.
 
     Args:
         documents: The documents, each a list of sentences.

@@ -38,8 +38,9 @@ LARGEST_PRICE = 10**15
 # Prices are tested for common denominators up to this number.
 MAX_DENOMINATOR = 4096
 
+# A quick bound may take QUICK_ITERATIONS simplex iterations, or QUICK_ITERATIONS_PER_LENGTH per distinct length if that is
+# more.
 QUICK_ITERATIONS = 3500
-# A quick bound may take QUICK_ITERATIONS simplex iterations, or this many per distinct length if that is more.
 QUICK_ITERATIONS_PER_LENGTH = 4
 # A proof for long packs may take at most this many operations, (price steps) * (tokens of a pack), which takes a few
 # seconds.
