@@ -35,11 +35,11 @@ _NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name, and with it torch and transformers.
+    """Import a public name when it is first used, because this also imports torch and transformers.
 
     Raises:
         InputError: torch or transformers is not installed.
-        AttributeError: the package has no such name.
+        AttributeError: The package has no such name.
     """
     module = next((module for module, names in _NAMES.items() if name in names), None)
     if module is None:

@@ -1,12 +1,12 @@
-"""The collator, which turns rows of packs into the batch that a model's `forward` accepts.
+"""The collator, which makes batches of packs that a model's `forward` accepts.
 
-Different software needs the boundaries between sequences in different forms. The target of a `PackCollator` chooses the
+Different software expects the boundaries between sequences in different forms. The target of a `PackCollator` selects the
 form:
 
 | target | how the batch describes the boundaries |
 |---|---|
-| `transformers-5` | `attention_mask` [B, 1, L, L], which is added to the scores; right with `sdpa` and `eager` |
-| `transformers-4`, `optimum-habana` | `attention_mask` [B, L, L] of 0 and 1, from which their BERT makes an additive mask |
+| `transformers-5` | `attention_mask` [B, 1, L, L], which is added to the scores, for `sdpa` and `eager` attention |
+| `transformers-4`, `optimum-habana` | `attention_mask` [B, L, L] of 0 and 1, which their BERT makes an additive mask from |
 | `flash` | one row with all sequences and without padding, `cu_seq_lens_q/k` and `max_length_q/k`; FlashAttention 2 only |
 | `flex` | a `BlockMask`, for `attn_implementation="flex_attention"` |
 
@@ -44,16 +44,19 @@ Batch = dict[str, Any]
 
 
 def model_inputs(batch: Batch) -> Batch:
-    """Return the entries of a batch that models accept, without `sequence_ids`, `seq_lens` and the data's own columns."""
+    """Return only those entries of a batch that models accept. Omitted are `sequence_ids`, `seq_lens` and the data's own
+    columns.
+    """
     return {name: value for name, value in batch.items() if name in _FOR_MODELS}
 
 
 class PackCollator:
-    """Makes batches of packs for one model and one kind of software.
+    """Makes batches of packs for a model, in the form that the given software expects.
 
-    When it is created, the collator tries the model on packs and finds out how it must be fed. Calling it with the rows of
-    packs returns a batch of tensors. Columns of the data that have one value per sequence (weights, names, row numbers) keep
-    their names in the batch: numbers become [B, S], with 0 in slots without a sequence, and anything else becomes lists.
+    When it is created, the collator runs the model on packs to find out which inputs the model requires. Calling the
+    collator with rows of packs returns a batch of tensors. Columns with one value per sequence (weights, names, row numbers)
+    keep their names in the batch. Numbers become a tensor [B, S], with 0 in slots without a sequence, and all other values
+    become lists.
 
     Example:
         ```python
@@ -64,10 +67,10 @@ class PackCollator:
 
     Args:
         target: The software for which batches are made, one of `TARGETS`.
-        model: A model of `transformers`, its config, or its `model_type`. A small copy is tried first. If this is a model,
-            it is then tried itself, with its head and this target, in evaluation mode and in training mode. A config does
-            not describe weights, heads or labels. With a config, the labels of a causal model are the next tokens, unless
-            its `architectures` name a class for tags.
+        model: A model of `transformers`, its config, or its `model_type`. The collator first tries a small copy. It then
+            tries the model itself, if you pass one, with its head and this target, in evaluation mode and in training mode.
+            A config does not describe weights, heads or labels. With a config, the labels of a causal model are the next
+            tokens, unless its `architectures` name a class for tags.
         gather_heads: Add `masked_lm_positions` and `masked_lm_labels` [B, Q], and `sequence_positions` and
             `next_sentence_label` [B, S], for `PackedBertForPreTraining`. The batch then has no `labels`.
         sequence_labels: The column with a label per sequence. Adds `sequence_labels` and `sequence_positions` [B, S] for
@@ -76,7 +79,7 @@ class PackCollator:
             rejected. By default, the number of positions of the model, but at least 512 and at most 1,024.
         masked_slots: Q, so that every batch has the same static shape. By default, the largest number in the batch.
         depth: S, so that every batch has the same static shape. By default, the largest number in the batch.
-        dtype: The type of an additive mask, which must be the type in which the model computes.
+        dtype: The dtype of an additive mask, which must be the dtype in which the model computes.
 
     Raises:
         InputError: The target or the model type is unknown, the model does not work with packs, or the installed software
@@ -138,14 +141,14 @@ class PackCollator:
             )
 
     def _make_batch_without_labels(self, rows: Sequence[Pack]) -> Batch:
-        """Return the batch for rows without labels, as any model, or the encoder below a gathering head, accepts it."""
+        """Return a batch without labels, for trying a model without a head on the given packs."""
         arrays = self._stack_token_columns(rows)
         return (
             model_inputs(self._make_flat_batch(arrays, rows)) if self.target == "flash" else self._make_token_inputs(arrays)
         )
 
     def _make_token_inputs(self, arrays: dict[str, IntArray]) -> Batch:
-        """Return the inputs with one value per token as tensors, together with the attention mask of the target."""
+        """Return the inputs that have one value per token as tensors, with the attention mask of the target."""
         batch: Batch = {name: torch.from_numpy(values) for name, values in arrays.items() if name != "sequence_ids"}
         sequence_ids_BL = torch.from_numpy(arrays["sequence_ids"])
         return {
@@ -164,7 +167,7 @@ class PackCollator:
 
         Raises:
             InputError: The rows have different lengths, are longer than `row_tokens`, lack a column that the collator needs,
-                or hold more sequences or masked positions than there are slots.
+                or contain more sequences or masked positions than there are slots.
         """
         if self.gather_heads and "labels" not in rows[0]:
             raise InputError(
@@ -195,12 +198,15 @@ class PackCollator:
         return batch | {name: self._make_user_column(rows, name) for name in self._user_column_names(rows)}
 
     def _user_column_names(self, rows: Sequence[Pack]) -> list[str]:
-        """Return the names of the columns with one value per sequence that the collator itself does not use."""
+        """Return the names of the user's columns, which have one value per sequence and are not inputs of the collator."""
         others = {name for name in rows[0] if name not in (*_TOKEN_COLUMNS, *_OF_SEQUENCES, self.sequence_labels)}
         return [name for name in rows[0] if name in others and all(len(row[name]) == len(row["seq_lens"]) for row in rows)]
 
     def _make_user_column(self, rows: Sequence[Pack], name: str) -> Any:
-        """Return a column of the user: numbers as a tensor [B, S] padded with 0, and anything else as a list per row."""
+        """Return the values of a user's column, for all sequences of a batch.
+
+        Numbers are returned as a tensor [B, S] padded with 0, and all other values as one list per row.
+        """
         values = [np.asarray(row[name]) for row in rows]
         if not all(np.issubdtype(each.dtype, np.number) or each.dtype == np.bool_ for each in values):
             return [each.tolist() for each in values]
@@ -208,7 +214,7 @@ class PackCollator:
         return self._pad_to_depth(values, 0, np.int64 if np.issubdtype(kind, np.integer) else kind)
 
     def _stack_token_columns(self, rows: Sequence[Pack]) -> dict[str, IntArray]:
-        """Return the columns with a value per token that this model needs, as int64 [B, L]."""
+        """Return the columns that have one value per token and that the model requires, as int64 [B, L]."""
         names = [name for name in _TOKEN_COLUMNS if name in rows[0] and name != self.sequence_labels]
         arrays: dict[str, IntArray] = {}
         for name in names:
@@ -230,7 +236,9 @@ class PackCollator:
         return arrays
 
     def _check_row_and_sequence_lengths(self, rows: Sequence[Pack], length: int) -> None:
-        """Reject rows that are longer than those the model was tried with, and sequences that would change others."""
+        """Raise an error if a row is longer than the tried rows, or a sequence is so long that it changes the results of
+        other sequences.
+        """
         if self.row_tokens is not None and length > self.row_tokens:
             raise InputError(
                 f"a row has {length} tokens, but the model was only tried with rows of {self.row_tokens}; "
@@ -249,7 +257,7 @@ class PackCollator:
             )
 
     def _make_masked_lm_inputs(self, labels_BL: IntArray, rows: Sequence[Pack]) -> Batch:
-        """Return the masked positions and their labels, both int64 [B, Q], and the inputs of the next-sentence head."""
+        """Return the masked positions and their labels, each int64 [B, Q], and the inputs of the next-sentence head."""
         rows_M, positions_M = np.nonzero(labels_BL != NOT_PREDICTED)
         counts_B = np.bincount(rows_M, minlength=len(rows))
         slots = self._choose_slot_count("masked_slots", self.masked_slots, int(counts_B.max()))
@@ -268,12 +276,12 @@ class PackCollator:
         return gathered
 
     def _first_token_positions(self, rows: Sequence[Pack]) -> torch.Tensor:
-        """Return the position of the first token of each sequence, int64 [B, S], and 0 in slots without a sequence."""
+        """Return the position of the first token of each sequence, int64 [B, S]. It is 0 in slots without a sequence."""
         lengths_BS = self._make_sequence_column(rows, "seq_lens", 0)
         return (lengths_BS.cumsum(1) - lengths_BS) * (lengths_BS > 0)
 
     def _pad_to_depth(self, values: Sequence[AnyArray], empty: float, dtype: Any) -> torch.Tensor:
-        """Stack the values of each row's sequences into [B, S], filled up with `empty`."""
+        """Stack the per-sequence values of each row into a tensor [B, S], with `empty` in slots without a sequence."""
         depth = self._choose_slot_count("depth", self.depth, max(map(len, values)))
         padded = np.full((len(values), depth), empty, dtype)
         for to, each in zip(padded, values, strict=True):
@@ -281,14 +289,14 @@ class PackCollator:
         return torch.from_numpy(padded)
 
     def _make_sequence_column(self, rows: Sequence[Pack], name: str, empty: int) -> torch.Tensor:
-        """Return a column with a value per sequence as int64 [B, S], filled up with `empty`."""
+        """Return a column that has one integer per sequence as int64 [B, S], with `empty` in slots without a sequence."""
         for row in rows:
             _check_32_bit_integers(np.asarray(row[name]), name)
         return self._pad_to_depth([row[name] for row in rows], empty, np.int64)
 
     @staticmethod
     def _choose_slot_count(name: str, requested: int | None, needed: int) -> int:
-        """Return the requested number of slots, or the needed number if none was requested.
+        """Return the requested number of slots. If none was requested, return the number that this batch needs.
 
         Raises:
             InputError: More slots are needed than requested.
@@ -300,7 +308,9 @@ class PackCollator:
         return needed if requested is None else requested
 
     def _make_flat_batch(self, arrays: dict[str, IntArray], rows: Sequence[Pack]) -> Batch:
-        """Return a batch for FlashAttention: one row without padding, and the offsets at which its sequences begin."""
+        """Return a batch for FlashAttention, which has a single row without padding, and the offset of each sequence in this
+        row.
+        """
         real_BL = arrays["sequence_ids"] > 0
         lengths = list(chain.from_iterable(row["seq_lens"].tolist() for row in rows))
         ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0).to(torch.int32)
@@ -320,7 +330,7 @@ class PackCollator:
 
 
 def _check_attention_implementation(target: str, model: Any) -> None:
-    """Reject a target if the attention of the model or config would ignore its form of the boundaries."""
+    """Raise an error if the attention implementation of a model or config ignores the sequence boundaries of a target."""
     used = getattr(getattr(model, "config", model), "_attn_implementation", None)
     reads = {"flash": "flash" in str(used), "flex": used in (None, "flex_attention")}
     if not reads.get(target, "flash" not in str(used)):
@@ -332,7 +342,7 @@ def _check_attention_implementation(target: str, model: Any) -> None:
 
 
 def _check_32_bit_integers(values: AnyArray, name: str) -> None:
-    """Reject values of the user's data that are not integers of at most 32 bits."""
+    """Raise an error if a value of the user's data is not an integer that fits into 32 bits."""
     wrong = find_non_integer(values, -MOST_TOKEN_ID - 1, MOST_TOKEN_ID)
     if wrong >= 0:
         raise InputError(f"{name}: a row contains {values[wrong]}, but all values must be integers that fit into 32 bits")

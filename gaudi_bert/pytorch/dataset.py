@@ -1,11 +1,11 @@
 """A PyTorch data set of packs whose position can be saved, and restored by any number of processes and workers.
 
 An iteration yields the rest of one epoch. Process r of W yields the packs whose number in the global order
-(`reading/global_order.py`) is r modulo W, and every process yields equally many. The packs that remain at the end, fewer
-than one batch of all processes, are not read in this epoch. A position consists of the epoch and the number of packs that
-all processes together have read in it.
+(`reading/global_order.py`) is r modulo W, and all processes yield equally many packs. The packs at the end of an epoch that
+do not fill a batch on every process are not read. A position consists of the epoch and the number of packs that all
+processes together have read in this epoch.
 
-The workers of a `DataLoader` read ahead, so they do not know which of their batches were used. `PackedLoader` therefore
+The workers of a `DataLoader` read ahead, so they cannot tell which of their batches were used. Therefore `PackedLoader`
 counts the batches that it yields. Worker w of K reads the batches w, w + K, ... of its process, so that the order is the
 same as without workers.
 """
@@ -41,13 +41,13 @@ _IDENTITY_DIGITS = 16
 _THE_WAY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or train with PackedTrainerMixin"
 
 
-# --- sources of packs
+# --- Opening the packs of a folder
 
 
 class _MappedPacks(Dataset[Pack]):
-    """A map-style data set of all packs, numbered shard after shard.
+    """A map-style data set of all packs of a folder. Packs are numbered in the order of the shards.
 
-    It keeps at most 256 shards open, and closes the shard that was not used for the longest time.
+    The data set keeps at most 256 shards open, and closes the least recently used ones.
     """
 
     def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Pack]]) -> None:
@@ -56,11 +56,11 @@ class _MappedPacks(Dataset[Pack]):
         self._open_shards: dict[int, None] = {}  # in the order of their last use
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only what is needed to open the shards again in another process."""
+        """Return what pickle needs to open the same shards in another process."""
         return _MappedPacks, (self._shards, self._rows_of)
 
     def __len__(self) -> int:
-        """Return the number of all packs; a sampler divides them among processes."""
+        """Return the number of packs in the folder."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, number: int) -> Pack:
@@ -68,7 +68,7 @@ class _MappedPacks(Dataset[Pack]):
         return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Pack]:
-        """Return the rows of several packs. A `DataLoader` calls this once per batch."""
+        """Return the rows of several packs. A `DataLoader` calls this method once per batch."""
         packs = np.asarray(numbers, np.int64)
         packs = np.where(packs < 0, packs + len(self), packs)
         if packs.size and not 0 <= packs.min() <= packs.max() < len(self):
@@ -87,11 +87,11 @@ class _MappedPacks(Dataset[Pack]):
 
 
 def _open_packs(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequence[Pack]]]:
-    """Open the packs of a folder.
+    """Open the packed table or the packed TFRecords in a folder.
 
     Returns:
-        The packs, a hexadecimal identity that differs between different packs, and a function that turns what the packs'
-        `read` returns into rows.
+        The packs, a hexadecimal identity that differs between different packs, and a function that converts the result of
+        the packs' `read` method to rows.
 
     Raises:
         InputError: The folder is a URL, is missing, or contains no packs.
@@ -118,10 +118,10 @@ def _open_packs(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequenc
 
 
 def _rows_from_record_arrays(packs: Mapping[str, AnyArray]) -> list[Pack]:
-    """Turn the ten features of B packed examples into B rows, with the column names of packed tables.
+    """Convert B packs from TFRecords to rows, with the column names of packed tables.
 
-    The arrays of a row are views. Positions of the padding count from 0, as if it were one more sequence. Labels are -100
-    where no token was masked.
+    The arrays of a row are views. The positions of padding count from 0, as in a sequence. Labels are -100 where no token
+    was masked.
     """
     columns = compute_packed_table_columns(packs)
     of_tokens = {
@@ -141,11 +141,11 @@ def _rows_from_record_arrays(packs: Mapping[str, AnyArray]) -> list[Pack]:
     ]
 
 
-# --- data set and loader
+# --- The data set and the loader
 
 
 class PackedDataset(IterableDataset[Pack]):
-    """The packs of a folder that one process reads, one row per pack, in an order that depends on the seed and the epoch.
+    """The packs of a folder that one process reads, one row per pack. The seed and the epoch determine the order.
 
     A row maps column names to numpy arrays. Iterating yields the rest of the current epoch. `state_dict` and
     `load_state_dict` save and restore the position.
@@ -161,14 +161,14 @@ class PackedDataset(IterableDataset[Pack]):
         folder: A folder of packed TFRecords or a packed table.
         rank: The number of this process, from 0.
         world_size: The number of processes. Each pack is read by one of them.
-        seed: With the epoch, determines the order of the packs.
-        batch_packs: The number of packs in a batch of this process, which is the `batch_size` of the `DataLoader`. It is
-            needed with several workers. `PackedLoader` sets it.
+        seed: The seed, which determines the order of the packs together with the epoch.
+        batch_packs: The number of packs in a batch of this process, which is the `batch_size` of the `DataLoader`. Pass it
+            if the loader has several workers. `PackedLoader` sets it.
 
     Attributes:
         packs: The number of packs in an epoch, over all processes.
         update_batches: The number of batches that are accumulated into one update. An epoch ends with a complete update.
-        loader_is_ours: True while a `PackedLoader` starts to read the data set.
+        loader_is_ours: Whether a `PackedLoader` is just beginning to read the data set.
 
     Raises:
         InputError: The folder cannot be read, has too few packs for one batch on every process, or `rank` or `batch_packs`
@@ -202,24 +202,27 @@ class PackedDataset(IterableDataset[Pack]):
         self._epoch, self._done = 0, 0
 
     def as_map(self) -> _MappedPacks:
-        """Return the packs of all processes as a map-style data set, for tools that need one. `shuffle=True` is allowed."""
+        """Return the packs of all processes as a map-style data set, for tools that require one.
+
+        `shuffle=True` is allowed with this data set.
+        """
         return _MappedPacks(self._stored.files, self._rows_of)
 
     @property
     def dropped_packs(self) -> int:
-        """The number of packs in an epoch that no process reads, because they do not fill a batch on every process."""
+        """The number of packs per epoch that are not read, because they do not fill a batch on every process."""
         return self.packs - len(self) * self.world_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Move to the beginning of an epoch. If it is the current epoch, the position does not change."""
+        """Move to the beginning of an epoch. Do nothing if the epoch is the current one."""
         if check_integer("epoch", epoch, 0) != self._epoch:
             self._epoch, self._done = int(epoch), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, which is valid for any number of processes.
+        """Return the position in the data, from which any number of processes can continue.
 
         Raises:
-            InputError: The caller is a worker of a `DataLoader`, which does not know which of its packs were used.
+            InputError: The caller is a worker of a `DataLoader`, which cannot tell which of its packs were used.
         """
         if torch.utils.data.get_worker_info() is not None:
             raise InputError(
@@ -229,7 +232,7 @@ class PackedDataset(IterableDataset[Pack]):
         return {**position, "seed": self.seed, "data": self._identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Move to the position that `state_dict` returned.
+        """Move to a position that `state_dict` returned.
 
         Raises:
             InputError: The state belongs to other packs, another seed or another reading order, or contains no position.
@@ -258,28 +261,30 @@ class PackedDataset(IterableDataset[Pack]):
 
     @property
     def remaining_batches(self) -> int:
-        """The number of batches that this process has still to read in this epoch."""
+        """The number of batches that this process has not yet read in the current epoch."""
         return self._count_batches_after(self._done)
 
     def _count_batches_after(self, done: int) -> int:
-        """Return how many batches this process still reads in an epoch of which all processes have read `done` packs."""
+        """Return the number of batches that remain for this process after all processes together have read `done` packs of
+        an epoch.
+        """
         updates = (self.packs - done) // (self.world_size * self.batch * self.update_batches)
         return updates * self.update_batches
 
     def count_batch(self, is_last: bool) -> None:
-        """Count a batch that every process has used. After the last batch of an epoch, move to the next epoch."""
+        """Move the position by one batch on every process. After the last batch of an epoch, move to the next epoch."""
         if is_last:
             self._epoch, self._done = self._epoch + 1, 0
         else:
             self._done += self.world_size * self.batch
 
     def skip_incomplete_epoch_end(self) -> None:
-        """Move to the next epoch if the rest of this one does not fill a batch on every process."""
+        """Move to the next epoch if the remaining packs of the current epoch do not fill a batch on every process."""
         if self._done and self.remaining_batches == 0:
             self._epoch, self._done = self._epoch + 1, 0
 
     def __iter__(self) -> Iterator[Pack]:
-        """Return an iterator over the rows of this process (or of this worker) to the end of the epoch.
+        """Return an iterator over the remaining rows of the epoch that this process or this worker reads.
 
         Raises:
             InputError: Accelerate would shard the packs a second time, or there are several workers and no `batch_packs`.
@@ -298,7 +303,7 @@ class PackedDataset(IterableDataset[Pack]):
         return self._iterate_rows(worker)
 
     def _iterate_rows(self, worker: Any) -> Iterator[Pack]:
-        """Yield the rows of this process, or of one worker of its loader, to the end of the epoch."""
+        """Yield the remaining rows of the epoch that this process, or one worker of its loader, reads."""
         self.skip_incomplete_epoch_end()
         epoch, batch = self._epoch, self.batch
         first = first_pack_number_of_rank(self._done, self.rank, self.world_size)
@@ -314,15 +319,15 @@ class PackedDataset(IterableDataset[Pack]):
             numbers = first + self.world_size * ((number + workers * batches) * batch + in_batch)
             for row in self._rows_of(stored.files.read_records(*self._reader.locate_and_open(epoch, numbers))):
                 done += 1
-                # The caller may save the position as soon as it has the last row of a batch, so the batch is counted before
-                # that row is yielded.
+                # The caller may save the position as soon as it receives the last row of a batch. Therefore the batch is
+                # counted before this row is yielded.
                 if worker is None and done % batch == 0:
                     self.count_batch(done == rows)
                 yield row
 
 
 class PackedLoader(DataLoader[Any]):
-    """A `DataLoader` of a `PackedDataset` whose position is exact with any number of workers.
+    """A `DataLoader` of a `PackedDataset` that can save its exact position with any number of workers.
 
     Accelerate's `prepare` does not change this loader, because each process already reads its own packs. Accelerate's
     `save_state` and `load_state` include its position.
@@ -338,7 +343,7 @@ class PackedLoader(DataLoader[Any]):
     """
 
     _is_accelerate_prepared = True
-    use_stateful_dataloader = True  # so Accelerate asks it for its state
+    use_stateful_dataloader = True  # makes Accelerate save and restore the position
 
     def __init__(
         self, dataset: PackedDataset, batch_packs: int, collate: Callable[[list[Pack]], Any], **options: Any
@@ -352,13 +357,13 @@ class PackedLoader(DataLoader[Any]):
                 f"on each of {dataset.world_size} processes; use fewer processes, smaller batches, or more data"
             )
         self._packs = dataset
-        # The loader draws the seeds of its workers. Without a generator of its own it would use the global one, and dropout
-        # would differ after a run is resumed.
+        # By default, the loader draws the seeds of its workers from the global random generator. Dropout uses the same
+        # generator, and would differ after a run is resumed, so the loader gets its own generator.
         options.setdefault("generator", torch.Generator())
         super().__init__(dataset, batch_size=batch_packs, collate_fn=collate, drop_last=True, **options)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches to the end of the epoch.
+        """Yield the remaining batches of the epoch.
 
         Raises:
             InputError: The data set was made for another process than this one.
@@ -389,9 +394,9 @@ class PackedLoader(DataLoader[Any]):
         return len(self._packs) // self._packs.batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch that the loader yielded."""
+        """Return the position after the last batch that this loader yielded."""
         return self._packs.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Move to the position that `state_dict` returned; see `PackedDataset.load_state_dict`."""
+        """Move to a position that `state_dict` returned. See `PackedDataset.load_state_dict`."""
         self._packs.load_state_dict(state)

@@ -1,8 +1,8 @@
 """`PackedEncoder`, which runs any encoder of `transformers` on packs of texts.
 
-The results are in the order of the texts, and equal those of each text alone. Texts are tokenized, packed and computed in
-windows, as `gaudi-bert predict` does: in rows of the cheapest lengths, or in batches of one static shape for a device that
-compiles a graph for each shape.
+The results are in the order of the texts, and equal the results for each text alone. As in `gaudi-bert predict`, the texts
+are tokenized, packed and computed in groups of a few thousand. Rows have the lengths of the lowest cost. For a device that
+compiles a graph for each shape, all batches have the same static shape instead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TOKENS_OF_A_BATCH = 2048
 
 
 class PackedEncoder:
-    """Computes vectors and predictions for texts with an encoder that reads packs.
+    """Computes embeddings and predictions for texts with an encoder that runs on packs.
 
     Example:
         ```python
@@ -50,9 +50,9 @@ class PackedEncoder:
         model: An `AutoModel`, `AutoModelForSequenceClassification` or `AutoModelForTokenClassification` with `sdpa` or
             `eager` attention. It is used on its own device, in evaluation mode.
         tokenizer: The model's tokenizer, of `transformers` or of `tokenizers`.
-        max_sequence_length: The largest number of tokens of a text, with special tokens. Longer texts are cut. By default,
-            the maximum of the model.
-        static_shapes: Compute only batches of one shape, with rows of `max_sequence_length`, as Gaudi needs.
+        max_sequence_length: The maximum number of tokens in a text, including special tokens. Longer texts are truncated. By
+            default, the maximum of the model.
+        static_shapes: Whether all batches have the same shape, with rows of `max_sequence_length`, as Gaudi requires.
 
     Raises:
         InputError: The model does not work with packs, or the tokenizer does not belong to the model.
@@ -84,13 +84,13 @@ class PackedEncoder:
         self._packed.check_rows()
 
     def embed(self, texts: Sequence[Text], pooling: Pooling = "mean", *, normalize: bool = False) -> Float32Array:
-        """Compute a vector for each text.
+        """Compute an embedding vector for each text.
 
         Args:
             texts: Texts, pairs of texts, or lists of words.
-            pooling: How the tokens of a text become one vector: the first token ("cls"), the last token ("last"), or the
-                mean or the maximum over all tokens, with special tokens.
-            normalize: Scale every vector to length 1.
+            pooling: How to compute a vector from the tokens of a text: from the first token ("cls"), from the last token
+                ("last"), or as the mean or the maximum over all tokens, including special tokens ("mean", "max").
+            normalize: Whether to scale every vector to length 1.
 
         Returns:
             float32 [texts, hidden size], in the order of the texts.
@@ -105,13 +105,13 @@ class PackedEncoder:
         return np.concatenate([np.zeros((0, self.hidden_size), np.float32), *parts])
 
     def predict(self, texts: Sequence[Text]) -> list[dict[str, Any]]:
-        """Compute the prediction of the model's head for each text.
+        """Compute a prediction for each text with the head of the model.
 
         Args:
             texts: Texts or pairs of texts. For a model that tags words, texts or lists of words.
 
         Returns:
-            One dictionary per text, in the order of the texts, as `gaudi-bert predict` writes it.
+            One dictionary per text, in the order of the texts and in the format of `gaudi-bert predict`.
 
         Raises:
             InputError: The model has no supported head, an element is not a text, or an output is not a finite number.
@@ -142,7 +142,7 @@ class PackedEncoder:
         compute: Callable[[dict[str, torch.Tensor]], torch.Tensor],
         width: int,
     ) -> Iterator[tuple[list[Row], Sequences, Float32Array]]:
-        """Tokenize, pack and compute the texts, window by window.
+        """Tokenize the texts, pack them, and run the model, for a window of at most `_WINDOW_TEXTS` texts at a time.
 
         Yields:
             The rows of a window, their tokens, and the outputs of `compute`, with `width` values per sequence or token.
@@ -189,7 +189,7 @@ class PackedEncoder:
 
 
 def _row_from_text(number: int, text: Text, task: TaskName | None) -> Row:
-    """Turn a text into a row. For a model that tags words, a text is split into words.
+    """Convert a text to a row. If the model tags words, split the text into words.
 
     Raises:
         InputError: `text` has none of the supported types.

@@ -1,14 +1,14 @@
 """Losses of packs that add up to the loss of one large batch, and BERT heads that gather positions.
 
 The loss of a micro-batch is a sum, divided by the number of labels in the complete update, so that the losses of all
-micro-batches and processes add up. `update_counts` counts the labels, and `update_loss` computes the loss that one
-micro-batch contributes, for any head with one output per token.
+micro-batches and processes add up. `update_counts` counts the labels, and `update_loss` computes the loss of a micro-batch,
+for any head with one output per token.
 
-A head with one output per sequence must gather positions from a pack: the heads here are computed at the first token of
-every sequence, and the masked-LM head at the masked positions, in static shapes. Weights and their names are those of
-`transformers`.
+A head with one output per sequence must gather positions from a pack. The classes in this module compute such heads at the
+first token of every sequence, and the masked-LM head at the masked positions, in static shapes. The weights and their names
+are those of `transformers`.
 
-Letters: B packs, L positions, Q masked slots, S sequences of a pack, H hidden size, C labels.
+Letters in shapes: B packs, L positions, Q masked slots, S sequences of a pack, H hidden size, C labels.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from gaudi_bert.pytorch.collate import model_inputs
 _COUNTED = (("masked_lm_labels", "next_sentence_label"), ("sequence_labels",), ("labels",))
 
 
-# --- losses that add up
+# --- Losses that add up over micro-batches and processes
 
 
 def update_counts(batches: Sequence[dict[str, Any]]) -> torch.Tensor:
     """Count the labels in the micro-batches of one update on this process.
 
-    With several processes, sum the counts over all of them (`torch.distributed.all_reduce`, `accelerator.reduce`) before you
-    compute the first loss.
+    With several processes, sum the counts over all processes (`torch.distributed.all_reduce`, `accelerator.reduce`) before
+    you compute the first loss.
 
     Args:
         batches: The micro-batches of the update, as a `PackCollator` makes them.
 
     Returns:
-        The number of labels, float32 [1]. For `PackedBertForPreTraining`, the numbers of masked positions and of sequences,
-        float32 [2].
+        The number of labels, float32 [1]. For `PackedBertForPreTraining`, the number of masked positions and the number of
+        sequences, float32 [2].
 
     Raises:
         InputError: A batch has no labels.
@@ -55,7 +55,7 @@ def update_counts(batches: Sequence[dict[str, Any]]) -> torch.Tensor:
 
 
 def _count_labels(batch: dict[str, Any]) -> torch.Tensor:
-    """Return the number of labels of each kind in a batch. See `update_counts`."""
+    """Return the number of labels in a batch, separately for each head. See `update_counts`."""
     for names in _COUNTED:
         if all(name in batch for name in names):
             return torch.stack([_is_predicted(batch[name]).sum() for name in names])
@@ -63,25 +63,28 @@ def _count_labels(batch: dict[str, Any]) -> torch.Tensor:
 
 
 def _is_predicted(labels: torch.Tensor) -> torch.Tensor:
-    """Return which labels count in the loss: numbers other than NaN, or integers other than -100."""
+    """Return which labels contribute to the loss: floating-point labels that are not NaN, and integer labels other than
+    -100.
+    """
     return ~labels.isnan() if labels.is_floating_point() else labels != NOT_PREDICTED
 
 
 def update_loss(model: Any, batch: dict[str, Any], counts: torch.Tensor, processes: int = 1) -> torch.Tensor:
-    """Compute the loss that one micro-batch contributes to an update, ready for `backward`.
+    """Compute the contribution of one micro-batch to the loss of an update. Call `backward` on the result.
 
     Args:
         model: A model with one output per token, or a head of this module. It may be wrapped for several processes.
         batch: A batch of a `PackCollator`, which is moved to the model's device.
         counts: The result of `update_counts`, summed over all processes.
-        processes: The number of processes that train together. Wrappers average the gradients of the processes, although
-            they should be added, so the loss is multiplied by this number.
+        processes: The number of processes that train together. The loss is multiplied by this number, because wrappers
+            average the gradients of the processes, although the gradients should be added.
 
     Returns:
-        A scalar tensor. The sum over all micro-batches and processes is the mean loss of the update.
+        A scalar tensor. The sum over the micro-batches of all processes, divided by `processes`, is the mean loss of the
+        update.
 
     Raises:
-        InputError: The model has one output per row, although a row holds several sequences, or the batch has no labels.
+        InputError: The model has one output per row, although a row contains several sequences, or the batch has no labels.
     """
     inputs = move_to_device(model_inputs(batch), next(model.parameters()).device)
     counts = counts.to(inputs["input_ids"].device)
@@ -100,18 +103,18 @@ def update_loss(model: Any, batch: dict[str, Any], counts: torch.Tensor, process
     return outputs.loss * (own / counts.clamp(min=1)).squeeze() * processes
 
 
-# --- heads that gather
+# --- Heads that are only computed at some positions
 
 
 class PackedBertForPreTraining(BertForPreTraining):
-    """`BertForPreTraining` on packs, for the batches of `PackCollator(gather_heads=True)`.
+    """`BertForPreTraining` for packs in batches of `PackCollator(gather_heads=True)`.
 
-    The weights and their names are those of `BertForPreTraining`. `forward` computes the masked-LM head only at the masked
-    positions, and the next-sentence head at the first token of each sequence.
+    The weights and their names are the same as in `BertForPreTraining`. `forward` computes the masked-LM head only at the
+    masked positions, and the next-sentence head at the first token of each sequence.
     """
 
     gathers = True  # the model has one output per sequence, and none per row
-    accepts_loss_kwargs = True  # Trainer then passes `num_items_in_batch`, and does not divide the loss itself
+    accepts_loss_kwargs = True  # makes Trainer pass `num_items_in_batch` instead of dividing the loss
 
     def forward(
         self,
@@ -126,7 +129,7 @@ class PackedBertForPreTraining(BertForPreTraining):
         num_items_in_batch: torch.Tensor | None = None,
         **_: Any,
     ) -> BertForPreTrainingOutput:
-        """Compute both heads and, if there are labels, the loss.
+        """Compute the outputs of both heads. If there are labels, also compute the loss.
 
         Args:
             input_ids: int64 [B, L].
@@ -163,14 +166,14 @@ class PackedBertForPreTraining(BertForPreTraining):
 
 
 class PackedBertForSequenceClassification(BertForSequenceClassification):
-    """`BertForSequenceClassification` on packs, for the batches of `PackCollator(sequence_labels=COLUMN)`.
+    """`BertForSequenceClassification` for packs in batches of `PackCollator(sequence_labels=COLUMN)`.
 
-    If the config has one label (`num_labels=1`), the task is a regression. The weights and their names are those of
+    If the config has one label (`num_labels=1`), the task is a regression. The weights and their names are the same as in
     `BertForSequenceClassification`.
     """
 
     gathers = True  # the model has one output per sequence, and none per row
-    accepts_loss_kwargs = True  # Trainer then passes `num_items_in_batch`, and does not divide the loss itself
+    accepts_loss_kwargs = True  # makes Trainer pass `num_items_in_batch` instead of dividing the loss
 
     def forward(
         self,
@@ -183,7 +186,7 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
         num_items_in_batch: torch.Tensor | None = None,
         **_: Any,
     ) -> SequenceClassifierOutput:
-        """Compute the head at the first token of each sequence and, if there are labels, the loss.
+        """Compute the output of the head for the first token of each sequence. If there are labels, also compute the loss.
 
         Args:
             input_ids: int64 [B, L].
@@ -227,10 +230,10 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
 
 
 def _pool_first_tokens(pooler: Any, hidden_BLH: torch.Tensor, positions_BS: torch.Tensor) -> torch.Tensor:
-    """Apply BERT's pooler to the tokens at S positions of each pack, and return [B, S, H]."""
+    """Apply BERT's pooler to the first token of each sequence, and return [B, S, H]."""
     return pooler.activation(pooler.dense(gather_positions(hidden_BLH, positions_BS)))
 
 
 def _sum_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the negative log likelihoods of all labels, as a float32 scalar."""
+    """Return the sum of the negative log-likelihoods of all labels, as a float32 scalar."""
     return cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=NOT_PREDICTED, reduction="sum")

@@ -1,10 +1,10 @@
 """A mixin with which the `Trainer` of `transformers` trains on packs, and a translation of its arguments.
 
-With the mixin, each process reads its own packs (`Trainer` alone would read every pack in every process), the losses of all
-micro-batches and processes add up to that of one large batch (`heads.py`), and a checkpoint contains the position in the
-data, from which any number of processes can resume.
+With the mixin, each process reads its own packs, whereas `Trainer` alone would read every pack in every process. The losses
+of all micro-batches and processes add up to the loss of one large batch (`heads.py`). A checkpoint contains the position in
+the data, from which any number of processes can resume.
 
-`translate_arguments` converts arguments for padded rows by the rules of `training/run_plan.py`: it keeps either the number
+`translate_arguments` converts arguments for padded rows by the rules of `training/run_plan.py`. It keeps either the number
 of sequences in an update, or the number of rows.
 """
 
@@ -37,10 +37,10 @@ _STEPS = ("max_steps", "warmup_steps", "logging_steps", "save_steps", "eval_step
 class PackedTrainerMixin:
     """A mixin for `Trainer` that trains on packs, in one process or several.
 
-    `train_dataset` must be the `PackedDataset` of this process, and `data_collator` a `PackCollator`. The model has one
-    output per token, or is one of the heads of this package. Set `remove_unused_columns=False`, because the columns of packs
-    are not named like the inputs of the model. A `PackedDataset` for evaluation or prediction is read completely, in the
-    order of its folder, and divided among the processes whatever its rank is.
+    `train_dataset` must be the `PackedDataset` of this process, and `data_collator` a `PackCollator`. The model must have
+    one output per token, or be one of the heads of this package. Set `remove_unused_columns=False`, because the columns of
+    packs are not named like the inputs of the model. A `PackedDataset` for evaluation or prediction is read completely, in
+    the order of its folder. It is divided among the processes, and its `rank` is ignored.
 
     Example:
         ```python
@@ -67,28 +67,34 @@ class PackedTrainerMixin:
     _train_batch_size: int
 
     def get_train_dataloader(self) -> PackedLoader:
-        """Return the loader of the packs of this process."""
+        """Return a loader of the packs that this process reads."""
         names = ("num_workers", "pin_memory", "prefetch_factor", "multiprocessing_context")
         options = {name: getattr(self.args, f"dataloader_{name}", None) for name in names}
         self.train_dataset.update_batches = self.args.gradient_accumulation_steps
         return PackedLoader(self.train_dataset, self._train_batch_size, self.data_collator, **options)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the loader of `Trainer`, which divides the packs of a `PackedDataset` among the processes by number."""
+        """Return the evaluation loader of `Trainer`.
+
+        The loader divides the packs of a `PackedDataset` among the processes, so that each pack is read once.
+        """
         if eval_dataset is None or isinstance(eval_dataset, str):
             eval_dataset = self.eval_dataset if eval_dataset is None else self.eval_dataset[eval_dataset]
         packs = eval_dataset.as_map() if isinstance(eval_dataset, PackedDataset) else eval_dataset
         return super().get_eval_dataloader(packs)  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return the loader for `predict`, which divides the packs as `get_eval_dataloader` does."""
+        """Return the loader for `predict`. It divides packs among the processes, see `get_eval_dataloader`."""
         packs = test_dataset.as_map() if isinstance(test_dataset, PackedDataset) else test_dataset
         return super().get_test_dataloader(packs)  # type: ignore[misc]
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | None]:
-        """Return the micro-batches of an update, and the number of its labels over all processes (None after the last)."""
+        """Return the micro-batches of the next update, and the number of labels in this update over all processes.
+
+        At the end of an epoch, return an empty list and None.
+        """
         batches = list(islice(epoch_iterator, num_batches))
         if not batches:
             return batches, None
@@ -100,14 +106,17 @@ class PackedTrainerMixin:
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: torch.Tensor | None = None
     ) -> Any:
-        """Return the loss that a micro-batch contributes to the update. In an evaluation, return the loss of `Trainer`."""
+        """Return the contribution of a micro-batch to the loss of the update.
+
+        During an evaluation, return the result of `Trainer.compute_loss` instead.
+        """
         if not model.training or return_outputs or num_items_in_batch is None:
             trainer: Any = super()
             return trainer.compute_loss(model, model_inputs(inputs), return_outputs=return_outputs)
         return update_loss(model, inputs, num_items_in_batch, self.args.world_size)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
-        """Train as `Trainer` does. From a checkpoint, continue with the pack that follows it.
+        """Train the model, from the beginning or from the position in the data that is stored in a checkpoint.
 
         Args:
             resume_from_checkpoint: The folder of a checkpoint, or True for the newest one in `output_dir`.
@@ -135,7 +144,7 @@ class PackedTrainerMixin:
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **options)  # type: ignore[misc]
 
     def _check_arguments(self) -> None:
-        """Reject a data set of another process, and arguments that would have no effect on packs."""
+        """Raise an error if the data set was made for another process, or if an argument would have no effect on packs."""
         args, rank, processes = self.args, self.train_dataset.rank, self.train_dataset.world_size
         if (rank, processes) != (args.process_index, args.world_size):
             raise InputError(
@@ -163,7 +172,7 @@ class PackedTrainerMixin:
 
 
 class _KeepPosition(TrainerCallback):
-    """A callback that writes the position in the data into every checkpoint."""
+    """A callback that stores the position in the data in every checkpoint."""
 
     def __init__(self, dataset: PackedDataset) -> None:
         self._dataset = dataset
@@ -175,7 +184,7 @@ class _KeepPosition(TrainerCallback):
             )
 
 
-# --- arguments of Trainer
+# --- The arguments of Trainer
 
 
 def translate_arguments(
@@ -186,14 +195,14 @@ def translate_arguments(
     batch_packs: int | None = None,
     correction: Literal["batch", "betas"] = "batch",
 ) -> dict[str, Any]:
-    """Translate `TrainingArguments` for padded rows into those for packs.
+    """Translate `TrainingArguments` for padded rows into arguments for packs.
 
     Args:
-        arguments: Arguments for padded rows, by name. Trainer's defaults apply to those that are missing.
+        arguments: Arguments for padded rows, by name. For missing arguments, Trainer's defaults apply.
         packing_factor: The number of sequences per pack, at least 1, as stated in the data's metadata.json.
         processes: The number of processes that train together.
         batch_packs: The number of packs in a micro-batch, by default `per_device_train_batch_size`.
-        correction: "batch" keeps the number of sequences in an update, and "betas" keeps its number of rows.
+        correction: "batch" to keep the number of sequences in an update, or "betas" to keep the number of rows.
 
     Returns:
         A copy of `arguments` with other values of `per_device_train_batch_size` and `gradient_accumulation_steps`, and with
