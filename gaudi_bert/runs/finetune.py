@@ -1,10 +1,10 @@
 """Stage finetune: train a pretrained model for a task on labelled rows, and write a folder that `transformers` can open.
 
-`training/run.py` contains the steps of a run and describes its folder. For fine-tuning, the folder also contains `best/`
-(the checkpoint with the best evaluation) and, at the end, the best model (`config.json`, `model.safetensors` and the
+`training/run.py` contains the steps of a run, and describes its folder. During fine-tuning, the folder also contains `best/`
+(the checkpoint with the best evaluation). At the end, it contains the best model (`config.json`, `model.safetensors` and the
 tokenizer), its predictions on the evaluation data (`predictions.jsonl`) and, written last, `metrics.json`. `rows.py`
-contains the job for tasks whose loss is a sum over rows, and `pairs.py` the job for tasks with one loss over all rows of an
-update.
+contains the job for tasks whose loss is a sum over rows, and `pairs.py` the job for tasks with a single loss over all rows
+of an update.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def finetune(
 
 
 def create_job(settings: PipelineSettings, files: FineTuneFiles, out: Path, reporter: Reporter) -> FineTuneJob:
-    """Read the files of a fine-tuning run, and return the job for its task.
+    """Read the files of a fine-tuning run, and return the job that trains the model for the chosen task.
 
     Args:
         settings: The settings of the pipeline.

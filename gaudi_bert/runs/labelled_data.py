@@ -1,4 +1,4 @@
-"""The files of a fine-tuning run: reading the rows, the tokenizer and the model, and packing the rows."""
+"""Reading the files of a fine-tuning run (the rows, the tokenizer and the model), and packing the rows."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class FineTuneFiles:
 
 @dataclass(frozen=True)
 class LabelledData:
-    """The task, the model, the tokenizer and the rows of a fine-tuning run, as they were read from its files.
+    """The contents of the files of a fine-tuning run: the task, the model, the tokenizer and the rows.
 
     Attributes:
         task: The task, with its settings and labels.
         start: The weights with which the run begins.
         tokenizer: The tokenizer.
-        folder: How the model computes embeddings, if its folder is one of sentence-transformers.
+        folder: The settings of sentence-transformers in the model's folder, which state how embeddings are computed.
         data: The training rows.
         held_out: The rows for evaluations, or None.
         best_metric: The metric that selects the best checkpoint.
@@ -80,7 +80,7 @@ class LabelledData:
 def read_labelled_data(
     settings: PipelineSettings, files: FineTuneFiles, reporter: Reporter, *, packs_training_rows: bool
 ) -> LabelledData:
-    """Read the model, the tokenizer and the rows of a fine-tuning run, and tokenize and pack the rows.
+    """Read the model, the tokenizer and the rows of a fine-tuning run. Tokenize the rows and pack them.
 
     Args:
         settings: The settings of the pipeline.
@@ -116,7 +116,8 @@ def read_labelled_data(
     tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
     reader = _RowReader(section, task, tokenizer, max_sequence_length, start.sizes, reporter)
     data, notes = reader.read_file(files.data, section.depth, packs_rows=packs_training_rows, is_training_file=True)
-    # If some questions have no answer, the model may predict "no answer", for which it needs a threshold.
+    # If some training questions have no answer, the model may predict "no answer". This requires a threshold, so set a
+    # default one.
     has_unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
     if has_unanswerable and task_settings.null_score_threshold is None:
         task_settings = task_settings.model_copy(update={"null_score_threshold": 0.0})
@@ -137,7 +138,7 @@ def read_labelled_data(
 
 
 def _complete_task_settings(settings: TaskSettings, model: Path) -> tuple[TaskSettings, SentenceSettings]:
-    """Complete the settings of an embedding task with the pooling and the prompts that the model's folder specifies.
+    """Complete the settings of an embedding task with the pooling and the prompts from the model's folder.
 
     The settings of other tasks are returned unchanged.
 
@@ -169,10 +170,10 @@ def _complete_task_settings(settings: TaskSettings, model: Path) -> tuple[TaskSe
 
 
 def _choose_max_sequence_length(section: FineTuneSettings, folder: SentenceSettings, positions: int) -> int:
-    """Return the maximum number of tokens in a sequence, to which longer texts are truncated or split.
+    """Return the maximum number of tokens in a sequence. Longer texts are truncated or split.
 
-    It is the setting `max_sequence_length` if the user set it, or else the largest of the given row lengths, or else the
-    maximum of the model.
+    This is the setting `max_sequence_length` if the user set it. Otherwise, it is the largest of the requested row lengths,
+    or the maximum of the model if no row lengths were requested.
 
     Args:
         section: The settings of the section `finetune`.
@@ -186,12 +187,12 @@ def _choose_max_sequence_length(section: FineTuneSettings, folder: SentenceSetti
 
 
 def get_explicit_row_lengths(section: FineTuneSettings) -> tuple[int, ...]:
-    """Return the numbers in the setting `finetune.row_lengths`, ascending. Empty if it is not set, or "auto"."""
+    """Return the numbers in the setting `finetune.row_lengths`, in ascending order. Empty if it is not set, or is "auto"."""
     return section.row_lengths if isinstance(section.row_lengths, tuple) else ()
 
 
 class _RowFile(NamedTuple):
-    """The rows of a file, and notes for the user about the row lengths that were chosen for them."""
+    """The rows of a file, and notes for the user about the row lengths into which they were packed."""
 
     data: TaskData
     notes: tuple[str, ...]
@@ -199,7 +200,7 @@ class _RowFile(NamedTuple):
 
 @dataclass(frozen=True)
 class _RowReader:
-    """Reads files of rows for a task, a tokenizer and a model.
+    """Reads, tokenizes and packs files of rows for a task and a model.
 
     Attributes:
         section: The settings of the section `finetune`.
@@ -218,13 +219,13 @@ class _RowReader:
     reporter: Reporter
 
     def read_file(self, path: Path, depth: int | str, *, packs_rows: bool, is_training_file: bool = False) -> _RowFile:
-        """Read, tokenize and pack the rows of a file, and tell the user about skipped and truncated rows.
+        """Read, tokenize and pack the rows of a file, and show messages about skipped and truncated rows.
 
         Args:
             path: The file.
             depth: The maximum number of sequences in a pack, or "max".
             packs_rows: Whether the rows are packed.
-            is_training_file: Whether this is the training file, for which a line also states how files are read.
+            is_training_file: Whether this is the training file, for which a message also states how the file is read.
 
         Raises:
             InputError: The file cannot be read, or its rows do not fit into rows of the given lengths.
@@ -262,7 +263,10 @@ class _RowReader:
 
 
 def pack_into_row_lengths(counts: IntArray, section: FineTuneSettings, sizes: ModelSizes, depth: int | str) -> RowLengths:
-    """Return one packing per row length, for the lengths in `finetune.row_lengths`, or else for those of the lowest cost.
+    """Pack sequences into rows of several lengths, and return a packing for each length.
+
+    The lengths are those in `finetune.row_lengths`. If this setting contains no lengths, the lengths of the lowest cost are
+    chosen.
 
     Args:
         counts: The number of sequences of each length.

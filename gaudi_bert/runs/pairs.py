@@ -1,10 +1,10 @@
-"""The job that fine-tunes a model for a task with one loss over all rows of an update.
+"""The job that fine-tunes a model for a task with a single loss over all rows of an update.
 
-Such tasks learn from pairs of texts, or from lists of documents, by comparing all texts of an update with each other.
+Such tasks train on pairs of texts, or on lists of documents. The loss compares all texts of an update with each other.
 
 In addition to the features of the encoder, a batch contains `text_numbers` [B, S]: the number of each sequence among the
-sequences of its update, or -1 for an unused slot. These numbers are used to collect the outputs of all micro-batches and
-processes in one array.
+sequences of its update, or -1 for an unused slot. With these numbers, the outputs of all micro-batches and processes are
+collected in one array.
 
 Letters in shapes: B packs of a batch, S depth, N sequences of an update, C values of an output.
 """
@@ -44,10 +44,10 @@ from gaudi_bert.training.run_plan import RunPlan
 
 @dataclass(frozen=True, eq=False)
 class PairUpdates:
-    """The updates of a run whose rows are groups of texts: which rows an update contains, and its packs and batches.
+    """The rows, the packs and the batches of each update, for a run whose rows are groups of texts.
 
-    The shape was chosen before the run from the first updates. If a later update needs more packs, it has more micro-batches
-    of the same shape.
+    The shape of the batches was chosen before the run from the first updates. If a later update requires more packs, it has
+    more micro-batches of the same shape.
 
     Attributes:
         sequences: The tokenized texts.
@@ -62,18 +62,18 @@ class PairUpdates:
     shape: UpdateShape
 
     def count_micro_batches(self, update: int) -> int:
-        """Return how many micro-batches each process computes in an update. The first update has the number 0."""
+        """Return how many micro-batches each process computes in an update. Updates are numbered from 0."""
         if update >= self.stream.update_count:
             return self.shape.micro_batches
         packs = len(_pack_update(self, update))
         return max(self.shape.micro_batches, -(-packs // (self.shape.batch.packs * self.shape.processes)))
 
     def max_sequences_in(self, update: int) -> int:
-        """Return how many sequences the micro-batches of an update can hold. The first update has the number 0."""
+        """Return how many sequences fit into the micro-batches of an update. Updates are numbered from 0."""
         return self.count_micro_batches(update) * self.shape.batch.packs * self.shape.processes * self.shape.batch.depth
 
     def iterate_micro_batches(self, first_update: int, rank: int) -> Iterator[Batch]:
-        """Yield the micro-batches of one process, without end. After the last update, they are empty.
+        """Yield the micro-batches of one process without end. The micro-batches after the last update are empty.
 
         Args:
             first_update: The update at which to begin, counted from 0.
@@ -92,7 +92,7 @@ class PairUpdates:
 
 @lru_cache(maxsize=4)
 def _pack_update(data: PairUpdates, update: int) -> SampledPacks:
-    """Pack the texts of an update into rows, and return the packs. The first update has the number 0.
+    """Pack the texts of an update into rows, and return the packs. Updates are numbered from 0.
 
     The last few results are cached.
     """
@@ -101,25 +101,27 @@ def _pack_update(data: PairUpdates, update: int) -> SampledPacks:
 
 @dataclass(frozen=True, kw_only=True)
 class PairObjective(TaskObjective):
-    """The training objective of a task that compares all rows of an update, so that the update has a single loss."""
+    """The training objective for a task with a single loss that compares all rows of an update."""
 
     data: PairUpdates
 
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return ones, because `make_update_loss` returns a loss that is already divided by the number of rows."""
+        """Return ones, because the loss of `make_update_loss` is already divided by the number of rows."""
         return np.ones(2)
 
     def make_update_loss(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> UpdateLoss:
-        """Return the loss function of an update.
+        """Return a function that computes the loss of an update from the outputs of all its micro-batches.
 
-        It first collects the outputs of all sequences of the update from all processes.
+        The function collects the outputs of all processes.
         """
         stream, numbers = self.data.stream, [batch["text_numbers"] for batch in micro_batches]
         sequences = stream.distinct_sequences(update - 1, update)[0]
         rows = stream.rows_in_updates(update - 1, update)
 
         def loss_of_outputs(outputs: Sequence[NDArray[Any]]) -> tuple[FloatArray, list[FloatArray]]:
-            """Collect the outputs of all processes, and return the loss sums and the gradients of our own outputs."""
+            """Collect the outputs of all processes, and return the loss sums and the gradients of this process's own
+            outputs.
+            """
             together_NC = np.zeros((self.data.max_sequences_in(update - 1), outputs[0].shape[-1]))
             for numbers_BS, output_BSC in zip(numbers, outputs, strict=True):
                 together_NC[numbers_BS[numbers_BS >= 0]] = output_BSC[numbers_BS >= 0]
@@ -137,7 +139,7 @@ class PairObjective(TaskObjective):
 
 
 class PairJob(FineTuneJob):
-    """A fine-tuning job for a task that compares all rows of an update, so that the update has a single loss.
+    """A fine-tuning job for a task with a single loss that compares all rows of an update.
 
     Args:
         section: The settings of the section `finetune`.
@@ -158,7 +160,7 @@ class PairJob(FineTuneJob):
         )
 
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
-        """Choose the shape of the updates for a number of processes. See `Job.prepare_updates`."""
+        """Choose the number and the shape of an update's micro-batches. See `Job.prepare_updates`."""
         section, stream, read = self.section, self._stream, self._read
         shape = choose_update_shape(
             stream,
@@ -197,7 +199,7 @@ class PairJob(FineTuneJob):
         )
 
     def _format_lines(self, plan: RunPlan, shape: UpdateShape) -> list[str]:
-        """Return the lines for the user that describe the data, the model and the updates."""
+        """Return lines for the user that describe the data, the model and the updates."""
         stream, read = self._stream, self._read
         batch, micro_batches, processes = shape
         tokens = stream.tokens_of_rows.sum() / len(stream.rows)
@@ -217,7 +219,9 @@ class PairJob(FineTuneJob):
 
 
 def check_pair_settings(settings: PipelineSettings) -> None:
-    """Check that the user set no packing setting, because the texts of each update are packed by best fit.
+    """Check that the user has set no packing settings, which do not apply to these tasks.
+
+    The texts of each update are always packed by best fit.
 
     Raises:
         InputError: `finetune.row_lengths` or `finetune.algorithm` is set.
@@ -233,7 +237,7 @@ def check_pair_settings(settings: PipelineSettings) -> None:
 
 
 def _choose_best_metric(section: FineTuneSettings, read: LabelledData) -> str:
-    """Return the metric that selects the best checkpoint, after checking that the rows suit the settings of the task.
+    """Check that the rows suit the settings of the task, and return the metric that selects the best checkpoint.
 
     Raises:
         InputError: The rows do not suit the settings of the task, or have no such metric.
@@ -253,7 +257,7 @@ def _choose_best_metric(section: FineTuneSettings, read: LabelledData) -> str:
 
 
 def _group_rows(section: FineTuneSettings, read: LabelledData) -> RowGroups:
-    """Return the training rows as groups of texts, after checking that an update contains enough rows to compare.
+    """Return the training rows as groups of texts, and check that an update contains enough rows for comparisons.
 
     Raises:
         InputError: A setting does not suit the rows or the model, or there are too few rows.
@@ -283,7 +287,7 @@ def _group_rows(section: FineTuneSettings, read: LabelledData) -> RowGroups:
 
 
 def _check_pair_rows(first: TupleRow, data: TaskData, held_out: TaskData | None, settings: TaskSettings) -> None:
-    """Check that either all rows have a score or none has, and that the scores and the settings suit the loss.
+    """Check that all rows have a score or no row has one, and that the scores and the settings suit the loss.
 
     Raises:
         InputError: Some rows have a score and others do not, a score is not a possible cosine, all scores are equal, or a
@@ -323,5 +327,5 @@ def _check_pair_rows(first: TupleRow, data: TaskData, held_out: TaskData | None,
 
 
 def _describe_row_kind(row: TupleRow) -> str:
-    """Return the words for an error message that say what a row consists of, such as "has two texts and a score"."""
+    """Return what a row consists of, as words for an error message, for example "has two texts and a score"."""
     return "has an anchor and a positive" if row.score is None else "has two texts and a score"

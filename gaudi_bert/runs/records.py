@@ -59,7 +59,7 @@ def train(
     out: Path,
     **options: Unpack[RunOptions],
 ) -> StageOutput[TrainingResult] | DryRun:
-    """Train a BERT on pretraining records.
+    """Train a BERT on pretraining records, and return the result of the run.
 
     Args:
         settings: The settings of the pipeline.
@@ -146,7 +146,7 @@ class _RecordsJob(Job[TrainingResult]):
         )
 
     def _format_lines(self, plan: RunPlan) -> list[str]:
-        """Return the lines for the user that describe the model, the data and the updates."""
+        """Return lines for the user that describe the model, the data and the updates."""
         chosen, training, source, config = self._settings.model, plan.settings, self._source, self._config
         origin = "as requested" if {"hidden_size", "num_hidden_layers"} & chosen.model_fields_set else _DEFAULT_MODEL
         kind = f"packed, depth {source.depth}" if source.is_packed else "not packed"
@@ -165,7 +165,10 @@ class _RecordsJob(Job[TrainingResult]):
         ]
 
     def begin_run(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> MlperfLog | None:
-        """Copy the vocabulary into the folder of the run and, if requested, measure the speed-up and open the MLPerf log."""
+        """Copy the vocabulary into the folder of the run. If requested, measure the speed-up.
+
+        Return the MLPerf log if it is requested, otherwise None.
+        """
         settings, config = self._settings, self._config
         if run.communicator.is_first:
             _copy_tokenizer(
@@ -178,30 +181,32 @@ class _RecordsJob(Job[TrainingResult]):
         return MlperfLog(run.folder / "mlperf.log", settings.mlperf, plan, self._source, config)
 
     def _measure_speedup(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> None:
-        """Measure how many times more sequences per second the model trains on when they are packed."""
+        """Measure how many times more sequences per second the model can train on because they are packed, and report it to
+        the user.
+        """
         run.communicator.note_activity("measuring the speed-up", slow=True)
         run.reporter.say("train: measuring how much faster packs are than rows with one sequence each")
         settings, communicator = plan.settings, run.communicator
         order = TrainingOrder(settings.seed, settings.shuffle_packs, communicator.rank, communicator.size)
         packed = next(read_training_batches(self._source, self._config, settings.micro_batch_packs, order))
-        # CPU time does not include the work of an accelerator, so its passes are measured in wall-clock time. On a CPU, wall
-        # time would include the work of other programs, so CPU time is measured instead.
+        # On a CPU, wall-clock time would include the work of other programs, so CPU time is measured. The CPU time does not
+        # include the work of an accelerator, whose passes are measured in wall-clock time.
         clock = time.process_time if run.device.kind == "cpu" else time.perf_counter
         unpacked = _keep_first_sequences(packed, self._source.schema.max_predictions)
 
         def seconds(inputs: BatchArrays) -> float:
-            """Return the time of a forward and backward pass in seconds."""
+            """Return the time of one forward and backward pass in seconds."""
             started = clock()
             model.run_training_pass(inputs)
             return clock() - started
 
         pairs = [(seconds(packed), seconds(unpacked)) for _ in range(_PAIRS + 1)]
-        # The first pair is not used, because it builds the graphs.
+        # The first pair of passes also builds the graphs, so its times are not used.
         self._speedup, line = _compute_speedup(self._source.packing_factor, *zip(*pairs[1:], strict=True))
         run.reporter.say(f"train: {line}")
 
     def load_initial_weights(self, model: Model, reporter: Reporter) -> None:
-        """Load the weights of `init_checkpoint`, if it is set."""
+        """Load the weights from `training.init_checkpoint` into the model, provided that it is set."""
         initial = self._settings.training.init_checkpoint
         if initial is None:
             return
@@ -214,7 +219,7 @@ class _RecordsJob(Job[TrainingResult]):
         )
 
     def finish_run(self, loop: TrainingLoop, updates: PreparedUpdates) -> TrainingResult:
-        """Return the content of training.json: the work done, the speed, and the last metrics."""
+        """Return the result of the run, which is written to training.json."""
         return TrainingResult(
             **loop.collect_result_fields(),
             training=cast(LossMetrics, loop.report.metrics) if loop.report is not None else None,
@@ -226,17 +231,18 @@ class _RecordsJob(Job[TrainingResult]):
 def _make_signature(
     training: TrainingSettings, config: BertConfig, source: RecordSource, held_out: RecordSource | None
 ) -> Signature:
-    """Return the signature of a run: the settings, the model and the data on which its result depends."""
+    """Return the signature of a run, which contains the settings, the model and the data that determine its result."""
     section = training.model_dump(exclude=keys_changeable_on_resume(TrainingSettings))
-    # The path of the initial checkpoint may differ between machines, so the signature contains only its name, which is
-    # enough to detect another checkpoint.
+    # The path of the initial checkpoint may differ between machines. Therefore the signature contains only its name, which
+    # is sufficient to detect another checkpoint.
     section["init_checkpoint"] = Path(section["init_checkpoint"]).name if section["init_checkpoint"] else None
     inputs = {"data": source.identity, "evaluation_data": held_out.identity if held_out is not None else None}
     return Signature("train", {"model": config.to_json(), "training": section}, inputs)
 
 
 def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, store: StoreSettings | None) -> None:
-    """Copy the vocabulary of packed data into the folder of a run, so that `finetune --model` can use the run.
+    """Copy the vocabulary of the packed data into the folder of a run, so that the folder can be passed to `finetune
+    --model`.
 
     The vocabulary is searched for in the folder of the data and in the folders above it, and recognized by its checksum. If
     it is not found, nothing is copied.
@@ -276,7 +282,7 @@ _TOLERANCE = 1.05
 
 
 class _Speedup(NamedTuple):
-    """How many times faster packs are than rows with one sequence, and a line for the user that says so.
+    """The speed-up through packing, compared to rows with one sequence each, and a line for the user that describes it.
 
     Attributes:
         value: The speed-up, or None if the measured value is larger than possible.
@@ -288,7 +294,9 @@ class _Speedup(NamedTuple):
 
 
 def _keep_first_sequences(packed: BatchArrays, masked_slots: int) -> BatchArrays:
-    """Return rows that contain only the first sequence of each pack, with `masked_slots` masked slots per row."""
+    """Return a batch that contains only the first sequence of each pack, with `masked_slots` slots for masked tokens per
+    row.
+    """
     is_own_BL, is_own_BQ = packed["input_mask"] == 1, packed["masked_lm_weights"][:, :masked_slots] == 1
     unpacked: dict[str, AnyArray] = {}
     for name, values in packed.items():

@@ -47,12 +47,13 @@ PREDICTIONS_NAME, BEST_NAME, BASELINE_NAME = "predictions.jsonl", "best/best.jso
 
 # The row lengths and depths that a dry run compares.
 _USUAL_ROWS, _USUAL_DEPTHS = (128, 256, 384, 512), (3, 6, 12, "max")
-# Settings that are paths. They are not part of the signature, which contains the identities of the files instead.
+# These settings are paths, which may change between resumed runs. Therefore the signature omits them, and contains the
+# identities of the files instead.
 _PATH_SETTINGS = {"data", "evaluation_data", "init_checkpoint", "vocab"}
 
 
 class FineTuneJob(Job[FineTuning]):
-    """The base class of fine-tuning jobs, which keeps the best checkpoint and writes the fine-tuned model.
+    """The base class of fine-tuning jobs. It keeps the best checkpoint of a run, and writes the fine-tuned model.
 
     Args:
         section: The settings of the section `finetune`.
@@ -83,9 +84,10 @@ class FineTuneJob(Job[FineTuning]):
         self.checkpoint_settings = {}
 
     def handle_evaluation(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Write the weights to the folder `best/` unless an earlier evaluation was better.
+        """Store the weights in the folder `best/`, unless an earlier evaluation was better.
 
-        A kill between the two writes must not leave a `best.json` without its weights, so the weights are written first.
+        The weights are written before `best.json`, so that `best.json` never exists without its weights, even if the process
+        is killed in between.
         """
         if not run.communicator.is_first:
             return
@@ -106,7 +108,9 @@ class FineTuneJob(Job[FineTuning]):
                     other.unlink()
 
     def finish_run(self, loop: TrainingLoop, updates: PreparedUpdates) -> FineTuning:
-        """Load the best weights, evaluate them once more, and write the model and its predictions."""
+        """Load the best weights, evaluate the model with them, and write the model and its predictions. Return the result of
+        the run.
+        """
         model, communicator, out, read = loop.model, loop.context.communicator, self._out, self._read
         best = communicator.run_on_first(lambda: BestCheckpoint.read_if_present(out / BEST_NAME))
         if best is not None and communicator.is_first:
@@ -131,12 +135,12 @@ class FineTuneJob(Job[FineTuning]):
         )
 
     def _format_model(self) -> str:
-        """Return the model and its sizes as text for the user."""
+        """Return a line for the user that names the model and its sizes."""
         start, sizes = self._read.start, self._read.start.sizes
         return f"{start.path} ({start.kind}): {format_count(sizes.layers, 'layer')}, hidden size {sizes.hidden_size}"
 
     def _write_model(self, model: Model, result: TaskResult | None) -> None:
-        """Write the folder of the fine-tuned model, and its predictions on the held-out rows."""
+        """Write the files of the fine-tuned model, and its predictions for the evaluation rows."""
         out, read = self._out, self._read
         write_task_folder(out, read.start, read.task, model.values(), read.tokenizer, read.max_sequence_length)
         if read.task.name == "embedding":
@@ -148,7 +152,7 @@ class FineTuneJob(Job[FineTuning]):
                     handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
 
     def _baseline_metrics(self) -> dict[str, float]:
-        """Return the metrics of the baseline.
+        """Return the metrics of the baseline, with which the user compares the fine-tuned model.
 
         The baseline is the model before training if the run evaluated it, and otherwise a constant prediction.
         """
@@ -161,7 +165,7 @@ class FineTuneJob(Job[FineTuning]):
 
 
 class RowJob(FineTuneJob):
-    """A fine-tuning job for a task whose loss is a sum over rows. All packs are planned before the run."""
+    """A fine-tuning job for a task whose loss is a sum over rows. All rows are packed before the run."""
 
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
         """Divide the packs of the training rows into updates. See `Job.prepare_updates`."""
@@ -184,7 +188,7 @@ class RowJob(FineTuneJob):
         )
 
     def _format_lines(self, plan: RunPlan) -> list[str]:
-        """Return the lines for the user that describe the data, the model and the updates."""
+        """Return lines for the user that describe the data, the model and the updates."""
         section, read = self.section, self._read
         task, data = read.task, read.data
         labels, tokens = f", {len(task.labels)} labels" if task.labels else "", data.sequences.lengths.mean()
@@ -209,7 +213,7 @@ class RowJob(FineTuneJob):
         ]
 
     def format_dry_run(self) -> list[str]:
-        """Return a table, as lines, of the packs that other row lengths and other depths would need."""
+        """Return the lines of a table that compares the numbers of packs for several row lengths and depths."""
         section, longest, lengths = self.section, self._read.data.lengths[-1], self._read.data.sequences.lengths
         lines = [f"{'rows of':>10}{'depth':>8}{'packs':>12}{'per pack':>12}{'real tokens':>14}{'cut':>10}"]
         for length in sorted({longest, *(usual for usual in _USUAL_ROWS if usual < longest)}):
@@ -228,8 +232,10 @@ class RowJob(FineTuneJob):
 
 
 def _make_signature(section: FineTuneSettings, read: LabelledData) -> Signature:
-    """Return the signature of a fine-tuning run: the settings, the model and the files on which its result depends."""
-    # Without row_lengths, this setting is omitted, so that runs from before it existed can be resumed.
+    """Return the signature of a fine-tuning run, which contains the settings, the model and the files that determine its
+    result.
+    """
+    # Older versions did not have the setting row_lengths. Omit it if it is not set, so that their runs can be resumed.
     unused = {"row_lengths"} if section.row_lengths is None else set()
     values = section.model_dump(mode="json", exclude=keys_changeable_on_resume(FineTuneSettings) | _PATH_SETTINGS | unused)
     task = read.task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
@@ -244,7 +250,7 @@ def _make_signature(section: FineTuneSettings, read: LabelledData) -> Signature:
 
 
 def plan_epochs(section: FineTuneSettings, data: TaskData, processes: int, processes_at_start: int) -> RunPlan:
-    """Return the plan of a fine-tuning run that reads the training rows `finetune.epochs` times.
+    """Return the plan of a run that reads the training rows `finetune.epochs` times.
 
     Args:
         section: The settings of the section `finetune`.

@@ -60,7 +60,7 @@ _MASKED: TaskKind = "masked-language-modelling"
 
 
 def is_packed_table(data: Path, store: StoreSettings | None = None) -> bool:
-    """Return whether `data` is a packed table. Otherwise it consists of packed or unpacked records.
+    """Return whether `data` is a packed table. Otherwise, it consists of packed or unpacked records.
 
     Args:
         data: A local path, a glob pattern or a URL.
@@ -220,7 +220,7 @@ class _TableJob(Job[TableTraining]):
         return PreparedUpdates(plan, TaskObjective(self._task), make_batches, self._format_lines(plan))
 
     def _format_lines(self, plan: RunPlan) -> list[str]:
-        """Return the lines for the user that describe the model, the data and the updates."""
+        """Return lines for the user that describe the model, the data and the updates."""
         start, training = self._start, plan.settings
         return [
             f"{start.architecture} ({start.path.name}, {start.kind}): {format_count(start.sizes.layers, 'layer')}, hidden "
@@ -251,14 +251,16 @@ class _TableJob(Job[TableTraining]):
 
 
 def _make_metrics(loss: float, accuracy: float) -> dict[str, float]:
-    """Return the fields `loss`, `accuracy` and `perplexity` of a result, computed from the mean loss and the accuracy."""
+    """Return the metrics `loss`, `accuracy` and `perplexity`, computed from the mean loss and the accuracy."""
     loss, accuracy = float(loss), min(float(accuracy), 1.0)
     return {"loss": loss, "accuracy": accuracy, "perplexity": math.exp(min(loss, 700.0))}
 
 
 @dataclass(frozen=True)
 class TableEvaluation(EvaluationSet[WordEvaluation]):
-    """Evaluates a language model on a packed table. The masked tokens of a sequence do not depend on its pack.
+    """Evaluates a language model on a packed table.
+
+    Which tokens of a sequence are masked does not depend on the pack that contains the sequence.
 
     Attributes:
         source: The packed table.
@@ -276,11 +278,11 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
 
     @property
     def sum_count(self) -> int:
-        """The number of sums: 3 of the head, 1 for the sequences, and 1 for each token of the vocabulary."""
+        """The number of sums: 3 from the head, 1 for the sequences, and 1 for each token of the vocabulary."""
         return 3 + 1 + self.vocabulary
 
     def read_batches(self, rank: int, world_size: int) -> Iterator[EvaluationBatch]:
-        """Yield the batches of one process, one row length after the other."""
+        """Yield the batches that one process evaluates, in the order of their row lengths."""
         source = self.source
         for index, (table, stored) in enumerate(zip(source.tables, source.stored, strict=True)):
             read_packs = partial(source.read_batch, self.targets, index, epoch=EVALUATION_EPOCH)
@@ -292,7 +294,7 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
                 yield batch, None
 
     def count_labels(self, batch: Batch) -> FloatArray:
-        """Count the sequences, and how often each token is to be predicted, float64 [1 + vocabulary]."""
+        """Count the sequences of a batch, and how often each token is to be predicted. Return float64 [1 + vocabulary]."""
         words = count_values(batch["targets"], batch["target_weights"], self.vocabulary)
         return np.concatenate([[batch["sequence_weights"].sum()], words])
 
@@ -321,7 +323,7 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
 
 @dataclass(frozen=True)
 class PackedTable:
-    """Packed tables, one per row length, and their tokenizer.
+    """A packed table, or one packed table per row length, and their tokenizer.
 
     Attributes:
         path: The folder of the tables.
@@ -342,7 +344,7 @@ class PackedTable:
 
     @property
     def packs_by_row_length(self) -> tuple[RowPacks, ...]:
-        """The number of packs of each row length, for `RunPlan.packs_by_row_length`. Empty if all rows are equally long."""
+        """The number of packs of each row length, for `RunPlan.packs_by_row_length`. Empty if there is only one length."""
         rows = tuple(RowPacks(table.max_sequence_length, table.packs) for table in self.tables)
         return rows if len(rows) > 1 else ()
 
@@ -358,17 +360,17 @@ class PackedTable:
     def read_batch(
         self, targets: WordTargets, row_length_index: int, shards: IntArray, records: IntArray, epoch: int
     ) -> Batch:
-        """Read packs as a batch with targets, after checking their token ids.
+        """Read packs, check their token ids, and return them as a batch with the tokens to predict.
 
         Args:
             targets: Chooses the tokens to predict.
-            row_length_index: The index of the table, and so of the row length.
+            row_length_index: The index of the table in `tables`, which determines the row length.
             shards: The shard of each pack.
             records: The number of each pack in its shard.
             epoch: The epoch, on which the masked tokens depend.
 
         Raises:
-            InputError: A pack has the wrong length, or a token id that the tokenizer does not have.
+            InputError: A pack has the wrong length, or contains a token id that the tokenizer does not define.
         """
         files: TableFiles = self.stored[row_length_index].files
         table = self.tables[row_length_index]
@@ -386,7 +388,7 @@ class PackedTable:
 
 
 def open_packed_table(path: Path) -> PackedTable:
-    """Open the packed tables in a local folder.
+    """Open the packed table in a local folder, or the packed tables of several row lengths in it.
 
     Raises:
         InputError: The tables cannot be read, or their tokenizer is missing.
@@ -419,7 +421,7 @@ def _check_table_fits_model(source: PackedTable, sizes: ModelSizes) -> None:
 
 
 def _check_same_token_ids(source: PackedTable, other: RowTokenizer) -> None:
-    """Check that another tokenizer gives every token of a table's tokenizer the same id.
+    """Check that a second tokenizer gives every token of a table's tokenizer the same id.
 
     Args:
         source: The table.
