@@ -1,10 +1,10 @@
 """Run the stages of a pipeline in Docker containers on this machine, for `gaudi-bert run --on docker`.
 
-Each stage runs as `gaudi-bert run PIPELINE --stages STAGE` in a new container of its own image. The container has only the
-rights that the stage needs: it runs as the caller's user without capabilities. It mounts the work folder, and read-only the
-files and folders that the pipeline file names, at the same paths as on the host. A stage that trains on Gaudi cards runs as
-root with the vendor's container runtime instead. A stage that uses an object store also gets the caller's credentials for
-that store, and the host network.
+Each stage runs as `gaudi-bert run PIPELINE --stages STAGE` in a new container of the stage's image. The container runs as
+the caller's user and has no Linux capabilities. It mounts the work folder, and mounts the input files of the pipeline
+read-only. All paths are the same as on the host. A stage that trains on Gaudi cards runs as root instead, with the vendor's
+container runtime. A stage that uses an object store also gets the caller's credentials for that store, and uses the network
+of the host.
 
 The Docker daemon must already run. Images are pulled if the pipeline file names a registry, but they are never built here.
 """
@@ -45,9 +45,10 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 _ANSWER_SECONDS = 60
-# A training process that is stopped first finishes its update and saves a checkpoint, so wait this long before it is killed.
+# A stopped training process needs time to finish its update and to save a checkpoint, so it is killed only after this time.
 _STOP_SECONDS = 120
-# The label's value is the work folder. It identifies the containers that a killed run left behind.
+# Every container has this label with its work folder as value, so that a later run can find containers that were left
+# behind when a run was killed.
 _WORK_LABEL = "gaudi-bert.work"
 
 
@@ -62,7 +63,7 @@ def run_on_docker(
 ) -> dict[str, list[str]]:
     """Run stages in the given order, each in its own container, and return the lines that each stage printed.
 
-    A signal SIGTERM or SIGINT is passed on to the running container, which then saves and stops.
+    If this process receives SIGTERM or SIGINT, the running container is stopped, so that its stage saves and ends.
 
     Args:
         settings: The settings of the pipeline.
@@ -109,7 +110,7 @@ def run_on_docker(
 def _build_container_options(
     settings: PipelineSettings, stage: str, pipeline_file: Path, work_root: Path, extra_options: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the keyword arguments with which `docker.containers.create` creates the container of a stage.
+    """Return the arguments of `docker.containers.create` for the container of a stage.
 
     Raises:
         InputError: Several workers would use cards, or a mounted path would hide files of the image.
@@ -123,7 +124,8 @@ def _build_container_options(
     parent = format_location(work_root) if is_in_store(work_root) else os.path.abspath(work_root)
     command = ["gaudi-bert", "run", os.path.abspath(pipeline_file), "--work", parent, "--stages", stage, *extra_options]
     if not stage_row.runs_model and "--workers" not in extra_options:
-        # Each process uses memory, so the default of one process per core could exceed the container's memory limit.
+        # By default, a stage starts one process per core of the host, which could exceed the container's memory limit. So
+        # pass a number that suits the limit.
         command += ["--workers", str(resources.data_processes)]
     folder = _pipeline_work_folder(settings, work_root)
     read = [(key, text) for key, text in list_input_paths(settings) if key in stage_row.input_settings]
@@ -160,8 +162,8 @@ def _build_container_options(
         ],
         "working_dir": os.getcwd(),  # because paths on the command line may be relative to it
         "init": True,
-        # The limit of memory and swap together equals that of memory, so that a container that exceeds it is killed.
-        # Otherwise it would swap and slow down.
+        # A container that exceeds its memory limit should be killed and not slowed down by swapping. So allow no swap, by
+        # setting the limit of memory plus swap to the same value.
         "mem_limit": memory,
         "memswap_limit": memory,
         "nano_cpus": int(settings.docker.cpus * 1e9) if settings.docker.cpus else None,
@@ -181,15 +183,15 @@ def _pipeline_work_folder(settings: PipelineSettings, work_root: Path) -> Path:
 
 
 def _paths_to_mount(setting: str, text: str, pipeline_folder: Path) -> Iterator[Path]:
-    """Yield the paths that the container must mount so that it can read the file that a setting names.
+    """Yield the paths on the host that a container must mount to read one input of the pipeline.
 
     An existing path is mounted itself. For a glob, a checkpoint file or a checkpoint prefix, the closest existing parent
-    folder is mounted. For records, the `vocab.txt` next to their folder is mounted too, if it exists. A URL yields nothing.
+    folder is mounted. For records, a `vocab.txt` next to their folder is also mounted if it exists. A URL yields nothing.
 
     Args:
-        setting: The setting, such as `prepare.text`.
-        text: The path, glob or URL that the setting contains.
-        pipeline_folder: The folder that relative paths start from, unless the setting is a checkpoint.
+        setting: The setting that names the input, such as `prepare.text`.
+        text: The path, glob or URL in this setting.
+        pipeline_folder: The folder that relative paths start from. The path of a checkpoint starts from the current folder.
     """
     if is_in_store(text):
         return
@@ -203,7 +205,7 @@ def _paths_to_mount(setting: str, text: str, pipeline_folder: Path) -> Iterator[
         yield vocabulary
 
 
-# Folders that contain the image's own files. A mounted host folder at or above one of them would hide these files.
+# These folders contain files of the image. A host folder that is mounted at or above one of them would hide these files.
 _IMAGE_FOLDERS = [
     *map(Path, ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr")),
     *map(Path, ("/opt/venv", "/opt/gaudi-bert", "/opt/habanalabs", "/opt/amazon")),
@@ -211,10 +213,10 @@ _IMAGE_FOLDERS = [
 
 
 def _build_unprivileged_options(work_folder: Path, cpu_cores: float) -> dict[str, Any]:
-    """Return Docker options for a container without cards, which runs as the user of this process and without capabilities.
+    """Return Docker options for a container that uses no Gaudi cards and runs without root rights.
 
-    If the caller is root, the container runs as the owner of the work folder instead. A local work folder is created if it
-    does not exist, because otherwise the daemon would create it as root.
+    The container runs as the user of this process. If this user is root, the container runs as the owner of the work folder
+    instead. A local work folder is created if it does not exist, because the Docker daemon would create it as root.
     """
     user, group = os.getuid(), os.getgid()
     if not is_in_store(work_folder):
@@ -230,7 +232,7 @@ def _build_unprivileged_options(work_folder: Path, cpu_cores: float) -> dict[str
 
 
 def _build_card_options(docker: DockerSettings, cpu_cores: float) -> dict[str, Any]:
-    """Return Docker options for a container that uses Gaudi cards, as the vendor's software requires them."""
+    """Return Docker options for a container that uses Gaudi cards. The vendor's software requires all of these options."""
     return {
         "user": "0:0",
         "runtime": docker.runtime,
@@ -242,8 +244,8 @@ def _build_card_options(docker: DockerSettings, cpu_cores: float) -> dict[str, A
     }
 
 
-# The credentials that the clients of each kind of store read: the prefixes of their environment variables, and for some
-# variables the default path below the home folder that is used if the variable is not set.
+# The client of each kind of object store reads its credentials from environment variables with these prefixes. If one of the
+# listed variables is not set, the client reads the file at this path below the home folder.
 _AWS = ("AWS_",), {"AWS_SHARED_CREDENTIALS_FILE": ".aws/credentials", "AWS_CONFIG_FILE": ".aws/config"}
 _GOOGLE = ("GOOGLE_", "CLOUDSDK_"), {"CLOUDSDK_CONFIG": ".config/gcloud"}
 _AZURE = ("AZURE_",), {"AZURE_CONFIG_DIR": ".azure"}
@@ -252,7 +254,7 @@ _COMMON_VARIABLE_PREFIXES = ("FSSPEC_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
 class _StoreAccess(NamedTuple):
-    """The environment variables and mounts that a container needs to use object stores.
+    """The environment variables and mounts that give a container access to object stores.
 
     Attributes:
         environment: The environment variables with the caller's credentials.
@@ -264,9 +266,9 @@ class _StoreAccess(NamedTuple):
 
 
 def _find_store_access(settings: PipelineSettings, store_urls: Sequence[str]) -> _StoreAccess:
-    """Return the environment variables and mounts with which a container can use the object stores of some URLs.
+    """Return the environment variables and mounts that a container needs to use the object stores in `store_urls`.
 
-    The mounted paths are those that the variables name, `store.ca_file` and `store.scratch`.
+    The mounts are the files that these variables name, `store.ca_file` and `store.scratch`.
     """
     variables: dict[str, str] = {}
     for prefixes, usual_paths in [_STORE_CREDENTIALS.get(scheme, ((), {})) for scheme in {*map(store_scheme, store_urls)}]:
@@ -285,7 +287,7 @@ def _find_store_access(settings: PipelineSettings, store_urls: Sequence[str]) ->
 
 
 def _connect_to_daemon() -> DockerClient:
-    """Return a client of the Docker daemon that the environment names.
+    """Connect to the Docker daemon at `DOCKER_HOST`, or to the local daemon if this variable is not set. Return the client.
 
     Raises:
         InputError: The daemon does not answer, or the caller may not use it.
@@ -309,7 +311,7 @@ def _connect_to_daemon() -> DockerClient:
 
 @contextmanager
 def _convert_docker_errors() -> Iterator[None]:
-    """Convert errors of the Docker client into one-line errors that contain the daemon's own message.
+    """Convert exceptions of the Docker client into one-line errors. Use this function in a `with` statement.
 
     Raises:
         InputError: The daemon rejected a request, or lacks the container runtime.
@@ -336,10 +338,10 @@ def _convert_docker_errors() -> Iterator[None]:
 
 
 def _remove_leftover_containers(client: DockerClient, work_folder: str) -> None:
-    """Remove the containers that earlier runs in this work folder left behind.
+    """Remove stopped containers that earlier runs left behind in this work folder.
 
     Raises:
-        FailedError: A container of another run still works in the folder.
+        FailedError: A container of another run still uses the folder.
     """
     for container in client.containers.list(all=True, filters={"label": f"{_WORK_LABEL}={work_folder}"}):
         if container.status in ("running", "paused", "restarting"):
@@ -351,10 +353,10 @@ def _remove_leftover_containers(client: DockerClient, work_folder: str) -> None:
 
 
 def _pull_image_if_needed(client: DockerClient, image: str, images: ImageSettings, reporter: Reporter) -> None:
-    """Make sure that an image is on this machine, and pull it from its registry if `images.pull_policy` says so.
+    """Pull an image from its registry if it is not on this machine, or if `images.pull_policy` is `Always`.
 
     Raises:
-        InputError: The image is missing and may not be pulled, or the registry does not provide it.
+        InputError: The image is missing and may not be pulled, or pulling it fails.
     """
     from docker.errors import APIError, NotFound
 
@@ -381,14 +383,15 @@ def _pull_image_if_needed(client: DockerClient, image: str, images: ImageSetting
 
 # --- one container
 
-# Pairs of bytes from standard output and standard error, each of which may be None.
+# The Docker client yields the output of a container as pairs of bytes from standard output and from standard error. Each of
+# the two may be None.
 _OutputChunks = Iterable[tuple[bytes | None, bytes | None]]
 
 
 class _ContainerStopper:
-    """Stops the running container if this process receives a stop signal.
+    """Stops the running container when this process receives SIGTERM or SIGINT.
 
-    The first signal stops the container gracefully, so that it can save. The second signal kills it.
+    After the first signal the container has time to save a checkpoint. The second signal kills it.
 
     Attributes:
         container: The running container, or None between two containers.
@@ -400,32 +403,33 @@ class _ContainerStopper:
         self.requests = 0
 
     def handle_signal(self, number: int, frame: FrameType | None) -> None:
-        """Count a stop signal, and stop the running container. The second signal kills the container."""
+        """Stop the running container after the first stop signal, and kill it after the second one."""
         self.requests += 1
         self.stop_container_if_requested()
 
     def stop_container_if_requested(self) -> None:
-        """Stop or kill the container in a thread, if a container runs and a signal was received. Return at once."""
+        """Start a thread that stops or kills the running container, if a stop signal was received."""
         if self.requests and self.container is not None:
-            # A signal handler runs in the main thread, which may hold a lock of the client, so calling the client here could
-            # deadlock. Another thread calls it.
+            # A signal handler interrupts the main thread, which may hold a lock of the Docker client. Calling the client
+            # here could deadlock, so another thread calls it.
             threading.Thread(target=self._stop_or_kill, args=(self.container, self.requests > 1), daemon=True).start()
 
     def raise_if_requested(self) -> None:
-        """Raise a `StoppedError` if a stop signal was received, so that no further stage begins."""
+        """Raise a `StoppedError` if a stop signal was received."""
         if self.requests:
             raise StoppedError("stopped on request; run the same command again to resume")
 
     @staticmethod
     def _stop_or_kill(container: Container, kill: bool) -> None:
-        """Kill a container, or stop it and wait until it has ended."""
+        """Stop a container and wait until it has ended. If `kill` is set, kill it instead."""
         from docker.errors import APIError
 
         with suppress(APIError):  # raised if the container has already ended
             if kill:
                 container.kill()
             else:
-                # The daemon answers only when the container has ended, so the client must wait longer than that takes.
+                # The daemon answers only after the container has ended, so the client's timeout must be longer than the time
+                # that the container has to end.
                 container.client.api.timeout = _ANSWER_SECONDS + _STOP_SECONDS
                 container.stop(timeout=_STOP_SECONDS)
 
@@ -433,9 +437,9 @@ class _ContainerStopper:
 def _run_container(
     client: DockerClient, options: Mapping[str, Any], stopper: _ContainerStopper, reporter: Reporter, memory_setting: str
 ) -> list[str]:
-    """Run a container to its end and return the lines of its standard output. Its standard error is shown while it runs.
+    """Run a container until it ends, and return the lines of its standard output.
 
-    The container is removed at the end, also after an error.
+    Its standard error is shown while it runs. The container is removed at the end, also after an error.
 
     Args:
         client: The Docker client.
@@ -475,11 +479,11 @@ def _run_container(
 
 
 class _ContainerOutput(NamedTuple):
-    """The output of a container that has ended: the lines of standard output, and the final error.
+    """The standard output and the final error message of a container that has ended.
 
     Attributes:
         lines: The lines of standard output.
-        error: The error message if the last line of standard error is one, otherwise "".
+        error: The error message in the last line of standard error, or "" if that line is no error message.
     """
 
     lines: list[str]
@@ -507,7 +511,7 @@ def _read_container_output(output_chunks: _OutputChunks, reporter: Reporter) -> 
             for line in lines:
                 if held:
                     reporter.say(held)
-                # This process raises the error of the container and prints it at the end, so do not print it twice.
+                # The caller raises the last error message, which is then printed. So do not also show it here.
                 held = line if line.startswith("error: ") else ""
                 if not held:
                     reporter.say(line)

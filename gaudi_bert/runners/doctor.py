@@ -1,8 +1,8 @@
 """Check whether this machine, a cluster or an object store can run a pipeline, for `gaudi-bert doctor`.
 
-Each check returns a `CheckResult`, which says what was found and how to fix it. The functions `examine_host`,
-`examine_cluster` and `examine_store` run the checks for one kind of place. Nothing is installed or changed. On a cluster the
-server only does dry runs, and the one object that is written to a store is removed again.
+Each check returns a `CheckResult`, which states what was found and how to fix it. The functions `examine_host`,
+`examine_cluster` and `examine_store` run all checks of a machine, a cluster or an object store. They install and change
+nothing. On a cluster they only use dry runs, and the one object that they write to a store is removed again.
 """
 
 from __future__ import annotations
@@ -54,14 +54,12 @@ class CheckResult:
         return f"{self.verdict:<7}  {self.check}: {self.found}{remedy}"
 
     def as_json(self) -> dict[str, str]:
-        """Return the fields as a dictionary that can be written as JSON."""
+        """Return the result as a dictionary that can be written as JSON."""
         return asdict(self)
 
 
 def _failed_result(check_name: str, error: GaudiBertError) -> CheckResult:
-    """Return the failed result of a check that raised an error. The part of the error message after the last semicolon is
-    the remedy.
-    """
+    """Return a failed `CheckResult` for an error. The error message after its last semicolon becomes the remedy."""
     finding, _, remedy = str(error).rpartition("; ")
     return CheckResult(check_name, "failed", finding, remedy)
 
@@ -70,18 +68,18 @@ def _failed_result(check_name: str, error: GaudiBertError) -> CheckResult:
 
 
 def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
-    """Check that an object below `url` can be written, read, listed and removed. The object has a random name.
+    """Check an object store by writing, reading, listing and removing an object with a random name.
 
     Args:
         url: The URL of a folder in an object store.
-        settings: The settings of the pipeline, which say how to connect to the store.
+        settings: The settings of the pipeline, which specify how to connect to the store.
 
     Returns:
-        The result of the check. Errors of the store are part of the result and are not raised.
+        The result of the check. An error of the store makes it a failed result and is not raised.
     """
     folder = store_url(url)
     name, content = f"gaudi-bert-doctor-{os.urandom(8).hex()}", os.urandom(64)
-    # A stage may retry for many minutes, but the user of this check waits for an answer, so allow three attempts at most.
+    # The settings may allow retries for many minutes, but here a user waits for the answer. So allow at most three attempts.
     objects = ObjectStore(settings.store.model_copy(update={"attempts": min(settings.store.attempts, 3)}))
     written = False
     try:
@@ -108,31 +106,31 @@ def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
 # The kernel driver of the host and the plugin through which a framework uses the cards must be from the same release.
 
 _COMMAND_SECONDS = 20
-# The Gaudi software release in the image of each engine. It must match docker/train-gaudi.Dockerfile and
+# Each engine's image contains this release of the Gaudi software. The numbers must match docker/train-gaudi.Dockerfile and
 # docker/train-gaudi-pytorch.Dockerfile.
 _IMAGE_RELEASES: Mapping[EngineName, str] = {"tensorflow": "1.14.0", "pytorch": "1.24.0"}
 _BRIDGES: Mapping[EngineName, str] = {"tensorflow": "habana-tensorflow", "pytorch": "habana-torch-plugin"}
 _TENSORFLOW = "2.15"
-# One library of each extra that is not an engine, which shows whether the extra is installed.
+# Each library belongs to another extra of gaudi-bert. An extra counts as installed if its library is installed.
 _LIBRARIES = ("tokenizers", "matplotlib", "docker", "kubernetes", "pyarrow")
-# A stage that works in an object store keeps this many groups of sequences on the local disk at once.
+# If the work folder is in an object store, a stage needs local disk space for this many groups of sequences at once.
 _GROUPS_ON_DISK = 3
 
 
 @dataclass(frozen=True)
 class _HostFacts:
-    """Everything that was found out about this machine.
+    """The facts about this machine that the checks use, such as versions, devices and free disk space.
 
     Attributes:
         hl_smi: The output of `hl-smi`, or "" if the command is missing or fails.
-        device_nodes: The names of the device files in /dev/accel, and of /dev/hl*, which older drivers create.
+        device_nodes: The names of the cards' device files in /dev/accel, or of /dev/hl*, which older drivers create.
         python: The major and minor version of Python.
         packages: The installed version of each package. A package that is not installed has no entry.
         missing_extras: The extras of gaudi-bert that are not installed.
         disk: Free space in the current folder, in bytes.
-        processor: The processor, if it was examined.
-        bfloat16_shares: For each batch shape, the time in bfloat16 divided by the time in float32. Empty if it was not
-            measured.
+        processor: The processor, or None if it was not examined.
+        bfloat16_shares: For each batch shape, the time in bfloat16 divided by the time in float32. It is empty if nothing
+            was measured.
     """
 
     hl_smi: str = ""
@@ -150,22 +148,22 @@ class _HostFacts:
 
     @property
     def driver_release(self) -> str:
-        """The release of the driver, such as `1.24.0`, or "" if `hl-smi` does not report it."""
-        # Later releases also print a line with the version of the network driver, so match the beginning of the line.
+        """The release of the Gaudi driver, such as `1.24.0`, or "" if `hl-smi` does not report it."""
+        # Newer releases of `hl-smi` also print the version of the network driver, so match only at the beginning of a line.
         return _find_version_after(r"^\|?\s*Driver Version:\s*", self.hl_smi)
 
     @property
     def card_models(self) -> list[str]:
-        """The model names of the cards that `hl-smi` lists, such as `HL-225`."""
+        """The model names of the Gaudi cards that `hl-smi` lists, such as `HL-225`."""
         return re.findall(r"^\|\s*\d+\s+(HL-\S+)", self.hl_smi, re.MULTILINE)
 
 
 class HostReport(NamedTuple):
-    """The outcome of all checks of this machine.
+    """The results of all checks of this machine, and the facts that they are based on.
 
     Attributes:
         results: The result of each check, in the order in which problems should be fixed.
-        facts: Everything that was found on the machine, as a dictionary that can be written as JSON.
+        facts: The facts about the machine, as a dictionary that can be written as JSON.
     """
 
     results: list[CheckResult]
@@ -173,15 +171,15 @@ class HostReport(NamedTuple):
 
 
 def examine_host(settings: PipelineSettings) -> HostReport:
-    """Check whether this machine can run a pipeline, and return the results with everything that was found."""
+    """Check whether this machine can run a pipeline. Return the check results and the facts about the machine."""
     facts = _collect_host_facts()
     found = {**asdict(facts), "driver": facts.driver_release, "cards": facts.card_models}
     return HostReport(_check_host_facts(facts, settings), found)
 
 
 def _collect_host_facts() -> _HostFacts:
-    """Collect everything about this machine that the checks need. What cannot be found out counts as missing."""
-    # Later drivers also create a control node for each device, which these patterns must not match.
+    """Collect the facts about this machine. A fact that cannot be determined is left empty."""
+    # Newer drivers also create a control file for each card. The patterns must match only the files of the cards.
     nodes = [path.name for pattern in ("accel/accel[0-9]*", "hl[0-9]*") for path in sorted(Path("/dev").glob(pattern))]
     names = ("tensorflow-cpu", "tensorflow", "torch", "transformers", *_BRIDGES.values())
     try:
@@ -209,9 +207,9 @@ def _collect_host_facts() -> _HostFacts:
 
 
 def _check_host_facts(facts: _HostFacts, settings: PipelineSettings) -> list[CheckResult]:
-    """Run all checks on the facts about a machine, and return the results.
+    """Check whether a machine with these facts can run a pipeline, and return the result of each check.
 
-    The driver is checked only if the machine has cards or the pipeline requires them.
+    The driver and the cards are checked only if the machine has Gaudi cards or the pipeline requests them.
     """
     extras = [EXTRAS[library] for library in _LIBRARIES]
     here = ", ".join(extra for extra in extras if extra not in facts.missing_extras) or "none"
@@ -233,7 +231,7 @@ def _check_host_facts(facts: _HostFacts, settings: PipelineSettings) -> list[Che
 
 
 def _describe_processor(processor: Processor, bfloat16_time_ratios: Mapping[str, float]) -> CheckResult:
-    """Return a result that names the processor's instruction set and states how much time `--precision bfloat16` saves."""
+    """Return a result with the processor's name, its instruction set, and how fast it computes in bfloat16."""
     if not processor.multiplies_bfloat16:
         gain = "this processor does not multiply in bfloat16, so `--precision bfloat16` computes in float32"
     elif bfloat16_time_ratios:
@@ -249,10 +247,10 @@ def _describe_processor(processor: Processor, bfloat16_time_ratios: Mapping[str,
 
 
 def _check_engines(facts: _HostFacts, settings: PipelineSettings) -> CheckResult:
-    """Check which engines can run here.
+    """Check whether TensorFlow and PyTorch can run on this machine.
 
-    The result states for each engine that it runs, or why it does not. It is a warning if no engine runs, or if the engine
-    that the pipeline names does not run.
+    The result states for both engines that they run, or why they do not. It is a warning if neither engine runs, or if the
+    engine that the pipeline names does not run.
     """
     version = facts.package_version("tensorflow-cpu") or facts.package_version("tensorflow")
     problem = (
@@ -278,16 +276,16 @@ def _check_engines(facts: _HostFacts, settings: PipelineSettings) -> CheckResult
 
 
 def _find_version_after(pattern: str, text: str) -> str:
-    """Return the version such as `1.24.0` that follows a pattern in a text, or "" if there is none."""
+    """Return the version number, such as `1.24.0`, that follows `pattern` in `text`. Return "" if there is none."""
     match = re.search(rf"{pattern}(\d+\.\d+\.\d+)", text, re.MULTILINE)
     return match[1] if match else ""
 
 
 def _check_driver_release(facts: _HostFacts, settings: PipelineSettings) -> CheckResult:
-    """Check that the driver is from the same release as the software of the engine.
+    """Check that the Gaudi driver is from the same release as the Gaudi software of the engine.
 
-    The software is the framework plugin that is installed here. If none is installed, the release of the engine's image
-    counts. A difference in the last number of the version is only a warning.
+    The release of the software is that of the installed framework plugin, or that of the engine's image if no plugin is
+    installed. A difference in the last number of the version is only a warning.
     """
     bridges = {engine: facts.package_version(package) for engine, package in _BRIDGES.items()}
     engine = settings.training.engine
@@ -306,13 +304,13 @@ def _check_driver_release(facts: _HostFacts, settings: PipelineSettings) -> Chec
     )
     if other is not None:
         remedy = f"set training.engine to {other}, whose image contains release {driver}, or {remedy}"
-    # The last number counts bug-fix releases.
+    # The last number of a version counts bug-fix releases, so a difference in this number is only a warning.
     is_close = driver.split(".")[:2] == software.split(".")[:2]
     return CheckResult("driver", "warning" if is_close else "failed", finding, remedy)
 
 
 def _check_card_count(facts: _HostFacts, settings: PipelineSettings) -> CheckResult:
-    """Check that there are enough cards for the pipeline, and that `hl-smi` lists all of them."""
+    """Check that this machine has enough Gaudi cards for the pipeline, and that `hl-smi` lists all of them."""
     requested, nodes, listed = settings.resources.cards, len(facts.device_nodes), len(facts.card_models)
     kinds = f" ({', '.join(sorted(set(facts.card_models)))})" if facts.card_models else ""
     finding = f"{nodes} device nodes exist, hl-smi lists {listed} cards{kinds}, and the pipeline requests {requested}"
@@ -336,16 +334,16 @@ _OLDEST_VERSION = (1, 24)
 
 
 def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Cluster | None = None) -> list[CheckResult]:
-    """Check the cluster that the kubeconfig file names.
+    """Check whether a pipeline can run on the cluster that the kubeconfig file names.
 
     Args:
         settings: The settings of the pipeline.
-        reporter: Shows retries.
-        cluster: A client to use instead of a new one.
+        reporter: Shows a message when a request is retried.
+        cluster: The client of the cluster. If it is None, a new client is created.
 
     Returns:
-        The results, in the order in which problems should be fixed. After a failure of the version or the namespace, the
-        further checks are left out.
+        The results, in the order in which problems should be fixed. If the version or the namespace fails, only the first
+        three results are returned.
 
     Raises:
         InputError: The pipeline names files that pods cannot read, or the cluster cannot be reached.
@@ -378,7 +376,7 @@ def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Clu
 
 
 def _check_kubernetes_version(server_version: tuple[int, int], settings: PipelineSettings) -> CheckResult:
-    """Check that the Kubernetes version (major, minor) is supported and at least `kubernetes.version` of the settings."""
+    """Check that the cluster's Kubernetes version (major, minor) is supported and not older than `kubernetes.version`."""
     shown = ".".join(map(str, server_version))
     if server_version < _OLDEST_VERSION:
         return CheckResult(
@@ -393,12 +391,12 @@ def _check_kubernetes_version(server_version: tuple[int, int], settings: Pipelin
     return CheckResult("Kubernetes", "ok", shown)
 
 
-# Kinds on which an account needs rights only if the pipeline contains such objects.
+# Not every pipeline contains objects of these kinds. The account needs rights on a kind only if the pipeline contains it.
 _OPTIONAL_KINDS = frozenset({"MPIJob", "NetworkPolicy", "Service", "TrainJob", "TrainingRuntime"})
 
 
 class _Right(NamedTuple):
-    """A right of an account on the cluster. The group "" is the core API group."""
+    """A right to use a verb, such as `create`, on a resource of an API group. The name of the core group is ""."""
 
     group: str
     resource: str
@@ -406,7 +404,7 @@ class _Right(NamedTuple):
 
 
 def _list_required_rights(manifests: Manifests, *, uses_queue: bool) -> list[_Right]:
-    """Return the rights that an account needs on the cluster to run a pipeline, sorted by API group and resource."""
+    """Return the rights that an account needs to run a pipeline on a cluster, sorted by API group and resource."""
     unused = _OPTIONAL_KINDS - {item["kind"] for item in (*manifests.shared, *manifests.steps.values())}
     unneeded = {KINDS[kind].plural for kind in (*unused, *(() if uses_queue else ("Workload",)))}
     rights = {_Right(kind.group, kind.plural, verb) for kind in KINDS.values() for verb in kind.verbs}
@@ -414,7 +412,7 @@ def _list_required_rights(manifests: Manifests, *, uses_queue: bool) -> list[_Ri
 
 
 def _check_volume_claims(cluster: Cluster, settings: PipelineSettings) -> CheckResult:
-    """Check that the volume claims of the work folder and of the user's data are bound.
+    """Check that the volume claims for the work folder and for the user's data are bound.
 
     If a claim is not bound, the result contains the cluster's last warning about it. A work folder claim that does not exist
     yet is fine, because the run creates it.
@@ -436,17 +434,18 @@ def _check_volume_claims(cluster: Cluster, settings: PipelineSettings) -> CheckR
 
 
 def _check_pod_creation(cluster: Cluster, manifests: Manifests) -> list[CheckResult]:
-    """Check by a dry run that the server would create the pods of each step.
+    """Check by dry runs that the cluster accepts the pods of every step.
 
-    Otherwise a rejected pod would be noticed only when its Job tries to create it. If the account may not create pods,
-    return no results.
+    Without this check, a rejected pod would be noticed only when a Job tries to create it. If the account may not create
+    pods, return no results.
     """
     if not cluster.has_right("", "pods", "create"):
         return []
     results = []
     for step in manifests.steps:
         for number, spec in enumerate(manifests.pod_specs_of_step(step)):
-            # The service account may not exist yet, and a pod that names a missing account would be rejected.
+            # The run has not created the service account yet, and the cluster would reject a pod whose account does not
+            # exist. So leave the account out.
             own = {key: value for key, value in spec.items() if key not in ("serviceAccountName", "serviceAccount")}
             try:
                 metadata = {"name": f"doctor-{step}-{number}"}

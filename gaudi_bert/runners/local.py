@@ -1,10 +1,11 @@
-"""Run the stages of a pipeline in this process one after the other, or wait until the inputs of a stage exist.
+"""Run the stages of a pipeline in this process, one after another, or wait until the inputs of a stage exist.
 
-`run_stages` runs stages, and `RunRequest` has one method per stage. A method imports the modules of its stage only when it
-is called, because the data image contains neither PyTorch nor TensorFlow. Each stage checks itself whether its product
-already exists, and then does nothing. If a stage trains in several processes, `training_processes.py` starts them.
+`run_stages` runs stages, and `RunRequest` has one method per stage. Each method imports the modules of its stage only when
+it is called, because the data image contains neither PyTorch nor TensorFlow. A stage does nothing if its product already
+exists. If a stage trains in several processes, `training_processes.py` starts them.
 
-`wait_for_inputs` runs in the init container of each Kubernetes Job, because Kubernetes does not start Jobs in any order.
+`wait_for_inputs` runs in the init container of each Kubernetes Job, because Kubernetes does not start the Jobs of a pipeline
+in order.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ if TYPE_CHECKING:  # some of these modules import numpy, which this module does 
     from gaudi_bert.training.plan_text import DryRun
 
     SplitResult = StageOutput[Any] | PlainResult
-    # A mapping has one result for each split, `train` and `evaluation`.
+    # Some stages process the splits `train` and `evaluation` separately. Their result is a mapping from splits to results.
     StageResult = Mapping[str, SplitResult] | SplitResult | DryRun | StreamResult
 
 
 class _FinetuningFiles(NamedTuple):
-    """The locations that fine-tuning reads: paths, or URLs of an object store.
+    """The paths or URLs of the files that fine-tuning reads.
 
     Attributes:
         data: The training rows.
@@ -61,13 +62,13 @@ class _FinetuningFiles(NamedTuple):
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A requested run of a pipeline, with one method per stage that runs this stage in this process.
+    """A requested run of a pipeline. It has one method per stage, which runs the stage in this process.
 
     Attributes:
         settings: The settings of the pipeline.
         work: The folder that contains the work folders of all pipelines, or its URL.
-        pipeline_folder: The folder of the pipeline file. Relative paths in the pipeline file start from it.
-        options: The options of the run that apply to every stage. Its store settings are replaced by those of `settings`.
+        pipeline_folder: The folder of the pipeline file. Relative paths in the pipeline file start from this folder.
+        options: The options that apply to every stage. Their store settings are replaced by those of `settings`.
     """
 
     settings: PipelineSettings
@@ -82,14 +83,18 @@ class RunRequest:
 
     @property
     def _make_stage_run(self) -> StageRun:
-        """The options that a stage receives: those of the run, with the store settings of the pipeline."""
+        """The options of the run, with the store settings of the pipeline."""
         return replace(self.options, store=self.settings.store)
 
     def _find_input_file(self, setting: str, path_text: str) -> Path:
-        """Return the path or URL of an input file that a setting names.
+        """Return the location of an input file, relative to the folder of the pipeline file.
+
+        Args:
+            setting: The setting that names the file, for the error message.
+            path_text: The path or URL in this setting.
 
         Raises:
-            InputError: It is a local path that does not exist.
+            InputError: The location is a local path that does not exist.
         """
         path = resolve_location(self.pipeline_folder, path_text)
         if not is_in_store(path) and not path.exists():
@@ -97,7 +102,7 @@ class RunRequest:
         return path
 
     def _find_rows_file(self, setting: str, path_text: str, split: str) -> Path:
-        """Return the file of task rows that a setting names. If it names built-in rows, this file is in the work folder."""
+        """Return the location of a file with task rows. The file with built-in rows is in the work folder."""
         return self.work_folder.rows_path(split) if path_text in BUILT_IN_ROWS else self._find_input_file(setting, path_text)
 
     def _run_for_each_split(self, run_split: Callable[[SplitPaths], SplitResult]) -> StageResult:
@@ -107,7 +112,7 @@ class RunRequest:
     # --- data
 
     def run_prepare(self) -> StageResult:
-        """Convert the text to examples. If the pipeline names its own records, do nothing."""
+        """Convert the text to examples. Do nothing if the pipeline uses existing records."""
         from gaudi_bert.corpus.prepare import prepare_examples
 
         if self.work_folder.records is not None:
@@ -121,7 +126,7 @@ class RunRequest:
         )
 
     def run_histogram(self) -> StageResult:
-        """Count how many examples have each length, for each split."""
+        """Count the examples of each length, separately for each split."""
         from gaudi_bert.tfrecords.histogram import count_records
 
         return self._run_for_each_split(
@@ -139,7 +144,7 @@ class RunRequest:
         return self._run_for_each_split(make)
 
     def run_write(self) -> StageResult:
-        """Write the examples of each split into packs according to its plan."""
+        """Pack the examples of each split according to its plan, and write the packs."""
         from gaudi_bert.tfrecords.write import write_packed_records
 
         return self._run_for_each_split(
@@ -165,7 +170,7 @@ class RunRequest:
             with open_local_copy(folder.training_result_path, self.settings.store) as path:
                 return StageOutput(TrainingResult.read(path))
 
-        # Imported only here, because a process that only starts other processes must not load an engine.
+        # A process that only starts other processes must not load TensorFlow or PyTorch, so import this module late.
         from gaudi_bert.runs.records import train
 
         return train(
@@ -179,7 +184,7 @@ class RunRequest:
         )
 
     def run_evaluate(self) -> StageResult:
-        """Evaluate the checkpoint on packed and on unpacked evaluation data. If there are no such data, do nothing."""
+        """Evaluate the model on packed and on unpacked evaluation data. Do nothing if there are no evaluation data."""
         from gaudi_bert.training.evaluate import evaluate
 
         folder = self.work_folder
@@ -197,7 +202,7 @@ class RunRequest:
         )
 
     def run_finetune(self) -> StageResult:
-        """Fine-tune the model on the rows of a task, in this process or in several processes on this machine."""
+        """Fine-tune the model on the rows of the task, in this process or in several processes on this machine."""
         self._write_built_in_rows()
         folder, settings, task = self.work_folder, self.settings, self.settings.task
         if task.labels is not None:  # the started processes get a copy of the pipeline file in another folder
@@ -219,7 +224,7 @@ class RunRequest:
         )
 
     def _write_built_in_rows(self) -> None:
-        """Write the built-in rows of the task to the work folder, if a setting names them."""
+        """Write the built-in task rows to the work folder, if the pipeline uses them."""
         names = (self.settings.finetune.data, self.settings.finetune.evaluation_data, self.settings.predict.data)
         if any(name in BUILT_IN_ROWS for name in names):
             from gaudi_bert.tasks.task_data import make_built_in_rows
@@ -230,7 +235,7 @@ class RunRequest:
             )
 
     def _find_finetuning_files(self) -> _FinetuningFiles:
-        """Return the locations of the files that the stage `finetune` reads.
+        """Return the locations of the files that fine-tuning reads.
 
         Raises:
             InputError: A local file or folder does not exist.
@@ -242,17 +247,18 @@ class RunRequest:
             evaluation_data = self._find_rows_file("finetune.evaluation_data", finetune.evaluation_data, "evaluation")
         vocabulary = None if finetune.vocab is None else self._find_input_file("finetune.vocab", finetune.vocab)
         if finetune.init_checkpoint is None:
-            # The vocabulary is next to the examples, whether this pipeline wrote them or the user gave them.
+            # The vocabulary is in the folder of the examples, whether this pipeline wrote the examples or the user did.
             own = folder.examples_folder if folder.records is None else folder.records.parent
             return _FinetuningFiles(data, evaluation_data, folder.train_folder, vocabulary or own)
-        # A URL, a folder, a file, or the prefix of a TF1 checkpoint. Like in `train`, it is relative to the current folder.
+        # The checkpoint may be a URL, a folder, a file, or the prefix of a TF1 checkpoint. As in the stage `train`, a
+        # relative path starts from the current folder.
         model = Path(finetune.init_checkpoint)
         if not is_in_store(model) and not model.exists() and not any(model.parent.glob(f"{model.name}.*")):
             raise InputError(f"finetune.init_checkpoint = {model}: the file or folder does not exist; check the path")
         return _FinetuningFiles(data, evaluation_data, model, vocabulary)
 
     def run_predict(self) -> StageResult:
-        """Predict the rows of the task with the fine-tuned model."""
+        """Compute predictions for the rows of the task with the fine-tuned model."""
         from gaudi_bert.tasks.predict import predict
         from gaudi_bert.tasks.prediction_files import PredictOptions
 
@@ -269,16 +275,16 @@ class RunRequest:
         )
 
     def run_report(self) -> StageResult:
-        """Write an HTML report about everything that the work folder contains."""
+        """Write an HTML report about the results in the work folder."""
         from gaudi_bert.reporting.report import report
 
         return report(self.work_folder.root, store=self.settings.store)
 
 
 def _must_start_processes(settings: PipelineSettings) -> bool:
-    """Return whether this process must start the training processes itself.
+    """Return whether this process must start the training processes.
 
-    This is so if there are several processes and this process was not started by a launcher.
+    This is the case if the settings request several processes and no launcher, such as mpirun, has started this process.
     """
     return settings.resources.workers * settings.resources.processes_per_worker > 1 and find_launch() is None
 
@@ -286,11 +292,11 @@ def _must_start_processes(settings: PipelineSettings) -> bool:
 def _run_stage_in_processes(
     settings: PipelineSettings, stage: str, path_options: Mapping[str, Path | None], extra_options: Sequence[str]
 ) -> None:
-    """Run a training stage in several processes on this machine. Each process runs the command named like the stage.
+    """Run a training stage in several processes on this machine. Each process runs `gaudi-bert train` or `finetune`.
 
     Args:
         settings: The settings of the pipeline, which are written to a temporary pipeline file.
-        stage: `train` or `finetune`.
+        stage: The name of the stage and of its command, `train` or `finetune`.
         path_options: Command-line options and their paths. Options whose path is None are left out.
         extra_options: Further arguments of the command.
     """
@@ -302,19 +308,19 @@ def _run_stage_in_processes(
         run_training_processes(settings, stage, command)
 
 
-# --- one stage after the other
+# --- running stages one after another
 
 _TASK_STAGES = frozenset({"finetune", "predict"})
-# The optional library that a stage needs.
+# These stages need an optional library.
 _STAGE_LIBRARIES = {"prepare": "tokenizers", "report": "matplotlib"}
 
 
 def run_stages(request: RunRequest, stages: Sequence[str]) -> dict[str, StageResult]:
-    """Run stages in the order of the pipeline, and return the result of each stage by its name.
+    """Run stages in the order of the pipeline, and return the result of each stage by name.
 
     Raises:
-        InputError: A stage does not belong to the pipeline, needs a library that is not installed, lacks its inputs, or
-            rejects its input.
+        InputError: The pipeline does not contain a stage, a library is not installed, or the input of a stage is missing or
+            wrong.
     """
     _check_shard_options(request, stages)
     stages = select_stages(request.settings, stages)
@@ -335,7 +341,7 @@ def run_stages(request: RunRequest, stages: Sequence[str]) -> dict[str, StageRes
 
 
 def _required_libraries(settings: PipelineSettings, stages: Sequence[str]) -> Iterator[str]:
-    """Yield the optional libraries that the stages need, so that a missing one is reported before the first stage runs."""
+    """Yield the optional libraries that the stages need."""
     for name in stages:
         if name in _STAGE_LIBRARIES:
             yield _STAGE_LIBRARIES[name]
@@ -347,10 +353,10 @@ def _required_libraries(settings: PipelineSettings, stages: Sequence[str]) -> It
 
 
 def _check_shard_options(request: RunRequest, stages: Sequence[str]) -> None:
-    """Check that `--shard` and `--finish` are used with one stage that supports them.
+    """Check that the options `--shard` and `--finish` are used with exactly one stage, which supports the option.
 
     Raises:
-        InputError: They are not, or `--finish` is combined with `--overwrite`.
+        InputError: The stages do not support the option, or `--finish` is combined with `--overwrite`.
     """
     shared = [stage.name for stage in STAGES.values() if stage.is_shardable]
     if request.options.part is not None and (len(stages) != 1 or stages[0] not in shared):
@@ -371,8 +377,8 @@ def _list_missing_inputs(work_folder: WorkFolder, step: str) -> list[Path]:
     """Return the input files of a step that do not exist yet.
 
     Args:
-        work_folder: The work folder.
-        step: The name of a stage, or of the step that finishes a stage, such as `write-finish`.
+        work_folder: The work folder, on a disk or in an object store.
+        step: The name of a stage, or of a step that combines the parts of a stage, such as `write-finish`.
 
     Raises:
         InputError: There is no such step.
@@ -398,12 +404,12 @@ def wait_for_inputs(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> float:
-    """Wait until all inputs of a step exist, and return how many seconds that took.
+    """Wait until all input files of a step exist, and return the waiting time in seconds.
 
     Args:
         work_folder: The work folder, on a disk or in an object store.
-        step: The name of a stage, or of the step that finishes a stage, such as `write-finish`.
-        timeout_seconds: How long to wait.
+        step: The name of a stage, or of a step that combines the parts of a stage, such as `write-finish`.
+        timeout_seconds: The longest time to wait.
         reporter: Shows what is missing, once a minute.
         sleep: Replaces `time.sleep`, for tests.
         clock: Replaces `time.monotonic`, for tests.

@@ -1,10 +1,10 @@
-"""The table of pipeline stages: what each stage reads and makes, what it needs first, and which resources it uses.
+"""The table of pipeline stages: what each stage reads and writes, which stages it depends on, and which resources it uses.
 
-All runners read this table, and so does `gaudi-bert wait`. `STAGES` maps the name of a stage to its row. Every stage is one
-step on a cluster. If several machines share a stage and its parts must then be combined, combining them is a second step,
-such as `write-finish`. `STEPS` maps the name of a step to the row of its stage.
+All runners and `gaudi-bert wait` use this table. `STAGES` maps the name of a stage to its row. On a cluster, every stage is
+one step. If several machines share a stage and their results must be combined afterwards, there is a second step that
+combines them, such as `write-finish`. `STEPS` maps the name of a step to the row of its stage.
 
-The module also lists the input files that a pipeline names, and returns the image and the resources of a stage.
+The module also lists the input files of a pipeline, and returns the image and the resources of a stage.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ ListPaths = Callable[[WorkFolder], list[Path]]
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a pipeline.
+    """A stage of a pipeline: its inputs, products, dependencies and resources.
 
     Attributes:
         name: The name, as in `--stages`.
-        product_paths: Returns one path per product: the file of the product that is written last. If this file exists, the
-            product is complete.
+        product_paths: A function that returns one path per product of the stage, for a work folder. A product is complete
+            if the file with this path exists, because this file is written last.
         runs_model: Whether the stage runs the model. Such a stage uses the training image, and Gaudi cards if there are any.
-        kustomization: The folder below `k8s/` that contains the Job of the stage.
+        kustomization: The subfolder of the rendered manifests that contains the Job of the stage.
         needs: The stages whose products must exist before this stage starts.
         follows: Further stages that this stage waits for if all stages are started at the same time.
         input_settings: The settings that name the input files of this stage.
         is_shardable: Whether several machines can share the stage, so that each of them does one part.
-        part_paths: Returns the products of the parts, if a second step combines them. None if there is nothing to combine.
+        part_paths: A function that returns the products of all parts, for a work folder. It is None if no second step
+            combines the parts.
         uses_data_processes: Whether the stage uses `resources.data_processes` processes or threads.
         is_distributed: Whether all workers and cards in `resources` run the stage together, as one training run.
-        is_finished: Returns whether a product exists. Its arguments are a path from `product_paths` and the store settings.
-        is_part_of: Returns whether a pipeline, given by its settings or its work folder, contains the stage.
+        is_finished: A function that returns whether a product exists, for a path from `product_paths` and store settings.
+        is_part_of: A function that returns whether a pipeline contains the stage, for its settings or its work folder.
     """
 
     name: str
@@ -73,26 +74,26 @@ class Stage:
         return (self.name,) if self.part_paths is None else (self.name, f"{self.name}-finish")
 
     def list_missing_products(self, work_folder: WorkFolder) -> list[Path]:
-        """Return the products of this stage that do not exist yet in a work folder. It may be in an object store."""
+        """Return the products of this stage that do not exist yet in a work folder."""
         products = self.product_paths(work_folder) if self.is_part_of(work_folder) else []
         return [path for path in products if not self.is_finished(path, work_folder.store)]
 
 
 def _paths_of_each_split(split_path: Callable[[SplitPaths], Path]) -> ListPaths:
-    """Return a function that lists the path of one product for each split of a work folder."""
+    """Return a function that applies `split_path` to each data split of a work folder and lists the results."""
     return lambda folder: [split_path(folder.split_paths(name)) for name in folder.data_split_names]
 
 
 def _list_example_summaries(folder: WorkFolder) -> list[Path]:
-    """Return the path of the summary of the examples, or no path if the pipeline names its own records."""
+    """Return the path of the summary of prepared examples. Return no path if the pipeline uses existing records."""
     return [] if folder.records is not None else [folder.examples_summary_path]
 
 
 def _list_group_manifests(folder: WorkFolder) -> list[Path]:
-    """Return the paths of the manifests of all groups of all splits.
+    """Return the paths of all group manifests. Each data split is packed in groups, and each group has a manifest.
 
-    The plan of a split says how many groups it has. If a split has no plan yet, return the path of this missing plan instead
-    of its manifests.
+    The number of groups is in the plan of the split. If a split has no plan yet, the path of the missing plan is returned
+    instead of its manifests.
     """
     products = []
     for paths in map(folder.split_paths, folder.data_split_names):
@@ -105,7 +106,7 @@ def _list_group_manifests(folder: WorkFolder) -> list[Path]:
 
 
 def _list_unverified_splits(folder: WorkFolder) -> list[Path]:
-    """Return the path of the verification file of each split that is not yet completely verified."""
+    """Return the path of the verification result for each data split that is not completely verified yet."""
     paths = [folder.split_paths(name).verification_path for name in folder.data_split_names]
     return [path for path in paths if not find_histogram_files(path, folder.store)]
 
@@ -153,7 +154,7 @@ _ROWS = (
         is_distributed=True,
         input_settings=("prepare.records", "prepare.evaluation_records", "training.init_checkpoint"),
     ),
-    # `evaluate` and `report` do not need a finished training run, because they also work with what exists so far.
+    # `evaluate` and `report` also work with the checkpoints and results of an unfinished run, so they do not need `train`.
     Stage(
         "evaluate",
         lambda folder: [folder.evaluation_result_path] if folder.has_evaluation else [],
@@ -198,21 +199,21 @@ STEPS: Mapping[str, Stage] = MappingProxyType({step: stage for stage in _ROWS fo
 
 
 def list_steps_of_stages(stage_names: Iterable[str]) -> list[str]:
-    """Return the names of all steps of some stages, in the order of the pipeline."""
+    """Return the names of all steps of the given stages, in pipeline order."""
     wanted = set(stage_names)
     return [step for name, stage in STAGES.items() if name in wanted for step in stage.step_names]
 
 
 def list_pipeline_stages(settings: PipelineSettings) -> list[str]:
-    """Return the names of the stages that a pipeline contains, in order."""
+    """Return the names of all stages of a pipeline, in pipeline order."""
     return [name for name, stage in STAGES.items() if stage.is_part_of(settings)]
 
 
 def select_stages(settings: PipelineSettings, names: Iterable[str]) -> list[str]:
-    """Return the names of the chosen stages in the order of the pipeline.
+    """Check the names of chosen stages, and return them in pipeline order.
 
     Raises:
-        InputError: A name is not the name of a stage, or the pipeline does not contain this stage.
+        InputError: There is no stage with such a name, or the pipeline does not contain it.
     """
     own, chosen = list_pipeline_stages(settings), list(names)
     remedies = {"finetune": "set finetune.data and task.name", "predict": "set predict.data"}
@@ -229,10 +230,10 @@ def select_stages(settings: PipelineSettings, names: Iterable[str]) -> list[str]
 
 
 class InputPath(NamedTuple):
-    """An input file that a pipeline names.
+    """The path or URL of an input file, and the setting that contains it.
 
     Attributes:
-        setting: The setting that names the file, such as `finetune.data`.
+        setting: The setting, such as `finetune.data`.
         path: The path or URL. For `prepare.text` it may also be a glob.
     """
 
@@ -241,7 +242,7 @@ class InputPath(NamedTuple):
 
 
 def list_input_paths(settings: PipelineSettings) -> Iterator[InputPath]:
-    """Yield each input file that a pipeline names and that must exist before the run.
+    """Yield the input files that must exist before a pipeline runs.
 
     Built-in texts and rows are left out.
     """
@@ -259,19 +260,19 @@ def list_input_paths(settings: PipelineSettings) -> Iterator[InputPath]:
 
 
 def describe_missing_inputs(settings: PipelineSettings, stages: Iterable[str], pipeline_folder: Path) -> list[str]:
-    """Return a message for each input file of some stages that does not exist.
+    """Return a message for each input file of the given stages that does not exist.
 
     Object stores are not searched, so a URL never counts as missing.
 
     Args:
         settings: The settings of the pipeline.
         stages: The names of the stages.
-        pipeline_folder: The folder that relative paths start from.
+        pipeline_folder: The folder of the pipeline file.
     """
     read = {key for stage in stages for key in STAGES[stage].input_settings}
     missing = []
     for key, text in list_input_paths(settings):
-        # Checkpoints are relative to the current folder, and all other paths to the folder of the pipeline file.
+        # The path of a checkpoint starts from the current folder, and all other paths from the folder of the pipeline file.
         path = Path(text) if key.endswith("init_checkpoint") else resolve_location(pipeline_folder, text)
         if key in read and not is_in_store(path) and not path.exists() and not glob.glob(f"{path}*"):
             missing.append(f"{key} = {text}: {path} does not exist")
@@ -284,7 +285,8 @@ def describe_missing_inputs(settings: PipelineSettings, stages: Iterable[str], p
 def stage_image_name(settings: PipelineSettings, stage: Stage) -> str:
     """Return the name of the container image of a stage, as `registry/name:tag`.
 
-    The tag defaults to the version of this package. A stage that trains uses the image of its engine and its device.
+    The tag defaults to the version of this package. For a stage that runs the model, the image depends on the engine and on
+    the device.
     """
     images, name = settings.images, settings.images.data
     if stage.runs_model:
@@ -295,7 +297,7 @@ def stage_image_name(settings: PipelineSettings, stage: Stage) -> str:
 
 
 def stage_engine(settings: PipelineSettings, stage: Stage) -> EngineName:
-    """Return the engine of a stage in a container.
+    """Return the engine, TensorFlow or PyTorch, that a stage uses in a container.
 
     Fine-tuning and prediction use the engine of pretraining, unless `finetune.engine` names another engine.
     """
@@ -304,9 +306,10 @@ def stage_engine(settings: PipelineSettings, stage: Stage) -> EngineName:
 
 
 def preview_stage(settings: PipelineSettings, stage_name: str) -> dict[str, Any]:
-    """Return the image and the resources of a stage, as a dictionary for `gaudi-bert run --dry-run`.
+    """Return the image and the resources of a stage for `gaudi-bert run --dry-run`.
 
-    `containers` is the number of containers. `cpu`, `memory` and `cards` are the resources of each container.
+    In the dictionary, `containers` is the number of containers. `cpu`, `memory` and `cards` are the resources of each
+    container.
     """
     stage, resources = STAGES[stage_name], settings.resources
     pod = resources.training if stage.runs_model else resources.data
@@ -329,7 +332,7 @@ _UNITS |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 def parse_quantity(quantity: str) -> float:
     """Return the value of a Kubernetes quantity, such as 0.5 for "500m" and 1024.0 for "1Ki".
 
-    Settings have already checked the format. An unknown unit would raise a `KeyError`.
+    The settings have already checked the format. An unknown unit raises a `KeyError`.
     """
     unit = quantity.lstrip("0123456789.")
     return float(quantity.removesuffix(unit)) * _UNITS[unit]

@@ -1,19 +1,19 @@
-"""Give the ranks of an `mpirun` the time to save a checkpoint before they are stopped.
+"""Let the ranks that `mpirun` started save a checkpoint before they are stopped.
 
     python3 -m gaudi_bert.runners.stop_ranks mpirun ...
 
-This command starts `mpirun` and handles stop signals for it. The first signal is passed on as SIGUSR1, which mpirun only
-forwards to the ranks, so that they have time to save. On SIGTERM, mpirun would kill them soon. A second signal is passed on
-as SIGTERM. If the process that started this command ends, that also counts as a stop signal.
+This command starts `mpirun` and handles stop signals for it. It forwards the first signal as SIGUSR1, because mpirun only
+passes SIGUSR1 on to the ranks, which then save and end. It forwards a second signal as SIGTERM, after which mpirun soon
+kills the ranks. If the process that started this command ends, that also counts as a stop signal.
 
-On a cluster, the command waits until all workers answer before it starts mpirun. If a worker's pod is stopped and the ranks
-have saved, the command starts mpirun again, so that draining a node costs neither a retry of the Job nor its backoff time.
-It also sets the rendezvous address of PyTorch ranks.
+On a cluster, the command waits until all workers accept connections before it starts mpirun. If a worker's pod is stopped
+and the ranks have saved, the command starts mpirun again. Draining a node therefore uses neither a retry of the Job nor its
+backoff time. The command also sets the rendezvous address of PyTorch ranks.
 
     python3 -m gaudi_bert.runners.stop_ranks here
 
 This command is the `preStop` hook of an MPIJob worker. The worker runs sshd, which would kill its ranks when Kubernetes
-stops it. The hook tells the ranks to save first, and returns when they have ended.
+stops it. The hook sends the ranks a signal to save, and returns when they have ended.
 """
 
 from __future__ import annotations
@@ -47,10 +47,14 @@ _STOPPED_EARLY = "stopped on request before training had started; run the same c
 
 
 def _expand_variable_options(command: Sequence[str], variable_names: Iterable[str]) -> list[str]:
-    """Return the command with its `-x` options expanded, because mpirun does not support patterns.
+    """Return an `mpirun` command in which the patterns in `-x` options are replaced by names of environment variables.
 
-    Each `-x PREFIX*` becomes one `-x NAME` for every variable of the environment with that prefix. A `-x NAME` is left out
-    if the variable is not set, because mpirun would warn about it.
+    This is necessary because mpirun does not support patterns. Each `-x PREFIX*` becomes one `-x NAME` for every variable
+    with that prefix. A `-x NAME` is left out if the variable is not set, because mpirun would warn about it.
+
+    Args:
+        command: The command line of `mpirun`.
+        variable_names: The names of all environment variables that are set.
     """
     known_names = set(variable_names)
     expanded: list[str] = []
@@ -66,7 +70,7 @@ def _expand_variable_options(command: Sequence[str], variable_names: Iterable[st
 
 
 class _MpirunSupervisor:
-    """Runs an `mpirun` command, starts it again if workers were stopped, and passes stop signals on to it."""
+    """Runs `mpirun`, forwards stop signals to it, and starts it again after a worker was stopped."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
@@ -76,7 +80,7 @@ class _MpirunSupervisor:
         self._parent_id = os.getppid()
 
     def run_until_done(self) -> int:
-        """Run `mpirun`, again after each time that a worker was stopped and its ranks have saved.
+        """Run `mpirun`, and run it again each time a worker was stopped after its ranks had saved.
 
         Returns:
             The exit code of the last `mpirun`, or 128 plus the number of the signal that ended it.
@@ -95,19 +99,20 @@ class _MpirunSupervisor:
             _write_to_stderr(
                 "a worker was stopped after its ranks had saved a checkpoint; training restarts when all workers answer"
             )
-            # The sshd of the removed pod may still answer for a moment, so wait before checking the workers.
+            # The sshd of the removed pod may still accept connections for a moment. Wait, so that the check of the workers
+            # does not mistake it for a new pod.
             self._sleep_unless_stopped(_REMOVAL_SECONDS)
 
     def handle_stop_signal(self, number: int, frame: FrameType | None) -> None:
-        """Handle a stop signal. The first one becomes SIGUSR1, so that ranks save, and every further one SIGTERM."""
+        """Forward a stop signal to `mpirun`: the first one as SIGUSR1, so that ranks save, and later ones as SIGTERM."""
         self._stop_requests += 1
         self._pending_signals.append(signal.SIGUSR1 if self._stop_requests == 1 else signal.SIGTERM)
         self._send_pending_signals()
 
     def _send_pending_signals(self) -> None:
-        """Send all signals that are not sent yet to the running `mpirun`, if there is one.
+        """Send all pending signals to `mpirun` if it runs. Otherwise they stay pending.
 
-        A signal handler may call this method while it already runs. Each signal is sent only once nevertheless, because
+        A signal handler may call this method while another call is in progress. Each signal is still sent only once, because
         `popleft` is atomic.
         """
         while self._process is not None:
@@ -118,11 +123,14 @@ class _MpirunSupervisor:
             self._process.send_signal(number)
 
     def _run_mpirun_once(self, rendezvous: Mapping[str, str]) -> int:
-        """Run `mpirun` to its end with further environment variables, and return its exit code like `run_until_done`."""
+        """Run `mpirun` once, with additional environment variables, and return its exit code.
+
+        If a signal ended it, return 128 plus the number of the signal.
+        """
         environment = {**os.environ, **rendezvous}
         self._process = None
-        # Ctrl-C on a terminal is sent to the whole process group and would interrupt mpirun as well, so mpirun gets a
-        # session of its own. Only this process handles Ctrl-C.
+        # A terminal sends Ctrl-C to the whole process group, which would also interrupt mpirun. So mpirun runs in its own
+        # session, and only this process handles Ctrl-C.
         try:
             command = _expand_variable_options(self._command, environment)
             self._process = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -142,7 +150,7 @@ class _MpirunSupervisor:
         return code if code >= 0 else 128 - code
 
     def _wait_for_workers(self, workers: Sequence[_Worker]) -> None:
-        """Wait until the sshd of every worker answers. Before that, even the workers' host names may not resolve.
+        """Wait until the sshd of every worker accepts connections.
 
         Raises:
             FailedError: A worker does not answer within 10 minutes.
@@ -160,7 +168,7 @@ class _MpirunSupervisor:
                 self._sleep_unless_stopped(_POLL_SECONDS)
 
     def _sleep_unless_stopped(self, seconds: float) -> None:
-        """Wait for some seconds. Raise a `StoppedError` if a stop signal arrives meanwhile."""
+        """Sleep, and raise a `StoppedError` if a stop signal arrives meanwhile."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             time.sleep(min(seconds, _POLL_SECONDS / 4))
@@ -169,15 +177,15 @@ class _MpirunSupervisor:
                 raise StoppedError(_STOPPED_EARLY)
 
     def _stop_if_parent_ended(self) -> None:
-        """Request a stop if the process that started this one has ended."""
+        """Act as if a stop signal had arrived, if the process that started this one has ended."""
         if self._stop_requests == 0 and os.getppid() != self._parent_id:
             self.handle_stop_signal(signal.SIGTERM, None)
 
 
 def _run_mpirun(command: Sequence[str]) -> int:
-    """Run an `mpirun` command with stop signals handled, and return the exit code for this process.
+    """Run an `mpirun` command and forward stop signals to it. Return the exit code for this process.
 
-    An error is printed to standard error.
+    A `GaudiBertError` is printed to standard error.
     """
     supervisor = _MpirunSupervisor(command)
     with handle_signals((signal.SIGTERM, signal.SIGINT), supervisor.handle_stop_signal):
@@ -189,7 +197,7 @@ def _run_mpirun(command: Sequence[str]) -> int:
 
 
 def _write_to_stderr(line: str) -> None:
-    """Write a line to standard error at once."""
+    """Write a line to standard error and flush it."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
@@ -199,19 +207,19 @@ def _write_to_stderr(line: str) -> None:
 _LONGEST_WAIT_SECONDS = 600.0
 _ANSWER_SECONDS = 5.0
 _REMOVAL_SECONDS = 5.0
-# The MPI operator sets this variable to the path of a file that lists the hosts, with one line `host slots=N` per host.
+# The MPI operator sets this environment variable to the path of a file that lists the workers, one `host slots=N` per line.
 _HOSTFILE = "OMPI_MCA_orte_default_hostfile"
 
 
 class _Worker(NamedTuple):
-    """A host on which `mpirun` starts ranks by ssh, and the port of its sshd."""
+    """A host on which `mpirun` starts ranks over ssh, and the port of its sshd."""
 
     host: str
     ssh_port: int
 
 
 def _list_ssh_workers(command: Sequence[str], environment: Mapping[str, str]) -> list[_Worker]:
-    """Return the hosts on which `mpirun` starts ranks by ssh. The list is empty if the command does not use ssh."""
+    """Return the hosts on which `mpirun` starts ranks over ssh. The list is empty if the command does not use ssh."""
     port = re.search(r"-p (\d+)", command[command.index("plm_rsh_args") + 1]) if "plm_rsh_args" in command else None
     hostfile = Path(environment.get(_HOSTFILE, ""))
     if port is None or not hostfile.is_file():
@@ -221,10 +229,10 @@ def _list_ssh_workers(command: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def _rendezvous_variables(workers: Sequence[_Worker], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables with the address and port at which PyTorch ranks connect to each other.
+    """Return the environment variables with the address and the port at which PyTorch ranks connect to each other.
 
-    The rendezvous is on the first worker, or on this machine if there are no workers. Variables that `environment` already
-    sets keep their values.
+    The ranks connect on the first worker, or on this machine if there are no workers. A variable that `environment` already
+    contains keeps its value.
     """
     address = {MASTER_ADDRESS: workers[0].host} if workers else ON_THIS_MACHINE
     values = {**address, MASTER_PORT: str(TORCH_PORT if workers else find_free_port())}
@@ -232,7 +240,7 @@ def _rendezvous_variables(workers: Sequence[_Worker], environment: Mapping[str, 
 
 
 def _connection_error(host: str, port: int) -> str | None:
-    """Return why a TCP connection to a host and port fails, or None if it succeeds."""
+    """Connect to a TCP port. Return the reason if that fails, or None if it succeeds."""
     try:
         socket.create_connection((host, port), _ANSWER_SECONDS).close()
     except OSError as error:
@@ -243,18 +251,18 @@ def _connection_error(host: str, port: int) -> str | None:
 # --- the hook of a worker's pod
 
 _RANK = b"\0OMPI_COMM_WORLD_RANK="
-# After a rank has ended, mpirun takes less time than this to end its daemon on the host.
+# After the ranks on a host have ended, mpirun ends its daemon on that host within this time.
 _DAEMON_SECONDS = 20.0
 
 
 def _stop_ranks_in_container() -> int:
-    """Tell the MPI ranks of this container to save and end, wait until they have ended, and return exit code 0.
+    """Send the MPI ranks in this container a signal to save, and wait until they have ended. Return exit code 0.
 
     There is no timeout here, because Kubernetes ends the hook after the pod's grace period.
     """
     processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     with_rank = {process for process in processes if _is_mpi_rank(process)}
-    # Processes that a rank has started inherit its environment, so leave them out.
+    # A process that a rank started inherits the environment of the rank. It is no rank itself, so leave it out.
     ranks = [process for process in with_rank if _parent_process_id(process) not in with_rank]
     daemons = {_parent_process_id(process) for process in ranks}
     for process in ranks:
@@ -262,8 +270,8 @@ def _stop_ranks_in_container() -> int:
             os.kill(process, signal.SIGUSR1)
     while any(_is_mpi_rank(process) for process in ranks):
         time.sleep(_POLL_SECONDS / 10)
-    # If sshd were stopped now, it would kill mpirun's daemon, and mpirun would report a lost connection instead of the exit
-    # code of the ranks. So wait until the daemon has ended.
+    # Kubernetes stops sshd when this hook returns. If mpirun's daemon still ran then, sshd would kill it, and mpirun would
+    # report a lost connection instead of the ranks' exit code. So wait until the daemon has ended.
     until = time.monotonic() + _DAEMON_SECONDS
     while any(_parent_process_id(daemon) for daemon in daemons) and time.monotonic() < until:
         time.sleep(_POLL_SECONDS / 10)
@@ -271,7 +279,7 @@ def _stop_ranks_in_container() -> int:
 
 
 def _is_mpi_rank(process_id: int) -> bool:
-    """Return whether a process is a rank of mpirun. False if it has ended or belongs to another user."""
+    """Return whether a process has the environment of an MPI rank. Return False if it cannot be read or has ended."""
     try:
         return _RANK in b"\0" + Path(f"/proc/{process_id}/environ").read_bytes()
     except OSError:
@@ -279,7 +287,7 @@ def _is_mpi_rank(process_id: int) -> bool:
 
 
 def _parent_process_id(process_id: int) -> int:
-    """Return the id of the parent of a process, or 0 if the process has ended."""
+    """Return the id of a process's parent, or 0 if the process has ended."""
     try:
         return int(Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
     except OSError:

@@ -1,11 +1,11 @@
 """Start the training processes of a pipeline and forward stop signals to them.
 
-PyTorch processes, and TensorFlow processes on CPUs, are started directly by this process. They get the environment variables
-that `torchrun` or `horovodrun` would set. These two programs are not used, because they kill all processes before a
-checkpoint is complete, and convert every exit code to 1 with a traceback. TensorFlow processes on Gaudi cards or on several
+This process itself starts PyTorch processes, and TensorFlow processes on CPUs. It sets the environment variables that
+`torchrun` or `horovodrun` would set. These two programs are not used, because they kill all processes before a checkpoint is
+complete, and because they replace every exit code by 1 and a traceback. TensorFlow processes on Gaudi cards or on several
 hosts are started by `mpirun`.
 
-`run_training_processes` starts the processes on this machine, and `build_training_command` only builds the command line.
+`run_training_processes` starts the processes on this machine. `build_training_command` only builds a command line.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import ResourceSettings
 from gaudi_bert.config.sections import LoopSettings
 
-# --- mpirun: one process per card, on a single worker or by ssh on several workers
+# --- mpirun: one process per card, on a single worker or over ssh on several workers
 #
-# Processes that are started by ssh do not inherit the environment of their container, so `-x` passes on every variable that
-# they need. The ssh options given here replace those of the MPI operator, so they must be complete.
+# Processes that are started over ssh do not inherit the environment of their container, so the option `-x` of mpirun must
+# forward every variable that they need. The ssh options below replace those of the MPI operator, so they must be complete.
 
 ROOT_SSH_PORT = 22
-# On the host network, the host's own sshd already uses port 22.
+# Pods that use EFA are on the host network, where the host's own sshd already uses port 22.
 EFA_SSH_PORT = 3022
-# An sshd that does not run as root cannot use a port below 1024.
+# An sshd that does not run as root cannot listen on a port below 1024.
 USER_SSH_PORT = 2222
-# Only root's key is found by default, so the key of an MPIJob that does not run as root is given by this path.
+# ssh finds its key by default only if it runs as root, so an MPIJob that runs as another user passes this path to ssh.
 SSH_KEY = "/etc/gaudi-bert-ssh/id_rsa"
-# When a rank is lost, mpirun waits this long before it terminates the other ranks, and again before it kills them.
+# After a rank has failed, mpirun waits for this time before it sends SIGTERM to the other ranks, and again before it kills
+# them.
 _LOST_RANK_SECONDS = 4
-# This module starts mpirun, and gives ranks the time to save when the run must stop.
+# mpirun would kill its ranks soon after a stop signal. This module starts it instead, so that the ranks have time to save.
 _STOP_RANKS_MODULE = ("-m", "gaudi_bert.runners.stop_ranks")
-# Environment variables that the vendor's image sets and the vendor's libraries read.
+# The vendor's image sets these environment variables, and the vendor's libraries read them.
 _VENDOR_VARIABLES = (
     *("PYTHONPATH", "LD_LIBRARY_PATH", "GC_KERNEL_PATH", "HABANA_LOGS"),
     *("HABANA_PLUGINS_LIB_PATH", "HABANA_SCAL_BIN_PATH", "TF_MODULES_RELEASE_BUILD", "LD_PRELOAD"),
@@ -71,15 +72,15 @@ def build_training_command(
     ssh_key: str | None = None,
     python_program: str = "python3",
 ) -> list[str]:
-    """Return the command line that starts a stage once per training process, with `mpirun`.
+    """Return an `mpirun` command line that starts all training processes of a stage.
 
-    If there is only one process and it runs on this host, `stage_command` is returned unchanged.
+    If there is only one process and it runs on this host, return `stage_command` unchanged.
 
     Args:
         settings: The settings of the pipeline.
         stage_command: The command line of one training process.
-        over_ssh: Whether `mpirun` starts the processes on other hosts by ssh.
-        forwarded_variables: Names of environment variables that are passed on to other hosts, or patterns such as `AWS_*`.
+        over_ssh: Whether `mpirun` starts the processes on other hosts over ssh.
+        forwarded_variables: Names of environment variables that are forwarded to other hosts, or patterns such as `AWS_*`.
         ssh_port: The port of the sshd on the other hosts.
         ssh_key: The private key file for ssh. If it is None, ssh uses its default key.
         python_program: The Python interpreter that has this package installed on the host that runs the command.
@@ -106,42 +107,42 @@ def build_training_command(
         for name in ("PATH", *(_VENDOR_VARIABLES if resources.cards else ()), *rendezvous, *forwarded_variables):
             command += ["-x", name]
     else:
-        # Without this option, mpirun rejects more processes than the machine has cores.
+        # By default, mpirun refuses to start more processes than the machine has cores. This option allows it.
         command += ["--host", f"localhost:{processes}"]
     return [*command, *stage_command]
 
 
 def build_card_environment(recipe_cache_folder: str) -> dict[str, str]:
-    """Return the environment variables of a container with Gaudi cards.
+    """Return the environment variables that a container with Gaudi cards needs.
 
     Args:
-        recipe_cache_folder: The folder in which both engines cache compiled graphs.
+        recipe_cache_folder: The folder in which TensorFlow and PyTorch cache compiled graphs.
     """
     return {
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
         "TF_RECIPE_CACHE_PATH": recipe_cache_folder,
-        # The folder, whether to empty it at the start, its maximum size in MB, and whether it is on NFS.
+        # The fields are the folder, whether to empty it at the start, its maximum size in MB, and whether it is on NFS.
         "PT_HPU_RECIPE_CACHE_CONFIG": f"{recipe_cache_folder},false,4096,false",
         "PT_HPU_LAZY_MODE": "0",
     }
 
 
-# With `--tag-output`, mpirun puts such a tag before each chunk that a process writes, so a tag may be in the middle of a
-# line.
+# With `--tag-output`, mpirun puts such a tag before each chunk of output that a process writes. A chunk may begin in the
+# middle of a line, so this pattern is not anchored to the start of a line.
 RANK_TAG = re.compile(r"\[\d+,\d+\]<std(?:out|err)>: ?")
 
 
 # --- Horovod over Gloo, on this machine
 
-# The environment variables of one process.
+# The environment variables of one training process, by name.
 _Environment = dict[str, str]
 
 
 @contextmanager
 def _start_horovod_rendezvous(process_count: int) -> Iterator[list[_Environment]]:
-    """Run Horovod's rendezvous server for the duration of the block, and yield the environment variables of each process.
+    """Start Horovod's rendezvous server, and yield the environment variables of each training process.
 
-    The variables are those that `horovodrun --gloo` would set. The server stops at the end of the block.
+    The variables are the same that `horovodrun --gloo` would set. The server stops at the end of the `with` block.
     """
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.gloo_run import create_slot_env_vars
@@ -166,8 +167,8 @@ def _start_horovod_rendezvous(process_count: int) -> Iterator[list[_Environment]
 
 # --- processes on this machine
 
-# After a failure, the watchdogs of the other processes report which process failed, and end their processes within this
-# time.
+# After one process has failed, the other processes notice it, report it and end by themselves within this time. Later they
+# are killed.
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 
@@ -187,7 +188,7 @@ class _ProcessExit(NamedTuple):
 
 
 def run_training_processes(settings: PipelineSettings, stage: str, command: Sequence[str]) -> None:
-    """Run a command once per training process of the pipeline, on this machine, and wait until all processes end.
+    """Run a command once per training process on this machine, and wait until all processes have ended.
 
     The processes share the standard error of this process. Their standard output is discarded.
 
@@ -217,15 +218,15 @@ def run_training_processes(settings: PipelineSettings, stage: str, command: Sequ
 
 
 def _select_training_settings(settings: PipelineSettings, stage: str) -> LoopSettings:
-    """Return the settings section of a training stage."""
+    """Return the settings section that applies to a training stage, which is `train` or `finetune`."""
     return settings.finetune if stage == "finetune" else settings.training
 
 
 def _assign_cores(resources: ResourceSettings, process_count: int) -> list[set[int]] | None:
-    """Return the numbers of the CPUs that each process may use, or None if `resources.cores_per_process` is not set.
+    """Return the CPU numbers that each process may use, or None if `resources.cores_per_process` is not set.
 
-    A process gets `cores_per_process` physical cores, with all hardware threads of each core. Only CPUs that this process
-    may use are given to the processes.
+    Each process may use `cores_per_process` physical cores and all hardware threads of these cores. Only CPUs that this
+    process itself may use are assigned.
 
     Raises:
         InputError: There are fewer cores than the processes need.
@@ -260,12 +261,11 @@ def _assign_cores(resources: ResourceSettings, process_count: int) -> list[set[i
 def _prepare_rendezvous(
     node: Node | None, settings: PipelineSettings, stage: str, process_count: int
 ) -> Iterator[list[_Environment]]:
-    """Yield the environment variables with which the training processes on this machine connect to each other, one
-    dictionary per process.
+    """Yield the environment variables with which each training process on this machine connects to the others.
 
-    A node of a multi-node run uses PyTorch's variables only. On a single machine, the variables suit the engine. If the
-    engine is `auto` and Horovod is installed, each process gets the variables of both engines, because it chooses the engine
-    itself.
+    A node of a multi-node run uses only PyTorch's variables. On a single machine, the variables are those of the engine. If
+    the engine is `auto` and Horovod is installed, each process gets the variables of both engines, because the process
+    itself chooses the engine.
 
     Raises:
         InputError: TensorFlow would need Horovod, which is not installed.
@@ -295,26 +295,26 @@ def _prepare_rendezvous(
 
 
 def _raise_if_any_failed(stage: str, exits: Sequence[_ProcessExit], process_names: Sequence[str]) -> None:
-    """Raise one error that sums up how the training processes ended, or return if all of them succeeded.
+    """Raise an error that summarizes how the training processes ended, if any of them did not succeed.
 
     Args:
         stage: The name of the stage, for messages.
         exits: How each process ended.
-        process_names: What to call each process in messages.
+        process_names: The name of each process, for messages.
 
     Raises:
         InputError: A process reported wrong input.
         FailedError: A process failed or was killed.
         StoppedError: Every process that did not succeed was stopped on request.
     """
-    # Wrong input takes precedence over other failures, because the other processes fail only as a consequence. A run counts
-    # as stopped only if no process failed.
+    # If a process reports wrong input, the other processes fail only as a consequence, so report the wrong input. If a
+    # process failed and others were stopped, report the failure.
     wrong, stopped = InputError.exit_code, StoppedError.exit_code
     codes = [each.code for each in exits]
     failed = min((each for each in codes if each > 0), default=0, key=lambda each: (each != wrong, each == stopped))
     if failed == stopped:
         raise StoppedError(f"{stage}: stopped on request; run the same command again to resume")
-    # A process that was killed could not report anything, so this process names it.
+    # A process that was killed by a signal could not print an error message, so report its name and the signal here.
     killed = [
         f"{name} (process {each.process_id}) was killed by {signal.Signals(-each.code).name}"
         for name, each in zip(process_names, exits, strict=True)
@@ -341,7 +341,7 @@ def _run_processes(
     environments: Sequence[Mapping[str, str]],
     cores_by_process: Sequence[set[int]] | None = None,
 ) -> list[_ProcessExit]:
-    """Start one process per command and wait until all of them end.
+    """Start one process per command, wait until all of them have ended, and return how each process ended.
 
     After the first failure, the other processes have 10 seconds to end by themselves before they are killed.
 
@@ -370,14 +370,15 @@ def _run_processes(
 
 @contextmanager
 def _forward_stop_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Forward SIGTERM and Ctrl-C to `processes` as SIGTERM for the duration of the block, so that they save and stop.
+    """Forward SIGTERM and Ctrl-C to `processes` as SIGTERM, so that they save and stop.
 
-    This process itself is not interrupted. Processes may be added to the list during the block.
+    This applies during the `with` block. This process itself is not interrupted. Processes may be added to the list later.
     """
 
     def forward(number: int, frame: FrameType | None) -> None:
         """Send SIGTERM to all processes that still run."""
-        # `print` is not safe here, because the next signal may interrupt it. `os.write` is.
+        # A second signal may interrupt this handler, and calling `print` again inside `print` is not safe. So use
+        # `os.write`.
         os.write(2, b"stopping: the training processes save and end\n")
         for process in processes:
             if process.poll() is None:

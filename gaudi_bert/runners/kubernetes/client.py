@@ -1,9 +1,9 @@
 """A client for one namespace of a Kubernetes cluster, with the requests that a run needs.
 
 `Cluster` creates, reads, lists, watches and deletes objects, and reads logs. Objects are plain dictionaries, because the
-types of the official client differ between its major versions (35 to 37). The kinds of objects are listed here in `KINDS`
-and not discovered from the server, because an account may have no rights to see other kinds. Requests that fail because the
-server is busy or away are retried. A request that fails for good raises a `ClusterError` with a one-line message.
+types of the official client differ between its major versions (35 to 37). The table `KINDS` lists all kinds of objects that
+a run uses. The list of kinds is not requested from the server, because an account may have no right to read it. A request
+is retried if the server is busy or does not answer. If the retries fail, a `ClusterError` with a one-line message is raised.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Kind:
-    """One kind of Kubernetes object.
+    """A kind of Kubernetes object, and what a run may do with its objects.
 
     Attributes:
         name: The kind.
         plural: The name of the resource in URLs.
         group: The API group, or "" for the core group.
         version: The version of the API group.
-        verbs: The verbs that a run uses on this kind. Empty if a run works without any right on it.
-        namespaced: Whether objects of this kind are in a namespace.
+        verbs: The API verbs that a run uses on this kind. Empty if a run can do without any right on this kind.
+        namespaced: Whether objects of this kind belong to a namespace.
     """
 
     name: str
@@ -80,20 +80,20 @@ _ROWS = (
 KINDS: Mapping[str, _Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
 
 
-# --- the connection, by the official client's `DynamicClient`
+# --- the connection, which uses the official client's `DynamicClient`
 #
-# A request is retried if the server is busy or away (status 429 or 5xx, or no answer). If the token has expired (status
-# 401), the credentials are loaded again once.
+# A request is retried if the server is busy (status 429 or 5xx) or does not answer. If the token has expired (status 401),
+# the credentials are loaded again once.
 
 Json = dict[str, Any]
 
-# The timeouts for connecting and for reading an answer, in seconds.
+# The timeouts of a request in seconds, for connecting and for reading the answer.
 _TIMEOUT = (5, 60)
-# How long to retry if the server has never answered. This is also the default limit for later outages.
+# If the server has never answered, requests are retried for this time. It is also the default limit for later outages.
 _FIRST_ANSWER_SECONDS = 16.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _LONGEST_LOG_SECONDS = 3600
-# urllib3 begins its messages with this prefix, which means nothing to users.
+# urllib3 begins its messages with a technical prefix that does not help users, so it is removed.
 _URLLIB3_PREFIX = re.compile(r"^<?HTTPS?Connection[^)]*\)>?: ")
 _RETRIED_STATUSES = (429, 500, 502, 503, 504)
 _REMEDIES = {
@@ -107,30 +107,30 @@ _REMEDIES = {
 
 
 class ClusterError(FailedError):
-    """The API server rejected a request, or could not be reached."""
+    """Raised if the API server rejected a request or could not be reached."""
 
 
 class NotFoundError(ClusterError):
-    """The object does not exist, or the cluster does not serve its kind."""
+    """Raised if an object does not exist, or if the cluster does not serve its kind."""
 
 
 class _ForbiddenError(ClusterError):
-    """The account lacks the right for this request."""
+    """Raised if the account lacks the right for a request."""
 
 
 class ConflictError(ClusterError):
-    """An object with this name already exists."""
+    """Raised if an object with the same name already exists."""
 
 
 _ERRORS_BY_STATUS = {403: _ForbiddenError, 404: NotFoundError, 409: ConflictError}
 
 
 class StreamDroppedError(Exception):
-    """The connection broke while a log or a watch was read. The caller can open it again."""
+    """Raised if the connection breaks while a log or a watch is read. The caller can open a new connection."""
 
 
 def _create_dynamic_client() -> DynamicClient:
-    """Return a new `DynamicClient` that discovers nothing from the server.
+    """Load the credentials, and return a new client that does not request the list of API resources from the server.
 
     Raises:
         InputError: There is no kubeconfig file, and this process does not run in a cluster.
@@ -145,7 +145,7 @@ def _create_dynamic_client() -> DynamicClient:
 
 
 def _build_client_resource(kind: str) -> Resource:
-    """Return the official client's description of a kind of objects."""
+    """Return the `Resource` object that the official client requires for requests about a kind of object."""
     from kubernetes.dynamic import Resource
 
     row = KINDS[kind]
@@ -154,16 +154,16 @@ def _build_client_resource(kind: str) -> Resource:
 
 
 def _load_credentials() -> None:
-    """Load the credentials from the kubeconfig file, or from the pod's service account if there is no such file.
+    """Load the credentials from the kubeconfig file, or from the pod's service account if the file cannot be read.
 
     Raises:
-        InputError: Neither exists.
+        InputError: The file cannot be read, and this process does not run in a pod.
     """
     import yaml
     from kubernetes import config
 
     try:
-        # The client reads this variable only when it is imported, so a later change would have no effect.
+        # The client library reads KUBECONFIG only when it is imported, so pass the present value of the variable.
         config.load_kube_config(config_file=os.environ.get("KUBECONFIG"))
     except (config.ConfigException, OSError, TypeError, yaml.YAMLError) as error:
         try:
@@ -200,20 +200,20 @@ def _read_response_lines(response: BaseHTTPResponse) -> Iterator[str]:
 
 
 def _retry_delay_seconds(attempt: int, error: ApiException | None) -> float:
-    """Return how many seconds to wait before a request is sent again, at most 30.
+    """Return the number of seconds to wait before a request is sent again, at most 30.
 
-    This is the time in the server's `Retry-After` header, or else a time that doubles with each attempt, from 0.5 seconds.
+    This is the value of the server's `Retry-After` header. Without this header, the time starts at 0.5 seconds and doubles
+    with each attempt.
     """
     seconds = (getattr(error, "headers", None) or {}).get("Retry-After")
     return min(float(seconds) if seconds and str(seconds).isdigit() else 0.5 * 2 ** min(attempt, 10), _LONGEST_PAUSE_SECONDS)
 
 
 def _rejected_request_error(action: str, api_error: ApiException) -> ClusterError:
-    """Return the error for a request that the server rejected. Its message contains the server's message and a remedy, in
-    one line.
+    """Convert an exception of the official client into a `ClusterError` with the server's message and a remedy.
 
     Args:
-        action: What was tried, such as "read Job demo-train".
+        action: What the request was to do, such as "read Job demo-train".
         api_error: The client's `ApiException`.
     """
     try:
@@ -230,20 +230,22 @@ def _rejected_request_error(action: str, api_error: ApiException) -> ClusterErro
 # --- one namespace
 
 _DRY_RUN: Mapping[bool, Json] = {False: {}, True: {"dry_run": "All"}}
-# After one rank has failed, the other ranks and mpirun write fewer lines than this.
+# The error message of a failed rank may be followed by lines of the other ranks and of mpirun. There are fewer of them than
+# this number.
 _LOG_END_LINES = 1000
 
 
 class Cluster:
-    """One namespace of a cluster. The cluster is that of the kubeconfig file, or the one that this pod runs in.
+    """A client for one namespace of a Kubernetes cluster.
 
-    All methods raise a `ClusterError` if the server rejects a request or does not answer in time.
+    It connects to the cluster that the kubeconfig file names, or else to the cluster in which this process runs. All methods
+    raise a `ClusterError` if the server rejects a request or does not answer in time.
 
     Args:
         namespace: The name of the namespace.
-        outage_seconds: How long to retry while the server is busy or away. Before the first answer, the limit is at most 16
-            seconds.
-        say: Called with a message when the server goes away and when it answers again.
+        outage_seconds: How long to retry while the server is busy or does not answer. Before the first answer, the limit is
+            at most 16 seconds.
+        say: Called with a message when the server stops answering and when it answers again.
         sleep: Called to wait between two attempts.
     """
 
@@ -263,18 +265,18 @@ class Cluster:
         self._log_ends: dict[tuple[str, str], str] = {}
 
     def read_server_version(self) -> tuple[int, int]:
-        """Return the server's version, for example (1, 31)."""
+        """Return the server's Kubernetes version, for example (1, 31)."""
         response = self._send_with_retries("read the version of the server", "request", "get", "/version", read_body=True)
         answer = json.loads(response.data)
         return int(answer["major"]), int(str(answer["minor"]).rstrip("+"))
 
     def check_namespace(self) -> None:
-        """Check that the namespace exists and is not being removed.
+        """Check that the namespace exists and is not being deleted.
 
         If the account may not read the namespace, nothing is checked.
 
         Raises:
-            InputError: The namespace does not exist or is being removed.
+            InputError: The namespace does not exist or is being deleted.
         """
         try:
             answer = self._request_json(f"read namespace {self.namespace}", "get", "Namespace", name=self.namespace)
@@ -295,7 +297,7 @@ class Cluster:
         """Create an object and return it as the server stored it.
 
         Args:
-            manifest: The manifest.
+            manifest: The manifest of the object.
             dry_run: Whether the server only checks the manifest and creates nothing.
 
         Raises:
@@ -306,7 +308,7 @@ class Cluster:
         )
 
     def replace_object(self, manifest: Json, *, dry_run: bool = False) -> Json:
-        """Replace an object and return it as the server stored it. With `dry_run`, only check whether this is possible."""
+        """Replace an object and return it as the server stored it. If `dry_run` is set, the server changes nothing."""
         title, name = format_object_title(manifest), manifest["metadata"]["name"]
         return self._request_json(
             f"replace {title}", "replace", manifest["kind"], name=name, body=manifest, **_DRY_RUN[dry_run]
@@ -323,7 +325,7 @@ class Cluster:
         return self._get_or_none(f"read {kind} {name}", kind, none_if_forbidden, name=name)
 
     def delete_object(self, kind: str, name: str) -> bool:
-        """Delete an object and everything that it owns. Return False if the object does not exist.
+        """Delete an object and the objects that it owns. Return False if the object does not exist.
 
         The method does not wait until the object is gone.
         """
@@ -334,19 +336,19 @@ class Cluster:
         return True
 
     def list_objects(self, kind: str, label_selector: str | None = None, *, empty_if_forbidden: bool = False) -> list[Json]:
-        """Return the objects of a kind. If the cluster does not serve this kind, return an empty list.
+        """Return the objects of a kind, or an empty list if the cluster does not serve this kind.
 
         Args:
             kind: The kind, one of `KINDS`.
-            label_selector: Only return objects with these labels.
-            empty_if_forbidden: Also return an empty list if the account may not list this kind, instead of raising an error.
-                This is for kinds that the pipeline does not use, because its account needs no right on them.
+            label_selector: If this is not None, return only objects with these labels.
+            empty_if_forbidden: Whether to return an empty list if the account may not list this kind, instead of raising an
+                error. Use this for kinds that the pipeline does not need, because its account needs no right on them.
         """
         answer = self._get_or_none(f"list {kind}s", kind, empty_if_forbidden, label_selector=label_selector)
         return (answer or {}).get("items") or []
 
     def has_right(self, group: str, resource: str, verb: str) -> bool:
-        """Return whether the account has a right in the namespace.
+        """Return whether the account may use a verb on a resource in the namespace.
 
         Args:
             group: The API group, or "" for the core group.
@@ -361,12 +363,12 @@ class Cluster:
         return bool(answer.get("status", {}).get("allowed"))
 
     def read_last_warning(self, object_name: str, since: str = "") -> str:
-        """Return the message of the newest warning event about an object in one line, or "" if there is no warning.
+        """Return the newest warning about an object, in one line, or "" if there is no warning.
 
         Args:
             object_name: The name of the object.
-            since: Ignore warnings before this time, which has the format of the API. Events outlive their object, so older
-                warnings may be about an earlier object with the same name.
+            since: Ignore warnings before this timestamp of the API. Events outlive their object, so older warnings may be
+                about an earlier object with the same name.
         """
         answer = self._request_json(
             f"list events of {object_name}", "get", "Event", field_selector=f"involvedObject.name={object_name}"
@@ -379,11 +381,11 @@ class Cluster:
         return " ".join(message for _, message in sorted(warnings, key=itemgetter(0))[-1:]).replace("\n", " ").strip()
 
     def wait_for_change(self, kubernetes_object: Json, timeout_seconds: int) -> None:
-        """Wait until an object changes, the connection breaks, or some seconds have passed.
+        """Wait until an object changes. Return earlier if the connection breaks or the timeout has passed.
 
         Args:
-            kubernetes_object: The object as it was read. The caller must read it again to see what has changed.
-            timeout_seconds: How long to wait.
+            kubernetes_object: The object as it was read. The caller must read it again to find out what has changed.
+            timeout_seconds: The longest time to wait.
         """
         response = self._send_with_retries(
             f"watch {kubernetes_object['kind']}",
@@ -413,9 +415,9 @@ class Cluster:
         Args:
             pod: The name of the pod.
             container: The name of the container.
-            since_seconds: Leave out lines that are older than this.
-            follow: Wait for further lines until the container ends.
-            tail_lines: Yield only this many lines from the end of the log.
+            since_seconds: If this is not None, leave out lines that are older than this.
+            follow: Whether to wait for further lines until the container ends.
+            tail_lines: If this is not None, yield only this many lines from the end of the log.
 
         Raises:
             StreamDroppedError: The connection broke.
@@ -428,9 +430,9 @@ class Cluster:
         yield from _read_response_lines(self._send_with_retries(f"read the log of {pod}", "request", "get", path, **options))
 
     def read_log_end(self, pod: str, container: str) -> str:
-        """Return the last 1000 lines of the log of a container that has ended, without timestamps.
+        """Return the last 1000 lines of a container's log without timestamps, or "" if the log cannot be read.
 
-        The log is read only once and then kept in memory. If it cannot be read, return "".
+        The container must have ended. The lines are kept in memory, so that the log is read only once.
         """
         if (pod, container) not in self._log_ends:
             try:
@@ -441,9 +443,9 @@ class Cluster:
         return self._log_ends[pod, container]
 
     def _get_or_none(self, action: str, kind: str, none_if_forbidden: bool, **query: str | None) -> Json | None:
-        """Return the answer to a `get` request, or None if the server finds nothing.
+        """Return the answer to a `get` request, or None if the server does not find the object or its kind.
 
-        With `none_if_forbidden`, also return None if the account lacks the right for the request.
+        If `none_if_forbidden` is set, also return None if the account lacks the right for the request.
         """
         try:
             return self._request_json(action, "get", kind, **query)
@@ -455,10 +457,10 @@ class Cluster:
             return None
 
     def _request_json(self, action: str, method: str, kind: str, **arguments: Any) -> Json:
-        """Send a request about objects of one kind, and return the JSON object in the response.
+        """Send a request about one kind of object, and return the JSON object in the response.
 
         Args:
-            action: What is being done, for error messages.
+            action: What the request does, for error messages.
             method: The name of the client's method, such as `get`.
             kind: The kind, one of `KINDS`.
             **arguments: Further arguments of the client's method.
@@ -478,17 +480,18 @@ class Cluster:
         timeout: tuple[int, int] = _TIMEOUT,
         **options: Any,
     ) -> BaseHTTPResponse:
-        """Send a request, retry it while the server is busy or away, and return the raw response.
+        """Send a request and return the raw response. Retry the request if the server is busy or does not answer.
 
         Args:
-            action: What is being done, for error messages.
+            action: What the request does, for error messages.
             method: The name of the client's method.
             *arguments: Positional arguments of the client's method.
-            read_body: Whether to read the complete answer here, so that a broken connection is retried as well.
+            read_body: Whether to read the complete answer here, so that the request is also retried if the connection
+                breaks.
             retry: Whether to retry. Requests for logs are not retried, and their failure does not count as an outage of
                 the server, because the server fetches logs from a node that may be down.
             timeout: The timeouts for connecting and reading, in seconds.
-            **options: Further arguments of the client's method.
+            **options: Keyword arguments of the client's method.
 
         Raises:
             ClusterError: The server rejected the request, or the retries ended without an answer.
@@ -533,7 +536,7 @@ class Cluster:
             if waited > limit:
                 raise error
             with self._lock:
-                # A short outage of a server that has answered before is usually over soon, so do not report it at once.
+                # If the server has answered before, an outage is usually over soon, so do not report it at once.
                 if not self._is_away and (not self._has_answered or waited > _FIRST_ANSWER_SECONDS / 2):
                     self._is_away = True
                     self._say(f"{error}; retrying for at most {format_seconds(limit)}")
@@ -542,5 +545,5 @@ class Cluster:
 
 
 def format_object_title(kubernetes_object: Json) -> str:
-    """Return the kind and name of an object, such as "Job demo-train", for messages."""
+    """Return the kind and the name of an object for messages, such as "Job demo-train"."""
     return f"{kubernetes_object['kind']} {kubernetes_object['metadata']['name']}"

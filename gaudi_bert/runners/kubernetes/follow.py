@@ -1,13 +1,12 @@
-"""Follow one submitted step to its end, and show its log, its progress, and why it fails or does not start.
+"""Wait for a submitted step to end, and show its log, its progress, and why it fails or does not start.
 
-`follow_step` reads the object of the step, checks it and its pods, and then watches the object until it changes. Because the
-object is read again after each watch, changes between two watches are not lost. A suspended step may wait for its queue
-without a time limit, unless the queue reports that it can never admit the step. When the step is admitted, the time limit
-for starting begins again.
+`follow_step` reads the step's object, checks it and its pods, and waits until the object changes. The object is read again
+after each wait, so no change is lost. A suspended step may wait for its queue without a time limit, unless the queue reports
+that it can never admit the step. When the step is admitted, the time limit for starting begins again.
 
-A thread reads the log of a pod. If several pods share a step, only the log of the first pod is shown. If the connection
-breaks, the log is read again from a few seconds before the last line, and lines that were already shown are recognized by
-their timestamps and skipped.
+A thread reads the log of a pod. If a step has several pods, only the log of the first pod is shown. If the connection
+breaks, the log is read again from a few seconds before the last line. Lines that were already shown are recognized by their
+timestamps and skipped.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from gaudi_bert.runners.training_processes import RANK_TAG
 _WATCH_SECONDS = 5
 _SHORTEST_ROUND_SECONDS = 0.2
 _LOG_END_SECONDS = 10
-# Most volumes are bound and most pods are scheduled soon after a Job is created, so shorter waits are not reported.
+# Most pods are scheduled soon after their Job is created, so a pod that waits for a shorter time than this is not reported.
 _PASSING_SECONDS = 15.0
 _SAY_EVERY_SECONDS = 60.0
 _OVERLAP_SECONDS = 5
@@ -52,7 +51,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class PodsStoppedError(FailedError):
-    """The pods were stopped on request or evicted, after they had saved. The same step can be submitted again."""
+    """Raised if the pods of a step were stopped on request or evicted. The step can be submitted again."""
 
 
 _ERRORS = {ProblemState.HOPELESS: InputError, ProblemState.STOPPED: PodsStoppedError}
@@ -64,17 +63,17 @@ def follow_step(
     """Wait until a submitted step is complete, and show its progress meanwhile.
 
     Args:
-        cluster: The namespace of the step.
+        cluster: The client for the namespace of the step.
         job: The Job, MPIJob or TrainJob of the step.
         reporter: Shows progress and the lines of the log.
-        start_timeout_seconds: How long the pods may wait for a node, a volume or an image before the step is removed.
+        start_timeout_seconds: How long the pods may wait for a node, a volume or an image before the step is deleted.
         show_logs: Whether to show the log.
 
     Raises:
         PodsStoppedError: The pods were stopped. The step can be submitted again.
         InputError: The step cannot succeed, because its input is wrong or because the cluster can never start its pods. A
-            step that cannot start is removed.
-        FailedError: The step failed, was removed by somebody, or did not start in time.
+            step that cannot start is deleted.
+        FailedError: The step failed, was deleted by somebody, or did not start in time.
     """
     progress = _StepProgress(job, reporter)
     logs = _LogFollower(cluster, reporter, progress)
@@ -119,8 +118,9 @@ def follow_step(
 
 
 def _delete_step_and_raise(cluster: Cluster, job: Json, problem: Problem, start_timer: _StartTimer) -> NoReturn:
-    """Delete the Job of a step that does not start, so that it cannot start unnoticed later, and raise the error that says
-    why.
+    """Delete a step that does not start, and raise an error that states the problem.
+
+    If the step were not deleted, it could start later without anybody noticing.
     """
     cluster.delete_object(job["kind"], job["metadata"]["name"])
     after = f" after {format_seconds(start_timer.waited_seconds)}" if start_timer.waited_seconds >= 1 else ""
@@ -130,10 +130,10 @@ def _delete_step_and_raise(cluster: Cluster, job: Json, problem: Problem, start_
 
 
 class _StartTimer:
-    """Measures how long the pods of a step have been waiting to start, and reports each new problem once.
+    """Measures how long the pods of a step have waited to start, and reports each problem of the step once.
 
     Args:
-        start_seconds: How long pods may wait.
+        start_timeout_seconds: How long the pods may wait.
         reporter: Shows the problems.
         clock: Replaces `time.monotonic`, for tests.
     """
@@ -147,18 +147,18 @@ class _StartTimer:
 
     @property
     def waited_seconds(self) -> float:
-        """The seconds since the pods began to wait, or 0 if they do not wait."""
+        """The number of seconds that the pods have waited, or 0 if they do not wait."""
         return 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
 
     def reset(self) -> None:
-        """Set the waiting time back to 0, because the pods have started or the step was admitted."""
+        """Set the waiting time to 0. Call this when the pods have started or the step's queue has admitted it."""
         self._waiting_since = None
 
     def is_never_admitted(self, problem: Problem) -> bool:
-        """Return whether a suspended step can never be admitted by its queue, because of `problem`.
+        """Return whether `problem` means that its queue will never admit a suspended step.
 
-        This is True only if the queue has reported such a problem for 15 seconds, because a queue that is just being created
-        may report it for a moment.
+        This is True only if the queue has reported such a problem for 15 seconds, because a queue that is being created may
+        report it for a moment.
         """
         if problem.state is not ProblemState.HOPELESS:
             self.reset()
@@ -167,9 +167,9 @@ class _StartTimer:
         return problem.state is ProblemState.HOPELESS and self.waited_seconds >= _PASSING_SECONDS
 
     def should_give_up(self, problem: Problem) -> bool:
-        """Return whether the run should give up a step that has this problem, and report the problem if it is new and lasts.
+        """Return whether to give up a step that has this problem. Otherwise report the problem, but only once.
 
-        If the step is not given up, a problem that is new and lasts is reported.
+        A problem that may pass by itself is reported after it has lasted for 15 seconds.
         """
         if problem.state is not ProblemState.WAITING:
             self.reset()
@@ -180,8 +180,8 @@ class _StartTimer:
         ):
             return True
         lasts = problem.state is not ProblemState.WAITING or self.waited_seconds >= _PASSING_SECONDS
-        # Each lost pod is reported on its own. Waiting pods are reported only once, because every attempt to create a pod
-        # gives it a new name, and the same problem would be reported again and again.
+        # Report each lost pod. A pod that cannot be created gets a new name with every attempt, which would be reported
+        # again and again. So report such a problem only once, whatever the names of the pods.
         key = problem.reason_without_pod_names + (problem.occurrence if problem.state is ProblemState.CONTINUES else "")
         if lasts and key not in self._reported:
             self._reported.add(key)
@@ -196,17 +196,17 @@ class _StartTimer:
 
 
 class _StepProgress:
-    """Shows the log lines of a step, and a line about its progress if nothing else was shown for a minute.
+    """Shows the log lines of a step, and its progress if no log line was shown for a minute.
 
     Args:
-        item: The Job, MPIJob or TrainJob of the step.
+        job: The Job, MPIJob or TrainJob of the step.
         reporter: Shows the lines.
         clock: Replaces `time.monotonic`, for tests.
     """
 
     def __init__(self, job: Json, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = job["metadata"]["name"]
-        # Pods that train together have a common progress, which the log of the first pod shows.
+        # Pods that train together all make the same progress, which the log of the first pod shows. So count them as one.
         self._parts = 1 if is_distributed_training(job) else int(job.get("spec", {}).get("completions") or 1)
         self._reporter, self._clock = reporter, clock
         self._began = self._last_shown = clock()
@@ -220,7 +220,7 @@ class _StepProgress:
         self._reporter.say(line)
 
     def show_progress(self, job: Json, pods: Sequence[Json]) -> None:
-        """Show the progress of the step if a minute has passed since the last line. On a terminal, show it at once."""
+        """Show the progress of the step if nothing was shown for a minute. On a terminal, always show it."""
         self._waits_for = None
         running = sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
         if not running or not self._is_progress_line_due():
@@ -232,7 +232,7 @@ class _StepProgress:
         self._reporter.show(f"{self._name}: {text}")
 
     def show_waiting_reason(self, reason: str) -> None:
-        """Show why the step waits: at once if the reason is new, and then once a minute with the time it has waited."""
+        """Show why the step waits. A new reason is shown at once, and then once a minute with the waiting time."""
         if reason != self._waits_for:
             if self._waits_for is None:
                 self._waiting_since = self._clock()
@@ -242,7 +242,7 @@ class _StepProgress:
             self._reporter.show(f"{reason} ({format_seconds(self._clock() - self._waiting_since)} so far)")
 
     def _is_progress_line_due(self) -> bool:
-        """Return whether a progress line is due now. If it is, the minute until the next line begins."""
+        """Return whether it is time to show a progress line. If it is, the next line is due a minute later."""
         now = self._clock()
         if not self._reporter.live and now - self._last_shown < _SAY_EVERY_SECONDS:
             return False
@@ -251,20 +251,21 @@ class _StepProgress:
 
 
 def select_container_for_logs(pod: Json) -> str | None:
-    """Return the name of the container whose log the user should see, or None for a worker of an MPIJob, which only runs
-    sshd.
+    """Return the name of the container whose log is shown to users, or None if the pod is a worker of an MPIJob.
+
+    Such a worker only runs sshd, whose log does not help users.
     """
     return None if is_mpijob_worker(pod) else pod["spec"]["containers"][0]["name"]
 
 
 @dataclass
 class _LogState:
-    """How far the log of one pod has been read.
+    """Records how far the log of a pod has been read.
 
     Attributes:
         thread: The thread that reads the log, or None if reading has not begun.
-        last_timestamp: The timestamp of the last line that was shown.
-        started: When reading began, in seconds of `time.monotonic`.
+        last_timestamp: The timestamp of the last line that was shown, or "" if none was shown.
+        started: When the pod was first seen, in seconds of `time.monotonic`.
         reached_end: Whether the log was read to its end.
     """
 
@@ -275,7 +276,7 @@ class _LogState:
 
 
 class _LogFollower:
-    """Reads the log of the pod of a step in a thread. If the step has several pods, only the log of the first is read."""
+    """Reads the log of a step's first pod in a thread, and shows its lines."""
 
     def __init__(self, cluster: Cluster, reporter: Reporter, progress: _StepProgress) -> None:
         self._cluster, self._reporter, self._progress = cluster, reporter, progress
@@ -283,8 +284,9 @@ class _LogFollower:
         self._has_complained = False
 
     def start_or_resume_reading(self, pods: Sequence[Json]) -> None:
-        """Start a thread that reads the log of the first pod once its container has started, and start another one if the
-        connection broke.
+        """Start a thread that reads the log of the first pod, if its container has started and no thread reads the log.
+
+        Call this method again and again. If the connection broke, the next call resumes reading.
         """
         for pod in pods:
             metadata, container = pod["metadata"], select_container_for_logs(pod)
@@ -298,19 +300,19 @@ class _LogFollower:
                 self._start_reader_thread(log, metadata["name"], container)
 
     def wait_until_read(self, timeout_seconds: float) -> None:
-        """Wait until the logs are read to their end, but at most `timeout_seconds`."""
+        """Wait until all log lines are shown, but not longer than `timeout_seconds`."""
         until = time.monotonic() + timeout_seconds
         for log in self._logs_by_pod.values():
             if log.thread is not None:
                 log.thread.join(max(0.0, until - time.monotonic()))
 
     def _start_reader_thread(self, log: _LogState, pod: str, container: str) -> None:
-        """Start a thread that shows the lines of a log that were not shown before."""
+        """Start a thread that shows the log lines of a container that were not shown before."""
         shown_until = log.last_timestamp
         since = int(time.monotonic() - log.started) + _OVERLAP_SECONDS if shown_until else None
 
         def show() -> None:
-            """Show all lines after the last line that was shown, until the log ends or the connection breaks."""
+            """Show new log lines until the log ends or the connection breaks."""
             try:
                 for line in self._cluster.read_log_lines(pod, container, since):
                     moment, _, text = line.partition(" ")
@@ -321,7 +323,7 @@ class _LogFollower:
             except StreamDroppedError:
                 pass  # the next update resumes reading
             except ClusterError as error:
-                # If the pod is gone, do not report that its log is missing, because the step's status explains the end.
+                # If the pod is gone, the status of the step explains why. So do not also report that its log is missing.
                 if not isinstance(error, NotFoundError) and not self._has_complained:
                     self._has_complained = True
                     self._reporter.say(f"{error}; the run continues without this log")

@@ -1,6 +1,6 @@
-"""Show or delete the objects that a pipeline has on a cluster, for `gaudi-bert k8s status`, `k8s logs` and `k8s delete`.
+"""Show or delete the objects of a pipeline on a cluster, for `gaudi-bert k8s status`, `k8s logs` and `k8s delete`.
 
-Only objects that carry the labels of the pipeline are shown and deleted. Objects of others that have the same names are
+Only objects that have the labels of the pipeline are shown and deleted. An object of somebody else that has the same name is
 reported or left alone.
 """
 
@@ -30,8 +30,8 @@ from gaudi_bert.runners.training_processes import RANK_TAG
 
 # The status of a step, as described in `read_step_statuses`.
 StepStatus = dict[str, Any]
-# The objects that the steps of a pipeline share, by kind and name suffix. `delete` looks for all of them, because earlier
-# settings of the pipeline may have created objects that the current settings do not need.
+# The kinds of the objects that the steps of a pipeline share, and how the objects' names end. `delete` looks for all of
+# them, because the pipeline may have created some of them with earlier settings.
 _SHARED_NAME_SUFFIXES = {
     "ServiceAccount": "stages",
     "PersistentVolumeClaim": "work",
@@ -42,12 +42,12 @@ _SHARED_NAME_SUFFIXES = {
 
 
 def read_step_statuses(settings: PipelineSettings, cluster: Cluster) -> dict[str, StepStatus]:
-    """Return the status of each step of a pipeline.
+    """Return the status of each step of a pipeline on the cluster.
 
     Returns:
         For each step a dictionary. Its `state` is `not submitted`, `suspended`, `waiting`, `running`, `complete` or
         `failed: <reason>`. For a submitted step, `pods` maps each pod phase to the number of pods in it, without pods that
-        were replaced, and `problem` says what the step waits for or what is wrong, or is None.
+        were replaced. `problem` states what is wrong or what the step waits for, and is None if there is no problem.
 
     Raises:
         InputError: The namespace does not exist, or pods cannot read a path of the pipeline.
@@ -58,7 +58,7 @@ def read_step_statuses(settings: PipelineSettings, cluster: Cluster) -> dict[str
 
 
 def format_step_statuses(statuses: Mapping[str, StepStatus]) -> list[str]:
-    """Format the statuses that `read_step_statuses` returns as lines of text."""
+    """Format the result of `read_step_statuses` as lines of text."""
     lines = []
     for step, status in statuses.items():
         pods = ", ".join(f"{count} {phase}" for phase, count in status.get("pods", {}).items())
@@ -68,7 +68,7 @@ def format_step_statuses(statuses: Mapping[str, StepStatus]) -> list[str]:
 
 
 def _read_step_status(settings: PipelineSettings, cluster: Cluster, job: Manifest) -> StepStatus:
-    """Return the status of one step, in the form that `read_step_statuses` describes."""
+    """Return the status of one step. `read_step_statuses` describes the format."""
     submitted = _find_submitted_job(cluster, job)
     if submitted is None:
         return {"state": "not submitted"}
@@ -86,10 +86,10 @@ def _read_step_status(settings: PipelineSettings, cluster: Cluster, job: Manifes
 
 
 def _find_submitted_job(cluster: Cluster, job: Manifest) -> Manifest | None:
-    """Return the object on the cluster that has the name of the Job of a step, or None if there is no such object.
+    """Return the object on the cluster with the name of a step's Job, or None if there is no such object.
 
-    For the step `train`, objects of the kinds that it had with other settings are also found. The object may belong to
-    somebody else.
+    The object may belong to somebody else. Earlier settings may have run the step `train` as a Job, an MPIJob or a TrainJob,
+    so all three kinds are searched for this step.
     """
     trains = job["metadata"]["labels"][STEP_LABEL] == "train"
     for kind in dict.fromkeys((job["kind"], *(POD_LABELS if trains else ()))):
@@ -100,12 +100,12 @@ def _find_submitted_job(cluster: Cluster, job: Manifest) -> Manifest | None:
 
 
 def show_logs(settings: PipelineSettings, step: str | None, cluster: Cluster, print_line: Callable[[str], None]) -> int:
-    """Show the logs of the pods of one step, or of all steps, line by line.
+    """Show the logs of all pods of one step or of all steps, line by line.
 
     Args:
         settings: The settings of the pipeline.
         step: The name of the step, or None for all steps.
-        cluster: The namespace of the pipeline.
+        cluster: The client for the namespace of the pipeline.
         print_line: Called with each line.
 
     Returns:
@@ -139,28 +139,28 @@ def show_logs(settings: PipelineSettings, step: str | None, cluster: Cluster, pr
 
 
 def delete_pipeline_objects(settings: PipelineSettings, cluster: Cluster, *, delete_data: bool) -> list[str]:
-    """Delete all Jobs of the pipeline and the objects that they share.
+    """Delete all Jobs of a pipeline and the objects that its steps share.
 
-    Objects that belong to somebody else are not deleted, even if they have the same names. The Jobs are deleted first, so
-    that they are gone even if the object store then rejects a request.
+    Objects that belong to somebody else are not deleted, even if they have the same names. The Jobs are deleted before the
+    data, so that they are gone even if the object store rejects a request.
 
     Args:
         settings: The settings of the pipeline.
-        cluster: The namespace of the pipeline.
-        delete_data: Whether to delete the work folder as well, which is a volume claim or a folder in an object store.
+        cluster: The client for the namespace of the pipeline.
+        delete_data: Whether to delete the work folder too, which is a volume claim or a folder in an object store.
 
     Returns:
         The deleted objects, each as `Kind name`.
 
     Raises:
-        InputError: `delete_data` is set, and the claim of the work folder was created by the user or is mounted by pods of
-            somebody else. Nothing was deleted.
+        InputError: `delete_data` is set, but the user created the claim of the work folder, or pods of somebody else mount
+            it. Nothing was deleted.
     """
     cluster.check_namespace()
     if delete_data and settings.kubernetes.store is None:
         _check_claim_is_deletable(settings, cluster)
     used = {"ConfigMap", *(item["kind"] for item in build_manifests(settings).steps.values())}
-    # ConfigMaps that were applied by kubectl have a digest in their name, so search by labels instead of names.
+    # If the pipeline was applied with kubectl, its ConfigMap has a digest in its name. So search by labels and not by names.
     items = [
         (kind, item)
         for kind in (*reversed(POD_LABELS), "ConfigMap")
@@ -174,7 +174,7 @@ def delete_pipeline_objects(settings: PipelineSettings, cluster: Cluster, *, del
     names = [(kind, item["metadata"]["name"]) for kind, item in items]
     removed = [f"{kind} {name}" for kind, name in names if cluster.delete_object(kind, name)]
     if delete_data and settings.kubernetes.store:
-        # Delete only the objects below the work folder of this pipeline, and nothing else in the bucket.
+        # Other pipelines may use the same bucket, so delete only the objects below the work folder of this pipeline.
         objects, url = ObjectStore(settings.store), f"{settings.kubernetes.store}/{settings.name}"
         urls = [f"{url}/{name}" for name in objects.list(url)]
         with ThreadPoolExecutor(settings.store.connections) as pool:
@@ -185,10 +185,10 @@ def delete_pipeline_objects(settings: PipelineSettings, cluster: Cluster, *, del
 
 
 def _check_claim_is_deletable(settings: PipelineSettings, cluster: Cluster) -> None:
-    """Check that the claim of the work folder may be deleted.
+    """Check that the volume claim of the work folder may be deleted.
 
-    A claim that is deleted while pods mount it stays `Terminating` until the last of these pods ends, and meanwhile no new
-    pod can mount it.
+    If a claim is deleted while pods mount it, it stays `Terminating` until the last of these pods ends. Meanwhile no new pod
+    can mount it.
 
     Raises:
         InputError: The user created the claim, or it is mounted by pods that `delete` does not delete.
@@ -204,7 +204,7 @@ def _check_claim_is_deletable(settings: PipelineSettings, cluster: Cluster) -> N
         )
 
     def mounts(pod: Json) -> bool:
-        """Return whether a pod or a pod template mounts the claim. A pod that has ended does not count."""
+        """Return whether a pod or a pod template mounts the claim. Return False for a pod that has ended."""
         is_over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
         volumes = pod["spec"].get("volumes") or ()
         return not is_over and any(each.get("persistentVolumeClaim", {}).get("claimName") == name for each in volumes)
@@ -227,9 +227,9 @@ def _check_claim_is_deletable(settings: PipelineSettings, cluster: Cluster) -> N
 
 
 def _format_pod_owner(pod: Json) -> str:
-    """Return the kind and name of the object that a user must delete so that a pod is not created again.
+    """Return the kind and the name of the object that a user must delete to get rid of a pod.
 
-    This is the owner of the pod, or the pod itself if it has no owner.
+    This is the owner of the pod, because the owner would create the pod again. If the pod has no owner, it is the pod.
     """
     owner = next(iter(pod["metadata"].get("ownerReferences") or ()), {"kind": "Pod", "name": pod["metadata"]["name"]})
     if owner["kind"] == "ReplicaSet":  # a Deployment creates it, with the name of the Deployment and a digest

@@ -1,9 +1,9 @@
 """Build the Kubernetes objects of a pipeline from its settings, and write them to a folder for `kubectl apply -k`.
 
 `build_manifests` returns all objects of a pipeline. `gaudi-bert run --on kubernetes` submits them, and `write_manifests`
-writes them to files for `gaudi-bert run --render`. The folder `k8s/overlays/` contains those of the demo. Each kind of
-object is built by its own function, and the pods in the objects are built in `pods.py`. Nothing here communicates with a
-cluster.
+writes them to files for `gaudi-bert run --render`. The folder `k8s/overlays/` contains the files of the demo pipeline. Each
+kind of object has its own function here, and `pods.py` builds the pods in the objects. This module does not communicate with
+a cluster.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from gaudi_bert.runners.stage_table import (
 )
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-# The first version of Kubernetes in which podFailurePolicy and backoffLimitPerIndex are on by default.
+# Kubernetes enables podFailurePolicy and backoffLimitPerIndex by default from this version on.
 _FAILURE_POLICY_SINCE = (1, 29)
-# The kinds of objects that can run a step, and for each kind the label that selects its pods.
+# Objects of these kinds can run a step. The pods of an object have this label, with the name of the object as value.
 POD_LABELS = {
     "Job": "job-name",
     "MPIJob": "training.kubeflow.org/job-name",
@@ -58,11 +58,11 @@ POD_LABELS = {
 }
 _TRAINING_KINDS = {"job": "Job", "mpijob": "MPIJob", "trainjob": "TrainJob"}
 _TRAINER = "trainer.kubeflow.org"
-# The folders of volumes, which have the same paths in every container.
+# Volumes are mounted at these paths, in every container.
 _MOUNTED_FOLDERS = (DATA_FOLDER, "/work")
 _RETRIES, _TRAINING_RETRIES = 3, 10
-# A pod that was evicted, preempted or stopped on request (exit code 75) is replaced, and this does not count as a retry. A
-# pod that rejects its input (exit code 2) fails the Job at once.
+# A pod that was evicted, preempted or stopped on request (exit code 75) is replaced without counting as a retry. If a pod
+# rejects its input (exit code 2), a retry cannot help, so the Job fails at once.
 _FAILURE_RULES = (
     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [75]}},
@@ -72,11 +72,11 @@ _FAILURE_RULES = (
 
 @dataclass(frozen=True)
 class Manifests:
-    """All objects of a pipeline.
+    """The manifests of all Kubernetes objects of a pipeline.
 
     Attributes:
-        namespace: The Namespace. A run does not create it, and only `--render` writes it.
-        shared: The objects that the steps need, in the order in which they must be created.
+        namespace: The Namespace. It is only written by `--render`, because a run does not create it.
+        shared: The objects that the steps share, in the order in which they must be created.
         steps: The Job, MPIJob or TrainJob of each step, in the order of the pipeline.
     """
 
@@ -85,23 +85,23 @@ class Manifests:
     steps: dict[str, Manifest]
 
     def shared_objects_of_kind(self, kind: str) -> list[Manifest]:
-        """Return those shared objects that have the given kind."""
+        """Return the shared objects of one kind."""
         return [item for item in self.shared if item["kind"] == kind]
 
     def pod_specs_of_step(self, step: str) -> list[Manifest]:
         """Return the specs of all pods that run a step."""
-        # A TrainJob has no pod specs of its own. They are in its TrainingRuntime.
+        # A TrainJob contains no pod specs, so use those of its TrainingRuntime.
         item = self.steps[step]
         with_pods = self.shared_objects_of_kind("TrainingRuntime") if item["kind"] == "TrainJob" else [item]
         return [spec for each in with_pods for spec in iterate_pod_specs(each)]
 
 
 def build_manifests(settings: PipelineSettings, server_version: tuple[int, int] | None = None) -> Manifests:
-    """Build all objects of a pipeline.
+    """Build all Kubernetes objects of a pipeline from its settings.
 
     Args:
         settings: The settings of the pipeline.
-        server_version: The Kubernetes version of the cluster (major, minor). If it is None, use `kubernetes.version`.
+        server_version: The Kubernetes version of the cluster (major, minor). If it is None, `kubernetes.version` is used.
 
     Raises:
         InputError: The pipeline names files that pods cannot read.
@@ -122,14 +122,14 @@ def build_manifests(settings: PipelineSettings, server_version: tuple[int, int] 
 
 
 def pipeline_label_selector(settings: PipelineSettings) -> str:
-    """Return the label selector that selects the objects of a pipeline."""
+    """Return the Kubernetes label selector for the objects of a pipeline."""
     return f"app.kubernetes.io/managed-by={APP_LABELS['app.kubernetes.io/managed-by']},{PIPELINE_LABEL}={settings.name}"
 
 
 def is_pipeline_object(settings: PipelineSettings, kubernetes_object: Manifest) -> bool:
     """Return whether an object on the cluster belongs to the pipeline.
 
-    Its name must begin with the name of the pipeline, and it must have both labels of `pipeline_label_selector`.
+    The name of such an object begins with the name of the pipeline, and it has both labels of `pipeline_label_selector`.
     """
     metadata = kubernetes_object["metadata"]
     labels = metadata.get("labels") or {}
@@ -138,10 +138,10 @@ def is_pipeline_object(settings: PipelineSettings, kubernetes_object: Manifest) 
 
 
 def check_pods_can_read_files(settings: PipelineSettings) -> None:
-    """Check that pods can read all files that the pipeline names.
+    """Check that pods can read all input files of a pipeline.
 
     Raises:
-        InputError: A path is not on a volume, the claim of its volume is missing in the settings, or a pipeline that
+        InputError: A path is not on a volume, the settings do not name the claim of this volume, or a pipeline that
             fine-tunes has its work folder in an object store.
     """
     if settings.has_finetuning and settings.kubernetes.store:
@@ -174,12 +174,12 @@ def _build_object(
     step: str | None = None,
     **content: Any,
 ) -> Manifest:
-    """Build an object in the namespace of the pipeline, with the labels that mark it as belonging to the pipeline.
+    """Build an object that has the namespace and the labels of a pipeline.
 
     Args:
         settings: The settings of the pipeline.
         kind: The kind of the object.
-        name_suffix: The name of the object, without the name of the pipeline that precedes it.
+        name_suffix: The end of the object's name, which follows the name of the pipeline.
         api_version: The API version.
         step: The name of the step that the object belongs to, or None for shared objects.
         **content: The other top-level fields, such as `spec`.
@@ -190,8 +190,8 @@ def _build_object(
         **({STEP_LABEL: step} if step else {}),
     }
     if step and settings.kubernetes.queue:
-        # The pods do not get this label, because each of them would then be queued by itself. The object is not suspended
-        # here, because without a queue controller nothing would resume it.
+        # Only the object gets this label. If its pods also had it, each pod would be queued separately. The object is not
+        # suspended here, because only a queue controller could resume it, and the cluster may have none.
         labels[QUEUE_LABEL] = settings.kubernetes.queue
     metadata = {"name": f"{settings.name}-{name_suffix}", "namespace": settings.kubernetes.namespace, "labels": labels}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
@@ -201,9 +201,9 @@ def _build_object(
 
 
 def _build_shared_objects(settings: PipelineSettings) -> list[Manifest]:
-    """Build the objects that all steps of a pipeline need, in the order in which they must be created."""
+    """Build the objects that the steps of a pipeline share, in the order in which they must be created."""
     kubernetes = settings.kubernetes
-    # Stages only read and write files, so their service account needs no rights on the cluster.
+    # Stages send no requests to the cluster, so their pods do not need the token of the service account.
     shared = [_build_object(settings, "ServiceAccount", "stages", automountServiceAccountToken=False)]
     if not (kubernetes.work_claim or kubernetes.store):
         storage_class = {"storageClassName": kubernetes.storage_class} if kubernetes.storage_class else {}
@@ -213,12 +213,13 @@ def _build_shared_objects(settings: PipelineSettings) -> list[Manifest]:
     shared.append(_build_config_map(settings))
     pods = {POD_LABELS[_TRAINING_KINDS[settings.training_object_kind]]: f"{settings.name}-train"}
     if settings.needs_headless_service:
-        # Pods find each other by the host names of this Service. It also publishes pods that are not ready, because pods
-        # become ready only after they have found each other.
+        # Training pods connect to each other by the host names of this Service. They become ready only after they have
+        # connected, so the Service must also publish pods that are not ready.
         service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": pods}
         shared.append(_build_object(settings, "Service", "train", spec=service))
     if settings.has_network_policy:
-        # Only the pods that train together may connect to each other, if the network of the cluster enforces policies.
+        # No other pod needs to connect to the training pods, so allow only connections between the training pods. Not every
+        # cluster network enforces such policies.
         selected = {"podSelector": {"matchLabels": pods}}
         policy = {**selected, "policyTypes": ["Ingress"], "ingress": [{"from": [selected]}]}
         shared.append(_build_object(settings, "NetworkPolicy", "train", api_version="networking.k8s.io/v1", spec=policy))
@@ -226,9 +227,9 @@ def _build_shared_objects(settings: PipelineSettings) -> list[Manifest]:
 
 
 def _build_config_map(settings: PipelineSettings) -> Manifest:
-    """Build the ConfigMap that contains the pipeline file, and a passwd file if the pods need one."""
+    """Build the ConfigMap that contains the pipeline file, and a passwd file if pods need one."""
     values = settings.model_dump(mode="json", exclude_unset=True)  # without defaults, like the user's pipeline file
-    # The cache of packed shards must not fill the scratch volume of a pod, so it gets at most half of it.
+    # The cache of packed shards could fill the scratch volume of a pod, so limit it to half of this volume.
     half_scratch = int(parse_quantity(settings.kubernetes.scratch)) // 2
     if settings.kubernetes.store and half_scratch < settings.store.cache_bytes:
         values["store"] = {**values.get("store", {}), "cache_bytes": half_scratch}
@@ -253,12 +254,12 @@ def _build_job(settings: PipelineSettings, step: str, use_failure_policy: bool) 
 
 
 def _build_pod_count_and_retries(settings: PipelineSettings, step: str, use_failure_policy: bool) -> Manifest:
-    """Build the part of a Job spec that sets how many pods run at the same time and how often failed pods are retried.
+    """Build the fields of a Job spec that set the number of pods and how failed pods are retried.
 
     Args:
         settings: The settings of the pipeline.
         step: The name of the step.
-        use_failure_policy: Whether to use a `podFailurePolicy`, which treats pods differently depending on why they ended.
+        use_failure_policy: Whether to add a `podFailurePolicy`, which depends on why a pod ended.
     """
     stage = STEPS[step]
     is_sharded = stage.is_shardable and step == stage.name
@@ -266,34 +267,34 @@ def _build_pod_count_and_retries(settings: PipelineSettings, step: str, use_fail
     if is_sharded or (step == "train" and settings.training_pods_start_ranks):
         pods = settings.resources.data_workers if is_sharded else settings.resources.workers
         spec = {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
-    # A Job counts the retries of all its pods together, and if one pod is lost, all pods that train together end and are
-    # counted. So multiply the retries by the number of pods.
+    # A Job counts the failures of all its pods together. If one training pod is lost, all other training pods also end and
+    # count as failures. So multiply the number of retries by the number of pods.
     retries = _TRAINING_RETRIES if stage.is_distributed else _RETRIES
     if not use_failure_policy:
         return {**spec, "backoffLimit": retries * pods}
     limit = {"backoffLimitPerIndex": retries} if is_sharded else {"backoffLimit": retries * pods}
-    # With "Failed", a pod is replaced only after it has ended, so that two pods never do the same part at the same time.
+    # With "Failed", a pod is replaced only after it has ended. Otherwise two pods could do the same part of a stage at once.
     return {**spec, **limit, "podReplacementPolicy": "Failed", "podFailurePolicy": {"rules": list(_FAILURE_RULES)}}
 
 
 def _build_mpijob(settings: PipelineSettings, step: str, use_failure_policy: bool) -> Manifest:
     """Return the MPIJob of the step `train`.
 
-    Its launcher starts `slotsPerWorker` processes on each worker by ssh. The workers only run sshd.
+    Its launcher starts `slotsPerWorker` processes on each worker over ssh. The workers only run sshd.
     """
     resources = settings.resources
     spec = {
         "slotsPerWorker": resources.processes_per_worker,
         "launcherCreationPolicy": "WaitForWorkersReady",
         "mpiImplementation": "OpenMPI",
-        # With cards, sshd runs as root because the vendor's software does, and it looks for keys in root's home folder.
+        # With Gaudi cards, sshd runs as root, because the vendor's software does. It reads keys from root's home folder.
         "sshAuthMountPath": "/root/.ssh" if resources.cards else "/etc/gaudi-bert-ssh",
         "runPolicy": {
             "backoffLimit": _TRAINING_RETRIES,
             "cleanPodPolicy": "Running",
             "ttlSecondsAfterFinished": settings.kubernetes.keep_seconds,
-            # A gang scheduler must not wait for the launcher, because the launcher is created only when the workers are
-            # ready.
+            # The launcher is created only after the workers are ready. A gang scheduler that also waited for the launcher
+            # would wait forever, so it must wait only for the workers.
             "schedulingPolicy": {"minAvailable": resources.workers},
         },
         "mpiReplicaSpecs": {
@@ -308,13 +309,14 @@ def _build_mpijob(settings: PipelineSettings, step: str, use_failure_policy: boo
     return _build_object(settings, "MPIJob", step, api_version="kubeflow.org/v2beta1", step=step, spec=spec)
 
 
-# In Kubeflow Trainer, a TrainJob sets the number of pods, and a TrainingRuntime contains their template. Trainer creates a
-# JobSet from both, and sets the rendezvous variables in the container named `node`.
+# In Kubeflow Trainer, a TrainJob sets the number of pods, and a TrainingRuntime contains the pod template. Trainer creates a
+# JobSet from both, and sets the rendezvous variables in the container `node`, so the container must have this name.
 
 
 def _build_trainjob(settings: PipelineSettings, step: str, use_failure_policy: bool) -> Manifest:
-    """Return the TrainJob of the step `train`. Its retries are set in the TrainingRuntime, so `use_failure_policy` is not
-    used.
+    """Return the TrainJob of the step `train`.
+
+    `use_failure_policy` is not used here, because the retries are set in the TrainingRuntime.
     """
     resources = settings.resources
     spec = {
@@ -325,7 +327,7 @@ def _build_trainjob(settings: PipelineSettings, step: str, use_failure_policy: b
 
 
 def _build_training_runtime(settings: PipelineSettings, use_failure_policy: bool) -> Manifest:
-    """Return the TrainingRuntime that the TrainJob of this pipeline refers to."""
+    """Return the TrainingRuntime that contains the pod template for the TrainJob of a pipeline."""
     spec = _build_pod_count_and_retries(settings, "train", use_failure_policy)
     for key in ("completions", "parallelism", "completionMode"):
         del spec[key]
@@ -349,27 +351,27 @@ def _build_training_runtime(settings: PipelineSettings, use_failure_policy: bool
 #     DIR/finetuning Jobs of finetune and predict
 #     DIR/results    Jobs of evaluate and report
 #
-# Each part includes the base. `kubectl apply -k DIR` starts all parts. With Gaudi cards or a queue it starts only the first
-# part, so that no cards are reserved for training before the data are ready. With a TrainJob it also starts only the first
-# part, because Kubeflow Trainer rejects a TrainJob whose TrainingRuntime does not exist yet.
+# The folders below the base are called parts, and each of them includes the base. `kubectl apply -k DIR` starts all parts.
+# With Gaudi cards or a queue, it starts only the first part, so that no cards are reserved before the data are ready. With a
+# TrainJob, it also starts only the first part, because Kubeflow Trainer rejects a TrainJob without a TrainingRuntime.
 
 _FIRST_LINE = "# Rendered by `gaudi-bert run --render`; an edit is lost when it is rendered again."
 
 
 def write_manifests(settings: PipelineSettings, stages: Sequence[str], folder: Path, overwrite: bool = False) -> list[str]:
-    """Write the manifests of a pipeline to a folder.
+    """Write the manifests of a pipeline to a folder for `kubectl apply -k`.
 
     Args:
         settings: The settings of the pipeline.
         stages: The names of the stages whose steps are written.
-        folder: The folder. It must be new or empty, or was written by `--render` before.
-        overwrite: Whether to replace manifests that differ from what would be written.
+        folder: The folder. It must be new, empty, or written by an earlier call.
+        overwrite: Whether to replace existing manifests that differ from the new ones.
 
     Returns:
         The names of the parts of the folder, in the order in which they must be applied.
 
     Raises:
-        InputError: `folder` contains other files, it contains a manifest that differs and `overwrite` is not set, or several
+        InputError: `folder` contains other files, an existing manifest differs and `overwrite` is not set, or several
             workers would share a volume that only one node can mount.
     """
     check_volume_access_mode(settings)
@@ -403,7 +405,7 @@ class _KustomizeFolder(NamedTuple):
 
     Attributes:
         files: The content of each file, by its path relative to the folder.
-        parts: The names of the parts, which are subfolders, in the order in which they must be applied.
+        parts: The names of the subfolders, in the order in which they must be applied.
     """
 
     files: dict[str, Manifest]
@@ -411,7 +413,7 @@ class _KustomizeFolder(NamedTuple):
 
 
 def _build_kustomize_folder(settings: PipelineSettings, stages: Sequence[str]) -> _KustomizeFolder:
-    """Return the files of the folder that `write_manifests` writes for some stages of a pipeline."""
+    """Build the content of the folder that `write_manifests` writes."""
     manifests = _add_digest_to_config_map_name(build_manifests(settings))
     base = {f"{item['kind'].lower()}.yaml": item for item in (manifests.namespace, *manifests.shared)}
     files = _build_kustomization("base", base, [])
@@ -425,8 +427,8 @@ def _build_kustomize_folder(settings: PipelineSettings, stages: Sequence[str]) -
     together = list(parts)
     if settings.resources.cards or settings.kubernetes.queue or base_first:
         together = [part for part in parts if not (base_first and part == "training")][:1]
-    # Kustomize rejects a base that is included twice, and every part includes it. So the top folder lists the files of the
-    # parts instead of the parts.
+    # Kustomize rejects a folder that includes the base twice, and every part includes it. So the top folder lists the files
+    # in the parts instead of the parts.
     files |= _build_kustomization("", {}, ["base", *(file for part in together for file in parts[part])])
     return _KustomizeFolder(files, [*(["base"] if base_first else []), *parts])
 
@@ -434,8 +436,8 @@ def _build_kustomize_folder(settings: PipelineSettings, stages: Sequence[str]) -
 def _add_digest_to_config_map_name(manifests: Manifests) -> Manifests:
     """Return a copy of the manifests in which the name of the ConfigMap contains a digest of its content.
 
-    If the pipeline file has changed, the pod template of a Job changes with the digest. `kubectl apply` then rejects the Job
-    because it is immutable. Without the digest, it would keep an existing Job of the old pipeline without any message.
+    If the pipeline file changes, the digest changes the pod templates of the Jobs. `kubectl apply` rejects such a change,
+    because Jobs are immutable. Without the digest, it would silently keep the Jobs of the old pipeline.
     """
     renamed = copy.deepcopy(manifests)
     (configuration,) = renamed.shared_objects_of_kind("ConfigMap")
@@ -452,12 +454,12 @@ def _add_digest_to_config_map_name(manifests: Manifests) -> Manifests:
 def _build_kustomization(
     folder_name: str, manifests_by_file: dict[str, Manifest], other_resources: Sequence[str]
 ) -> dict[str, Manifest]:
-    """Return the files of one folder with its `kustomization.yaml`, by their paths.
+    """Return the manifests of one folder and a `kustomization.yaml` that lists them, by path.
 
     Args:
         folder_name: The name of the folder, or "" for the top folder.
         manifests_by_file: The manifests of the folder, by file name.
-        other_resources: Further resources, which the kustomization lists before the manifests.
+        other_resources: Further files and folders, which `kustomization.yaml` lists before the manifests.
     """
     head = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     kustomization = {**head, "resources": [*other_resources, *manifests_by_file]}
@@ -468,10 +470,10 @@ def _build_kustomization(
 
 
 class _ManifestDumper(yaml.SafeDumper):
-    """Writes YAML for human readers, without anchors and aliases, and with multi-line strings as blocks."""
+    """Writes YAML that is easy to read: without anchors and aliases, and with multi-line strings as blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Return True, so that an object that occurs twice is written twice."""
+        """Return True for every object, so that an object that occurs twice is written twice instead of as an alias."""
         return True
 
 

@@ -1,10 +1,10 @@
 """Copy the report and the TensorBoard files of a run from the cluster to this machine, for `gaudi-bert k8s open`.
 
-A small Job, derived from the Job of the stage `report`, mounts the work folder, writes a report about what exists so far,
-and prints it together with the TensorBoard files to its log. `copy_results` reads the log and unpacks the files. Sending
-files through the log needs no open port, and no rights beyond those of a run.
+`copy_results` creates a small Job that mounts the work folder. It is derived from the Job of the stage `report`. The Job
+writes a report about the present content of the folder, and prints the report and the TensorBoard files to its log.
+`copy_results` reads the log and unpacks the files. This needs no open port, and no rights beyond those of a run.
 
-A work folder in an object store is not supported here, because its files can be copied directly.
+A work folder in an object store is not supported, because its files can be copied directly.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CopiedResults(NamedTuple):
 
 
 def copy_results(settings: PipelineSettings, cluster: Cluster, output_folder: Path, reporter: Reporter) -> CopiedResults:
-    """Copy the report and the TensorBoard files of a run from the cluster into the folder `output_folder`.
+    """Copy the report and the TensorBoard files of a run from the cluster to `output_folder`.
 
     Raises:
         InputError: The work folder is in an object store, or nothing has run yet.
@@ -90,7 +90,7 @@ def copy_results(settings: PipelineSettings, cluster: Cluster, output_folder: Pa
 
 
 def _build_sender_job(settings: PipelineSettings, cluster: Cluster) -> Manifest:
-    """Return the Job that prints the files. It is a copy of the Job of `report` with another command."""
+    """Return a Job that prints the result files to its log. It is the Job of the stage `report` with another command."""
     job = copy.deepcopy(build_manifests(settings, cluster.read_server_version()).steps["report"])
     job["metadata"]["name"] = f"{settings.name}-open"
     spec = job["spec"]
@@ -100,8 +100,8 @@ def _build_sender_job(settings: PipelineSettings, cluster: Cluster) -> Manifest:
     pod = spec["template"]["spec"]
     del pod["initContainers"]
     (container,) = pod["containers"]
-    # This Job does not read the pipeline file. The ConfigMap must not be mounted, because it has another name if the
-    # pipeline was applied with `kubectl apply -k`.
+    # If the pipeline was applied with `kubectl apply -k`, its ConfigMap has another name, and the pod could not mount it.
+    # This Job does not read the pipeline file in the ConfigMap, so leave the volume out.
     pod["volumes"] = [volume for volume in pod["volumes"] if "configMap" not in volume]
     mounted = {volume["name"] for volume in pod["volumes"]}
     container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] in mounted]
@@ -111,7 +111,7 @@ def _build_sender_job(settings: PipelineSettings, cluster: Cluster) -> Manifest:
 
 # --- sending, in the pod: `python3 -m gaudi_bert.runners.kubernetes.open_results WORKDIR`
 #
-# The files are sent as a compressed archive in lines of base64. The first line states the size and the SHA-256 of the
+# The files are sent as a compressed archive in base64 lines. The first line contains the size and the SHA-256 of the
 # archive, so that an incomplete log is noticed. Nodes usually keep 10 MiB of a log, so the TensorBoard files are left out if
 # the archive would be too large.
 
@@ -123,7 +123,7 @@ _RUNS = ("train", "finetune")
 
 
 def _encode_results(work_folder: Path, reporter: Reporter) -> Iterator[str]:
-    """Yield the lines that contain the report, the metrics and the TensorBoard files of a work folder.
+    """Encode the report, the metrics and the TensorBoard files of a work folder as lines of text, and yield the lines.
 
     Raises:
         FailedError: The report alone is too large for a log.
@@ -149,7 +149,7 @@ def _encode_results(work_folder: Path, reporter: Reporter) -> Iterator[str]:
 
 
 def _decode_results(log_lines: Iterable[str], output_folder: Path) -> dict[Path, bytes]:
-    """Return the content of each file in the lines of a log, by its path below `output_folder`.
+    """Decode the files that `_encode_results` wrote to a log. Return their contents by their paths below `output_folder`.
 
     Raises:
         FailedError: The lines are incomplete or damaged, or a file in the archive would be outside `output_folder`.
@@ -185,7 +185,7 @@ def _decode_results(log_lines: Iterable[str], output_folder: Path) -> dict[Path,
 
 
 def _create_tar_gz(folder: Path, files: Iterable[Path]) -> bytes:
-    """Return a tar.gz archive of the files that exist, with paths relative to `folder`."""
+    """Return a tar.gz archive with those of the files that exist. The paths in it are relative to `folder`."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
         for path in filter(Path.is_file, files):
@@ -194,7 +194,7 @@ def _create_tar_gz(folder: Path, files: Iterable[Path]) -> bytes:
 
 
 def _write_and_print_results(work_folder: Path) -> int:
-    """Write a report about what the work folder contains so far, print the files, and return the exit code."""
+    """Write a report about the work folder, print the encoded result files, and return the exit code."""
     from gaudi_bert.reporting.report import report
 
     try:

@@ -1,8 +1,8 @@
 """Build the pod templates of a step: containers, volumes, security settings, resources and placement.
 
 A pod of a Job or a TrainJob first waits for its inputs in an init container, and then runs one stage. An MPIJob has two
-kinds of pods: a launcher, which runs mpirun, and workers, which run sshd so that mpirun can start ranks in them. Everything
-is derived from the settings of the pipeline, and nothing here communicates with a cluster.
+kinds of pods: a launcher, which runs mpirun, and workers, which run sshd so that mpirun can start ranks in them. All
+functions depend only on the settings of the pipeline, and do not communicate with a cluster.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Manifest = dict[str, Any]
 
 APP_LABELS = {"app.kubernetes.io/name": "gaudi-bert", "app.kubernetes.io/managed-by": "gaudi-bert"}
 STEP_LABEL = "app.kubernetes.io/component"
-# Every Helm release sets the standard label `app.kubernetes.io/instance`, so it cannot identify the pipeline that an object
-# belongs to. Only a label with our own prefix can.
+# Helm releases also set the standard label `app.kubernetes.io/instance`, which may then have the name of our pipeline as
+# value. So the pipeline of an object is identified by a label that nobody else uses.
 PIPELINE_LABEL = "gaudi-bert.io/pipeline"
 CARD_RESOURCE = "habana.ai/gaudi"
 _EFA_RESOURCE = "vpc.amazonaws.com/efa"
@@ -36,34 +36,34 @@ _HUGE_PAGES = "hugepages-2Mi"
 _MEBIBYTE = 2**20
 DATA_FOLDER = "/data"
 _PIPELINE_FILE = "/etc/gaudi-bert/pipeline.yaml"
-# The ConfigMap with the pipeline file also contains this file, which is mounted as /etc/passwd.
+# The ConfigMap with the pipeline file may also contain a file with this name, which is mounted as /etc/passwd.
 USER_NAME_FILE = "passwd"
 _IMAGE_USER = 1000
-# A training process that is stopped has this long to save a checkpoint before it is killed.
+# A stopped training process needs time to save a checkpoint, so it is killed only after this time.
 _GRACE_SECONDS = 120
 _RECIPES = "/var/cache/gaudi-bert"
-# File locks on compiled graphs do not work on network file systems, so the graphs are cached on the disk of the node.
+# The cache of compiled graphs uses file locks, which do not work on network file systems. So it is on the disk of the node.
 _CARD_VARIABLES = build_card_environment(_RECIPES)
 _EFA_VARIABLES = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "HCCL_OVER_OFI": "1", "RDMAV_FORK_SAFE": "1"}
-# Patterns of the variables with store credentials, which the launcher passes on to ranks in other pods. `stop_ranks`
-# replaces each pattern by the names of the variables that are set.
+# The launcher must forward environment variables with credentials for object stores to ranks in other pods. Which of them
+# are set depends on a secret, so these are patterns, which `stop_ranks` replaces by the names of the variables in the pod.
 _CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")
-# The vendor's software must run as root, and needs SYS_NICE to set scheduling priorities.
+# The vendor's software must run as root. It also requires the capability SYS_NICE to set scheduling priorities.
 _ROOT = {"allowPrivilegeEscalation": False, "capabilities": {"add": ["SYS_NICE"]}}
 _USER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
 
 
 def pipeline_labels(settings: PipelineSettings) -> dict[str, str]:
-    """Return the labels of every object and every pod of a pipeline.
+    """Return the labels that every object and every pod of a pipeline has.
 
-    The standard label `app.kubernetes.io/instance` is left out, because the Service of a Helm release could select our pods
-    by it.
+    The standard label `app.kubernetes.io/instance` is left out, because with this label the Service of a Helm release could
+    select our pods.
     """
     return {**APP_LABELS, PIPELINE_LABEL: settings.name}
 
 
 def build_stage_pod_template(settings: PipelineSettings, step: str, *, for_trainjob: bool = False) -> Manifest:
-    """Return the pod template of a step that is a Job or a TrainJob.
+    """Return the pod template of a step that runs as a Job or a TrainJob.
 
     Args:
         settings: The settings of the pipeline.
@@ -73,7 +73,7 @@ def build_stage_pod_template(settings: PipelineSettings, step: str, *, for_train
     stage = STEPS[step]
     on_nodes = step == "train" and settings.training_pods_start_ranks
     if stage.is_distributed and not on_nodes:
-        # A Job with one pod can only be a single worker, even if the settings ask for an MPIJob with several workers.
+        # The settings may configure several workers for an MPIJob, but this Job has only one pod, which is one worker.
         resources = settings.resources.model_copy(update={"workers": 1})
         kubernetes = settings.kubernetes.model_copy(update={"efa": 0})
         settings = settings.model_copy(update={"resources": resources, "kubernetes": kubernetes})
@@ -87,7 +87,8 @@ def build_stage_pod_template(settings: PipelineSettings, step: str, *, for_train
         spec["hostIPC"] = True
     environment: list[Manifest] = [{"name": "HOME", "value": "/tmp"}]
     if on_nodes and not for_trainjob:
-        # The host names of the pods are JOB-0, JOB-1 and so on. They resolve only through the Service with this name.
+        # The pods connect to each other by the host names JOB-0, JOB-1 and so on. These names resolve only if the subdomain
+        # is the name of the Service.
         spec["subdomain"] = f"{settings.name}-train"
         environment += _build_rendezvous_variables(settings)
     if stage.is_distributed:
@@ -116,7 +117,7 @@ def build_stage_pod_template(settings: PipelineSettings, step: str, *, for_train
 
 
 def build_launcher_pod_template(settings: PipelineSettings) -> Manifest:
-    """Return the pod template of the launcher of an MPIJob. It runs mpirun, and can run on any node."""
+    """Return the pod template for the launcher of an MPIJob. The launcher runs mpirun, and may run on any node."""
     stage, cards = STEPS["train"], settings.resources.cards > 0
     card_environment = _CARD_VARIABLES | (_EFA_VARIABLES if settings.kubernetes.efa else {})
     given: list[Manifest] = [] if cards else [{"name": "HOME", "value": "/tmp"}]
@@ -150,7 +151,7 @@ def build_launcher_pod_template(settings: PipelineSettings) -> Manifest:
 
 
 def build_worker_pod_template(settings: PipelineSettings) -> Manifest:
-    """Return the pod template of the workers of an MPIJob. They run sshd, through which mpirun starts the ranks."""
+    """Return the pod template for the workers of an MPIJob. A worker runs sshd, so that mpirun can start ranks in it."""
     stage, cards = STEPS["train"], settings.resources.cards > 0
     volumes = ["pipeline", "work", "shared-memory", "scratch", *(["recipe-cache"] if cards else [])]
     environment = [] if cards else [{"name": "HOME", "value": "/tmp"}]
@@ -158,7 +159,7 @@ def build_worker_pod_template(settings: PipelineSettings) -> Manifest:
         **_build_container(
             "worker", settings, stage, ["/bin/sh", "-c", _build_sshd_command(settings)], environment, volumes
         ),
-        # sshd kills its ranks when it is stopped, so this hook tells them to save first.
+        # When sshd is stopped, it kills the ranks that it started. This hook runs before and lets them save a checkpoint.
         "lifecycle": {"preStop": {"exec": {"command": ["python3", "-m", "gaudi_bert.runners.stop_ranks", "here"]}}},
         "readinessProbe": {"tcpSocket": {"port": _sshd_port(settings)}, "periodSeconds": 2},
         "securityContext": _ROOT if cards else _USER,
@@ -183,9 +184,9 @@ def build_worker_pod_template(settings: PipelineSettings) -> Manifest:
 
 
 def _build_common_pod_spec(settings: PipelineSettings, *, as_root: bool) -> Manifest:
-    """Build the part of a pod spec that is equal for all pods: service account, security context and image pull secrets.
+    """Build the fields that all pod specs have: service account, security context and image pull secrets.
 
-    Stages only read and write files, so the token of the account is not mounted.
+    The token of the account is not mounted, because stages send no requests to the cluster.
 
     Args:
         settings: The settings of the pipeline.
@@ -214,9 +215,9 @@ def _build_container(
     environment: Sequence[Manifest],
     volume_names: Sequence[str],
 ) -> Manifest:
-    """Build a container spec without security context and resources.
+    """Build a container spec. The caller adds the security context and the resources.
 
-    If the command uses a work folder, the container also gets the variables of the secret `kubernetes.store_secret`.
+    If the command uses a work folder, the container also gets the variables in the secret `kubernetes.store_secret`.
 
     Args:
         name: The name of the container.
@@ -224,7 +225,7 @@ def _build_container(
         stage: The stage, which determines the image.
         command: The command line.
         environment: The environment variables, as in a manifest.
-        volume_names: The names of the volumes to mount, which are keys of the table in `_build_volumes`.
+        volume_names: The names of the volumes to mount. `_build_volumes` defines them.
     """
     secret = settings.kubernetes.store_secret
     return {
@@ -240,7 +241,7 @@ def _build_container(
 
 
 def _build_wait_container(settings: PipelineSettings, step: str) -> Manifest:
-    """Build the init container that waits until the inputs of a step exist. It mounts the work folder read-only."""
+    """Build an init container that waits until the inputs of a step exist. It mounts the work folder read-only."""
     words = ["gaudi-bert", "wait", _PIPELINE_FILE, "--work", _work_root_in_pod(settings), "--for", step]
     command = [*words, "--timeout", str(settings.kubernetes.wait_seconds)]
     home, volumes = [{"name": "HOME", "value": "/tmp"}], ["pipeline", "work", "scratch"]
@@ -252,23 +253,24 @@ def _build_wait_container(settings: PipelineSettings, step: str) -> Manifest:
 
 
 def _work_root_in_pod(settings: PipelineSettings) -> str:
-    """Return where pods find the work folders: the URL of an object store, or the folder at which the volume is mounted."""
+    """Return the parent of the work folders, as a pod sees it: the URL in an object store, or the path on a volume."""
     return settings.kubernetes.store or "/work"
 
 
 def _build_run_command(settings: PipelineSettings, *options: str) -> list[str]:
-    """Return the command line that runs the pipeline in a container."""
+    """Return the command line `gaudi-bert run` for a container, with further options."""
     return ["gaudi-bert", "run", _PIPELINE_FILE, "--work", _work_root_in_pod(settings), *options]
 
 
 def _build_step_command(settings: PipelineSettings, step: str) -> list[str]:
-    """Return the command line of a step in a pod of a Job or a TrainJob."""
+    """Return the command line that runs a step in a pod of a Job or a TrainJob."""
     stage, resources = STEPS[step], settings.resources
     command = _build_run_command(settings, "--stages", stage.name)
     if step != stage.name:
         return [*command, "--finish"]
     if stage.uses_data_processes:
-        # Each process uses memory, so the number must suit the memory limit of the pod and not the cores of the node.
+        # By default, a stage starts one process per core of the node, which could exceed the memory limit of the pod. So
+        # pass a number that suits the limit.
         command += ["--workers", str(resources.data_processes)]
     if stage.is_shardable:
         command += ["--shard", f"$(JOB_COMPLETION_INDEX)/{resources.data_workers}"]
@@ -280,13 +282,13 @@ def _build_step_command(settings: PipelineSettings, step: str) -> list[str]:
     return command
 
 
-# With cards, all requests equal the limits, because extended resources and huge pages require it, and because a pod with
-# reserved cores and memory is evicted last. Without cards, cores have no limit unless `cpu_limit` is set, so that idle cores
-# of the node can be used.
+# With Gaudi cards, the requests equal the limits. Kubernetes requires this for cards and huge pages, and evicts such a pod
+# last. Without cards, a container has a limit of cores only if `cpu_limit` is set, so that it can use idle cores of the
+# node.
 
 
 def _build_stage_resources(settings: PipelineSettings, stage: Stage) -> Manifest:
-    """Return the resource requests and limits of the main container of a stage."""
+    """Return the resource requests and limits of a stage's main container."""
     resources = settings.resources
     if stage.runs_model and resources.cards:
         requests = (
@@ -299,7 +301,7 @@ def _build_stage_resources(settings: PipelineSettings, stage: Stage) -> Manifest
 
 
 def _build_resources_without_cards(pod_resources: PodResources) -> Manifest:
-    """Return the requests and limits of a container without cards."""
+    """Return the resource requests and limits of a container that uses no Gaudi cards."""
     limits = {"cpu": pod_resources.cpu_limit} if pod_resources.cpu_limit else {}
     return {
         "requests": {"cpu": pod_resources.cpu, "memory": pod_resources.memory},
@@ -308,7 +310,7 @@ def _build_resources_without_cards(pod_resources: PodResources) -> Manifest:
 
 
 def _build_requests_with_all_cards(settings: PipelineSettings) -> dict[str, str]:
-    """Return the resource requests of a training worker with all of its cards."""
+    """Return the resource requests of a training worker that uses all of its Gaudi cards."""
     resources = settings.resources
     requests = {"cpu": resources.training.cpu, "memory": resources.training.memory, CARD_RESOURCE: str(resources.cards)}
     if parse_quantity(resources.hugepages_2Mi):
@@ -319,7 +321,10 @@ def _build_requests_with_all_cards(settings: PipelineSettings) -> dict[str, str]
 
 
 def _build_requests_with_one_card(resources: ResourceSettings) -> dict[str, str]:
-    """Return the resource requests of a container with one card: one card's share of the resources of a training worker."""
+    """Return the resource requests of a container that uses one Gaudi card.
+
+    They are the resources of a training worker, divided by the number of its cards.
+    """
     memory = int(parse_quantity(resources.training.memory) / resources.cards / _MEBIBYTE)
     cores = int(parse_quantity(resources.training.cpu) * 1000 / resources.cards)
     requests = {
@@ -327,7 +332,7 @@ def _build_requests_with_one_card(resources: ResourceSettings) -> dict[str, str]
         "memory": f"{memory}Mi",
         CARD_RESOURCE: "1",
     }
-    # Huge pages have 2 MiB, so the size must be a multiple of it.
+    # Kubernetes rejects an amount that is not a multiple of the huge page size, so round it down to a multiple of 2 MiB.
     huge_pages = int(parse_quantity(resources.hugepages_2Mi) / resources.cards / (2 * _MEBIBYTE)) * 2
     if huge_pages:
         requests[_HUGE_PAGES] = f"{huge_pages}Mi"
@@ -335,10 +340,9 @@ def _build_requests_with_one_card(resources: ResourceSettings) -> dict[str, str]
 
 
 def _add_scratch_request(settings: PipelineSettings, resources: Manifest) -> Manifest:
-    """Add a request for the disk space of /tmp to resource requests, so that the pod is not scheduled on a node whose disk
-    is full.
+    """Add the disk space of /tmp to the resource requests, unless `kubernetes.request_scratch` is false.
 
-    If `kubernetes.request_scratch` is off, return the resources unchanged.
+    With this request, the pod is not scheduled on a node whose disk is full.
     """
     if not settings.kubernetes.request_scratch:
         return resources
@@ -348,13 +352,14 @@ def _add_scratch_request(settings: PipelineSettings, resources: Manifest) -> Man
 def _build_environment(
     settings: PipelineSettings, manifest_variables: Sequence[Manifest], more_variables: Mapping[str, str]
 ) -> list[Manifest]:
-    """Return the environment variables of a container, as in a manifest. Those in `resources.environment` override the
-    others.
+    """Return the environment variables of a container, in the format of a manifest.
+
+    Variables in `resources.environment` override all others.
 
     Args:
         settings: The settings of the pipeline.
-        manifest_variables: Variables as in a manifest.
-        more_variables: Further variables by name.
+        manifest_variables: Environment variables in the format of a manifest.
+        more_variables: Further environment variables by name.
     """
     overrides = settings.resources.environment
     all_variables = [*manifest_variables, *({"name": name, "value": value} for name, value in more_variables.items())]
@@ -363,10 +368,10 @@ def _build_environment(
 
 
 def _build_rendezvous_variables(settings: PipelineSettings) -> list[Manifest]:
-    """Return the rendezvous variables of a pod that trains together with other pods.
+    """Return the environment variables with which processes in several training pods connect to each other.
 
-    They contain the number of the pod, the number of pods, the number of processes per pod, and the address and port of the
-    first pod, where all processes connect.
+    They contain the rank of the pod, the number of pods, the number of processes per pod, and the address and the port of
+    the first pod, where all processes connect.
     """
     rank, count, processes, address, port = (*NODE_VARIABLES[:3], NODE_ADDRESS, "PET_MASTER_PORT")
     fields = {"JOB_NAME": "metadata.labels['job-name']"}
@@ -382,29 +387,25 @@ def _build_rendezvous_variables(settings: PipelineSettings) -> list[Manifest]:
 
 
 def work_claim_name(settings: PipelineSettings) -> str:
-    """Return the name of the volume claim that contains the work folder.
+    """Return the name of the volume claim for the work folder.
 
-    This is the claim that `kubernetes.work_claim` names, or the claim that the pipeline creates.
+    This is the claim that `kubernetes.work_claim` names, or else the claim that the pipeline creates.
     """
     return settings.kubernetes.work_claim or f"{settings.name}-work"
 
 
 class _PodVolumes(NamedTuple):
-    """The volumes of a pod, and the mounts of these volumes in a container."""
+    """The volumes in a pod spec, and the mounts of these volumes in a container spec."""
 
     volumes: list[Manifest]
     mounts: list[Manifest]
 
 
 def _build_volumes(settings: PipelineSettings, volume_names: Sequence[str]) -> _PodVolumes:
-    """Return the volumes of a pod, and their mounts in a container.
+    """Return the volumes with these names for a pod spec, and their mounts for a container spec.
 
-    The volume with the user's data is added if `kubernetes.data_claim` is set. The volume `work` is left out if the work
+    A volume with the user's data is added if `kubernetes.data_claim` is set. The volume `work` is left out if the work
     folder is in an object store.
-
-    Args:
-        settings: The settings of the pipeline.
-        volume_names: The names of the volumes.
     """
     kubernetes = settings.kubernetes
     places: dict[str, tuple[str, Manifest]] = {
@@ -427,18 +428,19 @@ def _build_volumes(settings: PipelineSettings, volume_names: Sequence[str]) -> _
 
 
 def _sshd_port(settings: PipelineSettings) -> int:
-    """Return the port of sshd in the workers."""
+    """Return the port on which sshd listens in the workers of an MPIJob."""
     if not settings.resources.cards:
         return USER_SSH_PORT
     return EFA_SSH_PORT if settings.kubernetes.efa else ROOT_SSH_PORT
 
 
 def _build_sshd_command(settings: PipelineSettings) -> str:
-    """Return the shell command of a worker, which runs sshd.
+    """Return the shell command that starts sshd in a worker of an MPIJob.
 
-    The host keys are created when the container starts, so that no image contains private keys. Processes started by ssh do
-    not inherit the environment of the container, so sshd sets some variables for them: which cards of a shared server belong
-    to the container, and for which processor the kernels in the image were compiled.
+    The host keys are created when the container starts, so that no image contains private keys. Processes that are started
+    over ssh do not inherit the environment of the container, so sshd sets the variables that they need. These variables
+    specify which Gaudi cards of a server the container may use, and for which processor the kernels in the image were
+    compiled.
     """
     port = _sshd_port(settings)
     if settings.resources.cards:
@@ -446,7 +448,7 @@ def _build_sshd_command(settings: PipelineSettings) -> str:
             f"mkdir -p /run/sshd && ssh-keygen -A && exec /usr/sbin/sshd -De -p {port} -o StrictModes=no "
             '${HABANA_VISIBLE_MODULES:+-o "SetEnv=HABANA_VISIBLE_MODULES=$HABANA_VISIBLE_MODULES"}'
         )
-    # Without root, sshd can only use a high port, and only the user that runs sshd can log in.
+    # Without cards, sshd does not run as root. It can then use only a port from 1024 on, and only its own user can log in.
     return (
         'rm -f /tmp/ssh_host_key* && ssh-keygen -q -t ed25519 -N "" -f /tmp/ssh_host_key && '
         f"exec /usr/sbin/sshd -De -f /dev/null -p {port} -h /tmp/ssh_host_key "
@@ -458,15 +460,15 @@ def _build_sshd_command(settings: PipelineSettings) -> str:
 
 
 def needs_passwd_file(settings: PipelineSettings) -> bool:
-    """Return whether pods need a file that gives their user a name.
+    """Return whether pods need an /etc/passwd file that contains their user.
 
-    ssh and sshd do not work for a user without a name, and the image only has a name for its default user.
+    ssh and sshd work only for users in this file, and the file in the image contains only the image's default user.
     """
     return settings.trains_with_mpijob and not settings.resources.cards and settings.kubernetes.user != _IMAGE_USER
 
 
 def _build_passwd_mounts(settings: PipelineSettings) -> list[Manifest]:
-    """Return the mount of the passwd file with the name of the pod user, or an empty list if it is not needed."""
+    """Return a list with the volume mount for /etc/passwd. The list is empty if pods do not need this file."""
     mount = {"name": "pipeline", "mountPath": "/etc/passwd", "subPath": USER_NAME_FILE, "readOnly": True}
     return [mount] if needs_passwd_file(settings) else []
 
@@ -475,21 +477,20 @@ def _build_passwd_mounts(settings: PipelineSettings) -> list[Manifest]:
 
 
 def _training_pod_placement(settings: PipelineSettings) -> PodPlacement:
-    """Return the placement of pods that train, including `kubernetes.node_selector`, which applies only to them."""
+    """Return the placement settings of training pods. They include `kubernetes.node_selector`, which other pods ignore."""
     placement = settings.kubernetes.training_pods
     selector = {**settings.kubernetes.node_selector, **placement.node_selector}
     return placement.model_copy(update={"node_selector": selector})
 
 
 def _build_pod_template(settings: PipelineSettings, step_label: str, spec: Manifest, placement: PodPlacement) -> Manifest:
-    """Build a pod template from a pod spec, with labels, annotations and the settings that decide on which nodes the pod may
-    run.
+    """Build a pod template from a pod spec by adding labels, annotations and placement settings.
 
     Args:
         settings: The settings of the pipeline.
-        step_label: The value of the step label, which is the step or `train-worker`.
+        step_label: The value of the step label, which is the name of the step or `train-worker`.
         spec: The pod spec without placement.
-        placement: The placement. It may add labels, but it cannot replace ours.
+        placement: The placement settings. They may add labels, but they cannot replace ours.
     """
     values: Manifest = {
         "nodeSelector": dict(placement.node_selector),
@@ -498,7 +499,7 @@ def _build_pod_template(settings: PipelineSettings, step_label: str, spec: Manif
         "priorityClassName": placement.priority_class,
         "runtimeClassName": placement.runtime_class,
     }
-    # Pods are selected by our own labels, so the user's labels must not replace them.
+    # The labels of the pipeline identify its pods, so the user's labels must not replace them.
     metadata: Manifest = {"labels": {**placement.labels, **pipeline_labels(settings), STEP_LABEL: step_label}}
     if placement.annotations:
         metadata["annotations"] = dict(placement.annotations)
@@ -506,7 +507,7 @@ def _build_pod_template(settings: PipelineSettings, step_label: str, spec: Manif
 
 
 def _iterate_pod_templates(manifest: Manifest) -> Iterator[Manifest]:
-    """Yield the pod templates of a Job, an MPIJob (launcher, then worker) or a TrainingRuntime.
+    """Yield the pod templates in a Job, an MPIJob or a TrainingRuntime. An MPIJob contains two: launcher and worker.
 
     Objects of other kinds, including a TrainJob, contain no pod templates.
     """
@@ -520,6 +521,6 @@ def _iterate_pod_templates(manifest: Manifest) -> Iterator[Manifest]:
 
 
 def iterate_pod_specs(manifest: Manifest) -> Iterator[Manifest]:
-    """Yield the pod specs in an object. See `_iterate_pod_templates` for the kinds of objects that contain pods."""
+    """Yield the pod specs in a Job, an MPIJob or a TrainingRuntime."""
     for template in _iterate_pod_templates(manifest):
         yield template["spec"]

@@ -1,9 +1,9 @@
 """Find out why a step on a cluster fails or does not start, and what this means for the run.
 
-`find_step_problem` examines a step and its pods, and `find_suspension_problem` a step that waits for its queue. A `Problem`
-contains the cluster's own message in one line, a remedy, and a `ProblemState` that says whether waiting or retrying can
-help. The message is taken from the status of a pod, from the last warning about the pod or about the object that creates it,
-or from the `error:` line at the end of the log.
+`find_step_problem` examines a step and its pods. `find_suspension_problem` examines a step that waits for its queue. Both
+return a `Problem`, which contains the cluster's message in one line, a remedy, and a `ProblemState` that states whether
+waiting or retrying can help. The message is taken from the status of a pod, from the newest warning about the pod or about
+the object that creates it, or from the last `error:` line of the log.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from gaudi_bert.runners.training_processes import RANK_TAG
 class ProblemState(IntEnum):
     """What a problem means for the run. If a step has several problems, the one with the lowest value is reported."""
 
-    # Neither waiting nor retrying helps.
+    # Neither waiting nor retrying helps, so the run fails.
     HOPELESS = 0
-    # The cluster retries, or the other pods continue.
+    # The run continues, because the cluster replaces the pod or the other pods can do the work.
     CONTINUES = 1
     # The step has not started yet, but it may still start. The run gives up after `kubernetes.start_seconds`.
     WAITING = 2
-    # The step was stopped on request or evicted after it had saved, and the run submits it again.
+    # The pods of the step were stopped on request or evicted, so the run submits the step again.
     STOPPED = 3
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem of a step.
+    """The reason why a step failed, or why it does not start or has too few pods.
 
     Attributes:
         state: What the problem means for the run.
-        reason: The cluster's message, in one line.
+        reason: The message of the cluster, in one line.
         remedy: How to fix the problem, or "" if there is no remedy.
-        occurrence: The pod, and how often its containers were started. It distinguishes two losses of the same pod.
+        occurrence: The pod, and how often its containers were started. If the same pod fails twice, the two problems differ
+            in this text.
     """
 
     state: ProblemState
@@ -57,23 +58,24 @@ class Problem:
 
     @property
     def reason_without_pod_names(self) -> str:
-        """The reason without pod names, because each attempt to create a pod uses a different name."""
+        """The reason without the names of pods. Each attempt to create a pod uses another name."""
         return re.sub(r'\bpods? (?:"[^"]*"|[a-z0-9][-a-z0-9.]*)', "pod", self.reason)
 
 
 _STATES_BY_EXIT_CODE = {InputError.exit_code: ProblemState.HOPELESS, StoppedError.exit_code: ProblemState.STOPPED}
-# After this many pods for the same task were killed because of their memory limit, no further pod is tried.
+# A pod may exceed its memory limit by chance, so it is tried again. After this number of kills, the problem is hopeless.
 _MOST_MEMORY_KILLS = 3
-# Messages of a rank that ends only because another rank has ended.
+# A rank prints such a message if it ends only because another rank has ended. The message does not explain the failure.
 _CONSEQUENTIAL_ERROR = re.compile(r"rank \d+.* (aborts|has left|is lost|lost another process|did not connect)\b")
-# The cluster's warning about pods on a node that does not answer.
+# The cluster adds this warning to the pods of a node that does not answer.
 _NODE_LOST = "Node is not ready"
-# Remedies that name these options help only users who run a stage themselves. On a cluster they are replaced.
+# A remedy that names one of these options does not help users of a cluster, because they do not run the stage themselves.
+# It is replaced by `_CLUSTER_REMEDY`.
 _LOCAL_ONLY_REMEDY = re.compile(r"--(overwrite|resume)\b")
 _CLUSTER_REMEDY = "give the pipeline another name, or remove its work folder: `gaudi-bert k8s delete PIPELINE --data`"
-# Messages about pods that were rejected and not created, while other pods of the same step may exist.
+# The cluster rejects pods with such messages. Other warnings about a step do not explain why some of its pods are missing.
 _REJECTED_POD = re.compile(r"is forbidden|is invalid|violates PodSecurity|denied the request|exceeded quota")
-# What to check if no pods are created, for the kinds whose pods are created by an operator.
+# An operator creates the pods of these kinds of objects. If there are no pods, the operator may not be running.
 _OPERATOR_CHECKS = {
     "MPIJob": "check that the MPI operator runs",
     "TrainJob": "check that the controllers of Kubeflow Trainer and JobSet run",
@@ -83,11 +85,11 @@ _OPERATOR_CHECKS = {
 def find_step_problem(cluster: Cluster, job: Json, pods: Sequence[Json]) -> Problem | None:
     """Return the most important problem of a step on the cluster, or None if it has no problem.
 
-    A problem concerns one pod, or it says why there are too few pods. After the step has ended, only the pods are examined.
-    A pod that ended because of another pod is reported only if there is no other problem.
+    A problem concerns one pod, or it states why there are too few pods. After the step has ended, only the pods are
+    examined. The problem of a pod that ended because of another pod is returned only if there is no other problem.
 
     Args:
-        cluster: The namespace of the step.
+        cluster: The client for the namespace of the step.
         job: The Job, MPIJob or TrainJob, as it was read from the cluster.
         pods: All pods of the step.
     """
@@ -102,10 +104,7 @@ def find_step_problem(cluster: Cluster, job: Json, pods: Sequence[Json]) -> Prob
 
 
 def select_newest_pods(pods: Sequence[Json]) -> list[Json]:
-    """Return the newest pod of each task, without the pods that it replaced.
-
-    A task is one part of a Job, the launcher of an MPIJob, or one of its workers.
-    """
+    """Return the given pods of a step without those that were replaced by a newer pod."""
     return list({_task_key(pod): pod for pod in sorted(pods, key=_creation_time)}.values())
 
 
@@ -115,12 +114,15 @@ def is_mpijob_worker(pod: Json) -> bool:
 
 
 def _creation_time(kubernetes_object: Json) -> str:
-    """Return the creation time of an object in the format of the API, which sorts alphabetically."""
+    """Return the creation timestamp of an object. Timestamps of the API can be compared as texts."""
     return kubernetes_object["metadata"].get("creationTimestamp") or ""
 
 
 def _task_key(pod: Json) -> str:
-    """Return a key that is equal for all pods that were created for the same task, such as a part of a Job."""
+    """Return a key that a pod shares only with the pods that replace it.
+
+    It is the index of the part in a Job, the name of the worker in an MPIJob, or "" for the launcher of an MPIJob.
+    """
     annotations = pod["metadata"].get("annotations") or {}
     return (
         _object_name(pod) if is_mpijob_worker(pod) else str(annotations.get("batch.kubernetes.io/job-completion-index", ""))
@@ -128,7 +130,7 @@ def _task_key(pod: Json) -> str:
 
 
 def _pod_restart_key(pod: Json) -> str:
-    """Return a string that changes if a pod is replaced or if one of its containers is restarted."""
+    """Return a text that changes if a pod is replaced or one of its containers is restarted."""
     starts = sum(each.get("restartCount", 0) for each in pod.get("status", {}).get("containerStatuses") or ())
     return f"{pod['metadata'].get('uid') or _object_name(pod)}, start {starts}"
 
@@ -139,17 +141,17 @@ def _object_name(kubernetes_object: Json) -> str:
 
 
 def _step_label(kubernetes_object: Json) -> str:
-    """Return the step that an object belongs to, from its label."""
+    """Return the name of the step in an object's label, or "STEP" if the object has no such label."""
     return str((kubernetes_object["metadata"].get("labels") or {}).get(STEP_LABEL, "STEP"))
 
 
 def _format_status(status: Mapping[str, str]) -> str:
-    """Return the reason and the message of a status or a condition as `reason: message`, in one line."""
+    """Format the status or a condition of an object as `reason: message`, in one line."""
     return " ".join(": ".join(filter(None, (status.get("reason"), status.get("message")))).split())
 
 
 def _problem_from_message(subject: str, message: str) -> Problem:
-    """Build a `Problem` from a message of the cluster, with all remedies that suit the message.
+    """Return a `Problem` with a message of the cluster and the remedies for this message.
 
     Args:
         subject: The object that the message is about.
@@ -167,7 +169,7 @@ def _find_pod_problem(cluster: Cluster, pod: Json, step_pods: Sequence[Json]) ->
     """Return the problem of a pod, or None if the pod runs, has succeeded or waits for its inputs.
 
     Args:
-        cluster: The namespace of the pod.
+        cluster: The client for the namespace of the pod.
         pod: The pod.
         step_pods: All pods of the step, including replaced ones.
     """
@@ -179,7 +181,7 @@ def _find_pod_problem(cluster: Cluster, pod: Json, step_pods: Sequence[Json]) ->
     if taken.get("status") == "True":
         meaning = ProblemState.CONTINUES if taken.get("reason") == "TerminationByKubelet" else ProblemState.STOPPED
         return Problem(meaning, f"{where} was evicted or preempted: {_format_status(taken)}")
-    # The operator deletes the workers of an MPIJob when the launcher is done, so a deleted worker is not a problem.
+    # When the launcher of an MPIJob is done, the operator deletes the workers. So a deleted worker is not a problem.
     if "deletionTimestamp" in pod["metadata"] and not is_mpijob_worker(pod):
         return Problem(ProblemState.STOPPED, f"{where} was deleted")
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
@@ -192,7 +194,7 @@ def _find_pod_problem(cluster: Cluster, pod: Json, step_pods: Sequence[Json]) ->
     if phase == "Failed":
         return Problem(ProblemState.CONTINUES, f"{where} failed: {_format_status(status) or 'the cluster gives no reason'}")
     is_unready = phase == "Running" and conditions.get("Ready", {}).get("status") == "False"
-    # The cluster evicts the pods of a lost node only after minutes, so report the lost node earlier.
+    # The cluster evicts the pods of a lost node only after several minutes. To report the loss earlier, look for a warning.
     if is_unready and cluster.read_last_warning(_object_name(pod)) == _NODE_LOST:
         return Problem(
             ProblemState.CONTINUES,
@@ -207,15 +209,15 @@ def _find_pod_problem(cluster: Cluster, pod: Json, step_pods: Sequence[Json]) ->
 
 
 def _find_start_problem(cluster: Cluster, pod: Json, waiting_states: Sequence[Json], scheduled_condition: Json) -> Problem:
-    """Return the problem that describes why a pod does not start.
+    """Return a `Problem` that states why a pod does not start.
 
-    The message is taken from the status of the pod. If the status has no message, or if its message is about a volume claim,
-    the last warnings about the pod or its claims are added.
+    The message is taken from the status of the pod. If the status has no message, the newest warnings about the pod and its
+    volume claims are used. If the message is about a claim, the warnings about the claims are added.
 
     Args:
-        cluster: The namespace of the pod.
+        cluster: The client for the namespace of the pod.
         pod: The pod.
-        waiting_states: The `waiting_states` state of each container.
+        waiting_states: The `waiting` state of each container.
         scheduled_condition: The condition `PodScheduled` of the pod.
     """
     messages = [_format_status(each) for each in waiting_states if each.get("message")]
@@ -232,13 +234,13 @@ def _find_start_problem(cluster: Cluster, pod: Json, waiting_states: Sequence[Js
 def _find_exit_problem(
     cluster: Cluster, pod: Json, step_pods: Sequence[Json], container_status: Json, terminated_state: Json
 ) -> Problem:
-    """Return the problem of a container that ended with an exit code other than 0.
+    """Return the problem of a container that ended with a nonzero exit code.
 
-    The message is the `error:` line at the end of the log. If there is none, the message states the exit code. A container
-    that was killed because of its memory limit may be tried again twice.
+    The message is the last `error:` line of the log. If there is none, the message states the exit code. A container that
+    exceeded its memory limit may be tried again twice.
 
     Args:
-        cluster: The namespace of the pod.
+        cluster: The client for the namespace of the pod.
         pod: The pod of the container.
         step_pods: All pods of the step, including replaced ones.
         container_status: The status of the container.
@@ -272,14 +274,14 @@ def _find_exit_problem(
 
 
 class _MemoryLimit(NamedTuple):
-    """The memory limit of a container, or "none" if it has no limit, and the name of the setting that sets the limit."""
+    """The memory limit of a container, or "none", and the name of the setting that determines it."""
 
     limit: str
     setting: str
 
 
 def _find_memory_limit(pod: Json, container_name: str) -> _MemoryLimit:
-    """Return the memory limit of a container, and the setting that a user must change to raise it."""
+    """Return the memory limit of a container, and the setting with which a user can raise it."""
     containers: list[Json] = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
     limits = {each["name"]: each.get("resources", {}).get("limits", {}) for each in containers}.get(container_name, {})
     stage = STEPS.get(_step_label(pod).removesuffix("-worker"))
@@ -293,9 +295,9 @@ def _find_memory_limit(pod: Json, container_name: str) -> _MemoryLimit:
 
 
 def _find_error_line(log: str) -> str | None:
-    """Return the last `error:` line of a log without the tags of mpirun, or None if there is none.
+    """Return the last `error:` line of a log without mpirun's tags, or None if there is no such line.
 
-    An error of a rank that failed by itself is preferred to errors of ranks that ended because of another rank.
+    Lines of ranks that ended only because another rank had ended are returned only if there are no other `error:` lines.
     """
     pieces = [piece.strip() for line in log.splitlines() for piece in RANK_TAG.split(line)]
     errors = [piece for piece in pieces if piece.startswith("error: ")]
@@ -306,12 +308,12 @@ def _find_error_line(log: str) -> str | None:
 
 
 def list_job_pods(cluster: Cluster, job: Json) -> list[Json]:
-    """Return all pods of a Job, an MPIJob or a TrainJob, including replaced ones."""
+    """Return all pods of a Job, an MPIJob or a TrainJob, including pods that were replaced."""
     return cluster.list_objects("Pod", f"{POD_LABELS[job['kind']]}={_object_name(job)}")
 
 
 def read_job_outcome(job: Json) -> str | None:
-    """Return "complete", or "failed: <reason>", or None if the step has not ended."""
+    """Return "complete" or "failed: <reason>" if the Job of a step has ended, otherwise None."""
     for condition in job.get("status", {}).get("conditions") or ():
         if condition.get("status") == "True" and condition["type"] in ("Complete", "Succeeded"):
             return "complete"
@@ -321,16 +323,16 @@ def read_job_outcome(job: Json) -> str | None:
 
 
 def is_distributed_training(job: Json) -> bool:
-    """Return whether the pods of a step train together, so that no pod can continue without the others."""
+    """Return whether the pods of a step train one model together. Such pods cannot continue without each other."""
     return job.get("kind", "Job") != "Job" or _step_label(job) == "train"
 
 
 def _find_missing_pods_problem(cluster: Cluster, job: Json, pods: Sequence[Json]) -> Problem | None:
-    """Return the problem of a step that has fewer pods than it should have, or None if it has enough pods.
+    """Return the problem of a step that has too few pods, or None if it has enough or the cluster gives no reason.
 
-    The message is the last warning about the step, or about the launcher of an MPIJob. For an MPIJob, only the workers are
-    counted. The existing pods of a shared stage can do all of its work, so missing pods do not stop it. Pods that train
-    together must wait for the missing ones.
+    The message is the newest warning about the step, or about the launcher of an MPIJob. For an MPIJob, only the workers are
+    counted. If several pods share a stage, the existing pods can do all of its work, so the run continues. Pods that train
+    together must wait for the missing pods.
     """
     spec, kind = job.get("spec", {}), job["kind"]
     remaining = int(spec.get("completions") or 1) - int(job.get("status", {}).get("succeeded") or 0)
@@ -361,23 +363,23 @@ def _find_missing_pods_problem(cluster: Cluster, job: Json, pods: Sequence[Json]
 
 # --- suspended steps, which wait for a queue
 #
-# Kueue suspends every object that has the label of one of its queues, and creates a Workload for it. It suspends the object
-# again if others have priority. The conditions of the Workload say what the object waits for. If the account may not read
-# Workloads, only the condition of the object itself is known.
+# Kueue suspends every object that has the label of one of its queues, and creates a Workload for the object. It suspends the
+# object again if other objects have priority. The conditions of the Workload state what the object waits for. If the account
+# may not read Workloads, only the condition of the object itself is available.
 
 _WAITING_CONDITIONS = {"Evicted": "True", "QuotaReserved": "False", "Suspended": "True"}
 
 
 def is_suspended(job: Json) -> bool:
-    """Return whether a step is suspended. A suspended step has no pods, or its pods are being removed."""
+    """Return whether the Job of a step is suspended, so that it has no pods or its pods are being removed."""
     spec = job.get("spec", {})
     return bool((spec.get("runPolicy") or {}).get("suspend") if job["kind"] == "MPIJob" else spec.get("suspend"))
 
 
 def find_suspension_problem(cluster: Cluster, job: Json) -> Problem:
-    """Return the problem that says what a suspended step waits for.
+    """Return a `Problem` that states what a suspended step waits for.
 
-    Its state is `HOPELESS` if the queue can never admit the step in its present form, and otherwise `WAITING`.
+    Its state is `HOPELESS` if the queue can never admit the step, and otherwise `WAITING`.
     """
     label = f"kueue.x-k8s.io/job-uid={job['metadata'].get('uid', '')}"
     holders = (cluster.list_objects(kind, label, empty_if_forbidden=True) for kind in ("Workload", "OlderWorkload"))

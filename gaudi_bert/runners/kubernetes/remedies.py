@@ -1,6 +1,6 @@
-"""Find the remedy for a message with which a cluster rejects an object or explains why a pod does not start.
+"""Find remedies for the messages with which a cluster rejects an object or explains why a pod does not start.
 
-The API server answers nearly every rejection with 403 Forbidden, whether the reason is a missing right, a quota, a
+The API server rejects nearly everything with the status 403 Forbidden, whether the reason is a missing right, a quota, a
 LimitRange or pod security. Only the text of the message distinguishes these reasons, so two tables map patterns of messages
 to remedies.
 """
@@ -20,7 +20,7 @@ _OF_PODS, _OF_CLAIMS, _OF_OBJECTS = (
     rf".*requested: [^:]*\b(?:{names})="
     for names in (r"pods", r"requests\.storage|persistentvolumeclaims", r"count/[\w./-]+|services|configmaps|secrets")
 )
-# Patterns of messages after which waiting cannot help, with their remedies.
+# If a message matches one of these patterns, waiting cannot help. The value is the remedy.
 _HOPELESS = {
     rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY})).*(?:{_NO_IMAGE})": _OTHER_IMAGE,
     r"violates PodSecurity": "pod security forbids such pods: choose another kubernetes.namespace, or ask for another level",
@@ -45,7 +45,7 @@ _HOPELESS = {
     r"is being terminated": "wait until the namespace is gone and create it again, or choose another kubernetes.namespace",
     r"(?i)configmap \S+ not found": "run the same command again, which creates the ConfigMap",
     r"(?i)secret \S+ not found": "create the secret, or correct kubernetes.store_secret or images.pull_secret",
-    # Kueue's messages about a Workload that its queue can never admit.
+    # The queue controller Kueue writes the following messages about Workloads that a queue can never admit.
     r"resource ephemeral-storage unavailable in ClusterQueue": (
         "set kubernetes.request_scratch to false, or ask for ephemeral-storage in that ClusterQueue's coveredResources"
     ),
@@ -57,7 +57,7 @@ _HOPELESS = {
     ),
     r"(?i)(Local|Cluster)Queue \S+ doesn't exist": "set kubernetes.queue to a queue that `kubectl get localqueues` lists",
 }
-# Patterns of messages about problems that may pass by themselves, with their remedies.
+# If a message matches one of these patterns, the problem may pass by itself. The value is the remedy.
 _MAY_PASS = {
     rf"(?i){_IMAGE}.*(?:{_NO_REGISTRY})": "check images.registry, and the node's network and DNS",
     rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY}))": _OTHER_IMAGE,
@@ -82,11 +82,11 @@ _MAY_PASS = {
 
 
 class Advice(NamedTuple):
-    """Advice on a message of the cluster.
+    """What a user can do about a message of the cluster.
 
     Attributes:
         is_hopeless: Whether waiting cannot help.
-        remedy: What to do, or "" if the message is not known.
+        remedy: What to do, or "" if no pattern matches the message.
     """
 
     is_hopeless: bool
@@ -94,7 +94,7 @@ class Advice(NamedTuple):
 
 
 def find_advice(cluster_message: str) -> Advice:
-    """Return the advice on a message of the cluster, with all remedies that suit it, separated by semicolons."""
+    """Return advice on a message of the cluster. If several remedies apply, they are joined with semicolons."""
     hopeless, may_pass = (
         [remedy for pattern, remedy in table.items() if re.search(pattern, cluster_message)]
         for table in (_HOPELESS, _MAY_PASS)

@@ -1,11 +1,11 @@
 """Run a pipeline on a Kubernetes cluster, for `gaudi-bert run --on kubernetes`.
 
-`run_on_kubernetes` checks all objects first, then submits the steps one after another, and follows each step to its end.
+`run_on_kubernetes` first checks all objects. It then submits the steps one after another and waits for each step to end.
 
 Every submitted Job has an annotation with a digest of its manifest, the pipeline file and the volume. A run that is started
-again uses it to continue: A Job with the same digest is followed if it still runs, and skipped if it is complete. Any other
-Job that has ended is replaced. An active Job with another digest belongs to another run in the same work folder, so
-the new run is rejected. The new run is also rejected if an object with the same name belongs to somebody else.
+again compares the digests. A Job with the same digest is followed if it is active, and skipped if it is complete. Any other
+Job that has ended is replaced. An active Job with another digest belongs to another run in the same work folder, so the new
+run is rejected. The new run is also rejected if an object with the same name belongs to somebody else.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from gaudi_bert.runners.stage_table import list_steps_of_stages
 StepResult = Literal["done", "skipped"]
 _DIGEST_ANNOTATION = "gaudi-bert/manifest-sha256"
 _REMOVAL_SECONDS = 120
-# Existing objects of these kinds are replaced. A service account needs no change, and a volume claim cannot be changed.
+# If an object of one of these kinds exists, the run replaces it, because the settings may have changed. The other shared
+# objects are kept: a service account does not depend on the settings, and a volume claim cannot be changed.
 _REPLACED_KINDS = ("ConfigMap", "NetworkPolicy", "TrainingRuntime")
-# The component of the Job of `k8s open`, which is not part of a run.
+# The Job of `gaudi-bert k8s open` has this name as its step label. It is not part of a run.
 OPEN_COMPONENT = "open"
-# What to do if a cluster does not serve a kind of object.
+# These remedies are for clusters that do not serve a kind of object, because its operator is not installed.
 _TRAINER_REMEDY = (
     "install Kubeflow Trainer 2 (docs/kubernetes.md), or set kubernetes.training to job, which needs no operator"
 )
@@ -55,7 +56,7 @@ _OPERATOR_REMEDIES = {
 def run_on_kubernetes(
     settings: PipelineSettings, stages: Sequence[str], reporter: Reporter, cluster: Cluster | None = None
 ) -> dict[str, StepResult]:
-    """Run stages of a pipeline on a cluster, and follow each step to its end.
+    """Run stages of a pipeline on a Kubernetes cluster, and wait for each of their steps to end.
 
     If the run is interrupted, the submitted steps continue on the cluster.
 
@@ -63,8 +64,7 @@ def run_on_kubernetes(
         settings: The settings of the pipeline.
         stages: The names of the stages.
         reporter: Shows progress and logs.
-        cluster: The namespace to use. If it is None, connect to the cluster of the kubeconfig file, or to the cluster that
-            this process runs in.
+        cluster: The client for the namespace. If it is None, a new client is created.
 
     Returns:
         For each step "done", or "skipped" if it was already complete.
@@ -107,9 +107,9 @@ def run_on_kubernetes(
 
 
 def _run_step(cluster: Cluster, settings: PipelineSettings, job: Manifest, reporter: Reporter) -> StepResult:
-    """Submit a step and follow it to its end. Return "done", or "skipped" if it was already complete.
+    """Submit a step and wait until it is complete. Return "skipped" if it already was, otherwise "done".
 
-    A step that was stopped has saved its state, so it is submitted again each time.
+    If the step is stopped, it is submitted again, because it continues from what it has saved.
     """
     while _submit_unless_complete(cluster, settings, job, reporter):
         try:
@@ -124,7 +124,7 @@ def _run_step(cluster: Cluster, settings: PipelineSettings, job: Manifest, repor
 
 
 def foreign_object_error(settings: PipelineSettings, existing: Json, kind: str) -> InputError:
-    """Return the error for an object that has the name of an object of the pipeline, but belongs to somebody else."""
+    """Return the error for an object that belongs to somebody else but has the name of one of the pipeline's objects."""
     title = f"{kind} {existing['metadata']['name']} in namespace {settings.kubernetes.namespace}"
     return InputError(
         f"{title} does not belong to this pipeline, because it lacks the labels {pipeline_label_selector(settings)}; give "
@@ -136,14 +136,14 @@ def check_belongs_to_pipeline(settings: PipelineSettings, existing: Json, kind: 
     """Check that an object on the cluster belongs to the pipeline.
 
     Raises:
-        InputError: It only has the same name, and belongs to somebody else.
+        InputError: The object belongs to somebody else and only has the same name.
     """
     if not is_pipeline_object(settings, existing):
         raise foreign_object_error(settings, existing, kind)
 
 
 class DryRun(NamedTuple):
-    """The outcome of a dry run that would create or replace one object.
+    """The outcome of a server-side dry run for one object of a pipeline.
 
     Attributes:
         manifest: The object that a run would create or replace.
@@ -157,7 +157,7 @@ class DryRun(NamedTuple):
 
 
 def dry_run_objects(cluster: Cluster, settings: PipelineSettings, manifests: Iterable[Manifest]) -> Iterator[DryRun]:
-    """Check by dry runs that the server would create or replace each object of a run, and yield the outcomes."""
+    """Check by dry runs whether the server would create or replace each of these objects, and yield the outcomes."""
     has_runtime = True
     for manifest in manifests:
         kind, existing = manifest["kind"], None
@@ -185,10 +185,10 @@ def dry_run_objects(cluster: Cluster, settings: PipelineSettings, manifests: Ite
 
 
 def _check_no_other_run_is_active(cluster: Cluster, settings: PipelineSettings, jobs: Sequence[Manifest]) -> None:
-    """Check that no other run works in the same work folder.
+    """Check that no other run uses the same work folder.
 
     Raises:
-        InputError: A Job of the pipeline is active, and its digest is not that of one of `jobs`.
+        InputError: The pipeline has an active Job on the cluster whose digest differs from that of the Job in `jobs`.
     """
     ours = {(item["kind"], item["metadata"]["name"]): _read_digest(item) for item in jobs}
     used = {kind for kind, _ in ours}
@@ -205,22 +205,23 @@ def _check_no_other_run_is_active(cluster: Cluster, settings: PipelineSettings, 
 
 
 def _work_storage_id(settings: PipelineSettings, claim: Json | None) -> str:
-    """Return a text that identifies the storage of the work folder: the URL of the object store, or the UID of the volume
-    claim.
+    """Return a text that identifies the storage of the work folder.
 
-    It is "" if the claim does not exist yet.
+    This is the URL of the object store, or the UID of the volume claim, or "" if the claim does not exist yet.
     """
     return settings.kubernetes.store or ("" if claim is None else str(claim["metadata"].get("uid", "")))
 
 
 def _add_digest(job: Manifest, manifests: Manifests, storage_id: str) -> Manifest:
-    """Return a copy of the manifest of a step with an annotation that contains a digest of everything that the result of the
-    step depends on.
+    """Return a copy of a step's manifest with a digest annotation.
+
+    The digest covers everything that can change the result of the step: the manifest, the pipeline file, the TrainingRuntime
+    of a TrainJob, and the storage.
 
     Args:
-        job: The manifest of a step.
-        manifests: All objects of the pipeline, of which the pipeline file and the TrainingRuntime are part of the digest.
-        storage_id: The identity of the storage of the work folder.
+        job: The manifest of the step.
+        manifests: All objects of the pipeline.
+        storage_id: The result of `_work_storage_id`.
     """
     inputs = [each["data"] for each in manifests.shared_objects_of_kind("ConfigMap")]
     inputs += [each["spec"] for each in manifests.shared_objects_of_kind("TrainingRuntime") if job["kind"] == "TrainJob"]
@@ -231,7 +232,7 @@ def _add_digest(job: Manifest, manifests: Manifests, storage_id: str) -> Manifes
 
 
 def _read_digest(job: Manifest) -> str | None:
-    """Return the digest in the annotations of an object, or None if it has none."""
+    """Return the digest that `_add_digest` stored in an object's annotations, or None if there is none."""
     return (job["metadata"].get("annotations") or {}).get(_DIGEST_ANNOTATION)
 
 
@@ -239,9 +240,9 @@ def _read_digest(job: Manifest) -> str | None:
 
 
 def _create_shared_objects(cluster: Cluster, settings: PipelineSettings, manifests: Manifests) -> Json | None:
-    """Create or replace the objects that the steps share, and return the volume claim of the work folder.
+    """Create or replace the objects that the steps share, and return the volume claim for the work folder.
 
-    The claim is None if the pipeline creates none, because its settings name a claim or a store.
+    Return None if the pipeline creates no claim, because its settings name a claim or an object store.
 
     Raises:
         InputError: An existing object belongs to somebody else.
@@ -266,14 +267,14 @@ def _create_shared_objects(cluster: Cluster, settings: PipelineSettings, manifes
 
 
 def _replace_object(cluster: Cluster, manifest: Manifest, existing: Json, *, dry_run: bool = False) -> None:
-    """Replace an existing object with `manifest`, or only check whether this is possible."""
-    # Custom resources, such as a TrainingRuntime, can be replaced only if the version of the existing object is given.
+    """Replace an existing object with `manifest`. If `dry_run` is set, only check whether this is possible."""
+    # The server replaces custom resources, such as a TrainingRuntime, only if the request contains their present version.
     version = {"resourceVersion": existing["metadata"].get("resourceVersion")}
     cluster.replace_object({**manifest, "metadata": {**manifest["metadata"], **version}}, dry_run=dry_run)
 
 
 def _submit_unless_complete(cluster: Cluster, settings: PipelineSettings, job: Manifest, reporter: Reporter) -> bool:
-    """Submit the Job of a step, unless a Job with the same digest already runs or is complete.
+    """Submit the Job of a step, unless a Job with the same digest is already active or complete.
 
     Returns:
         True if the step must be followed, and False if it is already complete.
@@ -311,7 +312,7 @@ def _submit_unless_complete(cluster: Cluster, settings: PipelineSettings, job: M
 
 
 def delete_and_wait(cluster: Cluster, settings: PipelineSettings, kind: str, name: str) -> None:
-    """Delete an object of the pipeline if it exists, and wait until it is gone, so that its name can be used again.
+    """Delete an object of the pipeline if it exists, and wait until its name can be used again.
 
     Raises:
         InputError: The object belongs to somebody else.

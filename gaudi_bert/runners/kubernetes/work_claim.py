@@ -1,7 +1,8 @@
 """Find the volume claim of the work folder, and check that all workers can mount it.
 
-A claim cannot be changed later, so a run checks before it creates the claim whether workers on several nodes could mount the
-volume together. `check_volume_access_mode` needs only the settings, and the other functions ask the cluster.
+Workers may run on several nodes, and a claim cannot be changed after it was created. So a run checks first whether several
+nodes can mount the volume at once. `check_volume_access_mode` uses only the settings, and the other functions read the
+cluster.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from gaudi_bert.runners.kubernetes.client import Cluster, Json
 from gaudi_bert.runners.kubernetes.pods import work_claim_name
 
 _MANY_NODES, _ONE_NODE = "ReadWriteMany", "ReadWriteOnce"
-# Provisioners of network file systems. They do not attach volumes to a node, so several nodes can mount a claim of any mode.
+# These provisioners create volumes on network file systems, which are not attached to one node. Several nodes can therefore
+# mount such a volume, whatever the access mode of its claim.
 _NETWORK_FILE_SYSTEMS = (
     *("nfs.csi.k8s.io", "nfs-subdir-external-provisioner", "efs.csi.aws.com", "fsx.csi.aws.com", "file.csi.azure.com"),
     *("kubernetes.io/azure-file", "filestore.csi.storage.gke.io", "csi.juicefs.com"),
@@ -22,11 +24,11 @@ _NETWORK_FILE_SYSTEMS = (
 
 
 def find_work_claim(cluster: Cluster, settings: PipelineSettings) -> Json | None:
-    """Return the volume claim of the work folder, or None if it does not exist yet or the work folder is in a store.
+    """Return the volume claim of the work folder. Return None if it does not exist yet or the folder is in an object store.
 
     Raises:
-        InputError: A claim that the settings name does not exist, a claim is being removed or has lost its volume, or the
-            workers may run on several nodes, which cannot mount the claim together.
+        InputError: A claim that the settings name does not exist, a claim is being deleted or has lost its volume, or the
+            workers may run on several nodes and only one node can mount the claim.
     """
     kubernetes = settings.kubernetes
     for key in ("work_claim", "data_claim"):
@@ -43,10 +45,10 @@ def find_work_claim(cluster: Cluster, settings: PipelineSettings) -> Json | None
 
 
 def _read_usable_claim(cluster: Cluster, claim_name: str) -> Json | None:
-    """Return a volume claim, or None if it does not exist.
+    """Return a volume claim that pods can mount, or None if it does not exist.
 
     Raises:
-        InputError: The claim is being removed, or has lost its volume.
+        InputError: The claim is being deleted, or has lost its volume.
     """
     claim = cluster.read_object("PersistentVolumeClaim", claim_name)
     if claim is not None and "deletionTimestamp" in claim["metadata"]:
@@ -59,9 +61,10 @@ def _read_usable_claim(cluster: Cluster, claim_name: str) -> Json | None:
 
 
 def should_recreate_claim(cluster: Cluster, settings: PipelineSettings, claim: Json) -> bool:
-    """Return whether to replace a claim of the pipeline, because the settings have changed and it has no volume yet.
+    """Return whether to delete the claim of a pipeline and create it again, because the settings have changed.
 
-    Such a claim contains no data, so nothing is lost. The storage class and the access mode are compared.
+    This is True only if the claim has no volume yet, so that no data are lost, and if its storage class or access mode
+    differs from the settings.
     """
     spec = claim["spec"]
     if settings.kubernetes.work_claim or claim.get("status", {}).get("phase") != "Pending" or spec.get("volumeName"):
@@ -74,15 +77,15 @@ def should_recreate_claim(cluster: Cluster, settings: PipelineSettings, claim: J
 
 
 def _has_workers_sharing_volume(settings: PipelineSettings) -> bool:
-    """Return whether training has several workers that use a volume, so that several nodes may have to mount it."""
+    """Return whether several training workers use the same volume, so that several nodes may have to mount it."""
     return settings.has_pretraining and settings.resources.workers > 1 and settings.kubernetes.store is None
 
 
 def check_volume_access_mode(settings: PipelineSettings) -> None:
     """Check that several workers do not share a volume that only one node can mount.
 
-    Only the settings are checked. If `kubernetes.work_claim` names an existing claim, nothing is checked, because its access
-    modes are known only to the cluster.
+    Only the settings are checked. If `kubernetes.work_claim` names an existing claim, nothing is checked, because the
+    settings do not contain the access modes of that claim.
 
     Raises:
         InputError: There are several workers, and `kubernetes.access_mode` is `ReadWriteOnce`.
@@ -93,7 +96,9 @@ def check_volume_access_mode(settings: PipelineSettings) -> None:
 
 
 def _check_workers_can_share_claim(cluster: Cluster, settings: PipelineSettings, claim: Json | None) -> None:
-    """Check that all workers can mount the claim of the work folder, or the claim that the run would create.
+    """Check that all workers can mount the volume claim of the work folder.
+
+    If the claim does not exist yet, check the claim that the run would create.
 
     Raises:
         InputError: The workers may run on several nodes, and only one node can mount the claim.
@@ -111,9 +116,7 @@ def _check_workers_can_share_claim(cluster: Cluster, settings: PipelineSettings,
 
 
 def _find_storage_class(storage_classes: Sequence[Json], class_name: str | None) -> Json | None:
-    """Return the storage class of the given name, or the default storage class if the name is None. Return None if the
-    cluster has no such class.
-    """
+    """Return the storage class with this name, or the default class if the name is None. Return None if there is none."""
     if class_name:
         return next((item for item in storage_classes if item["metadata"]["name"] == class_name), None)
     default = {"storageclass.kubernetes.io/is-default-class": "true"}
@@ -123,7 +126,7 @@ def _find_storage_class(storage_classes: Sequence[Json], class_name: str | None)
 
 
 def _access_mode_error(settings: PipelineSettings, subject: str, access_modes: Sequence[str]) -> InputError:
-    """Return the error for several workers whose volume only one node can mount.
+    """Return the error for workers that would share a volume that only one node can mount.
 
     Args:
         settings: The settings of the pipeline.
