@@ -51,7 +51,7 @@ class LossAndGradient(NamedTuple):
 
 
 class RowGroups(NamedTuple):
-    """Rows that consist of several sequences each, and the loss that is computed from all sequences of an update.
+    """Training rows that consist of several sequences each, and a loss that is computed from all rows of an update together.
 
     Attributes:
         groups: The sequences of each row.
@@ -69,7 +69,7 @@ LossOfVectors: TypeAlias = Callable[[FloatArray], LossAndGradient]
 
 
 def find_forbidden_candidates(anchors_M: IntArray, candidates_C: IntArray) -> NDArray[np.bool_]:
-    """Return which candidates must not serve as negatives of which anchor, bool [M, C].
+    """Return for each anchor which candidates must not serve as its negatives, bool [M, C].
 
     A candidate is forbidden if its content equals that of the anchor, or that of a positive of any anchor with the same
     content. The anchor's own positive is never forbidden.
@@ -95,7 +95,8 @@ def in_batch_negatives_loss(
     scale: float,
     symmetric: bool,
 ) -> LossAndGradient:
-    """Return the loss of finding the positive of each anchor among all candidates, and its gradient.
+    """Return the contrastive loss (InfoNCE), which is small if each anchor is closer to its positive than to all other
+    candidates, and its gradient.
 
     Args:
         vectors_NH: The embeddings of the texts.
@@ -115,7 +116,8 @@ def in_batch_negatives_loss(
     right = float((is_best_MC[own, own] / is_best_MC.sum(axis=1)).sum())
     loss, by_scores_MC = _cross_entropy_of_diagonal(scores_MC)
     if symmetric:
-        # If a positive must not be a negative of an anchor, the anchor must not be a negative of this positive either.
+        # The forbidden pairs apply in both directions: if a positive must not be a negative of an anchor, the anchor must
+        # not be a negative of this positive.
         backward_scores_MM = scores_MC[:, :rows].T
         backward, by_backward_MM = _cross_entropy_of_diagonal(backward_scores_MM)
         loss, by_scores_MC = 0.5 * (loss + backward), 0.5 * by_scores_MC
@@ -141,7 +143,7 @@ def cosent_loss(
     """
 
     def loss_of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
-        """Return the CoSENT loss of the cosines, and its gradient with respect to them."""
+        """Return the CoSENT loss of the pairs with these cosines, and its gradient with respect to the cosines."""
         scaled_M = scale * cosines_M
         differences_MM = np.where(scores_M[:, np.newaxis] < scores_M, scaled_M[:, np.newaxis] - scaled_M, -np.inf)
         highest = max(0.0, float(differences_MM.max()))
@@ -166,7 +168,7 @@ def cosine_error_loss(
     """
 
     def loss_of_cosines(cosines_M: FloatArray) -> tuple[float, FloatArray]:
-        """Return the mean squared error of the cosines, and its gradient with respect to them."""
+        """Return the mean squared error of these cosines, and its gradient with respect to the cosines."""
         errors_M = cosines_M - scores_M
         return float(np.mean(errors_M**2)), 2.0 * errors_M / len(errors_M)
 
@@ -174,7 +176,7 @@ def cosine_error_loss(
 
 
 def listwise_loss(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray) -> LossAndGradient:
-    """Return the ListNet loss and its gradient, as the mean over those queries that have a document with a label above 0.
+    """Return the ListNet loss and its gradient. Both are means over the queries that have a document with a label above 0.
 
     Args:
         logits_D1: The logits of the documents, query by query.
@@ -195,7 +197,8 @@ def listwise_loss(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray)
 
 
 def sum_over_dimensions(vectors_NH: FloatArray, loss: LossOfVectors, dimensions: Sequence[int]) -> LossAndGradient:
-    """Return the sum of a loss over several prefixes of the embeddings, such as their first 64 and 256 values (Matryoshka).
+    """Compute a loss on several prefixes of the embeddings, such as their first 64 and 256 values (Matryoshka), and return
+    the sum.
 
     Args:
         vectors_NH: The embeddings of the texts.
@@ -213,8 +216,8 @@ def sum_over_dimensions(vectors_NH: FloatArray, loss: LossOfVectors, dimensions:
 
 
 def _cross_entropy_of_diagonal(scores_MC: FloatArray) -> tuple[float, FloatArray]:
-    """Return the mean cross-entropy of rows whose correct candidate has the number of the row, and its gradient with respect
-    to the scores.
+    """Return the mean cross-entropy of the rows of a score matrix, and its gradient. The correct candidate of row i is
+    candidate i.
     """
     own = np.arange(len(scores_MC))
     highest_M1 = scores_MC.max(axis=1, keepdims=True)
@@ -232,7 +235,8 @@ def _loss_from_cosines(
     seconds_M: IntArray,
     loss_of_cosines: Callable[[FloatArray], tuple[float, FloatArray]],
 ) -> LossAndGradient:
-    """Return a loss that depends only on the cosines of pairs, with its gradient with respect to the embeddings.
+    """Return a loss that depends only on the cosines of pairs of embeddings, and its gradient with respect to the
+    embeddings.
 
     `loss_of_cosines` returns the loss of the cosines and its gradient with respect to them.
     """
@@ -246,7 +250,7 @@ def _loss_from_cosines(
 
 
 def _normalize(vectors_NH: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the embeddings scaled to norm 1 [N, H], and their norms [N, 1]."""
+    """Scale the embeddings to norm 1, and return them [N, H] with their original norms [N, 1]."""
     norms_N1 = np.maximum(np.sqrt(np.square(vectors_NH).sum(axis=1, keepdims=True)), _LEAST_NORM)
     return vectors_NH / norms_N1, norms_N1
 

@@ -1,4 +1,4 @@
-"""The stage export: write weights of any supported kind as a folder of `transformers`.
+"""The stage `export`, which writes weights of any supported kind as a model folder of `transformers`.
 
 `config.json` and `model.safetensors` have the layout of `BertForPreTraining`. If the vocabulary is known, it is written as
 `vocab.txt`. `config.json` is written last, so that an incomplete folder does not look like a model.
@@ -30,10 +30,10 @@ _CONFIG = "config.json"
 def export(
     checkpoint: Path, out: Path, *, vocabulary: Path | None = None, reporter: Reporter, overwrite: bool = False
 ) -> PlainResult:
-    """Write stored weights as a folder that `transformers` can open, and return what was written.
+    """Write stored weights as a model folder that `transformers` can open, and return a summary.
 
     Args:
-        checkpoint: The weights, of any of the three kinds.
+        checkpoint: The weights, in any of the three supported formats.
         out: The folder to create.
         vocabulary: The vocab.txt of the weights. None to look for it in its usual folders.
         reporter: Reports what was written.
@@ -56,9 +56,7 @@ def export(
 
 
 def _write_export(weights: Weights, out: Path, vocabulary: Path | None, reporter: Reporter, overwrite: bool) -> PlainResult:
-    """Check the weights, write them with their configuration and vocabulary into the folder `out`, and return what was
-    written.
-    """
+    """Check the weights, write them to the folder `out` with their configuration and vocabulary, and return a summary."""
     config = weights.config
     if config is None:
         raise InputError(f"{weights.path}: the weights have no configuration; put bert_config.json next to them")
@@ -90,7 +88,7 @@ def _write_export(weights: Weights, out: Path, vocabulary: Path | None, reporter
 
 
 def _build_files(weights: Weights, config: BertConfig, vocabulary: Path | None) -> dict[str, bytes]:
-    """Return the contents of the files to write, by file name, in the order in which they are written."""
+    """Return the contents of all files of the model folder by name, in the order in which they must be written."""
     files = {"model.safetensors": save(convert_to_hugging_face(weights.variables), metadata={"format": "pt"})}
     if vocabulary is not None:
         files["vocab.txt"] = read_file(vocabulary)
@@ -113,10 +111,12 @@ def _encode_json(value: dict[str, Any]) -> bytes:
 
 
 def _find_vocabulary(weights: Weights, config: BertConfig, given: Path | None, reporter: Reporter) -> Path | None:
-    """Return the path of the vocabulary to export: the given file, or else a vocab.txt in a usual folder, or else None.
+    """Return the path of the vocabulary to export. This is `given`, otherwise a `vocab.txt` near the weights, or None if
+    there is none.
 
     Raises:
-        InputError: The given vocabulary has more tokens than the model. A vocabulary in a usual folder is then only omitted.
+        InputError: The given vocabulary has more tokens than the model. If a `vocab.txt` that was found near the weights has
+            too many tokens, it is omitted without an error.
     """
     run = _run_folder(weights)
     folders = (run, run.parent / "examples", weights.path, weights.path.parent)

@@ -12,25 +12,25 @@ from gaudi_bert.engines.protocol import ComputeDtype, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import VectorHead
 
-# Two layers with the sizes of MiniLM are enough, because the cost of a layer does not depend on the number of layers.
+# Two layers with the sizes of MiniLM are enough for the measurement, because the cost of a layer does not depend on the
+# number of layers.
 _CONFIG = BertConfig(vocab_size=1000, hidden_size=384, num_hidden_layers=2, num_attention_heads=12, intermediate_size=1536)
 SHAPES = {"8 rows of 256 tokens": (8, 256), "1 row of 16 tokens": (1, 16)}
 _SECONDS = 0.5  # how long the batches of each shape are measured
 
 
 def measure_bfloat16_time_ratios() -> dict[str, float]:
-    """Measure on this CPU how long batches take in bfloat16, compared with float32. This takes about a second.
+    """Measure how long this CPU needs for batches in bfloat16, compared with float32. The measurement takes about a second.
 
     Returns:
-        For each shape, by its description: the shortest time of a batch in bfloat16, divided by the shortest time in
-        float32.
+        The shortest time of a batch in bfloat16 divided by the shortest time in float32, for each shape by its description.
     """
     models: dict[ComputeDtype, Model] = {kind: build_frozen_model(kind) for kind in ("float32", "bfloat16")}
     return {name: _measure_time_ratio(models, make_batch(*shape)) for name, shape in SHAPES.items()}
 
 
 def build_frozen_model(compute_dtype: ComputeDtype) -> Model:
-    """Return a small BERT whose weights are frozen. They are random, but the same in every call."""
+    """Return a small BERT for inference. Its frozen weights are random, but the same in every call."""
     spec = ModelSpec(_CONFIG, VectorHead("mean", normalize=True))
     model = load_engine("pytorch").build_model(spec, seed=1, compute_dtype=compute_dtype)
     model.freeze()
@@ -38,7 +38,7 @@ def build_frozen_model(compute_dtype: ComputeDtype) -> Model:
 
 
 def make_batch(rows: int, length: int) -> BatchArrays:
-    """Return a batch of `rows` rows with one text of `length` tokens each.
+    """Return a batch of `rows` rows, each of which contains one text of `length` tokens.
 
     The token ids are random, but the same in every call.
     """
@@ -49,7 +49,9 @@ def make_batch(rows: int, length: int) -> BatchArrays:
 
 
 def _measure_time_ratio(models: dict[ComputeDtype, Model], batch: BatchArrays) -> float:
-    """Return the shortest time of the batch in bfloat16, divided by the shortest time in float32."""
+    """Run the batch repeatedly in both data types, and return the shortest time in bfloat16 divided by the shortest time in
+    float32.
+    """
     shortest = dict.fromkeys(models, np.inf)
     for model in models.values():
         model.compute_outputs(batch)  # not timed, because the first batch also allocates memory

@@ -1,4 +1,5 @@
-"""The stages predict and embed: run rows through a model, window by window, and write a prediction or an embedding for each.
+"""The stages `predict` and `embed`, which run a model on the rows of a file and write a prediction or an embedding for each
+row. The rows are processed in windows of a few thousand.
 
 Predictions are JSON lines, in the order of the rows. Embeddings are written as `.npy` (float32 [rows, hidden size]), as
 `.parquet` (with a column `embedding`), or as JSON lines (`{"embedding": [...]}`), which is also the format on standard
@@ -105,7 +106,8 @@ def predict(
         if name != described.task:
             problem = f"{path} was fine-tuned for {described.task}; remove the setting, or fine-tune another model"
             raise InputError(f"task.name = {name}: {problem}")
-        # Settings that come from the training may have no effect on the task, so check only those that the user passed.
+        # The settings of the training may include some that have no effect on the task, so check only those that the user
+        # passed.
         settings = described.settings.copy_with_user_settings(changes)
         check_settings_apply(described.task, settings)
         check_too_long_policy(described.task, settings)
@@ -133,7 +135,9 @@ def predict(
         chosen |= {"activation": task.activation} if task.activation != "Sigmoid" else {}
 
         def lines(outputs: Float32Array, sequences: Sequences, answered: Sequence[Row]) -> list[bytes]:
-            """Return the encoded predictions for some rows, with the texts and the logit if they are to be ranked."""
+            """Return the predictions for some rows, encoded as JSON lines. If documents are ranked, each line also contains
+            the texts and the logit.
+            """
             answers = task.predictions(outputs, sequences, answered)
             if options.group_by is None:
                 return list(map(_encode_json_line, answers))
@@ -154,8 +158,8 @@ def predict(
 def _copy_files_locally(
     model: Path, data: str, out: str, store: StoreSettings | None = None
 ) -> Iterator[tuple[Path, str, str]]:
-    """Provide the model, the rows and the output as local files. Copy inputs from object stores first, and upload the output
-    at the end.
+    """Make the model, the rows and the output available as local files. Files in an object store are downloaded first, and
+    the output is uploaded at the end.
 
     Raises:
         InputError: The predictions would overwrite the rows.
@@ -204,7 +208,7 @@ class LoadedModel:
 
 
 def load_task_model(described: TaskDescription, task: Task, options: PredictOptions) -> LoadedModel:
-    """Load a fine-tuned model on a device. The method `Task.predictions` turns its outputs into predictions.
+    """Load a fine-tuned model on a device. `Task.predictions` converts the outputs of the model to predictions.
 
     Args:
         described: The description of the model.
@@ -223,7 +227,7 @@ def load_task_model(described: TaskDescription, task: Task, options: PredictOpti
 
 
 def load_encoder(path: Path, folder: SentenceSettings, options: PredictOptions, *, normalize: bool) -> LoadedModel:
-    """Load an encoder on a device, whose outputs are embeddings.
+    """Load an encoder on a device. The outputs of the loaded model are embeddings.
 
     Args:
         path: The folder or file of the weights.
@@ -246,7 +250,7 @@ def _load_model(
     texts: SentenceSettings,
     usual_length: int | None,
 ) -> LoadedModel:
-    """Load an encoder with a head, and the tokenizer beside the weights.
+    """Load an encoder with the given head, and the tokenizer that is stored with its weights.
 
     On a Gaudi card, which compiles each shape, all batches have the same shape.
     """
@@ -284,7 +288,7 @@ def _load_model(
 
 
 def _open_device(engine: Engine, options: PredictOptions) -> tuple[Device, InferencePrecision, tuple[str, ...]]:
-    """Open the device and choose the precision that the options request.
+    """Open the requested device, and choose the precision in which the model is computed.
 
     Returns:
         The device, the precision that is used, and lines for the user. If bfloat16 is requested on a CPU without bfloat16
@@ -304,7 +308,7 @@ def _open_device(engine: Engine, options: PredictOptions) -> tuple[Device, Infer
 
 @contextmanager
 def _add_remedy(path: Path) -> Iterator[None]:
-    """If a model is rejected because it cannot process packs, add to the error which program can run the model."""
+    """If a model is rejected because it cannot process packs, name a program that can run the model in the error."""
     try:
         yield
     except InputError as error:
@@ -322,7 +326,7 @@ def _predict_windows(
     encode: Callable[[Float32Array, Sequences, Sequence[Row]], list[bytes]],
     encode_problem: Callable[[str], bytes],
 ) -> None:
-    """Compute and write the predictions of all rows that have none yet, window by window.
+    """Compute and write the predictions of all rows that have no prediction yet, one window of rows after the other.
 
     Args:
         rows: The rows.
@@ -357,13 +361,15 @@ def _predict_windows(
 
 
 def _encode_json_line(content: Mapping[str, Any]) -> bytes:
-    """Encode a JSON object as one line of UTF-8. Lone surrogates are escaped."""
+    """Encode a JSON object as one line of UTF-8, in which lone surrogates are escaped."""
     return f"{json.dumps(content, ensure_ascii=False, allow_nan=False)}\n".encode("utf-8", "backslashreplace")
 
 
 def _write_ranked_documents(stored: Path, handle: BinaryIO) -> None:
-    """Read the predictions of pairs, and write one line per query with its documents, best first. Queries are in order of
-    first appearance.
+    """Read the predictions of query-document pairs, and write one JSON line per query, which lists its documents, best
+    first.
+
+    The queries are in order of first appearance.
 
     Documents are ranked by their logits, because different logits may have scores that round to the same number. Documents
     with equal logits stay in the order of their rows.
@@ -387,9 +393,9 @@ def _write_ranked_documents(stored: Path, handle: BinaryIO) -> None:
 
 @dataclass(frozen=True)
 class EmbedOptions(PredictOptions):
-    """Options of `embed`. An option that is None is taken from the model folder.
+    """The options of the command `embed`. If an option is None, the setting in the model folder is used.
 
-    If the folder does not specify them either, the length is that of the model, the pooling is the mean, and embeddings are
+    If the folder does not specify it either, the length is that of the model, the pooling is the mean, and embeddings are
     not normalized.
 
     Attributes:
@@ -470,11 +476,11 @@ def embed(
             **({"prompt": prompt} if prompt else {}),
             **({"values": values} if values < loaded.runner.width else {}),
         }
-        # NaN marks a text that cannot be read, because no other embedding contains NaN.
+        # An embedding of NaN marks a text that cannot be read. No other embedding contains NaN.
         is_lines, no_vector = ending == ".jsonl", np.full(values, np.nan, np.float32).tobytes()
 
         def encoded(vectors: Float32Array, sequences: Sequences, embedded: Sequence[Row]) -> list[bytes]:
-            """Return each embedding as a JSON line, or as plain bytes.
+            """Encode each embedding as a JSON line or as plain float32 bytes, depending on the output file.
 
             Nine significant digits distinguish every float32 from its neighbours.
             """
@@ -487,7 +493,9 @@ def embed(
             ]
 
         def problem(why: str) -> bytes:
-            """Return what is written for a text that cannot be read: a JSON line with the problem, or a vector of NaN."""
+            """Return the output for a text that cannot be read, which is a JSON line with the problem or an embedding of NaN
+            values.
+            """
             return _encode_json_line({"error": why}) if is_lines else no_vector
 
         signature = rows.make_signature("embed", chosen, loaded.identity)
@@ -498,7 +506,7 @@ def embed(
 
 
 def _convert_embeddings(ending: str, values: int, stored: Path, handle: BinaryIO) -> None:
-    """Convert the partial file, which contains the plain float32 values of all embeddings, to a numpy or Parquet file.
+    """Convert all embeddings, which were collected as plain float32 values in a partial file, to a numpy or Parquet file.
 
     Args:
         ending: `.npy` or `.parquet`.
@@ -514,7 +522,10 @@ def _convert_embeddings(ending: str, values: int, stored: Path, handle: BinaryIO
 
 
 def _write_parquet(handle: BinaryIO, vectors: Float32Array) -> None:
-    """Write embeddings, [rows, values], as a Parquet table with one column `embedding`, one row group at a time."""
+    """Write embeddings [rows, values] as a Parquet table with a single column `embedding`.
+
+    The table is written one row group at a time, to limit memory.
+    """
     pyarrow = require_pyarrow()
     from pyarrow import parquet
 

@@ -1,6 +1,5 @@
-"""Read rows and write their predictions window by window, to a file or a pipe, in bounded memory.
-
-`predict` and `embed` use it.
+"""Reading rows and writing their predictions to a file or a pipe, one window of rows at a time, for the stages `predict` and
+`embed`.
 
 Two hidden files beside OUT hold the state of an unfinished run. `.OUT.partial` contains the predictions so far, and
 `.OUT.progress.json` states how many of its bytes are valid. Each window is flushed to disk before it is counted, so bytes
@@ -48,7 +47,7 @@ STANDARD_OUTPUT = "-"
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Options of `predict`.
+    """The options of the command `predict`.
 
     Attributes:
         max_sequence_length: The largest number of tokens in a sequence. None for the length with which the model was
@@ -91,7 +90,7 @@ def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None
 
 @dataclass(frozen=True)
 class RowSource:
-    """The rows of a file, and how they are tokenized for a model.
+    """Reads the rows of a file, and tokenizes them for a model.
 
     Attributes:
         file: The file, or `-` for standard input, which can be read only once.
@@ -117,7 +116,8 @@ class RowSource:
         return self.file == STANDARD_INPUT
 
     def make_signature(self, stage: str, options: dict[str, Any], model_identity: str) -> Signature:
-        """Return the signature of the predictions, which contains everything that determines them.
+        """Return the signature of the predictions, which identifies the options, the model and the input that determine
+        them.
 
         Args:
             stage: The name of the stage.
@@ -138,10 +138,10 @@ class RowSource:
         return rows if self.settings.on_bad_row == "skip" else raise_or_skip_bad_rows(rows)
 
     def check_window(self, window: Sequence[Row | BadRow]) -> None:
-        """Check that the rows of a window can be tokenized, before any window is computed.
+        """Check that all rows of a window can be tokenized, unless rows that cannot be tokenized are skipped.
 
-        Nothing is tokenized if this cannot fail: texts of any length are truncated, and an empty text still has special
-        tokens.
+        The rows are not tokenized if this cannot fail, because texts of any length are truncated and an empty text still has
+        special tokens.
 
         Raises:
             InputError: A row cannot be tokenized, and such rows are not skipped.
@@ -152,17 +152,17 @@ class RowSource:
             self._tokenize([row for row in window if not isinstance(row, BadRow)])
 
     def tokenize_window(self, window: Sequence[Row | BadRow]) -> tuple[list[Row], Sequences | None, dict[int, str]]:
-        """Return those rows of a window that can be tokenized, their sequences, and the problem of every other row by its
-        index.
+        """Tokenize the rows of a window. Return the rows that can be tokenized, their sequences, and the problem of every
+        other row by its index in the window.
 
-        The sequences are None if there is no such row.
+        If no row can be tokenized, the sequences are None.
         """
         rows, sequences, problems = tokenize_readable_rows(window, self.settings.on_bad_row, self._tokenize)
         source = f"{format_source_name(self.file)}: "
         return rows, sequences, {index: problem.removeprefix(source) for index, problem in problems.items()}
 
     def _tokenize(self, rows: list[Row]) -> Sequences | None:
-        """Tokenize rows in the same way as in training, and return their sequences. Return None if there are no rows."""
+        """Tokenize rows as in training, and return their sequences, or None if there are no rows."""
         if self.prompt:
             rows = [row._replace(text=self.prompt + row.text) if isinstance(row, TextRow) else row for row in rows]
         if not rows:
@@ -186,7 +186,7 @@ WINDOW_ROWS = 8192
 
 @dataclass(frozen=True)
 class StreamResult:
-    """The result of a run of `predict` or `embed`: how many rows and tokens were computed.
+    """The numbers of rows and tokens that a run of `predict` or `embed` has computed.
 
     Attributes:
         rows: The number of rows with a prediction, including those of an interrupted run.
@@ -209,7 +209,7 @@ class StreamResult:
     max_sequence_length: int = 0
 
     def format_lines(self, out: str | None = None) -> list[str]:
-        """Return lines for the user about the numbers of rows and tokens, and about the file `out` if it is given."""
+        """Describe the result for the user as lines of text. If the output file `out` is given, a line also names it."""
         if self.skipped:
             return []
         counted = f"{format_count(self.rows, 'row')}, {format_count(self.tokens, 'token')}"
@@ -223,7 +223,7 @@ class StreamResult:
 def open_prediction_output(
     out: str, signature: Signature, rows: RowSource, reporter: Reporter, *, overwrite: bool, task: Task | None = None
 ) -> Iterator[PredictionStream]:
-    """Open the file or the standard output to which predictions are written, and yield it.
+    """Yield the stream to which predictions are written, which is a file or standard output.
 
     Args:
         out: The file, or `-` for standard output, which cannot be resumed.
@@ -248,7 +248,7 @@ def open_prediction_output(
 
 @contextmanager
 def show_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> Iterator[Task | None]:
-    """Show a progress bar for a command. It starts before the model is opened.
+    """Show a progress bar during a command. The bar appears before the model is loaded.
 
     Args:
         name: The name of the command.
@@ -279,12 +279,12 @@ def show_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> It
 
 
 def _progress_path(out: Path) -> Path:
-    """Return the path of the hidden file that states how many bytes of the partial file are valid."""
+    """Return the path of the hidden file that states how much of the partial predictions of `out` is valid."""
     return hidden_path_beside(out, "progress.json")
 
 
 class PredictionStream:
-    """Writes predictions to standard output, window by window.
+    """Writes predictions to standard output, one window of rows after the other.
 
     Attributes:
         name: The destination, for messages.
@@ -301,7 +301,7 @@ class PredictionStream:
         self._reported_gain, self._packed, self._last_line = False, False, 0.0
 
     def remaining_windows(self) -> Iterator[list[Row | BadRow]]:
-        """Yield windows of those rows that have no prediction yet.
+        """Yield the rows that have no prediction yet, in windows.
 
         All rows of a file are checked before the first window is yielded. A pipe is not checked in advance, because it can
         be read only once.
@@ -387,12 +387,12 @@ class PredictionStream:
             self._reporter.show(f"{self.progress.rows:,} rows")
 
     def write_bytes(self, encoded: bytes) -> None:
-        """Write the encoded predictions of a window. `progress` already includes this window."""
+        """Write the encoded predictions of a window. The counts in `progress` already include this window."""
         sys.stdout.buffer.write(encoded)
         sys.stdout.buffer.flush()
 
     def finish(self, convert: Callable[[Path, BinaryIO], None] | None = None) -> None:
-        """Complete the output after the last window. Standard output needs no completion.
+        """Complete the output after the last window was written. For standard output, this does nothing.
 
         Args:
             convert: `convert(partial, handle)` writes the final file from the partial file. None if the partial file is the
@@ -400,7 +400,7 @@ class PredictionStream:
         """
 
     def make_result(self) -> StreamResult:
-        """Return the result of the run, and tell the user how many rows were truncated or could not be read."""
+        """Return the result of the run, and report to the user how many rows were truncated or could not be read."""
         self._reporter.clear()
         length = self._rows.max_sequence_length
         if self.finished:
@@ -421,7 +421,7 @@ class PredictionStream:
 
 
 class _PredictionFile(PredictionStream):
-    """Writes predictions to a file, window by window, so that a killed run can be resumed.
+    """Writes predictions to a file, one window of rows after the other, so that a killed run can be resumed.
 
     If the file already exists and was computed from the same settings and inputs, it is finished from the start. If a
     partial file exists, the run resumes after its last complete window.
@@ -448,7 +448,7 @@ class _PredictionFile(PredictionStream):
         self._handle: BinaryIO | None = None
 
     def write_bytes(self, encoded: bytes) -> None:
-        """Write the predictions for a window to disk, and then record them in the progress file."""
+        """Write the encoded predictions of a window to disk, and then count them in the progress file."""
         with explain_os_errors(self.out, "write"):
             handle = self._open_partial_file()
             handle.write(encoded)
@@ -459,7 +459,7 @@ class _PredictionFile(PredictionStream):
         self.progress.write(self._count)
 
     def finish(self, convert: Callable[[Path, BinaryIO], None] | None = None) -> None:
-        """Rename the partial file to the name of the output, or convert it to the output. Then remove the progress file."""
+        """Rename or convert the partial file to the output file, and remove the progress file."""
         if self.finished:
             return
         self._open_partial_file().close()
@@ -473,7 +473,9 @@ class _PredictionFile(PredictionStream):
         self._count.unlink(missing_ok=True)
 
     def _open_partial_file(self) -> BinaryIO:
-        """Open the partial file, remove everything after its valid part, and return it, positioned at the end."""
+        """Open the partial file and truncate it after its valid part, unless it is open already. Return the file, positioned
+        at its end.
+        """
         if self._handle is None:
             with explain_os_errors(self.out, "write"):
                 self.out.parent.mkdir(parents=True, exist_ok=True)
@@ -485,7 +487,7 @@ class _PredictionFile(PredictionStream):
 
 
 class _StreamProgress(Artefact):
-    """How much of a partial file is valid, and the counts of the rows in it.
+    """The contents of a progress file, which states how much of a partial file is valid and counts the rows in it.
 
     Attributes:
         signature: The SHA-256 of the settings and inputs, without the data.
@@ -511,7 +513,7 @@ class _StreamProgress(Artefact):
 
 
 def _extend_checksum(window: Sequence[Row | BadRow], before: int) -> int:
-    """Return the CRC-32 of all rows so far, given the checksum of the rows before the window."""
+    """Extend the CRC-32 of all rows before a window by the rows of the window, and return the result."""
     for row in window:
         before = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), before)
     return before

@@ -36,8 +36,8 @@ def _ranking_metrics(
     max_rank: int | None = None,
     beyond: tuple[IntArray, IntArray] | None = None,
 ) -> dict[str, float]:
-    """Return accuracy@1, recall@10, MRR@10, nDCG@10 and MAP, as means over all queries. A query without a relevant document
-    counts as 0.
+    """Return accuracy@1, recall@10, MRR@10, nDCG@10 and MAP by name, as means over all queries. A query without relevant
+    documents counts as 0.
 
     Args:
         query_R: The query of each ranked document, ascending. Every query has at least one document.
@@ -45,7 +45,7 @@ def _ranking_metrics(
         gains_R: The gain of each document.
         answers_Q: The number of relevant documents of each query, whether they are in the ranking or not.
         ideal_Q: The discounted gain of the best possible ranking.
-        deepest: The number of ranks that average precision covers. None for the complete ranking.
+        max_rank: The number of ranks that average precision covers. None for the complete ranking.
         beyond: For each query, the number of documents after the end of the ranking that have the same score as its last
             document, and how many of them are relevant.
     """
@@ -63,8 +63,9 @@ def _ranking_metrics(
         size[last_tie_Q] += beyond[0]
         hits[last_tie_Q] += beyond[1]
         gained[last_tie_Q] += beyond[1]
-    # A tie is a group of documents with equal scores, whose order is random. share_R is the probability that a document of
-    # the tie is relevant. others_R is the expected number of relevant documents before it in the tie, if it is relevant.
+    # A tie is a group of documents with equal scores, whose order is random. share_R is the probability that the document at
+    # a rank of the tie is relevant. others_R is the expected number of relevant documents before it in its tie, if it is
+    # relevant.
     share_R, in_tie_R = (hits / size)[tie_R], rank_R - rank_R[first_of_tie][tie_R]
     others_R = in_tie_R * ((hits - 1) / np.maximum(size - 1, 1))[tie_R]
     precision_R = (hits_before[tie_R] + 1 + others_R) / (rank_R + 1)
@@ -80,7 +81,7 @@ def _ranking_metrics(
     answers_Q = np.maximum(answers_Q, 1)
 
     def sums(values_R: FloatArray) -> FloatArray:
-        """Return the sum of the values of the documents, for each query."""
+        """Return the sum of the values of each query's documents."""
         return np.bincount(query_R, values_R, queries).astype(np.float64)
 
     figures = {
@@ -97,16 +98,13 @@ def _ranking_metrics(
 
 
 def number_values(values: Iterable[Hashable]) -> IntArray:
-    """Number the distinct values from 0, in order of first appearance, and return the number of each value, int64.
-
-    Equal values get the same number, counted from 0 in order of first appearance.
-    """
+    """Number the distinct values 0, 1, 2, ... in order of first appearance, and return the number of each value, int64."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
 
 
 def grouped_ranking_metrics(scores: Float32Array, gains: FloatArray, queries: Sequence[str]) -> dict[str, float]:
-    """Return MRR@10, nDCG@10 and MAP for queries that each have their own list of scored documents.
+    """Return the mean MRR@10, nDCG@10 and MAP of queries. Each query has its own list of scored documents.
 
     Args:
         scores: The score of each document.
@@ -129,13 +127,14 @@ def grouped_ranking_metrics(scores: Float32Array, gains: FloatArray, queries: Se
 _MAX_RANK = 100
 _QUERIES_AT_ONCE, _DOCUMENTS_AT_ONCE = 1024, 8192
 _LOW_BITS = np.int64(2**32 - 1)
-# The number of steps per unit to which cosines are rounded, because a product of several hundred values has an error of
-# about one step in float32. Cosines in the same step count as equal.
+# Cosines are rounded to multiples of 1 / _STEPS_PER_UNIT, which is about the float32 error of a dot product of several
+# hundred values. Cosines that round to the same multiple count as equal.
 _STEPS_PER_UNIT = 2.0**20
 
 
 def search_metrics(queries_QH: Float32Array, documents_NH: Float32Array, answers: Sequence[IntArray]) -> dict[str, float]:
-    """Search the nearest documents of each query, and return nDCG@10, MRR@10, accuracy@1, recall@10 and MAP@100.
+    """Search for the nearest documents of each query by cosine, and return nDCG@10, MRR@10, accuracy@1, recall@10 and
+    MAP@100 of this search.
 
     Args:
         queries_QH: The embeddings of the queries.
@@ -152,7 +151,8 @@ def search_metrics(queries_QH: Float32Array, documents_NH: Float32Array, answers
     beyond_answers_Q = np.zeros(len(answers), np.int64)
     for query in np.flatnonzero(beyond_Q):
         others = np.setdiff1d(answers[query], nearest_QK[query])
-        # The same dot product may be rounded to a neighbouring step if it is computed in a matrix of another shape.
+        # The same dot product may be rounded to a neighbouring multiple if it is computed in a matrix of another shape, so
+        # allow a difference of one.
         right = (np.abs(_round_to_steps(documents[others] @ queries[query]) - steps_QK[query, -1]) <= 1).sum()
         beyond_answers_Q[query] = min(right, beyond_Q[query])
     figures = _ranking_metrics(
@@ -168,12 +168,12 @@ def search_metrics(queries_QH: Float32Array, documents_NH: Float32Array, answers
 
 
 def search_documents(queries_QH: Float32Array, documents_NH: Float32Array) -> IntArray:
-    """Return the hundred documents with the largest cosine for each query, best first, as int64 [Q, K] document numbers."""
+    """Return the numbers of the hundred documents with the largest cosine for each query, best first, int64 [Q, K]."""
     return find_nearest(_normalize(queries_QH), _normalize(documents_NH), _MAX_RANK)[0]
 
 
 def find_nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the `count` documents with the largest dot product for each query, best first.
+    """Find the `count` documents with the largest dot product for each query, best first.
 
     Of documents with equal products, those with lower numbers come first.
 
@@ -211,27 +211,27 @@ def find_nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: in
 
 
 def _round_to_steps(products: Float32Array) -> IntArray:
-    """Round products to multiples of 2^-20, and return them as int64 numbers of such steps. NaN becomes the lowest
-    number.
+    """Round dot products to multiples of 2^-20, and return these multiples as integers, int64. NaN becomes -2, which is less
+    than any cosine.
     """
     steps: IntArray = np.rint(np.nan_to_num(products, nan=-2.0) * _STEPS_PER_UNIT).astype(np.int64)
     return steps
 
 
 def _normalize(vectors: Float32Array) -> Float32Array:
-    """Return the embeddings scaled to norm 1."""
+    """Scale each embedding to norm 1."""
     units: Float32Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return units
 
 
 def cosine_similarities(firsts: Float32Array, seconds: Float32Array) -> FloatArray:
-    """Return the cosine of each embedding with the embedding in the same position, float64."""
+    """Return the cosine between the embeddings at the same index of both arrays, float64."""
     products: FloatArray = (_normalize(firsts).astype(np.float64) * _normalize(seconds)).sum(axis=1)
     return products
 
 
 def correlation_metrics(guesses: FloatArray, right: FloatArray) -> dict[str, float]:
-    """Return the Pearson and Spearman correlations of predictions and targets. Both are 0 if all predictions or all targets
+    """Return Pearson's and Spearman's correlation of predictions with targets. Both are 0 if all predictions or all targets
     are equal.
     """
     from scipy.stats import pearsonr, spearmanr

@@ -1,4 +1,4 @@
-"""Turn files of labelled rows into sequences, and those into batches of packs.
+"""Reading files of labelled rows as token sequences, and packing the sequences into batches.
 
 Every epoch contains every sequence once, and sequences share packs with different sequences in each epoch. The packing is
 planned once: it states how many packs contain which lengths. Which sequences share a pack, and the order of the packs, are
@@ -54,8 +54,10 @@ _WINDOW_ROWS = 20_000
 
 
 def read_task_labels(path: Path, task: TaskName, settings: TaskSettings) -> tuple[str, ...]:
-    """Return the label names of a task, from the file that `task.labels` names or from the rows of `path`. Empty for a task
-    without labels.
+    """Return the label names of a task. They are read from the file that the setting `task.labels` names, or from the rows
+    of `path`.
+
+    The result is empty for a task without labels.
 
     Args:
         path: The file of the rows.
@@ -115,7 +117,7 @@ def tokenize_file(
         read = iter(collect_distinct_texts(settings, all_rows).texts if all_rows else ())
 
     def tokenize(rows: list[Row]) -> Sequences | None:
-        """Return the sequences of some rows of the file, or None if there are no rows."""
+        """Tokenize some rows of the file, and return their sequences, or None if there are no rows."""
         if not rows:
             return None
         return tokenize_rows(
@@ -146,7 +148,8 @@ def tokenize_file(
 def make_built_in_rows(
     training: Path, held_out: Path, task: TaskName | None = None, *, reporter: Reporter, overwrite: bool = False
 ) -> None:
-    """Write the two files of rows for the built-in data `python-docstrings`, unless they already exist.
+    """Write the training rows and the held-out rows of the built-in data `python-docstrings`, unless the files already
+    exist.
 
     For embeddings, the rows are `{"anchor": first line, "positive": the rest}`, and otherwise `{"text": ..., "label":
     package}`. They depend only on the version of Python. If several processes call this at the same time, one of them writes
@@ -182,7 +185,7 @@ def make_built_in_rows(
 
 @dataclass(frozen=True)
 class TaskData:
-    """The tokenized sequences of a file of rows, and a packing of them for each row length.
+    """The tokenized sequences of a file of rows, and how they are packed for each row length.
 
     Attributes:
         path: The file of the rows.
@@ -205,13 +208,13 @@ class TaskData:
 
     @property
     def row_packs(self) -> tuple[RowPacks, ...]:
-        """The number of packs of each row length, in the form that `RunPlan` takes. Empty if there is only one length."""
+        """The row lengths with their numbers of packs, as `RunPlan` requires them. Empty if there is only one length."""
         packs = (packing.packs for packing in self.packings)
         return tuple(map(RowPacks, self.lengths, packs)) if len(self.packings) > 1 else ()
 
     @property
     def packs(self) -> int:
-        """The number of packs of all row lengths."""
+        """The total number of packs of all row lengths."""
         return sum(packing.packs for packing in self.packings)
 
     @property
@@ -220,11 +223,11 @@ class TaskData:
         return len(self.sequences) / self.packs
 
     def batch_shape(self, length_index: int, batch_packs: int) -> BatchShape:
-        """Return the static shape of a batch of `batch_packs` packs, given the index of their row length in `lengths`."""
+        """Return the static shape of a batch of `batch_packs` packs whose row length is `lengths[length_index]`."""
         return BatchShape(batch_packs, self.lengths[length_index], self.packings[length_index].depth_used)
 
     def pack_epoch(self, seed: int, epoch: int, length_index: int) -> PackedSequences:
-        """Return the packs of one row length in one epoch. Each epoch has other packs, in another order.
+        """Return the packs of one row length in one epoch. Sequences share packs with different sequences in each epoch.
 
         Args:
             seed: The seed of the run.
@@ -239,13 +242,13 @@ class TaskData:
 
 
 def count_lengths(sequences: Sequences, longest: int) -> IntArray:
-    """Return the number of sequences of each length from 1 to `longest`, int64 [longest]."""
+    """Return how many sequences have each length from 1 to `longest`, int64 [longest]."""
     counts: IntArray = np.bincount(sequences.lengths, minlength=longest + 1)[1:]
     return counts
 
 
 def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: TrainingOrder) -> Iterator[Batch]:
-    """Yield the training batches of one process. After the last epoch, yield batches of empty packs without end.
+    """Yield the training batches of one process. After the last epoch, yield endless batches of empty packs.
 
     Args:
         data: The sequences and their packings.
@@ -257,7 +260,7 @@ def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: 
     pack_epoch = lru_cache(maxsize=2 * len(data.packings))(partial(data.pack_epoch, order.seed))
 
     def features_and_targets(length_index: int, epoch: int, pack_numbers: IntArray, shape: BatchShape) -> Batch:
-        """Return the features and targets of some packs of one row length in one epoch."""
+        """Return the features and targets of a batch of packs that have the same row length and epoch."""
         batch = pack_epoch(epoch, length_index).lay_out(pack_numbers, shape)
         return {**batch.features(), **cast(Batch, task.make_label_features(batch, MaskKey(order.seed, epoch)))}
 
@@ -312,7 +315,7 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class TaskEvaluation(EvaluationSet[TaskResult]):
-    """Labelled rows on which the model of a task is evaluated.
+    """Evaluates the model of a task on labelled rows.
 
     Attributes:
         task: The task.
@@ -334,15 +337,16 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
 
     @property
     def sum_count(self) -> int:
-        """The number of sums that the head of a task computes."""
+        """The number of sums that a task's head computes for each batch."""
         return 3
 
     def count_labels(self, batch: Batch) -> FloatArray:
-        """Return the sums that are counted from the batch itself: none, or zeros if the head computes no sums."""
+        """Return zeros in place of the head's sums if the head computes none, and an empty array otherwise."""
         return np.zeros(0 if isinstance(self.task.head, TaskHead) else 3)
 
     def read_batches(self, rank: int, world_size: int) -> Iterator[EvaluationBatch]:
-        """Yield the batches of one process, one row length after the other. Together, all processes yield every pack once.
+        """Yield the evaluation batches of one process, one row length after the other. All processes together yield every
+        pack once.
 
         The last batch of each length is filled up with empty packs.
 
@@ -364,9 +368,9 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
                 yield {**batch.features(), **targets}, scatter
 
     def allocate_outputs(self) -> Float32Array | None:
-        """Return an array of zeros for the outputs: logits [N, C] or [T, C], or embeddings [N, H].
+        """Return an array of zeros for the outputs of all sequences, which are logits [N, C] or [T, C] or embeddings [N, H].
 
-        None if the head keeps no outputs.
+        Return None if the outputs are not needed.
         """
         head, sequences = self.task.head, self.data.sequences
         count = len(sequences.input_ids) if head.predicts_per_token else len(sequences)
@@ -374,7 +378,7 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
         return np.zeros((count, width), np.float32) if head.needs_outputs else None
 
     def compute_metrics(self, totals: FloatArray, outputs: Float32Array | None) -> TaskResult:
-        """Return the loss and the metrics of the task."""
+        """Return the loss and the metrics of the task, computed from the sums and the outputs of all batches."""
         loss, weight, right = totals
         sequences, rows = self.data.sequences, self.data.rows
         figures = {"loss": loss / max(weight, 1.0)} if isinstance(self.task.head, TaskHead) else {}

@@ -1,4 +1,4 @@
-"""Read and write the models of tasks, as folders that `transformers` can open.
+"""Reading and writing fine-tuned models as folders that `transformers` can open.
 
 A folder contains `config.json`, `model.safetensors` and the tokenizer. `config.json` includes the label names, and under the
 key `gaudi_bert` the settings that our own commands need in addition. `model.safetensors` contains exactly the tensors of the
@@ -64,7 +64,7 @@ _ARCHITECTURES: dict[str, TaskName] = {
 
 
 def is_bert(path: Path) -> bool:
-    """Return whether a stored model is a BERT. Such a model can be run without `transformers`.
+    """Return whether a stored model is a BERT, which can be run without `transformers`.
 
     Raises:
         InputError: There is no model, or it is another model and `transformers` is not installed.
@@ -79,7 +79,7 @@ def is_bert(path: Path) -> bool:
 
 
 def has_causal_attention(model: Path) -> bool:
-    """Return whether each token of a model attends only to itself and the tokens before it."""
+    """Return whether a stored model has causal attention, in which each token attends only to itself and earlier tokens."""
     if is_bert(model):
         return False
     from gaudi_bert.encoders.encoder_weights import build_library_config, read_encoder_config
@@ -92,7 +92,7 @@ def has_causal_attention(model: Path) -> bool:
 
 
 def check_run_is_finished(path: Path) -> None:
-    """Check that a path contains a model. If it is the folder of a run that was stopped, the error says how to finish the
+    """Check that a path contains a finished model. If the run that writes it was stopped, the error says how to finish the
     run.
 
     A stopped run of a model other than BERT contains no model yet, because the model is written when the run ends.
@@ -115,15 +115,14 @@ def check_run_is_finished(path: Path) -> None:
 
 
 def _check_transformers_installed(what: str) -> None:
-    """Raise an InputError if `transformers` is not installed. `what`, which begins the message, needs it."""
+    """Raise an InputError if `transformers` is not installed. The message begins with `what`, the thing that requires it."""
     if importlib.util.find_spec("transformers") is None:
         raise InputError(f"{what} needs transformers, which is not installed; run: {install_command('pytorch')}")
 
 
 @dataclass(frozen=True)
 class StartWeights:
-    """The weights with which the training or inference of a task's model begins. Some of them may be fresh, that is, initial
-    values.
+    """The weights with which training or inference begins. Some of them may be initial values, because they are not stored.
 
     Attributes:
         path: The folder or file of the weights.
@@ -132,7 +131,7 @@ class StartWeights:
         sizes: The sizes of the encoder.
         architecture: The class of `transformers` for the task.
         variables: The stored variables.
-        fresh: The names of the variables that are not stored and keep their initial values.
+        fresh: The names of the variables that are not stored and therefore have initial values.
         identity: Identifies the weights.
         kept: Variables that the model does not use, but that `transformers` expects. They are written unchanged.
     """
@@ -151,7 +150,7 @@ class StartWeights:
 def start_language_model(
     path: Path | None, settings: PipelineSettings, tokenizer: RowTokenizer, length: int
 ) -> tuple[Task, StartWeights]:
-    """Return the language modelling task that a model is trained for, and the weights with which it begins.
+    """Return the language modelling task for which a model is trained, and the weights with which the training begins.
 
     Args:
         path: A folder of weights. For fresh weights, a config.json, or the name of a model type of `transformers`, or None
@@ -200,35 +199,35 @@ def start_language_model(
 
 
 def _make_language_task(kind: TaskKind, settings: PipelineSettings, tokenizer: RowTokenizer) -> Task:
-    """Return the language modelling task of the given kind. Masked language modelling also gets a vocabulary for its
-    masks.
+    """Return the masked or causal language modelling task, depending on `kind`. Masked language modelling also gets a
+    vocabulary for its masks.
     """
     vocabulary = make_mask_vocabulary(tokenizer) if kind == _MASKED else NO_VOCABULARY
     return task_class(kind)(settings.task.model_copy(update={"name": kind}), (), vocabulary)
 
 
 def _language_task_of_bert(config: BertConfig) -> TaskKind:
-    """Return the language modelling task that matches the attention of a BERT."""
+    """Return causal language modelling for a BERT with causal attention, otherwise masked language modelling."""
     return "causal-language-modelling" if config.attention == "causal" else _MASKED
 
 
 def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: bool = True) -> StartWeights:
-    """Load the weights of an encoder, and those of a task's head if they are stored too.
+    """Load the stored weights of an encoder and, if they exist, those of a task's head.
 
     Args:
         path: Weights of any supported kind.
         task: The task. None reads only the encoder, whatever its head is.
-        allow_missing_head: Whether the head may be missing. Otherwise it must fit.
+        allow_missing_head: Whether the head may be missing. Otherwise it must be stored with the expected shapes.
 
     Raises:
-        InputError: The weights are incomplete, or a head that must fit does not.
+        InputError: The weights are incomplete, or a head that must be stored is missing or has other shapes.
     """
     head = VectorHead("cls", normalize=False) if task is None else task.head
     if not is_bert(path):  # every other encoder is read by `transformers`, which also names its variables
         from gaudi_bert.encoders.encoder_weights import find_model_sizes, read_encoder_config, read_encoder_weights
 
         folder = path if path.is_dir() else path.parent
-        # This rejects models that cannot process packs.
+        # Finding the sizes first rejects models that cannot process packs before their weights are read.
         sizes = find_model_sizes(read_encoder_config(folder / "config.json"), head)
         other, name, values, fresh = read_encoder_weights(folder, head, head_may_be_missing=allow_missing_head)
         files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
@@ -258,7 +257,7 @@ def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: boo
         content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         checksum = zlib.crc32(content.data, zlib.crc32(name.encode(), checksum))
     if isinstance(head, VectorHead):
-        # `transformers` expects BERT's pooler in every encoder, so keep it although embeddings do not use it. If the weights
+        # `transformers` expects a pooler in every BERT, so keep the pooler although embeddings do not use it. If the weights
         # have no pooler, use initial values.
         for name, spec in parameter_specs(config).items():
             if name.startswith("bert/pooler/"):
@@ -279,7 +278,7 @@ def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: boo
 
 @dataclass(frozen=True)
 class TaskDescription:
-    """Everything that the folder of a fine-tuned model states about its task.
+    """The task of a fine-tuned model, as described by the files in the model's folder.
 
     Attributes:
         path: The folder.
@@ -299,14 +298,14 @@ class TaskDescription:
     texts: SentenceSettings = field(default_factory=SentenceSettings)
 
     def make_task(self, settings: TaskSettings | None = None) -> Task:
-        """Return the task of the model, with the given settings or with those of its training."""
+        """Return the task of the model. Without `settings`, the task has the settings with which the model was trained."""
         task = task_class(self.task)(settings or self.settings, self.labels)
         task.activation = self.texts.activation or task.activation
         return task
 
 
 def read_task_description(path: Path) -> TaskDescription:
-    """Read the folder of a fine-tuned model, which `finetune` or transformers wrote, and return the description of its task.
+    """Read the description of a fine-tuned model's task from the folder that `finetune` or transformers wrote.
 
     Raises:
         InputError: The folder contains no finished model, or a model without a supported task.
@@ -338,7 +337,7 @@ def read_task_description(path: Path) -> TaskDescription:
 
 
 def _infer_task(name: str, problem: str | None, labels: tuple[str, ...], path: Path) -> TaskName:
-    """Return the task of a model that transformers wrote, given the name of its class, its problem type and its labels."""
+    """Infer the task of a model that transformers wrote from the name of its class, its problem type and its labels."""
     if name.endswith("ForSequenceClassification"):
         if problem == "regression" and len(labels) > 1:
             raise InputError(f"{path}: predicts {len(labels)} values, but only a regression of one value is supported")
@@ -389,11 +388,11 @@ def write_task_folder(
         handle.write(save(tensors, metadata={"format": "pt"}))
     values |= {**task.config_json(), "architectures": [start.architecture]}
     write_json(folder / "config.json", {**values, "gaudi_bert": own})
-    # A language model can read every text that fits its positions. For other tasks, other programs must truncate at the same
-    # length as the training.
+    # Other programs truncate texts at the length that the tokenizer states. This must be the length of the training, except
+    # that a language model can read every text that fits its positions.
     save_tokenizer(tokenizer, folder, start.sizes.positions if task.name in LANGUAGE_MODELLING else max_sequence_length)
 
 
 def make_mask_vocabulary(tokenizer: RowTokenizer) -> Vocabulary:
-    """Return the vocabulary of a tokenizer, for masked language modelling."""
+    """Return a tokenizer's vocabulary in the form from which masked language modelling draws tokens."""
     return Vocabulary(tokenizer.vocabulary_size, tokenizer.special_ids, tokenizer.mask_id)

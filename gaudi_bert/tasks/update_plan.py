@@ -1,4 +1,4 @@
-"""Plan updates whose rows consist of several texts, such as pairs, so that all updates have one static shape.
+"""Planning updates whose rows consist of several texts, such as pairs, so that all updates have the same static shape.
 
 The rows of all epochs form one stream, in which each epoch has another random order. With M rows per update, update u takes
 the rows from u M to (u + 1) M. Therefore every row occurs once per epoch, and only the last update of a run may have fewer
@@ -32,16 +32,18 @@ from gaudi_bert.rows.packs import BatchShape
 
 _LENGTH_STEP = 8
 _USUAL_LONGEST = 512
-# Among the lengths whose cost is at most this many times that of the cheapest, the length with the fewest slots is used.
+# Of all pack lengths that cost at most this many times as much as the cheapest one, the length with the fewest slots is
+# used.
 _ACCEPTABLE_COST = 1.03
-# All lengths are tried on the updates of _SAMPLED_ROWS rows, and then the _TRIED_LENGTHS cheapest lengths on all updates.
+# First, all pack lengths are tried on about _SAMPLED_ROWS rows. Then the _TRIED_LENGTHS cheapest lengths are tried on all
+# examined updates.
 _SAMPLED_ROWS, _TRIED_LENGTHS = 2**17, 8
 _UPDATES_AT_ONCE = 4096
 _MAX_SWEEPS = 16
 
 
 class GroupedRows(NamedTuple):
-    """Rows that consist of several sequences each. Row i has the sequences `members[starts[i] : starts[i + 1]]`.
+    """Rows that consist of several sequences each. Row i consists of the sequences `members[starts[i] : starts[i + 1]]`.
 
     Attributes:
         members: int64, the sequences of all rows, row by row.
@@ -55,7 +57,7 @@ class GroupedRows(NamedTuple):
         return len(self.starts) - 1
 
     def select_sequences(self, rows: IntArray) -> IntArray:
-        """Return the sequences of the given rows, one row after the other."""
+        """Return the sequences of the given rows in one array, row by row."""
         sizes = self.starts[rows + 1] - self.starts[rows]
         within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         chosen: IntArray = self.members[np.repeat(self.starts[rows], sizes) + within]
@@ -63,7 +65,7 @@ class GroupedRows(NamedTuple):
 
 
 class UpdateShape(NamedTuple):
-    """The static shape of all updates: how many micro-batches of which shape each process computes.
+    """The static shape of all updates, which states how many micro-batches of which shape each process computes.
 
     Attributes:
         batch: The shape of a micro-batch.
@@ -83,7 +85,7 @@ class UpdateShape(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RowStream:
-    """The rows of all epochs in one long stream, which is divided into updates of equally many rows.
+    """The rows of all epochs in one long stream. The stream is divided into updates with the same number of rows.
 
     Attributes:
         lengths: int64, the number of tokens in each sequence.
@@ -114,7 +116,7 @@ class RowStream:
         return min(self.update_count, max(an_epoch, _SAMPLED_ROWS // self.batch_rows + 1))
 
     def rows_in_updates(self, first: int, last: int) -> IntArray:
-        """Return the rows of the updates from `first` up to, but not including, `last`, one update after the other."""
+        """Return the rows of the updates `first` to `last` - 1 in one array, update by update."""
         each, begin = len(self.rows), first * self.batch_rows
         end = min(last * self.batch_rows, self.epochs * each)
         parts = [
@@ -124,7 +126,7 @@ class RowStream:
         return np.concatenate(parts)
 
     def distinct_sequences(self, first: int, last: int) -> tuple[IntArray, IntArray]:
-        """Return which sequences each update needs, for the updates from `first` up to, but not including, `last`.
+        """Return the distinct sequences that each of the updates `first` to `last` - 1 contains.
 
         Returns:
             The sequences, ascending within each update, and the position at which each update begins, followed by the end.
@@ -138,7 +140,9 @@ class RowStream:
         return sequences, np.searchsorted(of_update, np.arange(last - first + 1))
 
     def pack_update(self, update: int, shape: BatchShape) -> SampledPacks:
-        """Pack the distinct sequences of an update, counted from 0. An update after the last one has no packs."""
+        """Pack the distinct sequences of the update with the given number, from 0. An update after the last one has no
+        packs.
+        """
         if update >= self.update_count:
             return SampledPacks(np.zeros(0, np.int64), np.zeros(1, np.int64))
         sequences, starts = self.distinct_sequences(update, update + 1)
@@ -148,7 +152,7 @@ class RowStream:
         return SampledPacks(sequences[np.argsort(pack_of, kind="stable")], np.concatenate([[0], np.cumsum(sizes)]))
 
     def measure_pack_needs(self, lengths: Sequence[int], depth: int, updates: int) -> list[tuple[int, int]]:
-        """Return how many packs, and which depth, the first updates need at most, for each pack length.
+        """Return the number of packs and the depth that are sufficient for each of the first updates, for each pack length.
 
         Args:
             lengths: The lengths of a pack to try.
@@ -168,16 +172,14 @@ class RowStream:
         return [(int(packs), int(held)) for packs, held in zip(most, deepest, strict=True)]
 
     def count_distinct_tokens(self, updates: int) -> int:
-        """Return the number of tokens that the first updates compute.
+        """Return the total number of tokens that must be computed in the first updates.
 
         A sequence that rows of an update share counts once per update.
         """
         return sum(int(self.lengths[sequences].sum()) for sequences, _ in self._distinct_sequences_in_chunks(updates))
 
     def _distinct_sequences_in_chunks(self, updates: int) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield the result of `distinct_sequences` for the first updates, a few thousand updates at a time, to limit
-        memory.
-        """
+        """Yield the result of `distinct_sequences` for a few thousand of the first updates at a time, to limit memory."""
         for first in range(0, updates, _UPDATES_AT_ONCE):
             yield self.distinct_sequences(first, min(first + _UPDATES_AT_ONCE, updates))
 
@@ -189,8 +191,8 @@ class RowStream:
 
 @lru_cache(maxsize=4)
 def _balanced_epoch_order(stream: RowStream, epoch: int) -> IntArray:
-    """Return the order of the rows in an epoch: a random permutation in which rows are swapped so that updates need about
-    equally many tokens.
+    """Return the order of the rows in an epoch. It is a random permutation, in which rows were swapped until all updates
+    need about the same number of tokens.
     """
     count = len(stream.rows)
     update = np.arange(epoch * count, (epoch + 1) * count) // stream.batch_rows
@@ -203,7 +205,7 @@ def _balanced_epoch_order(stream: RowStream, epoch: int) -> IntArray:
 def choose_update_shape(
     stream: RowStream, *, most_packs: int, processes: int, hidden_size: int, longest: int, depth: int | None = None
 ) -> UpdateShape:
-    """Choose the static shape of the updates such that all examined updates fit and the computation costs least.
+    """Choose a static shape of low computation cost into which all examined updates fit.
 
     Args:
         stream: The rows.
@@ -217,7 +219,7 @@ def choose_update_shape(
     lengths = list(range(shortest, max(shortest, min(longest, _USUAL_LONGEST)) + 1, _LENGTH_STEP))
 
     def shapes(updates: int) -> list[UpdateShape]:
-        """Return the shape of the updates for each pack length, the cheapest first."""
+        """Return one possible shape of the updates for each pack length, sorted by cost."""
         shapes = []
         for length, (packs, deepest) in zip(
             lengths, stream.measure_pack_needs(lengths, depth or lengths[-1], updates), strict=True
@@ -228,7 +230,7 @@ def choose_update_shape(
         return sorted(shapes, key=cost)
 
     def cost(shape: UpdateShape) -> float:
-        """Return the estimated cost of an update of this shape."""
+        """Return the estimated computation cost of an update of this shape."""
         return shape.pack_count * estimate_row_cost(shape.batch.length, hidden_size)
 
     sampled = _SAMPLED_ROWS // stream.batch_rows + 1
@@ -243,7 +245,8 @@ def choose_update_shape(
 
 
 def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> IntArray:
-    """Swap rows between the updates of an epoch until all updates need about equally many tokens, and return the new order.
+    """Swap rows between the updates of an epoch until all updates need about the same number of tokens, and return the new
+    order.
 
     The update that needs the most tokens swaps rows with the update that needs the fewest, the second with the last but one,
     and so on, until nothing changes. A row is swapped only if it shares no sequence with other rows of the two updates.
@@ -271,7 +274,7 @@ def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> In
         updates_by_excess = np.argsort(excess, kind="stable")
         pair = np.empty(len(sizes), np.int64)
         pair[updates_by_excess] = np.minimum(np.arange(len(sizes)), np.arange(len(sizes))[::-1])
-        # A row may be swapped if no other row of the two updates contains one of its sequences.
+        # Swap a row only if no other row of the two updates contains one of its sequences.
         texts, free = np.diff(rows.starts)[order], np.ones(len(order), np.bool_)
         sequences = np.repeat(pair[update], texts) * len(lengths) + rows.select_sequences(order)
         _, which, uses = np.unique(sequences, return_inverse=True, return_counts=True)
@@ -290,7 +293,8 @@ def _swap_rows(
     updates_by_excess: IntArray,
     excess: FloatArray,
 ) -> int:
-    """Swap rows between pairs of updates as long as this brings their token counts closer, and return the number of swaps.
+    """Swap rows between pairs of updates as long as this makes their token counts more equal, and return the number of
+    swaps.
 
     All arguments except `tokens`, `starts` and `updates_by_excess` are changed in place.
 
@@ -344,8 +348,8 @@ def _pack_updates(lengths: IntArray, starts: IntArray, length: int, depth: int, 
     deepest = 0
     for update in range(starts.size - 1):
         begin, end = starts[update], starts[update + 1]
-        # These arrays are the heads of linked lists: the first sequence of each length, and the first open pack with each
-        # amount of room.
+        # These arrays contain the heads of linked lists, which are the first sequence of each length and the first open pack
+        # with each amount of room.
         sequence_with, pack_with = np.full(length + 1, -1), np.full(length + 1, -1)
         next_sequence, next_pack = np.empty(end - begin, np.int64), np.empty(end - begin, np.int64)
         held = np.zeros(end - begin, np.int64)

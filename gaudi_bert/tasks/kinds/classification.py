@@ -46,7 +46,7 @@ class Classification(SequenceTask):
     metric_names = ("loss", "accuracy", "f1_macro", "matthews_correlation")
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return accuracy, f1_macro (over the classes that occur in the data) and matthews_correlation."""
+        """Return the accuracy, the macro-averaged F1 score and Matthews' correlation, by name."""
         from sklearn.metrics import accuracy_score, matthews_corrcoef
 
         guesses, right = logits.argmax(axis=-1), np.asarray(sequences.target)
@@ -62,7 +62,7 @@ class Classification(SequenceTask):
         return {"accuracy": float(np.mean(np.asarray(measured.target) == most_frequent))}
 
     def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Yield `{"label", "probabilities": {name: p}}` for each text."""
+        """Yield the class and all probabilities of each text, as `{"label", "probabilities": {name: p}}`."""
         return class_predictions(logits, self.labels)
 
 
@@ -75,7 +75,7 @@ class MultiLabel(SequenceTask):
     metric_names = ("loss", "f1_micro", "f1_macro", "accuracy")
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return f1_micro, f1_macro and accuracy."""
+        """Return the micro-averaged and the macro-averaged F1 score and the accuracy, by name."""
         from sklearn.metrics import accuracy_score, f1_score
 
         guesses, right = logits >= 0, np.asarray(sequences.target) > 0.5
@@ -86,7 +86,7 @@ class MultiLabel(SequenceTask):
         }
 
     def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Yield `{"labels", "probabilities": {name: p}}` for each text."""
+        """Yield the classes and all probabilities of each text, as `{"labels", "probabilities": {name: p}}`."""
         return multi_label_predictions(logits, self.labels)
 
 
@@ -99,7 +99,7 @@ class Regression(SequenceTask):
     metric_names = ("loss", "pearson", "spearman", "mean_squared_error")
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return pearson, spearman and mean_squared_error.
+        """Return Pearson's and Spearman's correlation and the mean squared error, by name.
 
         A correlation is 0 if all predictions or all targets are equal.
         """
@@ -107,7 +107,7 @@ class Regression(SequenceTask):
         return {**correlation_metrics(guesses, right), "mean_squared_error": float(np.mean(np.square(guesses - right)))}
 
     def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Yield `{"value"}` for each text."""
+        """Yield the predicted number for each text, as `{"value"}`."""
         return value_predictions(logits)
 
 
@@ -133,13 +133,14 @@ class TokenClassification(Task):
             self.best_metric, self.metric_names = "accuracy", ("loss", "accuracy", "f1_macro")
 
     def data_note(self, rows: Sequence[Row]) -> str | None:
-        """Return a note for the user if the tags follow no chunk scheme, because other metrics are then computed."""
+        """Return a note for the user if no tag has a prefix such as B- or I-, because other metrics are then computed."""
         if self._scheme.has_chunks:
             return None
         return "no tag has a prefix such as B- or I-: each word counts by itself, by accuracy and f1_macro"
 
     def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return `targets` and `target_weights`, [B, L]. The weight is 1 for the first token of each word that has a tag.
+        """Return the tags as `targets` [B, L], and `target_weights` [B, L], which are 1 for the first token of each word
+        with a tag.
 
         Without targets, the weight is 1 for the first token of every word.
         """
@@ -150,7 +151,8 @@ class TokenClassification(Task):
         return {"targets": np.maximum(targets, 0), "target_weights": (targets != NOT_PREDICTED).astype(np.float32)}
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return f1, precision and recall of entities, or f1_macro of tags, and the accuracy of words.
+        """Return the F1 score, precision and recall of entities, or the macro-averaged F1 score of tags, and the accuracy of
+        words.
 
         A word that was truncated counts as predicted with the tag `O`.
         """
@@ -163,7 +165,7 @@ class TokenClassification(Task):
         from seqeval.metrics import f1_score, precision_score, recall_score
 
         def chunks(rows_of_tags: Sequence[Sequence[str]]) -> list[list[str]]:
-            """Return the tags in the notation that `seqeval` reads, such as `B-x`."""
+            """Convert tags to the notation that `seqeval` reads, such as `B-PER`."""
             return [["-".join(filter(None, self._scheme.split(tag))) for tag in tags] for tags in rows_of_tags]
 
         scores = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
@@ -172,7 +174,7 @@ class TokenClassification(Task):
         return {**of_entities, "accuracy": accuracy}
 
     def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Yield `{"tags": [{"start", "end", "tag", "score"}]}` for each row.
+        """Yield the predicted tag of every word for each row, as `{"tags": [{"start", "end", "tag", "score"}]}`.
 
         `start` and `end` are characters in the text of the row.
         """
@@ -180,7 +182,7 @@ class TokenClassification(Task):
 
 
 def _macro_f1(right: AnyArray | list[str], guesses: AnyArray | list[str]) -> float:
-    """Return the mean of the F1 scores of all classes that occur in the data."""
+    """Return the unweighted mean of the F1 scores of all classes that occur in the data."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(right, guesses, average="macro", labels=np.unique(right), zero_division=0))

@@ -49,7 +49,7 @@ class MaskedLanguageModelling(Task):
     _kept_masks: tuple[MaskKey, Sequences, tuple[BoolArray, Int32Array]] | None = None
 
     def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return the masked `input_ids` [B, L], and the targets of at most Q masked tokens in each pack.
+        """Return the token ids with masks as `input_ids` [B, L], and the targets of at most Q masked tokens in each pack.
 
         The targets are `masked_positions`, `targets` and `target_weights`, all [B, Q].
         """
@@ -81,7 +81,8 @@ class CausalLanguageModelling(Task):
     metric_names = ("loss", "accuracy", "perplexity")
 
     def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return `targets` [B, L], which contain the next token of each token, and `target_weights` [B, L].
+        """Return the next token of each token as `targets` [B, L], and the weights of these targets as `target_weights` [B,
+        L].
 
         The weight is 0 for padding and for the last token of a sequence, which has no next token.
         """
@@ -91,7 +92,9 @@ class CausalLanguageModelling(Task):
         return {"targets": batch.spread_tokens(next_ids), "target_weights": batch.spread_tokens(has_next)}
 
     def config_json(self) -> dict[str, Any]:
-        """Return the head's part of config.json, marked as a decoder, which is how transformers states causal attention."""
+        """Return what config.json contains about the head. The model is marked as a decoder, because transformers uses
+        causal attention only in decoders.
+        """
         return {**super().config_json(), "is_decoder": True}
 
 
@@ -105,12 +108,12 @@ class CausalLanguageModelling(Task):
 
 @dataclass(frozen=True)
 class WordTargets:
-    """Adds the targets of masked or causal language modelling to packs that were read from a packed table.
+    """Adds the targets of masked or causal language modelling to packs of a packed table.
 
     Attributes:
         kind: Whether masked tokens or the next token are predicted.
         seed: The seed of the masks.
-        share: The fraction of tokens that are masked.
+        masked_fraction: The fraction of tokens that are masked.
         vocabulary: The tokens that masks are drawn from.
     """
 
@@ -120,7 +123,8 @@ class WordTargets:
     vocabulary: Vocabulary = NO_VOCABULARY
 
     def add_to_packs(self, packs: Sequence[Mapping[str, AnyArray]], epoch: int, length: int, depth: int) -> Batch:
-        """Return the model inputs for some packs of a table, with their targets and weights, as arrays by name.
+        """Return the model inputs for some packs of a packed table together with their targets and weights, as arrays by
+        name.
 
         Args:
             packs: The columns of each pack.
@@ -186,12 +190,12 @@ def _draw_masks(
     order_words_T: NDArray[np.uint64],
     kind_words_of: Callable[[IntArray], NDArray[np.uint64]],
 ) -> tuple[BoolArray, Int32Array]:
-    """Choose at random which tokens of some sequences are masked, and by what each of them is replaced.
+    """Choose at random which tokens of some sequences are masked, and which token replaces each of them.
 
     Args:
         ids_T: The token ids of the sequences, one sequence after the other.
         lengths: The length of each sequence.
-        share: The fraction of tokens that are masked.
+        masked_fraction: The fraction of tokens that are masked.
         vocabulary: The tokens that masks are drawn from.
         order_words_T: Random words. The tokens of a sequence with the smallest words are masked.
         kind_words_of: Returns the random words of the chosen tokens, given their positions among all T tokens. These words
@@ -218,12 +222,12 @@ def _draw_masks(
 
 
 def _max_masked_tokens(length: int, depth: int, masked_fraction: float) -> int:
-    """Return an upper bound of the number of masked tokens in a pack of `length` tokens and `depth` sequences."""
+    """Return an upper bound on the number of masked tokens in a pack of `length` tokens and `depth` sequences."""
     return min(length, int(np.ceil(masked_fraction * length)) + depth)
 
 
 def _gather_masked_tokens(masked_BL: BoolArray, ids_BL: Int32Array, slots: int) -> dict[str, Int32Array | Float32Array]:
-    """Collect the masked tokens of each pack, and return `masked_positions`, `targets` and `target_weights`, each [B, Q].
+    """Collect the masked tokens of each pack, and return their positions, original ids and weights by name, each [B, Q].
 
     Args:
         masked_BL: Whether each token is masked.

@@ -25,8 +25,8 @@ from gaudi_bert.rows.packs import PackBatch
 from gaudi_bert.rows.types import QuestionRow, Row, Sequences
 from gaudi_bert.tasks.kinds.task import MaskKey, Task
 
-# In each window, this many tokens are considered as the begin of the answer, and as many as its end. The probabilities of a
-# question are computed over this many best answers. BERT's own script for SQuAD uses the same number.
+# In each window, this many tokens are considered as the beginning of the answer, and the same number as its end. The
+# probabilities of a question are computed over this many best answers. BERT's own script for SQuAD uses the same number.
 _CANDIDATES = 20
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
@@ -43,7 +43,9 @@ class QuestionAnswering(Task):
 
     @property
     def output_width(self) -> int:
-        """The number of values of the head for each token, which is 2: the logits that the answer begins and ends there."""
+        """The number of values that the head returns for each token, which is 2. They are the logits that the answer begins
+        and that it ends at this token.
+        """
         return 2
 
     def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
@@ -59,14 +61,14 @@ class QuestionAnswering(Task):
         return {"targets": batch.spread_sequences(positions.astype(np.int32)), "target_weights": weights}
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return exact_match and f1, each from 0 to 100."""
+        """Return SQuAD's metrics exact_match and f1, each from 0 to 100."""
         given = [answer["answers"][0]["text"] for answer in self.predictions(logits, sequences, rows)]
         return _squad_metrics(given, [[text for text, _ in cast(QuestionRow, row).answers or ()] for row in rows])
 
     def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Yield `{"answers": [{"text", "start", "end", "score"}]}` for each question, with the best answer first.
+        """Yield the best answers to each question, best first, as `{"answers": [{"text", "start", "end", "score"}]}`.
 
-        The text is empty for the answer that the context contains no answer.
+        An empty text means that the context does not contain an answer.
         """
         firsts = np.searchsorted(sequences.row, np.arange(len(rows) + 1))
         for number, row in enumerate(rows):
@@ -75,7 +77,7 @@ class QuestionAnswering(Task):
             for window in windows:
                 span = slice(int(sequences.offsets[window]), int(sequences.offsets[window + 1]))
                 logits_L2, characters_L2 = logits[span], cast(Int32Array, sequences.characters)[span]
-                # Consider only spans that are within the context, do not end before they begin, and are not too long.
+                # Consider only spans that lie within the context, do not end before they begin, and are not too long.
                 allowed = np.flatnonzero(characters_L2[:, 0] >= 0)
                 begins, ends = (allowed[np.argsort(-logits_L2[allowed, i], kind="stable")[:_CANDIDATES]] for i in (0, 1))
                 lengths = ends[np.newaxis, :] - begins[:, np.newaxis] + 1
@@ -86,8 +88,8 @@ class QuestionAnswering(Task):
             yield {"answers": self._rank_answers(spans, nothing, cast(QuestionRow, row).context)}
 
     def _rank_answers(self, spans: list[tuple[float, int, int]], nothing: float, context: str) -> list[dict[str, Any]]:
-        """Return the best answers to a question, best first, from the spans of all its windows. A span of the text is listed
-        only once.
+        """Return the best answers to a question, best first. They are chosen from the spans in all windows, and each span is
+        listed only once.
 
         The empty answer is listed too if `null_score_threshold` is set or if no span is possible. It comes first if its
         score exceeds that of the best span by more than the threshold.
@@ -116,7 +118,7 @@ class QuestionAnswering(Task):
 
 
 def _squad_metrics(given: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return the metrics of SQuAD, exact_match and f1, as means over all questions, from 0 to 100.
+    """Return SQuAD's metrics exact_match and f1, from 0 to 100, as means over all questions.
 
     Texts are compared in lower case, without punctuation, articles and extra spaces. An exact match equals one of the
     correct answers. F1 compares the words with each correct answer and takes the best value. A question without an answer
@@ -138,14 +140,12 @@ def _squad_metrics(given: Sequence[str], right: Sequence[Sequence[str]]) -> dict
 
 
 def _normalize_answer(text: str) -> str:
-    """Return an answer in the form in which SQuAD compares answers: in lower case, without punctuation, articles and extra
-    spaces.
-    """
+    """Normalize an answer as SQuAD does before comparing it. Remove capitals, punctuation, articles and extra spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def _word_f1(answer: str, text: str) -> float:
-    """Return the F1 score of the words in a predicted answer, compared with a correct answer, from 0 to 1. Both must be
+    """Return the F1 score, from 0 to 1, of the words of a predicted answer against those of a correct answer. Both must be
     normalized.
     """
     given, right = answer.split(), text.split()

@@ -68,7 +68,7 @@ class TextTable(NamedTuple):
 
 
 class Embedding(Task):
-    """The task of computing embeddings that are close for texts that belong together."""
+    """The task of computing embeddings that are close to each other if their texts belong together."""
 
     name = "embedding"
     architecture = "BertModel"
@@ -77,20 +77,23 @@ class Embedding(Task):
 
     @property
     def head(self) -> VectorHead:
-        """A head that returns pooled vectors. They are not normalized, because the losses and cosines normalize them."""
+        """A head that returns one pooled vector per text. The vectors are not normalized, because losses and metrics
+        normalize them.
+        """
         return VectorHead(self.settings.pooling or "mean", normalize=False)
 
     def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return no features, because the loss is computed from all rows of an update, as `group_rows` describes."""
+        """Return no targets, because the loss is computed from all rows of an update together (see `group_rows`)."""
         return {}
 
     def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups:
-        """Return the texts of each row, with a loss that compares every text with the texts of all rows in the update."""
+        """Return the texts of each row, and a loss that compares each text with the texts of all rows in the same update."""
         table, scores = collect_distinct_texts(self.settings, rows), _scores_of_rows(rows)
         return RowGroups(table.rows, partial(_loss_of_rows, self.settings, table, scores), has_answers=scores is None)
 
     def metrics(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return the metrics of a search, or pearson and spearman for rows with a score.
+        """Return the metrics of a search among the texts. For rows with a score, return Pearson's and Spearman's correlation
+        instead.
 
         `vectors` are the embeddings of the distinct texts.
         """
@@ -106,10 +109,10 @@ class Embedding(Task):
     def labelled_predictions(
         self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]
     ) -> Iterator[dict[str, Any]]:
-        """Yield an object with the `cosine` of the two texts for each row.
+        """Yield an object for each row that contains the `cosine` of its first two texts.
 
-        For an anchor and its positive, also yield the `rank` of the positive and the `nearest` texts. The rank is None if a
-        hundred other texts are nearer.
+        If the row is an anchor with its positive, the object also contains the `rank` of the positive and the `nearest`
+        texts. The rank is None if a hundred other texts are nearer.
         """
         table = collect_distinct_texts(self.settings, rows)
         alike = _cosines_of_rows(vectors, table)
@@ -131,7 +134,7 @@ class Embedding(Task):
 
 
 def _make_search(table: TextTable) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return the queries, the documents and the correct documents of the search with which embeddings are evaluated.
+    """Return the queries, the documents and the correct answers of a search that evaluates embeddings.
 
     Returns:
         The distinct anchors, the distinct other texts, and for each row the index of its anchor and of its positive in these
@@ -152,8 +155,8 @@ def _loss_of_rows(
     sequences_N: IntArray,
     rows: IntArray,
 ) -> LossAndGradient:
-    """Return the loss of the rows of an update and its gradient. Which loss it is depends on the settings and on whether
-    rows have scores.
+    """Return the loss of the rows in an update, and its gradient. The settings and the kind of rows determine the loss
+    function.
 
     Args:
         settings: The settings of the task.
@@ -187,9 +190,9 @@ def _loss_of_rows(
 
 
 def collect_distinct_texts(settings: TaskSettings, rows: Sequence[Row]) -> TextTable:
-    """Return the distinct texts of some rows, and which texts each row consists of.
+    """Return the distinct texts of some rows, and the numbers of the texts in each row.
 
-    The first text of a row gets the prompt for queries, and the others that for documents.
+    The first text of a row gets the prompt for queries, and its other texts get the prompt for documents.
     """
     query_prompt, document_prompt = settings.query_prompt or "", settings.document_prompt or ""
     numbers: dict[str, int] = {}
@@ -210,13 +213,13 @@ def collect_distinct_texts(settings: TaskSettings, rows: Sequence[Row]) -> TextT
 
 
 def _cosines_of_rows(vectors: Float32Array, table: TextTable) -> FloatArray:
-    """Return the cosine of the first two texts of each row."""
+    """Return the cosine between the embeddings of the first two texts in each row."""
     members, firsts = table.rows.members, table.rows.starts[:-1]
     return cosine_similarities(vectors[members[firsts]], vectors[members[firsts + 1]])
 
 
 def _scores_of_rows(rows: Sequence[Row]) -> FloatArray | None:
-    """Return the scores of rows, or None if the rows have no scores."""
+    """Return the score of each row, or None if the rows have no scores."""
     scores = [cast(TupleRow, row).score for row in rows]
     return None if scores[0] is None else np.array(scores, np.float64)
 
@@ -245,11 +248,15 @@ class Reranking(SequenceTask):
         )
 
     def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups | None:
-        """Return the documents of each query as a group, with the listwise loss. Return None for any other loss."""
+        """Return the documents of each query as a group together with the listwise loss. Return None if another loss is
+        used.
+        """
         return _group_documents_by_query(sequences, rows) if self.settings.loss == "listwise" else None
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return ndcg@10, mrr@10 and map. For the listwise loss, also return the loss, which replaces the cross-entropy."""
+        """Return the metrics ndcg@10, mrr@10 and map. If the listwise loss is used, also return it, because it replaces the
+        cross-entropy.
+        """
         queries = [cast(TextRow, row).text for row in rows]
         figures = grouped_ranking_metrics(logits[:, 0], np.asarray(sequences.target, np.float64), queries)
         if self.settings.loss == "listwise":
@@ -258,20 +265,22 @@ class Reranking(SequenceTask):
         return figures
 
     def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Yield `{"score"}` for each pair, which is the probability that the document answers the query.
+        """Yield the probability that the document answers the query for each pair, as `{"score"}`.
 
-        A model with another activation than the sigmoid yields the result of its activation.
+        If the model has another activation than the sigmoid, the score is the result of this activation.
         """
         return ({"score": score} for score in apply_activation(logits[:, 0], self.activation).tolist())
 
     def config_json(self) -> dict[str, Any]:
-        """Return the head's part of config.json, with the activation that `CrossEncoder` applies to the logit."""
+        """Return what config.json contains about the head, including the activation that `CrossEncoder` applies to the
+        logit.
+        """
         activation = {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"}
         return {**super().config_json(), "sentence_transformers": activation}
 
 
 def apply_activation(logits_N: Float32Array, activation: Activation) -> Float32Array:
-    """Return the scores of pairs, float32 [N], which the activation function computes from their logits.
+    """Apply an activation function to the logits of pairs, and return the scores, float32 [N].
 
     Different logits may have equal scores, so documents must be ranked by their logits.
     """
@@ -283,7 +292,7 @@ def apply_activation(logits_N: Float32Array, activation: Activation) -> Float32A
 
 
 def _group_documents_by_query(sequences: Sequences, rows: Sequence[Row]) -> RowGroups:
-    """Return the documents of each query as a group, with the listwise loss of the groups.
+    """Group the documents by query, and return the groups together with the listwise loss.
 
     A query counts as right if one of its best documents is ranked first.
 
@@ -300,7 +309,7 @@ def _group_documents_by_query(sequences: Sequences, rows: Sequence[Row]) -> RowG
     groups = GroupedRows(np.argsort(of_row, kind="stable"), np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)]))
 
     def loss(outputs_NC: FloatArray, sequences_N: IntArray, queries: IntArray) -> LossAndGradient:
-        """Return the listwise loss of some queries, and its gradient."""
+        """Return the listwise loss of the documents of some queries, and its gradient."""
         chosen = groups.select_sequences(queries)
         indices = np.searchsorted(sequences_N, chosen)
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents[queries])])

@@ -1,9 +1,9 @@
-"""The base class of tasks: the targets of the loss, the metrics and the predictions. The engine computes head and loss.
+"""The base class of tasks. A task defines the targets of the loss, the metrics and the predictions. An engine computes the
+head and the loss.
 
-A task treats each sequence of a pack as if it were alone: everything that it computes for a sequence depends only on that
-sequence. The model returns a vector for every sequence (logits [B, S, C]) or for every token ([B, L, C]). These are put back
-into the order of the sequences ([N, C] or [T, C]) before metrics and predictions are computed, so that both are independent
-of packs.
+Everything that a task computes for a sequence depends only on this sequence, and not on the other sequences of its pack. The
+model returns a vector for every sequence (logits [B, S, C]) or for every token ([B, L, C]). These are put back into the
+order of the sequences ([N, C] or [T, C]) before metrics and predictions are computed, so that both are independent of packs.
 
 Each task is a class in a file of this folder, and `TASKS` lists all of them.
 
@@ -51,7 +51,7 @@ TASKS = {
 
 
 def task_class(name: str) -> type[Task]:
-    """Import the module of a task, and return the class of the task.
+    """Return the class of the task with the given name, after importing its module.
 
     Raises:
         InputError: There is no task of this name.
@@ -75,7 +75,7 @@ _SETTINGS_OF_TASKS: dict[str, tuple[str, ...]] = {
 
 
 def check_settings_apply(task: TaskName | None, settings: TaskSettings) -> None:
-    """Check that every task setting that the user specified has an effect on this task.
+    """Check that every task setting that the user has specified has an effect on the task.
 
     Args:
         task: The task, or None for plain texts.
@@ -99,7 +99,7 @@ EVALUATION_EPOCH = -1
 
 
 def has_update_loss(settings: TaskSettings) -> bool:
-    """Return whether the loss of a task is computed from all rows of an update together, instead of row by row."""
+    """Return whether a task's loss is computed from all rows of an update together. Otherwise each row has its own loss."""
     return settings.name == "embedding" or (settings.name == "reranking" and settings.loss == "listwise")
 
 
@@ -108,7 +108,7 @@ def has_update_loss(settings: TaskSettings) -> bool:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a vocabulary by which masked tokens can be replaced.
+    """The vocabulary from which the tokens that replace masked tokens are drawn.
 
     Attributes:
         size: The number of tokens.
@@ -130,7 +130,7 @@ NO_VOCABULARY = Vocabulary(0, (), 0)
 
 
 class MaskKey(NamedTuple):
-    """Determines the random masks of an epoch. Equal keys give equal masks.
+    """The values that determine the random masks of an epoch. Equal keys give equal masks.
 
     Attributes:
         seed: The seed.
@@ -182,7 +182,7 @@ class Task(ABC):
         return len(self.labels)
 
     def data_note(self, rows: Sequence[Row]) -> str | None:
-        """Return a note for the user about unusual data, or None."""
+        """Return a note for the user if the training data is unusual for this task, otherwise None."""
         return None
 
     @abstractmethod
@@ -198,8 +198,8 @@ class Task(ABC):
         """
 
     def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups | None:
-        """Return the groups of sequences that must be in the same update, with their loss. Return None if each sequence has
-        its own loss.
+        """Return the groups of sequences that must be in the same update, and the loss of these groups. Return None if each
+        sequence has its own loss.
 
         Args:
             sequences: The sequences of the training data.
@@ -208,7 +208,8 @@ class Task(ABC):
         return None
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return the metrics of predictions, by name. `loss` is one of them only if it replaces the loss of the head.
+        """Compute the metrics of the model's outputs, and return them by name. `loss` is included only if it replaces the
+        head's loss.
 
         Args:
             logits: [N, C] or [T, C], in the order of the sequences.
@@ -218,14 +219,16 @@ class Task(ABC):
         return {}
 
     def evaluation_rank(self, metrics: Mapping[str, float], best_metric: str) -> tuple[float, float]:
-        """Return a sort key for the metrics of an evaluation, which is larger if they are better. Equal metrics are compared
-        by loss.
+        """Return a sort key for the metrics of an evaluation, which is larger if the evaluation is better. Evaluations with
+        the same `best_metric` are ordered by their loss.
         """
         sign = -1.0 if best_metric in self.lower_is_better else 1.0
         return sign * metrics[best_metric], -metrics.get("loss", 0.0)
 
     def baseline_metrics(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
-        """Return the metrics of the best constant prediction. It is chosen on `learnt` and evaluated on `measured`."""
+        """Return the metrics of always predicting the same class, by name. The class is chosen on the data `learnt` and
+        evaluated on `measured`.
+        """
         return {}
 
     def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
@@ -246,8 +249,8 @@ class Task(ABC):
     def labelled_predictions(
         self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]
     ) -> Iterator[dict[str, Any]]:
-        """Yield the object that `predictions.jsonl` contains for each labelled row: the prediction and, for some tasks,
-        further values.
+        """Yield the JSON object that is written to `predictions.jsonl` for each labelled row. It contains the prediction or
+        values derived from it.
 
         Args:
             outputs: The outputs of the model, in the order of the sequences.
@@ -257,7 +260,7 @@ class Task(ABC):
         return self.predictions(outputs, sequences, rows)
 
     def config_json(self) -> dict[str, Any]:
-        """Return what `config.json` contains about the head, in the form that transformers reads."""
+        """Return what `config.json` contains about the head, in the format that transformers reads."""
         content: dict[str, Any] = {"architectures": [self.architecture]}
         if self.labels:
             content["id2label"] = {str(number): name for number, name in enumerate(self.labels)}
@@ -268,17 +271,17 @@ class Task(ABC):
 
 
 class SequenceTask(Task):
-    """The base class of tasks with one prediction per text or pair, which is computed from the pooled vector of BERT."""
+    """The base class of tasks with one prediction per text or pair. The prediction is computed from BERT's pooled vector."""
 
     architecture = "BertForSequenceClassification"
 
     @property
     def output_width(self) -> int:
-        """The number of classes, or 1 if the prediction is a number."""
+        """The number of classes, or 1 if the task predicts a number."""
         return len(self.labels) or 1
 
     def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return `targets`, [B, S] or [B, S, C], and `target_weights` [B, S], which are 1 for each sequence."""
+        """Return the labels as `targets`, [B, S] or [B, S, C], and `target_weights` [B, S], which are 1 for each sequence."""
         weights = batch.spread_sequences(np.ones(len(batch.members), np.float32))
         target = batch.source.target
         if target is None:
@@ -286,7 +289,7 @@ class SequenceTask(Task):
         return {"targets": batch.spread_sequences(target[batch.members]), "target_weights": weights}
 
     def config_json(self) -> dict[str, Any]:
-        """Return what `config.json` contains about the head. A head for a number has one unnamed class, as in
+        """Return what `config.json` contains about the head. A head that predicts a number has one unnamed class, as in
         transformers.
         """
         unnamed = {} if self.labels else {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
@@ -319,9 +322,9 @@ class TaskFigures:
 
 @dataclass(frozen=True)
 class TaskObjective(Objective):
-    """The training objective of a task: which sums the loss and the accuracy are computed from.
+    """The training objective of a task. It computes the loss and the accuracy from sums over the batches.
 
-    Its sums are those of `model.heads.TaskHead`: the loss, its weight, and the number of correct predictions.
+    `model.heads.TaskHead` returns these sums, which are the loss, its weight, and the number of correct predictions.
 
     Attributes:
         task: The task.
@@ -332,10 +335,10 @@ class TaskObjective(Objective):
     has_answers: bool = True
 
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return the divisors of the two losses, float64 [2]. A task has only the first loss, so the second divisor is 1."""
+        """Return the divisors of the loss sums, float64 [2]. A task has a single loss, so the second divisor is always 1."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
 
     def compute_metrics(self, sums: FloatArray) -> TaskFigures:
-        """Return the loss, and the accuracy if the task has one."""
+        """Return the mean loss, and the accuracy if the task has one, computed from the sums."""
         loss, _, right = sums / max(sums[1], 1.0)
         return TaskFigures(float(loss), float(right) if self.has_answers else None)
