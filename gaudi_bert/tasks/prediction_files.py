@@ -180,8 +180,8 @@ class RowSource:
 
 # --- predictions and their progress
 
+# This many rows are packed, computed and written together.
 WINDOW_ROWS = 8192
-"""The number of rows that are packed, computed and written together."""
 
 
 @dataclass(frozen=True)

@@ -350,8 +350,8 @@ def _infer_task(name: str, problem: str | None, labels: tuple[str, ...], path: P
     return task
 
 
+# A model does not store these task settings, because they describe one data file, and the next file may differ.
 _OF_A_FILE = {"labels", "format", "on_bad_row"}
-"""Settings of the task that a model does not keep, because they describe one data file, and the next file may differ."""
 
 
 def write_task_folder(

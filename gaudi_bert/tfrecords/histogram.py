@@ -42,10 +42,11 @@ OnBadFile = Literal["stop", "skip"]
 
 _MAX_REPORTED_FILES = 20
 _SKIP_HINT = "pass --on-bad-file skip to `gaudi-bert pack` or `gaudi-bert histogram`"
+# Only one of this many sequences is searched for the largest token id, because searching all of them would take an eighth
+# longer.
 _ID_SEARCH_STEP = 16
-"""The largest token id is searched in one of this many sequences. Searching all of them would take an eighth longer."""
+# The (length, masked) pairs of at least this many sequences are collected before they are merged into the counts.
 _MERGE_SEQUENCES = 1 << 16
-"""The number of sequences whose (length, masked) pairs are collected before they are merged into the counts."""
 
 
 def count_records(

@@ -35,8 +35,8 @@ from gaudi_bert.tfrecords.wire.schema import (
 )
 
 _UNPACKED_KEYS = tuple(feature.key for feature in UnpackedFeature)
+# Only packed records contain these features.
 _ADDED_KEYS = tuple(feature.key for feature in PackedFeature if feature.key not in _UNPACKED_KEYS)
-"""The features that only packed records have."""
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ _MAX_INT32 = 2**31 - 1
 _READ_AHEAD_BYTES = 128 * 1024
 
 
+# The content of a file as a memory map. An empty file cannot be mapped, so its content is b"".
 _Pages = mmap.mmap | bytes
-"""The content of a file as a memory map, or b"" for an empty file, which cannot be mapped."""
 
 
 class _MappedContent(NamedTuple):
@@ -69,8 +69,8 @@ class _MappedContent(NamedTuple):
     is_compressed: bool
 
 
+# The result of `_index_frames`, as (`ScanStatus`, number of complete records, position of the frame at which it stopped).
 _StatusRecordsPosition = tuple[int, int, int]
-"""Where `_index_frames` stopped: (`ScanStatus`, number of complete records before the stop, position of the next frame)."""
 
 
 @dataclass(frozen=True)

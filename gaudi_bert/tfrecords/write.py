@@ -446,13 +446,12 @@ def _read_group_into_memory(
 # A group is read completely before it is packed. It consists of complete files, so that a single large file may exceed the
 # group size in the settings. Without this check, the process could run out of memory after an hour of work.
 
+# A token in memory takes two bytes for its id and one byte for its segment id.
+#
+# Masked positions and token ids above 16,383, which take three bytes, are not counted.
 _BYTES_OF_A_TOKEN = 3
-"""The memory for a token: two bytes for its id and one for its segment.
-
-Masked positions and token ids above 16,383, which take three bytes, are not counted.
-"""
+# A sequence in memory also takes this many bytes for its index row, its offset and its assignment to a pack.
 _BYTES_OF_A_SEQUENCE = 68
-"""The memory for a sequence: its row of the index, its offset, and what assigning it to a pack uses."""
 
 
 def _get_available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -48,8 +48,8 @@ from gaudi_bert.tasks.ranking import (
 )
 from gaudi_bert.tasks.update_plan import GroupedRows
 
+# The metrics of embeddings for rows with a score. For all other rows, a search is evaluated.
 CORRELATIONS = ("spearman", "pearson")
-"""The metrics of pairs with a score. The other metrics of embeddings are those of a search."""
 _SHOWN = 3
 
 

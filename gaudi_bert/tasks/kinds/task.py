@@ -36,6 +36,7 @@ from gaudi_bert.rows.types import Row, Sequences
 from gaudi_bert.tasks.contrast import RowGroups
 from gaudi_bert.training.objective import Objective
 
+# The module and the class that implement each task.
 TASKS = {
     "classification": ("classification", "Classification"),
     "multi-label": ("classification", "MultiLabel"),
@@ -47,7 +48,6 @@ TASKS = {
     "masked-language-modelling": ("language_modelling", "MaskedLanguageModelling"),
     "causal-language-modelling": ("language_modelling", "CausalLanguageModelling"),
 }
-"""The module and the class of each task."""
 
 
 def task_class(name: str) -> type[Task]:
@@ -63,6 +63,7 @@ def task_class(name: str) -> type[Task]:
     return task
 
 
+# The tasks to which each of these settings applies. All other settings apply to every task.
 _SETTINGS_OF_TASKS: dict[str, tuple[str, ...]] = {
     "labels": ("classification", "multi-label", "token-classification"),
     "stride": ("token-classification", "question-answering", "masked-language-modelling", "causal-language-modelling"),
@@ -71,7 +72,6 @@ _SETTINGS_OF_TASKS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("scale", "symmetric", "dimensions", "pooling", "query_prompt", "document_prompt"), ("embedding",)),
     "masked_lm_probability": ("masked-language-modelling",),
 }
-"""Settings that apply only to some tasks."""
 
 
 def check_settings_apply(task: TaskName | None, settings: TaskSettings) -> None:
@@ -94,8 +94,8 @@ def check_settings_apply(task: TaskName | None, settings: TaskSettings) -> None:
             )
 
 
+# Evaluations draw their masks for this epoch, so that all evaluations of a run use the same masks.
 EVALUATION_EPOCH = -1
-"""The epoch from which the masks of an evaluation are drawn."""
 
 
 def has_update_loss(settings: TaskSettings) -> bool:
@@ -281,7 +281,7 @@ class SequenceTask(Task):
         return len(self.labels) or 1
 
     def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return the labels as `targets`, [B, S] or [B, S, C], and `target_weights` [B, S], which are 1 for each sequence."""
+        """Return the labels as `targets` [B, S] or [B, S, C], and `target_weights` [B, S], which are 1 for each sequence."""
         weights = batch.spread_sequences(np.ones(len(batch.members), np.float32))
         target = batch.source.target
         if target is None:
@@ -335,7 +335,7 @@ class TaskObjective(Objective):
     has_answers: bool = True
 
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return the divisors of the loss sums, float64 [2]. A task has a single loss, so the second divisor is always 1."""
+        """Return the divisors of the losses, float64 [2]. A task has a single loss, so the second divisor is 1."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
 
     def compute_metrics(self, sums: FloatArray) -> TaskFigures:

@@ -38,10 +38,10 @@ _KEY_DTYPE = np.dtype([(name, np.int64) for name in _KEY_WORDS])
 _SPAN_DTYPE = np.dtype([("start", np.int64), ("bytes", np.int64)])
 
 
+# A decoded value and the address after its bytes.
 ValueAndAddress = tuple[int, int]
-"""A decoded value and the address after its bytes."""
+# The index of a feature and the address after its map entry.
 _FeatureAndAddress = tuple[int, int]
-"""The index of a feature and the address after its map entry."""
 
 
 class FeatureTable(NamedTuple):

@@ -33,22 +33,31 @@ _PIECE_BYTES = 1 << 20
 
 
 class ScanStatus(IntEnum):
-    """The state of a record, or the reason why a scan stopped at it."""
+    """The state of a record, or the reason why a scan stopped at it.
+
+    Attributes:
+        INCOMPLETE: The record is not completely in the buffer, so more of the file must be read.
+        GOOD: The record is complete and valid.
+        INDEX_FULL: The index has no room for the record.
+        BAD_LENGTH: The CRC of the length is wrong.
+        BAD_BYTES: The CRC of the payload is wrong.
+        TOO_LONG: The record is longer than a valid record can be.
+        UNUSUAL: The kernel does not support the encoding of the record, so the general reader must check it.
+    """
 
     INCOMPLETE = 0
-    """The record is not completely in the buffer, so more of the file must be read."""
     GOOD = 1
     INDEX_FULL = 2
     BAD_LENGTH = 3
     BAD_BYTES = 4
     TOO_LONG = 5
     UNUSUAL = 6
-    """The kernel does not support the encoding of the record, so the general reader must check it."""
 
 
+# The `ScanStatus` of a record and the size of its payload in bytes.
 StatusAndSize = tuple[int, int]
-"""The `ScanStatus` of a record and the size of its payload in bytes."""
 
+# The error message for each status.
 PROBLEMS = {
     ScanStatus.INCOMPLETE: f"the file ends within this record; {_REMEDY}",
     ScanStatus.INDEX_FULL: "the file contains more records than the plan states; make the histogram and the plan again",
@@ -57,7 +66,6 @@ PROBLEMS = {
     ScanStatus.TOO_LONG: f"the record is longer than {MAX_RECORD_BYTES} bytes, the maximum of a valid record; {_REMEDY}",
     ScanStatus.UNUSUAL: "the record has an encoding that is not supported; please report this error and attach the file",
 }
-"""The error message for each status."""
 
 
 def frame(payload: bytes) -> bytes:

@@ -37,8 +37,8 @@ _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _FEATURE_OF_PACKS = "next_sentence_positions"
 _BLOCK_BYTES = 1 << 20
 _MAX_BLOCK_BYTES = 1 << 28
+# gzip can compress data at most by this factor.
 _MAX_COMPRESSION_RATIO = 1032
-"""The maximum compression ratio of gzip."""
 _PIECE_BYTES = 1 << 20
 # The numbers of HDF5 filters.
 _DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3
