@@ -1,7 +1,7 @@
-"""gaudi-bert: pack training data, prove the packing, and train on it, on Gaudi or on a CPU.
+"""gaudi-bert packs training data, proves the packing, and trains models on the packs, on Gaudi, a GPU or a CPU.
 
-The packer as a library is `pack_lengths`, which returns `PackedLengths` (`Packs` with their figures), and `pack_histogram`,
-which returns a `PackedHistogram`; they are loaded at their first use.
+`pack_lengths` packs sequences by their lengths and returns `PackedLengths` (`Packs` with their metrics). `pack_histogram`
+packs a histogram of lengths and returns a `PackedHistogram`. They are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ __version__ = "0.5.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Load the library when it is used, so that what does not need it starts at once."""
+    """Import the packing functions when they are first used, because `import gaudi_bert` would otherwise be slow."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from gaudi_bert.packing import pack_lengths as library

@@ -1,3 +1,3 @@
-"""The command line `gaudi-bert`: it parses arguments, calls a stage or a runner, and prints the result."""
+"""The `gaudi-bert` command line, which parses arguments, calls a stage or a runner, and prints the result."""
 
 from gaudi_bert.cli.main import main as main

@@ -1,7 +1,7 @@
 """Arguments and options that several commands share, and their conversion to settings.
 
-Most options of a command are keys of a settings section: `add_settings_options` derives their help, choices and defaults
-from the section.
+Most options of a command are keys of a settings section. `add_settings_options` takes their help, choices and defaults from
+the section.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.bundled import find_pipeline_file
 from gaudi_bert.config.options import TypedValue
 
-if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
+if TYPE_CHECKING:  # `--help` needs no settings, and importing them takes as long as everything else
     from pydantic.fields import FieldInfo
 
     from gaudi_bert.config.pipeline import PipelineSettings
@@ -52,7 +52,7 @@ Pipeline = Annotated[
 
 
 def _silence_compiler_messages(requested: bool) -> bool:
-    """Suppress messages about compiling kernels if JSON is requested, and return `requested`."""
+    """Suppress messages about the compilation of kernels if JSON output was requested. Return `requested` unchanged."""
     if requested:
         os.environ["GAUDI_BERT_QUIET"] = "1"
     return requested
@@ -105,15 +105,17 @@ Work = Annotated[Path, typer.Option(help="The folder that contains the work fold
 
 
 def join_expanded_pattern(words: Sequence[str]) -> str:
-    """Return the source that the user typed: a file, a folder, or the glob pattern that the shell has expanded to `words`.
+    """Return the file, folder or glob pattern that the user typed.
+
+    If it was a glob pattern, the shell has expanded it to `words`.
 
     Raises:
         InputError: There are several words, and they are not the files that match one pattern.
     """
     if len(words) == 1:
         return words[0]
-    # The pattern itself is lost, so guess it from the common beginning and end of the words. It is right if it matches
-    # exactly these files.
+    # The shell has replaced the pattern, so guess it from the common beginning and end of the words. The guess is right if
+    # it matches exactly these files.
     start = _common_prefix(words)
     end = _common_prefix([word[len(start) :][::-1] for word in words])[::-1]
     pattern = f"{glob.escape(start)}*{glob.escape(end)}"
@@ -127,7 +129,7 @@ def join_expanded_pattern(words: Sequence[str]) -> str:
 
 
 def _common_prefix(texts: Sequence[str]) -> str:
-    """Return the longest text with which all texts begin."""
+    """Return the longest prefix that all texts have in common."""
     first, last = min(texts), max(texts)
     return first[: sum(1 for _ in takewhile(lambda letters: letters[0] == letters[1], zip(first, last, strict=False)))]
 
@@ -135,11 +137,11 @@ def _common_prefix(texts: Sequence[str]) -> str:
 def make_stage_run(
     shard: str | None = None, finish: bool = False, *, workers: int | None = None, overwrite: bool = False
 ) -> StageRun:
-    """Return how a stage should run, from the options of a command.
+    """Create the `StageRun` that a command passes to its stage, from the values of the command's options.
 
     Args:
         shard: The value of `--shard`, which is `K/N`, `auto` or `auto/N`, or None to do all of the work.
-        finish: Whether to only complete the work after all parts are done.
+        finish: Whether to only check that all parts are done, and write the final file.
         workers: The number of processes or threads, or None for one per core.
         overwrite: Whether to replace output that was made with other settings.
     """
@@ -150,12 +152,13 @@ def make_stage_run(
 def load_pipeline_settings(
     pipeline: Path | None, overrides: list[str] | None, options: Options | None = None
 ) -> PipelineSettings:
-    """Load the settings of a pipeline file, then apply the options of the command and `--set`.
+    """Load the settings of a pipeline file, and replace those that are given as options or by `--set`, which takes
+    precedence.
 
     Args:
         pipeline: A file, the name of a bundled pipeline, or None for the defaults.
         overrides: The values of `--set`.
-        options: The options that the user typed, by the key that they set.
+        options: The options that the user typed, by the settings key that each option changes.
     """
     from gaudi_bert.config.pipeline import load_pipeline
 
@@ -163,7 +166,8 @@ def load_pipeline_settings(
 
 
 def load_packing_settings(overrides: list[str] | None, options: Options | None = None) -> PackingSettings:
-    """Return the settings of the section `packing`, from the options of the command and then `--set packing.key=value`.
+    """Return the settings of the section `packing`, as given by the command's options and by `--set`, which takes
+    precedence.
 
     Raises:
         InputError: `--set` names a key of another section.
@@ -177,12 +181,12 @@ def load_packing_settings(overrides: list[str] | None, options: Options | None =
 
 # --- options that are derived from settings
 
-# The options that the user typed, by the key that they set.
+# The options that the user typed, by the settings key that each option changes.
 Options = Mapping[str, TypedValue]
 PIPELINE = "gaudi_bert.config.pipeline:PipelineSettings"
 # The keys of `task` that describe files of rows. Every command that reads such files has options of these names.
 ROW_FILE_KEYS = ("columns", "no_header", "format", "delimiter", "encoding", "on_bad_row")
-# The options of commands that run a model on files of rows, with the key of each option.
+# The options of all commands that run a model on files of rows, and the settings key of each option.
 ROWS = {
     "text_column": "task.text",
     "text_pair_column": "task.text_pair",
@@ -191,15 +195,15 @@ ROWS = {
 
 
 def add_settings_options(section: str, *names: str, **keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds options to a command, one for each of some keys of a settings section.
+    """Return a decorator that adds options to a command. Each option sets one key of a settings section.
 
     The help, the choices and the default of an option are those of its key. The command receives the options that the user
     typed as one argument `options`, which maps keys to values. The section is imported when the command is used, because
-    `gaudi-bert --help` does not need settings, and loading them takes as long as everything else.
+    `gaudi-bert --help` does not need settings, and importing them takes as long as everything else.
 
     Example:
         ```python
-        @takes("gaudi_bert.config.sections:PackingSettings", "algorithm", "depth")
+        @add_settings_options("gaudi_bert.config.sections:PackingSettings", "algorithm", "depth")
         def plan(out: Path, options: Options) -> None:  # --algorithm and --depth
             settings = section_from_options(PackingSettings, options)
         ```
@@ -222,14 +226,14 @@ def add_settings_options(section: str, *names: str, **keys: str) -> Callable[[Ca
 def _add_options(
     command: Callable[..., None], own: Sequence[Parameter], section: str, names: Sequence[str], keys: Mapping[str, str]
 ) -> Callable[..., None]:
-    """Return a command that has its own options and those of a settings section, which come after the required ones.
+    """Return a command with additional options for keys of a settings section. Required options are listed first.
 
     Args:
-        command: The function of the command, with an argument `options`.
-        own: Its other parameters.
-        section: See `add_settings_options`.
-        names: See `add_settings_options`.
-        keys: See `add_settings_options`.
+        command: The function of the command, which has a parameter `options`.
+        own: The other parameters of the command.
+        section: The class of the section, as in `add_settings_options`.
+        names: The keys that are also names of options, as in `add_settings_options`.
+        keys: The keys of options with another name, as in `add_settings_options`.
     """
     from gaudi_bert.config.values import find_field, types_without_metadata
 
@@ -264,7 +268,7 @@ def _add_options(
 
 
 def _make_option(name: str, field: FieldInfo) -> Parameter:
-    """Return the command-line option for a settings key, with the key's choices, description and default.
+    """Create the command-line option for a settings key. It has the choices, the description and the default of the key.
 
     The value of the parameter is None if the user does not type the option.
     """

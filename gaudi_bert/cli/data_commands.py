@@ -12,7 +12,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.options import TypedValue, check_combination
 
-if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
+if TYPE_CHECKING:  # `--help` needs no settings, and importing them takes as long as everything else
     from gaudi_bert.config.sections import TableSettings
 
 
@@ -167,7 +167,7 @@ def plan(
 
     run = arguments.make_stage_run(workers=workers, overwrite=overwrite)
     settings = arguments.load_packing_settings(set_, options)
-    # The pattern `histograms/*.json` also matches the settings files next to the histograms.
+    # A pattern such as `histograms/*.json` also matches the settings files next to the histograms, so leave these files out.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     planned = plan.plan_packs(counted, out, settings, run)
     following = f"write RECORDS {output.quote_command('--plan', out, '--out', 'packed/')}"
@@ -201,12 +201,12 @@ def write(
     output.print_result(written, json, written.format_lines(out=out, verbose=verbose), following)
 
 
-# The keys that `write` may change although the plan contains them, because no pack depends on them.
+# `write` may change these keys although the plan contains them, because they do not affect the packs.
 _KEYS_OF_SHARDS = ("shard_multiple", "shard_bytes")
 
 
 def _parse_shard_overrides(overrides: list[str] | None, plan: Path) -> dict[str, int]:
-    """Return the settings of shards that `write --set` changes, by key.
+    """Return the shard settings that the user changes with `write --set`, by key.
 
     Raises:
         InputError: `--set` names another key, which the plan has already decided.
@@ -291,7 +291,7 @@ def pack(
 
 
 def _make_table_settings(source: str, options: arguments.Options, overrides: list[str] | None) -> TableSettings:
-    """Return the settings for packing a table, from the options and then `--set packing.key=value`.
+    """Return the settings for packing a table, as given by the command's options and by `--set packing.key=value`.
 
     The number of slots in a pack defaults to the longest of `--row-lengths`, or to the length that `tokenize` has recorded.
 

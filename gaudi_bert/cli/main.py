@@ -1,7 +1,7 @@
-"""The `gaudi-bert` command: its subcommands, and how it ends.
+"""The `gaudi-bert` command: its subcommands, and the exit codes with which it ends.
 
 The exit code is 0 if everything was done, 1 after a failure, 2 if the usage or the input is wrong, and 75 if the user
-stopped the command (SIGTERM or Ctrl-C) and the same command can resume. Every error is one line of bounded length.
+stopped the command (SIGTERM or Ctrl-C) and the same command can resume. Every error is one line of limited length.
 """
 
 from __future__ import annotations
@@ -75,11 +75,14 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
 
 class _Commands(output.Commands):
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. If it is interrupted, raise StoppedError, because typer would use an exit code of its own."""
+        """Run the command. Raise StoppedError if it is interrupted, because typer would exit with an exit code of its
+        own.
+        """
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, RuntimeError) as error:
-            # If a signal arrives while Python acquires a lock, a RuntimeError is raised that hides the KeyboardInterrupt.
+            # If a signal arrives while Python acquires a lock, Python raises a RuntimeError and the KeyboardInterrupt is
+            # only its context. Therefore search the complete chain of exceptions.
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, KeyboardInterrupt):
                 cause = cause.__context__
@@ -100,7 +103,7 @@ app = typer.Typer(
 )
 for _title, _group in GROUPS.items():
     for _name, _command in _group.items():
-        # Only Jobs call `wait`, so it is not on the first page of help.
+        # Only Kubernetes Jobs call `wait`, so do not show it on the first page of the help.
         app.command(_name, cls=output.Command, hidden=_name == "wait", rich_help_panel=_title)(_command)
 app.add_typer(pipeline_commands.k8s, rich_help_panel="Pipelines and machines")
 
@@ -120,21 +123,21 @@ def _define_global_options(
         False, "--quiet", "-q", callback=output.silence_output, help="Print only results and errors."
     ),
 ) -> None:
-    """Define the options that users type before a subcommand. typer calls this function first."""
+    """Define the options that users type before a subcommand. typer calls this function before the subcommand."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line, and exit the process with the exit code of the command.
+    """Run a command line, and exit the process with the exit code of the command.
 
     Args:
-        arguments: The words after `gaudi-bert`. By default, those of this process.
+        arguments: The words after `gaudi-bert`. By default, they are the arguments of this process.
     """
-    # Large libraries create millions of objects that are never freed. Garbage collection would scan them again and again,
-    # which takes a fifth of the loading time.
+    # Large libraries create millions of objects that are never freed. Scanning them again and again takes a fifth of the
+    # loading time, so run the garbage collector less often.
     gc.set_threshold(100_000, 20, 20)
     try:
         _run_and_exit(lambda: app(args=list(arguments) if arguments is not None else None, standalone_mode=False))
-    except KeyboardInterrupt:  # a second signal, while the command was ending because of the first
+    except KeyboardInterrupt:  # a second signal arrived while the command was stopping because of the first
         _exit_with_error(StoppedError(_STOPPED))
 
 
@@ -144,16 +147,16 @@ _MAX_LINE_CHARACTERS = 480
 _SECONDS_TO_UNWIND = 1.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOPPED = "stopped; run the same command again to resume"
-# Commands that have nothing to resume after they were stopped.
+# Commands that cannot be resumed after they were stopped, because they do not store unfinished work.
 _COMMANDS_WITHOUT_RESUME = ("doctor", "estimate", "inspect", "k8s", "settings")
-# The error that typer raises if the usage is wrong. The class has no public name in some versions of typer.
+# The class of the errors that typer raises if the usage is wrong. It has no public name in some versions of typer.
 _UsageError: Any = typer.BadParameter.__bases__[0]
 # Libraries that both engines need. If neither engine is installed, the message recommends PyTorch, which runs everywhere.
 _LIBRARIES_OF_BOTH_ENGINES = ("safetensors", "seqeval", "sklearn")
 
 
 def _run_and_exit(command: Callable[[], int | None]) -> NoReturn:
-    """Run a command, and exit the process with its exit code, or with that of the error that it raised."""
+    """Run a command, print the error if it raises one, and exit the process with the exit code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # file names may contain bytes that cannot be printed
@@ -170,7 +173,7 @@ def _run_and_exit(command: Callable[[], int | None]) -> NoReturn:
             raise
         _exit_with_error(_missing_library_error(module))
     except OSError as error:
-        # No stage expected this error of the operating system, such as a path that cannot exist or a failing disk.
+        # No stage handles this error of the operating system, such as an invalid path or a failing disk, so report it here.
         if error.filename is None and error.errno == errno.ENOSPC:
             _exit_with_error(_full_output_error(error))
         kind = InputError if error.errno in WRONG_PATH_ERRORS else FailedError
@@ -186,7 +189,7 @@ def _run_and_exit(command: Callable[[], int | None]) -> NoReturn:
 
 @contextmanager
 def _interrupt_on_signals() -> Iterator[None]:
-    """Let SIGTERM (which Kubernetes and Slurm send) and Ctrl-C raise a KeyboardInterrupt in the block.
+    """Raise a KeyboardInterrupt in the block if the process receives SIGTERM or Ctrl-C. Kubernetes and Slurm send SIGTERM.
 
     Stages that can only stop at certain moments install their own handlers. A signal that this process inherited as ignored,
     as in background jobs of a shell, stays ignored. A second signal within a second is ignored, because it could interrupt
@@ -206,7 +209,7 @@ def _interrupt_on_signals() -> Iterator[None]:
 
 
 def _usage_error(error: Any) -> InputError:
-    """Return the error for wrong usage, whose message ends with the command that prints the help."""
+    """Return the error for wrong usage of a command. Its message ends with the command that prints the help."""
     from pydantic import ValidationError
 
     from gaudi_bert.config.values import format_problem
@@ -219,16 +222,16 @@ def _usage_error(error: Any) -> InputError:
 
 
 def _full_output_error(error: OSError) -> InputError:
-    """Return the error for a standard output that cannot be written, and close that output.
+    """Return the error for a standard output that cannot be written, and close this output.
 
-    Otherwise, Python would try to write to it again at exit.
+    If it stayed open, Python would try to write to it again at exit.
     """
     sys.stdout = None
     return InputError(f"standard output: cannot be written ({error.strerror}); redirect it to a disk with free space")
 
 
 def _missing_library_error(module: str) -> InputError:
-    """Return the error for a library that is not installed, with the command that installs it."""
+    """Return the error for a library that is not installed. Its message contains the command that installs the library."""
     reason = "which is not installed"
     if module == "tensorflow" and not supports_tensorflow():
         reason = f"version 2.15, which does not exist for Python {'.'.join(map(str, sys.version_info[:2]))}"
@@ -241,13 +244,14 @@ def _missing_library_error(module: str) -> InputError:
 
 
 def _exit_with_error(error: GaudiBertError) -> NoReturn:
-    """Print an error as one line, and exit the process with its exit code."""
+    """Print an error as one line, and exit the process with the error's exit code."""
     kind = output.error_prefix()
     if isinstance(error, StoppedError):
         kind = ""  # stopping a command is not an error
         for number in _STOP_SIGNALS:  # a second signal would change the exit code
             signal.signal(number, signal.SIG_IGN)
-        # Libraries that were interrupted may fail to delete their objects, which does not matter any more.
+        # Libraries that were interrupted may fail to delete their objects. These errors no longer matter, so do not print
+        # them.
         sys.unraisablehook = lambda unraisable: None
     print(f"{kind}{shorten(str(error), _MAX_LINE_CHARACTERS)}", file=sys.stderr)  # noqa: T201
     sys.exit(error.exit_code)

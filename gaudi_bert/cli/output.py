@@ -1,6 +1,6 @@
-"""Output of commands: their help, and the printing of results.
+"""The output of commands: their help and their results.
 
-The help lists commands by purpose, and is coloured on a terminal. A result is printed as lines for people, or as one JSON
+The help lists commands by purpose, and is coloured on a terminal. A result is printed as lines of text, or as one JSON
 object with `--json`.
 """
 
@@ -58,27 +58,31 @@ _BOLD, _CYAN, _RED, _PLAIN = "\033[1m", "\033[36m", "\033[31m", "\033[0m"
 
 
 def _supports_colours(stream: Any) -> bool:
-    """Return whether a stream is a terminal on which colours are wanted (https://no-color.org)."""
+    """Return whether output to a stream should be coloured. It must be a terminal, and NO_COLOR (https://no-color.org) must
+    not be set.
+    """
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def error_prefix() -> str:
-    """Return the beginning of an error line, coloured on a terminal."""
+    """Return the text with which an error line begins, in colour on a terminal."""
     return f"{_RED}error:{_PLAIN} " if _supports_colours(sys.stderr) else "error: "
 
 
 def silence_output(requested: bool = True) -> None:
-    """Silence everything except results and errors, in this process and in the processes that it starts.
+    """Suppress all output except results and errors, in this process and in the processes that it starts.
 
     Args:
-        requested: Do nothing if this is False. It is the value of `--quiet`.
+        requested: The value of `--quiet`. If it is False, nothing changes.
     """
     if requested:
         os.environ.update(dict.fromkeys((ONLY_RESULT_VARIABLE, "GAUDI_BERT_QUIET"), "1"))
 
 
 class Command(TyperCommand):
-    """A command whose help ends with an example. It accepts `-o` and `-q`, and shells can complete its choices."""
+    """A command whose help ends with an example. It accepts `-o` and `-q`, and shells can complete the choices of its
+    options.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -88,19 +92,19 @@ class Command(TyperCommand):
                 parameter.metavar = str(parameter.name).upper()
             elif parameter.name == "out":
                 parameter.opts.append("-o")
-            elif choices is not None:  # typer has no public way to set the completion of an option that exists already
+            elif choices is not None:  # typer has no public function that sets the completion of an existing option
                 parameter._custom_shell_complete = partial(_complete_choice, choices[1].split("|"))  # noqa: SLF001
         if self.name in EXAMPLES:
             self.epilog = f"Example:  {EXAMPLES[self.name]}"
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the option `--quiet`, which all commands have, and the example on a single line that can be copied."""
+        """Write the end of the help: the option `--quiet`, and the example on a single line, so that users can copy it."""
         formatter.write("\n  -q, --quiet: print only results and errors.\n")
         if self.epilog:
             formatter.write(f"\n{self.epilog}\n")
 
     def get_help(self, ctx: Any) -> str:
-        """Return the help as text."""
+        """Return the help of the command as formatted text."""
         plain = re.sub(r"\{([A-Z_]+)\}", r"\1", super().get_help(ctx))
         plain = re.sub(
             r"^(  [A-Z][A-Z_]+(?:\.\.\.)? )(<[^>]+>)", lambda match: match[1] + " " * len(match[2]), plain, flags=re.M
@@ -108,7 +112,7 @@ class Command(TyperCommand):
         return _add_colours(plain)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. `-q` may be anywhere among the options."""
+        """Parse the arguments. `-q` may stand anywhere among the options."""
         options = list(takewhile(lambda word: word != "--", args))
         loud = [word for word in options if word not in ("-q", "--quiet")]
         silence_output(len(loud) < len(options))
@@ -117,19 +121,19 @@ class Command(TyperCommand):
 
 
 def _complete_choice(choices: Sequence[str], ctx: Any, parameter: Any, incomplete: str) -> list[str]:
-    """Return the choices that begin with what the user has typed so far, for completion in a shell."""
+    """Return the choices that begin with the text typed so far. Shells use them to complete the value of an option."""
     return [choice for choice in choices if choice.startswith(incomplete)]
 
 
 class Commands(TyperGroup):
-    """A group of commands whose help lists the commands by purpose, with complete summaries."""
+    """A group of commands. Its help lists the commands by purpose, and their summaries are not shortened."""
 
     def get_help(self, ctx: Any) -> str:
-        """Return the help as text."""
+        """Return the help of the group as formatted text."""
         return _add_colours(super().get_help(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command with all of its options. Options that are derived from settings are added here."""
+        """Return a command with all of its options. The options that come from settings are added here."""
         command = super().get_command(ctx, cmd_name)
         complete = getattr(getattr(command, "callback", None), "complete", None)
         if complete is None:
@@ -139,19 +143,19 @@ class Commands(TyperGroup):
         return typer.main.get_command(alone)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. `help COMMAND` means `COMMAND --help`, and the help is printed if there are no arguments."""
+        """Parse the arguments. `help COMMAND` is the same as `COMMAND --help`. Without arguments, print the help."""
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
         elif not args and sys.stdout.isatty():
             args = ["--help"]
-        elif not args and not ctx.resilient_parsing:  # not a terminal, so probably a script whose arguments were lost
+        elif not args and not ctx.resilient_parsing:  # the output is not a terminal, so a script probably lost its arguments
             typer.echo(self.get_help(ctx), err=True)
             ctx.exit(InputError.exit_code)
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the name and the summary of each command, below the title of its purpose."""
+        """Write the name and the summary of each command, grouped by purpose."""
         names = self.list_commands(ctx)
         panels: dict[str, list[tuple[str, str]]] = {}
         for name in names:
@@ -165,7 +169,9 @@ class Commands(TyperGroup):
 
 
 def _add_colours(text: str) -> str:
-    """Return help text with bold headings and coloured commands and options, if it goes to a terminal."""
+    """Return a help text with bold headings and coloured commands and options. If the output is not a terminal, return it
+    unchanged.
+    """
     if not _supports_colours(sys.stdout):
         return text
     text = re.sub(r"^(\w.*:)$", rf"{_BOLD}\1{_PLAIN}", text, flags=re.MULTILINE)
@@ -185,14 +191,14 @@ def print_result(
     *,
     shared: bool = False,
 ) -> None:
-    """Print the result of a stage or a runner.
+    """Print the result of a stage or a runner, either as lines of text or as JSON.
 
     Args:
-        result: The result. `to_json` must accept it.
-        as_json: Whether to print one JSON object instead of lines.
-        lines: The lines for people. By default, they are those of the result.
-        next_command: The command that most users type next, without `gaudi-bert`. It is printed for people only, and not
-            with `--quiet`.
+        result: The result, which `to_json` must be able to convert.
+        as_json: Whether to print one JSON object instead of lines of text.
+        lines: The lines of text. By default, `result.format_lines` returns them.
+        next_command: The command that most users type next, without `gaudi-bert`. It is not printed with `--json` or
+            `--quiet`.
         shared: Whether all processes of a launcher have the same result, so that only the first process prints it.
     """
     if shared and not is_first_process():
@@ -207,5 +213,5 @@ def print_result(
 
 
 def quote_command(*words: object) -> str:
-    """Return a command as one line. Words that a shell would change are quoted."""
+    """Join the words of a command to one line. Words with special characters are quoted for the shell."""
     return " ".join(shlex.quote(str(word)) for word in words)

@@ -20,7 +20,7 @@ from gaudi_bert.common.launch import find_launch, is_first_process
 from gaudi_bert.common.progress import ONLY_RESULT_VARIABLE, Reporter, format_seconds
 from gaudi_bert.config.options import check_combination
 
-if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
+if TYPE_CHECKING:  # `--help` needs no settings, and importing them takes as long as everything else
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.config.pipeline import PipelineSettings
     from gaudi_bert.runners.kubernetes.client import Cluster
@@ -55,7 +55,7 @@ def _run_kubernetes(run: RunRequest, stages: Sequence[str]) -> Mapping[str, str]
 
 
 _RUNNERS = ("local", "docker", "kubernetes")
-# The stages that the processes of a launcher, such as mpirun, run together.
+# The stages that several processes of a launcher, such as mpirun, run together. Every other stage runs in a single process.
 _STAGES_OF_A_LAUNCHER = ("train", "evaluate", "finetune")
 
 
@@ -132,12 +132,12 @@ def _run_and_print(
             splits = result if isinstance(result, Mapping) else {"": result}
             for split, output_of_split in splits.items():
                 lines += [f"{f'{stage} {split}'.strip()}: {line}" for line in output_of_split.format_lines()]
-        # With --shard, each process of a launcher does its own part and prints its own result.
+        # With --shard, each process of a launcher does its own part, so each process prints its own result.
         output.print_result(results, json, lines, shared=run.options.part is None)
 
 
 def _check_stages_allow_launcher(runner: str, stages: Sequence[str], part: tuple[int, int] | None) -> None:
-    """Check that a launcher has not started several processes that would all do the same work.
+    """Check that a launcher such as mpirun has not started several processes that would all do the same work.
 
     With `--shard`, each process does its own part.
 
@@ -196,7 +196,7 @@ def _print_dry_run(
 
 
 def _iterate_setting_lines(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield a line `section.key = value` for each setting.
+    """Yield one line of the form `section.key = value` for each setting.
 
     Args:
         settings: The settings, in nested sections.

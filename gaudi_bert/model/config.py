@@ -1,6 +1,7 @@
-"""The configuration of a BERT, with the names of Hugging Face's `config.json`, and its variables with their initial values.
+"""The configuration of a BERT, with the keys of Hugging Face's `config.json`, and the names, shapes and initial values of
+its variables.
 
-Nothing here depends on a framework: the engines build models from these descriptions. Other encoders are described only by
+Nothing here depends on a framework. The engines build models from these descriptions. Other encoders are described only by
 the content of their config.json (`EncoderConfig`).
 """
 
@@ -20,8 +21,8 @@ from gaudi_bert.common.errors import InputError, short_repr
 _ACTIVATIONS = ("gelu", "gelu_new", "relu")
 _ATTENTIONS = ("bidirectional", "causal")
 
-# The largest allowed values, far above any existing model. A larger value is a mistake, and has to be noticed before the
-# model is built, because building it would exhaust the memory.
+# The largest allowed sizes, far above those of any existing model. A larger value is a mistake. It has to be rejected before
+# the model is built, because building the model would exhaust the memory.
 LARGEST_SIZES = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 16,
@@ -32,19 +33,19 @@ LARGEST_SIZES = {
     "type_vocab_size": 1 << 16,
 }
 
-# The upper limit of settings that are floats.
+# The upper limit of all settings that are floats.
 _LARGEST_NUMBER = 1_000_000
 
 
 class ModelSizes(NamedTuple):
-    """The sizes of a model that limit which data and which tokenizer fit it.
+    """The sizes of a model with which the data and the tokenizer have to be compatible.
 
     Attributes:
-        layers: encoder layers.
-        hidden_size: the size of a hidden state.
-        positions: the most positions of one sequence.
-        vocab_size: entries of the vocabulary.
-        segments: values of a segment id.
+        layers: The number of encoder layers.
+        hidden_size: The size of a hidden state.
+        positions: The maximum number of positions in a sequence.
+        vocab_size: The number of tokens in the vocabulary.
+        segments: The number of different segment ids.
     """
 
     layers: int
@@ -59,7 +60,7 @@ class BertConfig:
     """The settings of a BERT model. The defaults are those of BERT-base (Devlin et al., 2019).
 
     Raises:
-        InputError: a setting is out of range.
+        InputError: A setting is out of range.
     """
 
     vocab_size: int = 30522
@@ -98,13 +99,13 @@ class BertConfig:
             )
 
     def _number_or_nan(self, name: str) -> float:
-        """Return the value of a field. If it is not a number, return NaN, which fails every range check."""
+        """Return the value of a field. If the value is not a number, return NaN, so that every range check fails."""
         value = getattr(self, name)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
     @property
     def sizes(self) -> ModelSizes:
-        """The sizes that the data and the tokenizer have to fit."""
+        """The sizes with which the data and the tokenizer have to be compatible."""
         positions, segments = self.max_position_embeddings, self.type_vocab_size
         return ModelSizes(self.num_hidden_layers, self.hidden_size, positions, self.vocab_size, segments)
 
@@ -114,15 +115,15 @@ class BertConfig:
         return self.hidden_size // self.num_attention_heads
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields by name, for `json.dump`."""
+        """Return all fields as a dictionary that can be written to a JSON file."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> BertConfig:
-        """Create a config from the content of a Hugging Face `config.json`. Unknown keys are ignored.
+        """Create a configuration from the content of a Hugging Face `config.json`. Unknown keys are ignored.
 
         Raises:
-            InputError: the model is not a BERT, or it has features that are not supported.
+            InputError: The model is not a BERT, or it has features that are not supported.
         """
         kind = values.get("model_type", "bert")
         if kind != "bert":
@@ -146,7 +147,7 @@ NO_PACKS_REMEDY = "use rows of one sequence, or choose another model"
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """The content of config.json of any other encoder of `transformers`."""
+    """The content of config.json for an encoder of `transformers` that is not a BERT."""
 
     values: Mapping[str, Any]
 
@@ -163,25 +164,27 @@ class EncoderConfig:
 # --- the variables of BERT: names, shapes and initial values
 #
 # The names are those of google-research/bert (`modeling.py`, `run_pretraining.py`), so that published checkpoints load
-# without a table of names. The output matrix of the masked-LM head is the word embeddings, so it has no name of its own.
+# without a table of names. The masked-LM head uses the word embeddings as its output matrix, so this matrix has no name of
+# its own.
 
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """The shape of a variable, and whether it starts as truncated normal noise, zeros or ones."""
+    """The shape of a trainable variable, and the kind of its initial values: truncated normal noise, zeros or ones."""
 
     shape: tuple[int, ...]
     start: Literal["normal", "zeros", "ones"]
 
 
 def layer_name_prefix(layer: int) -> str:
-    """Return the prefix of the variable names of an encoder layer, counted from 0."""
+    """Return the prefix of the variable names of one encoder layer. Layers are counted from 0."""
     return f"bert/encoder/layer_{layer}"
 
 
 def parameter_specs(config: BertConfig) -> dict[str, ParameterSpec]:
-    """Return the shapes and initial values of the variables of a BERT with its pretraining heads, by name, in the order
-    of the forward pass.
+    """Return the shape and the kind of initial values of every variable of a BERT, by variable name.
+
+    The pretraining heads are included. The variables are in the order of the forward pass.
     """
     hidden = config.hidden_size
     specs: dict[str, ParameterSpec] = {}
@@ -202,19 +205,19 @@ def parameter_specs(config: BertConfig) -> dict[str, ParameterSpec]:
 
 
 def count_parameters(config: BertConfig) -> int:
-    """Return the number of trainable parameters."""
+    """Return the number of trainable parameters of a BERT, including its pretraining heads."""
     return sum(math.prod(spec.shape) for spec in parameter_specs(config).values())
 
 
 def find_shape_mismatch(
     expected_shapes: Mapping[str, tuple[int, ...]], weights: WeightArrays, optional_prefixes: str | tuple[str, ...] = ()
 ) -> str | None:
-    """Return a description of the first weight whose shape is not the expected one, or None if all shapes are as expected.
+    """Describe the first weight whose shape differs from the expected shape. Return None if all shapes are as expected.
 
     Args:
-        expected_shapes: the expected shapes, by name.
-        weights: the weights.
-        may_lack: prefixes of names that may be missing.
+        expected_shapes: The expected shapes, by name.
+        weights: The weights.
+        optional_prefixes: Prefixes of the names of weights that may be missing.
     """
     for name in [*expected_shapes, *(name for name in weights if name not in expected_shapes)]:
         found = list(weights[name].shape) if name in weights else "none"
@@ -224,21 +227,21 @@ def find_shape_mismatch(
     return None
 
 
-# The most pairs of random numbers that are drawn at once.
+# The maximum number of pairs of random numbers that are drawn at once, which limits the memory.
 _LARGEST_DRAW = 1 << 18
 
 
 def draw_initial_value(name: str, spec: ParameterSpec, deviation: float, seed: int | None) -> Float32Array:
-    """Return the initial value of a variable, float32.
+    """Return the initial value of a variable as a float32 array.
 
-    It depends only on the name and shape of the variable, the seed and the deviation. Normal noise is truncated at two
-    deviations and drawn by the method of Box and Muller.
+    The value depends only on the name and shape of the variable, the seed and the deviation. Normal noise is truncated at
+    two standard deviations, and is drawn by the Box-Muller method.
 
     Args:
-        name: the name of the variable.
-        spec: its shape and kind.
-        deviation: the standard deviation of normal noise.
-        seed: the seed, or None for zeros instead of noise, which is fast.
+        name: The name of the variable.
+        spec: The shape of the variable and the kind of its initial values.
+        deviation: The standard deviation of normal noise.
+        seed: The seed of the noise. If it is None, use zeros instead of noise, which is fast.
     """
     if spec.start == "ones":
         return np.ones(spec.shape, np.float32)
@@ -256,17 +259,17 @@ def draw_initial_value(name: str, spec: ParameterSpec, deviation: float, seed: i
     return values.reshape(spec.shape)
 
 
-# Parts of the names of biases and layer norms.
+# Weight decay does not apply to variables whose names contain one of these words.
 _NOT_DECAYED = ("layernorm", "layer_norm", "bias")
 
 
 def has_weight_decay(name: str) -> bool:
-    """Return whether weight decay applies to a variable. It does not apply to biases and layer norms."""
+    """Return whether weight decay applies to the variable with this name. It does not apply to biases and layer norms."""
     return not any(part in name.lower() for part in _NOT_DECAYED)
 
 
 def _encoder_layer_specs(name_prefix: str, config: BertConfig) -> Iterator[tuple[str, ParameterSpec]]:
-    """Yield the name and the specification of each variable of an encoder layer."""
+    """Yield (name, specification) for each variable of an encoder layer."""
     hidden, intermediate = config.hidden_size, config.intermediate_size
     for part in ("query", "key", "value"):
         yield from _dense_specs(f"{name_prefix}/attention/self/{part}", hidden, hidden)
@@ -278,12 +281,12 @@ def _encoder_layer_specs(name_prefix: str, config: BertConfig) -> Iterator[tuple
 
 
 def _dense_specs(name_prefix: str, inputs: int, outputs: int) -> Iterator[tuple[str, ParameterSpec]]:
-    """Yield the name and the specification of each variable of a dense layer."""
+    """Yield (name, specification) for each variable of a dense layer."""
     yield f"{name_prefix}/kernel", ParameterSpec((inputs, outputs), "normal")
     yield f"{name_prefix}/bias", ParameterSpec((outputs,), "zeros")
 
 
 def _layer_norm_specs(name_prefix: str, size: int) -> Iterator[tuple[str, ParameterSpec]]:
-    """Yield the name and the specification of each variable of a layer normalization."""
+    """Yield (name, specification) for each variable of a layer normalization."""
     yield f"{name_prefix}/gamma", ParameterSpec((size,), "ones")
     yield f"{name_prefix}/beta", ParameterSpec((size,), "zeros")

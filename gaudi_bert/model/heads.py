@@ -1,8 +1,10 @@
-"""The heads on top of an encoder: for pretraining, for a task, or for vectors of texts.
+"""The heads on top of an encoder: for pretraining, for a task, or for text vectors.
 
-A head states which hidden states it reads, which variables it has, and what its outputs and sums are. Each engine
-(`engines/`) computes them. Sums of losses are divided by sums of weights only at the end, so that micro-batches and
-processes can be added up.
+A head states which hidden states it reads, which variables it has, and what its outputs and sums are. The engines
+(`engines/`) compute them. Sums of losses are divided by sums of weights only at the end, so that the sums of micro-batches
+and processes can be added up.
+
+Letters of shapes: B packs, L positions, Q masked-LM slots, S depth, C outputs of a head, H hidden size, V vocabulary.
 
 Letters of shapes: B packs, L positions, Q masked-LM slots, S depth, C outputs of a head, H hidden size, V vocabulary.
 """
@@ -16,17 +18,18 @@ from typing import Literal, TypeAlias
 from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.model.config import BertConfig, ParameterSpec, parameter_specs
 
-# What has equal weight in the masked-LM loss: every masked token, or every sequence.
+# Whether every masked token or every sequence has the same weight in the masked-LM loss.
 Loss = Literal["token", "sequence"]
 
-# How the vector of a text is computed from those of its tokens: the first one, the mean, the maximum, or the last one.
+# How the vector of a text is computed from the vectors of its tokens. It is the vector of the first token, the mean, the
+# maximum, or the vector of the last token.
 Pooling = Literal["cls", "mean", "max", "last"]
 
-# The function, by its PyTorch name, that turns the logit of a pair into its score. It never decreases as the logit
-# increases.
+# The PyTorch name of the function that converts the logit of a text pair to its score. A higher logit never gives a lower
+# score.
 Activation = Literal["Sigmoid", "Identity", "Tanh"]
 
-# The tasks that a head can be trained for.
+# The tasks for which a head can be trained.
 TaskKind = Literal[
     "classification",
     "multi-label",
@@ -47,23 +50,23 @@ TASK_BY_PROBLEM_TYPE: dict[str, TaskKind] = {
 }
 
 
-# Added to attention scores that are not allowed. At least one score of a row is allowed, so the probability of the others is
-# exp(less than -9,000), which is exactly 0 in float32. Therefore the outputs of a sequence do not change by a single bit if
-# its neighbours change.
+# This value is added to attention scores that are not allowed. At least one score of a row is allowed, so the probability of
+# the others is exp(less than -9,000), which is exactly 0 in float32. Therefore the outputs of a sequence do not change by a
+# single bit if its neighbours change.
 FORBIDDEN_SCORE = -10000.0
-# Added to the logits of a span head for tokens of other sequences, so that their probability is exactly 0.
+# This value is added to the logits of a span head for tokens of other sequences, so that their probability is exactly 0.
 OTHER_SEQUENCE = -1e9
-# A value below any hidden state, which stands for the tokens of absent sequences in max pooling.
+# A value below any hidden state. Max pooling uses it for sequences that are absent from a pack.
 LOWEST_HIDDEN = -3.0e38
 
 
 @dataclass(frozen=True)
 class PretrainingHead:
-    """The masked-LM and next-sentence heads of BERT.
+    """The masked-LM head and the next-sentence head of BERT.
 
-    Sums, float32 [8]: masked-LM loss and weight, next-sentence loss and weight, correct masked-LM predictions and their
-    count, correct next-sentence predictions and their count. A masked slot has the weight 1, or 1 / (masked slots of its
-    sequence), depending on `loss`.
+    Its sums are float32 [8]: masked-LM loss and weight, next-sentence loss and weight, correct masked-LM predictions and
+    their count, correct next-sentence predictions and their count. Depending on `loss`, a masked slot has the weight 1, or
+    1 / (masked slots of its sequence).
     """
 
     loss: Loss = "token"
@@ -73,7 +76,7 @@ class PretrainingHead:
 
 @dataclass(frozen=True)
 class TaskHead:
-    """The head of a task, with `width` (C) classes or values.
+    """A head for a task such as classification. `width` (C) is the number of classes or values that it predicts.
 
     A batch contains these features in addition to those of the encoder, with float32 weights and int32 positions and
     classes:
@@ -90,7 +93,7 @@ class TaskHead:
     - masked-language-modelling: the masked-LM head at `masked_positions` [B, Q]; `targets` and `target_weights` [B, Q].
     - causal-language-modelling: the masked-LM head at every token; `targets` and `target_weights` [B, L].
 
-    Sums, float32 [3]: losses, weights, correct predictions.
+    The sums of all task heads are float32 [3]: losses, weights, correct predictions.
     """
 
     kind: TaskKind
@@ -99,22 +102,24 @@ class TaskHead:
 
     @property
     def predicts_per_text(self) -> bool:
-        """Whether the head gives one prediction per text or pair of texts."""
+        """Whether the head makes one prediction for each text or pair of texts."""
         return self.kind in ("classification", "multi-label", "regression", "reranking")
 
     @property
     def predicts_per_token(self) -> bool:
-        """Whether the head gives a prediction for each token."""
+        """Whether the head makes a prediction for each token."""
         return self.kind in ("token-classification", "question-answering")
 
     @property
     def needs_outputs(self) -> bool:
-        """Whether predictions and metrics are computed from the outputs of the head. Otherwise, the sums are sufficient."""
+        """Whether the outputs of the head are needed for predictions and metrics. Otherwise, its sums are sufficient."""
         return not self.kind.endswith("language-modelling")
 
     @property
     def positions_feature(self) -> str | None:
-        """The name of the feature with the positions whose hidden states the head reads. None if it reads all tokens."""
+        """The name of the feature that lists the positions of the hidden states that the head reads. None if it reads all of
+        them.
+        """
         if self.predicts_per_text:
             return "sequence_positions"
         return "masked_positions" if self.kind == "masked-language-modelling" else None
@@ -126,14 +131,15 @@ class TaskHead:
 
     @property
     def dense_name_prefix(self) -> str:
-        """The prefix of the names of the variables in the dense layer, as in `transformers`."""
+        """The prefix of the variable names of the dense layer, as in `transformers`."""
         return "qa_outputs" if self.kind == "question-answering" else "classifier"
 
 
 @dataclass(frozen=True)
 class VectorHead:
-    """A head that gives one vector per text: outputs [B, S, H], normalized to length 1 if `normalize` is set. It has no
-    sums.
+    """A head that computes one vector per text.
+
+    The outputs have the shape [B, S, H]. If `normalize` is set, each vector has length 1. The head has no sums.
     """
 
     pooling: Pooling
@@ -145,19 +151,20 @@ class VectorHead:
 
     @property
     def positions_feature(self) -> str | None:
-        """The name of the feature with the positions whose hidden states the head reads. None if it reads all tokens."""
+        """The name of the feature that lists the positions of the hidden states that the head reads. None if it reads all of
+        them.
+        """
         return {"cls": "sequence_positions", "last": "last_positions"}.get(self.pooling)
 
 
-# Any of the heads.
 Head: TypeAlias = PretrainingHead | TaskHead | VectorHead
 
 
 def parameter_specs_with_head(config: BertConfig, head: Head) -> dict[str, ParameterSpec]:
-    """Return the shapes and initial values of the variables of a BERT with this head, by name.
+    """Return the shape and the kind of initial values of every variable of a BERT with this head, by variable name.
 
-    They are those of the class of the same architecture in `transformers`, so the pooler is included only if the head uses
-    it.
+    The variables are those of the class with the same architecture in `transformers`, so the pooler is included only if the
+    head uses it.
     """
     specs = parameter_specs(config)
     if isinstance(head, PretrainingHead):
@@ -180,15 +187,16 @@ def parameter_specs_with_head(config: BertConfig, head: Head) -> dict[str, Param
 
 
 def check_labels(labels: Sequence[str], source: str, *, has_exactly_one: bool) -> None:
-    """Check that the labels of a model are different, so that its predictions can be told apart.
+    """Check that no two labels of a model have the same name, and that there are several labels if each text has exactly
+    one.
 
     Args:
-        labels: the name of each label.
-        source: where the labels are stored, for the message.
-        has_exactly_one: whether each text has exactly one of the labels.
+        labels: The name of each label.
+        source: The file that contains the labels, for the message.
+        has_exactly_one: Whether each text has exactly one of the labels.
 
     Raises:
-        InputError: two labels have the same name, or each text has the only label.
+        InputError: Two labels have the same name, or there is only one label and every text has it.
     """
     numbers: dict[str, int] = {}
     for number, name in enumerate(labels):
@@ -204,20 +212,20 @@ def check_labels(labels: Sequence[str], source: str, *, has_exactly_one: bool) -
         )
 
 
-# The most elements that int32 can index.
+# The maximum number of elements that int32 can index.
 _MOST_LOGITS = 2**31 - 1
 
 
 def check_logit_count(packs: int, slots: int, vocabulary_size: int) -> None:
-    """Check that the logits of a batch are few enough that int32 can index them.
+    """Check that a batch does not have more logits than int32 can index.
 
     Args:
-        packs: packs of a micro-batch.
-        slots: slots of a pack for which logits are computed.
-        vocabulary_size: entries of the vocabulary.
+        packs: The number of packs in a micro-batch.
+        slots: The number of slots of a pack for which logits are computed.
+        vocabulary_size: The number of tokens in the vocabulary.
 
     Raises:
-        InputError: there are too many logits.
+        InputError: There are too many logits.
     """
     logits = packs * slots * vocabulary_size
     if logits > _MOST_LOGITS:

@@ -1,9 +1,9 @@
-"""The stage `plan`: read histograms and write `plan.json`, which states which lengths share a pack, how often, and the
-bound.
+"""The stage `plan`, which reads histograms and writes `plan.json`.
 
-The plan depends only on the histograms and the settings, byte for byte. Files are divided into groups by their names and
+A plan states which sequence lengths share a pack, how many such packs there are, and a proven lower bound on the number of
+packs. It depends only on the histograms and the settings, byte for byte. Files are divided into groups by their names and
 sizes. Each group is packed on its own, and the bound of the plan is the sum of the proven bounds of its groups. The counts
-of all files are in memory (about 6 kB per file), and later those of the groups: 250 MiB for 20,000 files.
+of all files are in memory (about 6 kB per file), and later also those of the groups. This takes 250 MiB for 20,000 files.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from gaudi_bert.packing.strategies import Packing
 
 
 def plan_packs(histograms: Sequence[Path], out: Path, settings: PackingSettings, run: StageRun) -> StageOutput[PlanTotals]:
-    """Plan the packing of the records that one or several histograms describe, and write plan.json.
+    """Plan how to pack the records that one or several histograms describe, and write plan.json.
 
     Args:
-        histograms: the histogram files, possibly in an object store.
-        out: the plan file to write.
-        settings: the packing settings.
-        run: how to run the stage.
+        histograms: The histogram files, possibly in an object store.
+        out: The plan file to write.
+        settings: The packing settings.
+        run: The options of the run.
 
     Returns:
-        The totals of the plan, also if it was already finished.
+        The metrics of the plan, even if the plan was already finished.
 
     Raises:
-        InputError: a histogram is invalid, or `out` contains a plan for other settings.
+        InputError: A histogram is invalid, or `out` contains a plan that was made with other settings.
     """
     started = time.monotonic()
     with ExitStack() as stack:
@@ -73,7 +73,7 @@ def plan_packs(histograms: Sequence[Path], out: Path, settings: PackingSettings,
 
 
 def build_histogram(histogram_file: HistogramFile) -> Histogram:
-    """Convert the content of a histogram.json file to a `Histogram`, the type that packing algorithms read."""
+    """Create a `Histogram`, which the packing algorithms need, from the content of a histogram.json file."""
     return Histogram(
         histogram_file.max_sequence_length, np.array(histogram_file.counts, np.int64), histogram_file.compute_max_masked()
     )
@@ -82,7 +82,7 @@ def build_histogram(histogram_file: HistogramFile) -> Histogram:
 def _form_groups(
     histogram_file: HistogramFile, settings: PackingSettings, reporter: Reporter
 ) -> Sequence[Sequence[CountedFile]]:
-    """Divide the input files of a histogram into groups of files that are packed together.
+    """Divide the input files of a histogram into groups. The files of a group are packed together.
 
     If the histogram contains no counts per file, return one group without files.
     """
@@ -100,12 +100,14 @@ def _form_groups(
 def _pack_groups(
     histogram_file: HistogramFile, groups: Sequence[Sequence[CountedFile]], settings: PackingSettings, run: StageRun
 ) -> list[Packing]:
-    """Choose the packs of each group of input files, on several threads, and return the packing of each group in order."""
+    """Pack each group of input files, and return the packings in the order of the groups. Several groups are packed at the
+    same time.
+    """
     length, whole = histogram_file.max_sequence_length, build_histogram(histogram_file)
     with run.reporter.task("plan", len(groups), "groups") as task:
 
         def pack(files: Sequence[CountedFile], _: ByteArray) -> Packing:
-            """Return the packing of one group of input files."""
+            """Pack one group of input files."""
             packing = pack_histogram(
                 build_group_histogram((file.counts for file in files), length) if files else whole,
                 settings.algorithm,
@@ -129,7 +131,7 @@ def _build_plan(
     packings: Sequence[Packing],
     settings: PackingSettings,
 ) -> Plan:
-    """Return the content of plan.json, given the groups of input files and the packing of each group."""
+    """Return the content of plan.json, given the groups of input files and their packings."""
     planned = tuple(
         PlannedGroup(
             files=tuple(InputFile(**file.identity, name=file.name, sequences=file.sequences) for file in files),

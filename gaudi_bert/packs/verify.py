@@ -1,9 +1,9 @@
-"""The stage `verify` for packs of any format: check that the packs contain every sequence of their source exactly once.
+"""The stage `verify`, which checks that packs of any format contain every sequence of their source exactly once.
 
-For each group, the sequences in its shards must be the same as those in its source, and its manifest must state what was
-read. Finally, metadata.json must agree with the sums of all manifests. Part K of N verifies the groups K, K + N, ... and
-leaves its sums in a file. The last step, `finish`, reads these files and the manifests, but no packs. The result is written
-to verification.json, from which the report takes it.
+For each group, the sequences in its shards must be the same as those in its source, and its manifest must agree with what
+was read. Finally, metadata.json must agree with the sums over all manifests. Part K of N verifies the groups K, K + N, ...
+and stores its sums in a file. The last run, with `finish`, reads these files and the manifests, but no packs. The result is
+written to verification.json, which the report shows.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _Manifest = TypeVar("_Manifest", bound=GroupManifest)
 
 @dataclass(frozen=True)
 class PackedFolder(Generic[_Metadata, _Manifest]):
-    """A packed folder with its metadata. Verification and conversion read packs through this class.
+    """A packed folder and its metadata, for code that reads all of its packs, such as verification and conversion.
 
-    metadata.json lists the CRC-32C of each manifest, and each manifest lists its shards. What one of these files states
-    about another is checked here, before any record is read.
+    metadata.json lists the CRC-32C of each manifest, and each manifest lists its shards. The methods check that these files
+    agree with each other before any record is read.
 
     Attributes:
-        path: the folder.
-        metadata: the content of metadata.json.
-        manifest_type: the type of the group manifests.
+        path: The folder.
+        metadata: The content of metadata.json.
+        manifest_type: The type of the group manifests.
     """
 
     path: Path
@@ -60,12 +60,12 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
 
     @property
     def json_folder(self) -> Path:
-        """The folder of metadata.json and the group manifests. Packed tables have a sub-folder for these files."""
+        """The folder that contains metadata.json and the group manifests. In a packed table, this is a sub-folder."""
         return self.metadata.path_in(self.path).parent
 
     @property
     def group_numbers(self) -> range:
-        """The numbers of all groups, which count from 0."""
+        """The numbers of all groups, starting at 0."""
         return range(len(self.metadata.groups))
 
     def list_shards(self, group: int) -> list[Path]:
@@ -75,10 +75,10 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
         return [self.path / table.file_name(shard) for shard in range(first, first + int(table.shards_per_group[group]))]
 
     def check_file_list(self) -> None:
-        """Check that the folder contains exactly the shards that metadata.json lists, with their sizes.
+        """Check that the folder contains exactly the shards that metadata.json lists, and that their sizes are right.
 
         Raises:
-            FailedError: a shard is missing, has another size, or is not listed; or a group has a wrong number of shards.
+            FailedError: A shard is missing, has another size, or is not listed, or a group has a wrong number of shards.
         """
         metadata, table = self.metadata, self.metadata.shard_table
         try:
@@ -108,10 +108,10 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
                 )
 
     def read_manifest(self, group: int) -> _Manifest:
-        """Read the manifest of a group, and check that it is the one that metadata.json lists.
+        """Read the manifest of a group, and check that its checksum is the one that metadata.json lists.
 
         Raises:
-            FailedError: it is missing, invalid, or another manifest.
+            FailedError: The manifest is missing, is invalid, or differs from the one that metadata.json lists.
         """
         path = manifest_path(self.json_folder, group)
         fetch_files(path)
@@ -126,7 +126,7 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
         return manifest
 
     def read_manifests(self, groups: Iterable[int] | None = None) -> Iterator[_Manifest]:
-        """Yield the manifests of these groups, or of all groups, one at a time."""
+        """Read the manifests of the given groups, or of all groups, and yield them one at a time."""
         return map(self.read_manifest, self.group_numbers if groups is None else groups)
 
     def check_metadata(self, expected: PackedMetadata) -> None:
@@ -137,17 +137,17 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
 def check_same_content(
     path: Path, stored: Artefact | Signature, expected: Artefact | Signature, remedy: str, source: str = "the data"
 ) -> None:
-    """Raise an error if the content of a stored JSON file differs from the expected content.
+    """Raise an error if the stored content of a JSON file differs from the expected content.
 
     Args:
-        path: the file, for the message.
-        stored: its content.
-        expected: its expected content.
-        remedy: what the user can do, for the message.
-        source: where the expected content comes from, for the message.
+        path: The file, for the message.
+        stored: The content of the file.
+        expected: The content that the file should have.
+        remedy: What the user can do, for the message.
+        source: The origin of the expected content, for the message.
 
     Raises:
-        FailedError: the contents differ. The message names the first key that differs.
+        FailedError: The contents differ. The message names the first key that differs.
     """
     difference = describe_first_difference(stored.as_json(), expected.as_json(), f"by {source}")
     if difference is not None:
@@ -157,16 +157,16 @@ def check_same_content(
 def check_inputs_unchanged(
     packed_folder: Path, packed_files: Iterable[InputFile], current_files: Iterable[InputFile], remedy: str
 ) -> None:
-    """Check that the input files that exist now are those that were packed: the same names, sizes and checksums.
+    """Check that the current input files have the same names, sizes and checksums as the files that were packed.
 
     Args:
-        packed_folder: the packed folder, for the message.
-        packed_files: the input files at the time of packing.
-        current_files: the input files now.
-        remedy: what the user can do, for the message.
+        packed_folder: The packed folder, for the message.
+        packed_files: The input files as they were when they were packed.
+        current_files: The input files as they are now.
+        remedy: What the user can do, for the message.
 
     Raises:
-        FailedError: a file is new, missing or changed. The message names the first one.
+        FailedError: A file is new, missing or changed. The message names the first one.
     """
     known, now = ({file.name: (file.identity, file.sequences) for file in files} for files in (packed_files, current_files))
     for name in [*now, *known]:
@@ -181,13 +181,14 @@ def check_inputs_unchanged(
 
 @dataclass(frozen=True)
 class VerifiedGroup(Generic[_Manifest]):
-    """A group whose shards were read and compared with their source during verification.
+    """The result of comparing the shards of one group with their source.
 
     Attributes:
-        stored_manifest: the manifest of the group as it is stored.
-        expected_manifest: the manifest as computed from what was read. Keys that cannot be computed are copied.
-        lower_bound: the proven minimum number of packs.
-        fingerprint: the sum of the hashes of the sequences, or 0 if values were compared instead.
+        stored_manifest: The stored manifest of the group.
+        expected_manifest: The manifest computed from the shards that were read. Keys that cannot be computed are copied from
+            the stored manifest.
+        lower_bound: The proven minimum number of packs.
+        fingerprint: The sum of the hashes of the sequences, or 0 if values were compared instead.
     """
 
     stored_manifest: _Manifest
@@ -197,10 +198,10 @@ class VerifiedGroup(Generic[_Manifest]):
 
 
 class GroupVerifier(Protocol[_Manifest]):
-    """Compares the groups of a packed folder with the source from which they were packed.
+    """Compares each group of packs in a folder with the source from which it was packed.
 
-    There is one implementation for packed TFRecords and one for packed tables. A group consists of input files that were
-    packed together.
+    One class implements this protocol for packed TFRecords, and another one for packed tables. A group consists of sequences
+    that were packed together.
     """
 
     @property
@@ -209,38 +210,38 @@ class GroupVerifier(Protocol[_Manifest]):
         ...
 
     def verify_groups(self, manifests: Iterable[_Manifest]) -> Iterator[VerifiedGroup[_Manifest]]:
-        """Compare each group with its source, and yield the groups in the order of their manifests.
+        """Compare each group with its source, and yield the results in the order of the manifests.
 
         Raises:
-            FailedError: the sequences of a group are not those of its source.
+            FailedError: The sequences of a group are not those of its source.
         """
         ...
 
     def build_expected_metadata(self, totals: PackedTotals) -> PackedMetadata:
-        """Check the list of input files, and return the expected content of metadata.json.
+        """Check the list of input files, and return the content that metadata.json should have.
 
         Args:
-            totals: the sums of the manifests of all groups.
+            totals: The totals over the manifests of all groups.
         """
         ...
 
 
 def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Verification] | PlainResult:
-    """Verify a packed folder against its source.
+    """Check that a packed folder contains every sequence of its source exactly once.
 
-    The run decides what is verified: all groups, the groups of one part (`--shard K/N`), or only that all parts were
+    `run` determines what is checked: all groups, the groups of one part (`--shard K/N`), or only that all parts were
     verified (`--finish`).
 
     Args:
-        verifier: compares the groups with their source.
-        run: how to run the stage, and for which part.
+        verifier: Compares the groups of the folder with their source.
+        run: The options of the run, which may select one part.
 
     Returns:
-        The verification, or the totals of a part.
+        The verification of the folder. For a part, return the totals of its groups.
 
     Raises:
-        FailedError: the packs are not those of their source, or a file of the folder is wrong.
-        InputError: a part is to be verified in a folder that is read-only.
+        FailedError: The packs differ from their source, or a file of the folder is wrong.
+        InputError: The run verifies only a part, and the folder is read-only.
     """
     folder = verifier.folder
     path = folder.json_folder / VERIFICATION_NAME
@@ -274,7 +275,7 @@ def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Ver
         depth = metadata.depth or metadata.max_sequence_length
 
         def counts() -> Iterable[IntArray]:
-            """Return the counts of each group, read again from the manifests."""
+            """Read the manifests again, and return the counts of each group."""
             return (np.array(manifest.counts, np.int64) for manifest in folder.read_manifests())
 
         check_lower_bound(
@@ -291,9 +292,9 @@ def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Ver
 
 
 def _verify_groups(verifier: GroupVerifier[Any], group_numbers: Sequence[int]) -> Verification:
-    """Verify the groups with these numbers and compare their manifests with what was read.
+    """Compare the given groups with their source, and compare their manifests with what was read.
 
-    Return the verification of these groups, which contains the numbers of sequences, tokens and packs that were proven.
+    Return the verification of these groups, which contains the numbers of sequences, tokens and packs that were read.
     """
     folder, sums, bound, fingerprint, shards = verifier.folder, PackedTotals(), 0, 0, 0
     for group in verifier.verify_groups(folder.read_manifests(group_numbers)):
@@ -324,7 +325,9 @@ def _verify_groups(verifier: GroupVerifier[Any], group_numbers: Sequence[int]) -
 def _combine_part_verifications(
     folder: PackedFolder[Any, Any], verification_path: Path, part_paths: Sequence[Path]
 ) -> Verification:
-    """Add up the verifications of all parts. Without parts, return the verification that is already stored."""
+    """Add up the verifications of all parts. If there are no parts, return the stored verification of the complete
+    folder.
+    """
     fetch_files(verification_path, *part_paths)
     if not part_paths and verification_path.exists():
         return Verification.read_matching(verification_path, folder.metadata)
@@ -357,20 +360,21 @@ def _combine_part_verifications(
 
 
 def prove_group_lower_bound(folder: PackedFolder[Any, Any], counts: Sequence[int], packs: int) -> int:
-    """Prove a lower bound on the number of packs that the sequences of a group need, and return it.
+    """Prove a lower bound on the number of packs into which the sequences of a group can be packed, and return it.
 
-    The simple certificate is used, or a solver if that misses more than the group's share of the folder's gap.
+    The quick proof is sufficient if the group's packs exceed its bound by at most the mean gap of the folder's groups.
+    Otherwise, a solver is used.
 
     Args:
-        folder: the packed folder.
-        counts: the number of sequences of length 1, 2, ...
-        packs: the packs of the group.
+        folder: The packed folder.
+        counts: The number of sequences of length 1, 2, ...
+        packs: The number of packs of the group.
     """
     depth = folder.metadata.depth or len(counts)
     simple = certify_token_or_count_bound(np.array(counts, np.int64), depth).bound
     if (packs - simple) * len(folder.group_numbers) <= folder.metadata.gap:
         return simple
-    from gaudi_bert.packing.exact.bounds import prove_lower_bound  # slow to load, and rarely needed here
+    from gaudi_bert.packing.exact.bounds import prove_lower_bound  # this import is slow, and rarely needed here
 
     return max(simple, prove_lower_bound(np.array(counts, np.int64), depth).bound)
 
@@ -383,27 +387,27 @@ def check_lower_bound(
     Simple certificates are tried first, then solvers.
 
     Args:
-        path: the file, for the message.
-        claimed_bound: the stated lower bound for all groups together.
-        packs: the packs of all groups.
-        counts_by_group: returns the counts of each group, int64 [L].
-        depth: the most sequences per pack.
-        remedy: what the user can do, for the message.
+        path: The file, for the message.
+        claimed_bound: The lower bound that the file states for all groups together.
+        packs: The number of packs of all groups.
+        counts_by_group: Returns the number of sequences of each length, int64 [L], for each group.
+        depth: The maximum number of sequences in a pack.
+        remedy: What the user can do, for the message.
 
     Raises:
-        FailedError: the bound exceeds what can be proven, or the number of packs.
+        FailedError: The bound exceeds the number of packs, or the highest bound that can be proven.
     """
     proven = sum(certify_token_or_count_bound(counts, depth).bound for counts in counts_by_group())
     if claimed_bound <= min(proven, packs):
         return
-    # The solvers are slow to import and rarely needed here.
+    # These solvers are slow to import and rarely needed, so import them only here.
     from gaudi_bert.packing.algorithms import pack_histogram
     from gaudi_bert.packing.exact.bounds import prove_lower_bound
     from gaudi_bert.packing.histogram import Histogram
 
     proven = sum(prove_lower_bound(counts, depth).bound for counts in counts_by_group())
     if proven < claimed_bound <= packs:
-        # A plan may carry a better proof than the quick one, so run the full algorithm before rejecting the bound.
+        # The bound in a plan may come from a stronger proof, so run the complete algorithm before rejecting the bound.
         proven = sum(
             pack_histogram(Histogram(len(counts), counts), "optimal", depth).lower_bound for counts in counts_by_group()
         )

@@ -1,8 +1,9 @@
-"""The stage `write` for packs of any format: for each group its shards, then its manifest; at the end metadata.json.
+"""The stage `write` for packs of any format, which writes the shards and the manifest of each group, and metadata.json at
+the end.
 
-`artefacts.completion` describes what happens after a kill and with several writers. If the source is in an object store, the
-files of a group are fetched while the previous group is packed. If the output is in an object store, each shard is uploaded
-as soon as it is complete.
+`artefacts.completion` describes what happens if a process is killed or several processes write the same folder. If the
+source is in an object store, the files of a group are downloaded while the previous group is packed. If the output is in an
+object store, each shard is uploaded as soon as it is complete.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ Inputs = TypeVar("Inputs")
 
 
 class PendingGroups(NamedTuple):
-    """The input files and the size of the groups that still have to be written.
+    """The input files of the groups that still have to be written, and the total size of these groups.
 
     Attributes:
-        paths: For each group, the files to fetch before it is written.
-        amount: The size of all these groups in units of the progress.
+        paths: The input files of each group, which are downloaded before the group is written.
+        amount: The total size of the groups, in the unit of the progress display.
     """
 
     paths: Sequence[Sequence[Path]]
@@ -44,20 +45,20 @@ class PendingGroups(NamedTuple):
 
 @dataclass(frozen=True)
 class PackingJob(ABC, Generic[Inputs]):
-    """The packing of one source into one folder. Each format has its own subclass.
+    """A job that packs one source into one folder. Each format of the source has its own subclass.
 
     `write_packs` calls the methods in the order in which they are defined here. A group depends only on the source and the
-    settings, so that any process may write it.
+    settings, so any process may write it.
 
     Attributes:
-        folder: The folder of the packs.
-        run: The settings of the run, which may select a part of the groups.
-        signature: The settings and the inputs on which the packs depend.
+        folder: The folder to which the packs are written.
+        run: The options of the run, which may select only some of the groups.
+        signature: The settings and the inputs that determine the packs.
         metadata_type: The type of the folder's metadata.
         command: The command that writes the groups, as users type it.
-        unit: The unit of the progress, in the plural.
-        removes_packs_of_bad_input: Remove all packs if the input turns out to be bad, because a corrected source cannot use
-            them.
+        unit: The unit of the progress display, in the plural.
+        removes_packs_of_bad_input: Whether to remove all packs if the input is invalid, because they cannot be used after
+            the input has been corrected.
     """
 
     folder: Path
@@ -71,14 +72,14 @@ class PackingJob(ABC, Generic[Inputs]):
     @property
     @abstractmethod
     def source_sha256(self) -> str:
-        """The identity of the source, which every group manifest repeats."""
+        """The checksum that identifies the source. Every group manifest contains it."""
 
     @abstractmethod
     def open_inputs(self) -> AbstractContextManager[Inputs]:
         """List the input files, and keep them available for the duration of the block.
 
-        Listing takes time and a finished folder does not need its inputs, so this is only called for an unfinished folder,
-        after the folder was prepared under its lock.
+        Listing the files takes time, and a finished folder does not need them. Therefore this method is only called for an
+        unfinished folder, after the folder was prepared under its lock.
 
         Raises:
             InputError: The input is missing or invalid.
@@ -90,7 +91,8 @@ class PackingJob(ABC, Generic[Inputs]):
 
     @abstractmethod
     def check_groups(self, inputs: Inputs, group_numbers: Sequence[int]) -> PendingGroups:
-        """Check that the groups with these numbers can be written, before any of them is, and return their files and size.
+        """Check that the given groups can be written, before any of them is written. Return their input files and total
+        size.
 
         Raises:
             InputError: A group cannot be written.
@@ -98,10 +100,12 @@ class PackingJob(ABC, Generic[Inputs]):
 
     @abstractmethod
     def write_group(self, inputs: Inputs, group_number: int, task: Task) -> GroupManifest:
-        """Write the shards of a group, and return its manifest, which the caller writes."""
+        """Write the shards of a group, and return the content of its manifest. The caller writes the manifest to its
+        file.
+        """
 
     def check_manifest(self, manifest: GroupManifest) -> None:
-        """Check that a stored manifest describes the group that was planned. Without a plan, there is nothing to check.
+        """Check that a stored manifest describes the planned group. If there is no plan, nothing is checked.
 
         Raises:
             FailedError: The manifest describes another group.
@@ -109,7 +113,7 @@ class PackingJob(ABC, Generic[Inputs]):
 
     @abstractmethod
     def build_metadata(self, inputs: Inputs, totals: PackedTotals) -> PackedMetadata:
-        """Return the content of metadata.json, given the sums of the manifests of all groups.
+        """Return the content of metadata.json, given the totals over the manifests of all groups.
 
         Raises:
             InputError: No pack was written.
@@ -117,19 +121,19 @@ class PackingJob(ABC, Generic[Inputs]):
 
 
 def write_packs(job: PackingJob[Any]) -> StageOutput[PackedMetadata] | PlainResult:
-    """Write the packed folder of a source: all groups, a part of them, or only metadata.json after all parts.
+    """Write the packs of a job: all groups, only the groups of one part, or only metadata.json after all parts exist.
 
-    1. Prepare the folder under its lock. If it is finished already, return its metadata at once.
+    1. Prepare the folder under its lock. If it is already finished, return its metadata at once.
     2. List the inputs.
     3. Check all missing groups, and then write them one after the other.
-    4. Write metadata.json, unless the run does only a part.
+    4. Write metadata.json, unless the run does only one part.
 
     Returns:
-        The metadata of the folder. For a part, the totals of its groups, unless the folder is already finished.
+        The metadata of the folder. If the run does only one part of an unfinished folder, return the totals of its groups.
 
     Raises:
-        InputError: The source is bad, or the folder was written from another source.
-        FailedError: Groups are missing when the folder is to be finished.
+        InputError: The source is invalid, or the folder was written from another source.
+        FailedError: Groups are missing although all parts should be done.
     """
     started, run, output = time.monotonic(), job.run, _build_output(job)
     if output.begin_unless_finished(run.overwrite):
@@ -151,7 +155,7 @@ def write_packs(job: PackingJob[Any]) -> StageOutput[PackedMetadata] | PlainResu
 
 
 def _write_groups(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutput, group_numbers: Sequence[int]) -> None:
-    """Check the groups with these numbers, and then write the shards and the manifest of each."""
+    """Check that the given groups can be written. Then write the shards and the manifest of each group."""
     paths, amount = job.check_groups(inputs, group_numbers)
     with output.reporter.task("write", amount, job.unit) as task, prefetch_batches(paths) as batches:
         for batch, number in enumerate(group_numbers):
@@ -161,7 +165,7 @@ def _write_groups(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutput
 
 
 def _write_metadata(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutput) -> PackedMetadata:
-    """Check that every group of a job was written, then write metadata.json and return its content."""
+    """Check that every group of a job was written. Then write metadata.json, and return its content."""
     numbers, sums = range(job.count_groups(inputs)), PackedTotals()
     missing = set(numbers)
     for number, manifest in output.read_complete_groups(numbers):
@@ -182,16 +186,16 @@ def _write_metadata(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutp
 
 @dataclass(frozen=True)
 class _PackedOutput(GroupedOutput[int, GroupManifest]):
-    """The packed folder that a job writes group by group.
+    """The output folder of a packing job, which is written one group at a time.
 
     Attributes:
-        source_sha256: The identity of the source, which every manifest repeats.
+        source_sha256: The checksum that identifies the source. Every manifest contains it.
     """
 
     source_sha256: str
 
     def is_group_complete(self, summary: GroupManifest) -> bool:
-        """Return whether a manifest belongs to this source and its shards have the right sizes.
+        """Return whether a manifest belongs to this source and the shards that it lists have the right sizes.
 
         In an object store, shards were uploaded before the manifest, so their sizes are not checked.
         """
@@ -206,7 +210,7 @@ class _PackedOutput(GroupedOutput[int, GroupManifest]):
 
 
 def _build_output(job: PackingJob[Any]) -> _PackedOutput:
-    """Return the output of a job: its folder, in which each group has a manifest and metadata.json is the final file."""
+    """Return the output folder of a job. Each group has a manifest as its summary, and metadata.json is the final file."""
     final = job.folder / job.metadata_type.file_name
     return _PackedOutput(
         job.folder,

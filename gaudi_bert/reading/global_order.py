@@ -2,13 +2,13 @@
 
 Opening all shards at once would take too many files and too much memory. Therefore the packs are read by C *streams*, each
 of which reads its shards one after the other. A *round* consists of one pack of each of the C streams. There are up to four
-*sets* of C streams, which take turns: a *turn* consists of 32 rounds of one set. Packs that are read close together
-therefore come from more shards than C. All streams have nearly the same number of packs. When some streams have ended, the
+*sets* of C streams, which take turns. A *turn* consists of 32 rounds of one set. Packs that are read close together
+therefore come from more than C shards. All streams have nearly the same number of packs. When some streams have ended, the
 first C of the remaining streams are the first set, the next C are the second set, and so on.
 
-The packs of an epoch are numbered in this order, from 0. Process r of W processes reads the packs whose number mod W is r. A
-position in the data is therefore a single number, the number of packs that all processes have read together, and it means
-the same for any W.
+The packs of an epoch are numbered in this order, starting at 0. Process r of W processes reads the packs whose number mod W
+is r. A position in the data is therefore a single number, the number of packs that all processes together have read. It has
+the same meaning for any W.
 
 Within a shard, packs are permuted within *windows*, and the windows are permuted, so that a shard is read nearly
 sequentially.
@@ -41,20 +41,20 @@ from gaudi_bert.common.arrays import IntArray, check_integer, permutation, rando
 # All of this is computed in integers from (seed, epoch) and the sizes of the shards, so it is the same on every machine. The
 # names that are passed to `permutation` and `random_words` determine the random numbers, so they must not change.
 
-# The maximum number of sets of streams.
+# The maximum number of sets of streams that take turns.
 MAX_STREAM_SETS = 4
-# The distance of each set's parts from those of the first set, in parts. The second of four sets is in the middle.
+# The distance of each set's parts of the input from the parts of the first set. The second of four sets is in the middle.
 _SET_OFFSETS = (0, 2, 1, 3)
-# Shards move at random by at most 1/8 of a part.
+# Shards are moved at random by at most this fraction (1/8) of a part.
 _MAX_SHIFT_DIVISOR = 8
 
 
 def compute_shard_regions(group_sizes: IntArray, input_files: int, seed: int) -> IntArray:
-    """Return the region of the input from which each shard comes, as numbers that ascend along the input, int64 [shards].
+    """Return, for each shard, the number of the input region from which its packs come, int64 [shards].
 
-    All shards of a group have the same region. Groups of one file each were formed by permuting the sorted files
-    (`packing.histogram.form_groups`), so this permutation gives their regions. A group of several files is a sample of the
-    whole input, so its number is used as its region.
+    Regions are numbered in the order of the input. All shards of a group have the same region. If every group consists of
+    one file, the groups were formed by permuting the sorted files (`packing.histogram.form_groups`), and this permutation
+    gives their regions. A group of several files is a sample of the complete input, so its number is used as its region.
 
     Args:
         group_sizes: int64 [groups], the number of shards of each group.
@@ -69,8 +69,9 @@ def compute_shard_regions(group_sizes: IntArray, input_files: int, seed: int) ->
 def _assign_shards_to_streams(
     sizes: IntArray, regions: IntArray, streams: int, sets: int, seed: int, epoch: int
 ) -> list[IntArray]:
-    """Return the shards of each stream in reading order. The streams of the first set come first, then those of the second
-    set.
+    """Divide the shards among the streams, and return the shards of each stream in reading order.
+
+    The streams of the first set come first, then the streams of the second set, and so on.
 
     Args:
         sizes: int64 [shards], the number of packs of each shard. Shards without packs are not read.
@@ -101,28 +102,29 @@ def _assign_shards_to_streams(
     return [shards_of_parts[part] for part in parts_of_streams.tolist() if len(shards_of_parts[part])]
 
 
-# The version of this order. Stored positions contain it, because they would mean other packs in another order.
+# The version of this order, which is stored with every position, because a position means other packs in another order.
 ORDER_VERSION = 4
 # The default size of a window, in packs.
 WINDOW_PACKS = 4096
-# The number of rounds in a turn.
+# The number of rounds in a turn, after which the next set of streams is read.
 TURN_ROUNDS = 32
 _MIN_STREAMS = 32
 # The maximum number of streams in a set.
 MAX_STREAMS = 512
-# How many pack numbers of a process `iterate_shard_visits` examines at once.
+# The number of packs per process that `iterate_shard_visits` locates at once.
 _NUMBERS_PER_STEP = 8192
 
 
 def choose_stream_count(shard_multiple: int) -> int:
-    """Return the number of streams for a folder in which the number of shards of each group is a multiple of
-    `shard_multiple`.
+    """Return the number of streams (shards that are read at the same time) for a packed folder.
+
+    `shard_multiple` is the number of which the number of shards in each group is a multiple.
     """
     return min(MAX_STREAMS, max(_MIN_STREAMS, shard_multiple))
 
 
 def check_rank(rank: int, world_size: int) -> None:
-    """Check that `rank` is a valid process number.
+    """Check that `rank` is the number of a process, from 0 to `world_size` - 1.
 
     Raises:
         ArgumentError: It is not from 0 to `world_size` - 1.
@@ -131,24 +133,24 @@ def check_rank(rank: int, world_size: int) -> None:
 
 
 def pack_numbers_of_rank(start: int, end: int, rank: int, world_size: int) -> IntArray:
-    """Return the pack numbers from `start` to `end` - 1 that the process `rank` reads, int64, ascending."""
+    """Return the numbers of the packs from `start` to `end` - 1 that the process `rank` reads, int64, ascending."""
     return np.arange(first_pack_number_of_rank(start, rank, world_size), end, world_size, dtype=np.int64)
 
 
 def first_pack_number_of_rank(start: int, rank: int, world_size: int) -> int:
-    """Return the first pack number from `start` on that the process `rank` reads."""
+    """Return the number of the first pack, counting from `start`, that the process `rank` reads."""
     return start + (rank - start) % world_size
 
 
 class PackLocations(NamedTuple):
-    """Where n packs are in the order of an epoch. Each attribute is int64 [n].
+    """The locations of n packs in the order of an epoch. Each attribute is an int64 array [n].
 
     Attributes:
-        turns: The number of the turn in which each pack is read. It does not change while only one set of streams has packs.
-        rounds: The number of the round, counted in the stream of the pack.
-        streams: The stream that reads the pack.
-        shards: The shard that contains the pack.
-        positions: The position of the pack in the order of its shard (`GlobalOrder.compute_shard_order`).
+        turns: The number of the turn in which each pack is read. It stays the same while only one set of streams has packs.
+        rounds: The number of packs that the stream reads before each pack.
+        streams: The stream that reads each pack.
+        shards: The shard that contains each pack.
+        positions: The position of each pack in the reading order of its shard (`GlobalOrder.compute_shard_order`).
         ends: The round in which the stream has read all packs of the shard.
     """
 
@@ -161,7 +163,7 @@ class PackLocations(NamedTuple):
 
 
 class ShardVisit(NamedTuple):
-    """A shard that a process reads in one turn.
+    """A period in which a process reads packs of one shard. It lies within one turn of a set of streams.
 
     Attributes:
         turn: The number of the turn.
@@ -192,14 +194,14 @@ class ShardOrder(NamedTuple):
 
 
 class GlobalOrder:
-    """The order of the packs in every epoch. It stores only a few numbers for each shard.
+    """The order in which all packs are read in each epoch. It stores only a few numbers for each shard.
 
     Args:
         sizes: The number of packs of each shard.
-        seed: Determines all orders, together with the epoch.
+        seed: The seed, which determines the order of every epoch.
         window_packs: The number of packs in a window, within which a pack may move, or a function that returns it for a
             shard.
-        streams: How many shards are read at once (C).
+        streams: The number of shards that are read at the same time (C).
         sets: The number of sets of streams that take turns. Use 1 if opening a shard again is expensive.
         regions: The region of the input from which each shard comes, from `compute_shard_regions`, or None if unknown.
 
@@ -227,17 +229,18 @@ class GlobalOrder:
         self._schedules: dict[int, _ShardSchedule] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments only. The other process computes the schedules itself."""
+        """Pickle only the constructor arguments. The process that unpickles the order computes the schedules itself."""
         return GlobalOrder, (self.sizes, self.seed, self.window_packs, self.streams, self.sets, self._regions)
 
     def locate(self, epoch: int, pack_numbers: IntArray) -> PackLocations:
-        """Return the turn, round, stream, shard and position of packs, given their numbers, int64 [n], from 0 to `packs` -
-        1.
+        """Return when each pack of an epoch is read (turn, round, stream) and where it is stored (shard, position).
+
+        `pack_numbers` is an int64 array [n] of numbers from 0 to `packs` - 1.
         """
         return self._get_schedule(epoch).locate(pack_numbers)
 
     def compute_shard_order(self, epoch: int, shard: int) -> ShardOrder:
-        """Return the order in which the packs of a shard are read in an epoch. May be called from any thread."""
+        """Return the order in which the packs of a shard are read in an epoch. Any thread may call this method."""
         size = int(self.sizes[shard])
         window = self.window_packs if isinstance(self.window_packs, int) else self.window_packs(shard)
         windows = permutation(-(-size // window), self.seed, "window order", epoch, shard)
@@ -252,9 +255,9 @@ class GlobalOrder:
     def iterate_shard_visits(
         self, epoch: int, packs_done: int, rank: int, world_size: int
     ) -> Iterator[tuple[int, ShardVisit]]:
-        """Yield (epoch, visit) for the shards that a process reads next, until the end of the next epoch.
+        """Yield (epoch, visit) for each shard that a process will read, until the end of the next epoch.
 
-        The visits come in reading order, and each shard comes once in a turn.
+        The visits are in reading order. Each shard comes at most once in a turn.
 
         Args:
             epoch: The current epoch.
@@ -281,17 +284,17 @@ class GlobalOrder:
                     yield visit_epoch, visit
 
     def count_open_shards(self, world_size: int) -> int:
-        """Return how many shards one of `world_size` processes reads at once, as long as no stream has ended."""
+        """Return how many shards one of `world_size` processes reads at the same time, until the first stream ends."""
         return self.streams // math.gcd(self.streams, world_size)
 
     def count_full_rounds(self, epoch: int) -> int:
-        """Return the number of rounds in which every stream has a pack."""
+        """Return the number of rounds in which every stream still has packs."""
         return int(self._get_schedule(epoch).ends[0])
 
     def _get_schedule(self, epoch: int) -> _ShardSchedule:
-        """Return the schedule of an epoch. The schedules of two epochs are kept."""
+        """Return the schedule of an epoch. The schedules of two epochs are cached."""
         if epoch not in self._schedules:
-            if len(self._schedules) == 2:  # the current epoch, and the next one, whose first shards are opened in advance
+            if len(self._schedules) == 2:  # keep the current epoch, and the next one, whose first shards are opened early
                 del self._schedules[min(self._schedules)]
             regions = np.arange(len(self.sizes)) if self._regions is None else self._regions
             shards_of_streams = _assign_shards_to_streams(self.sizes, regions, self.streams, self.sets, self.seed, epoch)
@@ -300,7 +303,7 @@ class GlobalOrder:
 
 
 class _ShardSchedule(NamedTuple):
-    """The shards that each stream reads in one epoch, and when it reads them.
+    """The shards that each stream reads in one epoch, and the rounds in which it reads them.
 
     The shards are listed stream after stream, in reading order. The epoch is divided into segments, which are ranges of
     rounds in which the same streams have packs.
@@ -333,7 +336,7 @@ class _ShardSchedule(NamedTuple):
 
     @classmethod
     def from_streams(cls, sizes: IntArray, shards_of_streams: Sequence[IntArray], streams_per_set: int) -> _ShardSchedule:
-        """Return the schedule of an epoch, computed from the sizes of all shards and the shards of each stream."""
+        """Compute the schedule of an epoch from the sizes of all shards and the shards of each stream."""
         lengths = np.array([sizes[each].sum() for each in shards_of_streams], np.int64)
         ends = np.unique(lengths)
         rounds = np.concatenate([[0], ends[:-1]]).astype(np.int64)[: len(ends)]
@@ -350,7 +353,7 @@ class _ShardSchedule(NamedTuple):
         return cls(shards, first_packs, last_packs, stream_firsts, *by_segment, lengths, streams_per_set)
 
     def locate(self, pack_numbers: IntArray) -> PackLocations:
-        """Return the turn, round, stream, shard and position of packs, given their numbers, int64 [n]."""
+        """Return when each pack is read (turn, round, stream) and where it is stored (shard, position)."""
         segment = np.searchsorted(self.numbers, pack_numbers, side="right") - 1
         count = self.stream_counts[segment]
         block, in_block = np.divmod(pack_numbers - self.numbers[segment], TURN_ROUNDS * count)

@@ -1,10 +1,10 @@
 """Reads packs in the global order (`global_order.py`), and keeps only those shards open that are being read.
 
-Whoever reads the packs of a folder begins with its `StoredPacks`. A process has at most C / gcd(C, W) shards open until the
-first stream ends, and then at most C. Here C is the number of streams and W is the number of processes. Threads prepare the
-same number of shards that the process will read next: they download the shards, find their records and compute their orders.
-A shard is closed when its stream has read it or when the turn of its stream ends. After that, only its order and its number
-of prefetched windows are kept.
+Code that reads the packs of a folder starts with a `StoredPacks` object. A process has at most C / gcd(C, W) shards open
+until the first stream ends, and then at most C. Here C is the number of streams and W is the number of processes. Background
+threads prepare the same number of shards in advance. They download the shards, find the records in them, and compute the
+reading orders. A shard is closed when its stream has read it or when the turn of its stream ends. After that, only its order
+and its number of prefetched windows are kept.
 
 The packs of a shard are read in a random order, so the read-ahead of the operating system would read megabytes for each
 pack. Instead, the next window of records is prefetched. Prefetching and preparing begin only after some hundreds of packs,
@@ -27,15 +27,16 @@ from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder, PackLocat
 
 Prepared = TypeVar("Prepared")
 
-# How many packs a process reads before it begins to prefetch windows and to prepare shards.
+# The number of packs that a process reads before it prefetches windows and prepares further shards.
 _FIRST_PACKS = 512
 
 _NEVER = np.iinfo(np.int64).max
 
 
 class ShardFiles(Generic[Prepared]):
-    """The shards of a data set, which a `StreamReader` opens one by one. A class for each file format overrides some
-    methods.
+    """The shards of a data set. `StreamReader` opens them one by one.
+
+    Each file format has a subclass, which overrides some of the methods.
 
     Attributes:
         threads: How many shards are prepared at the same time.
@@ -44,14 +45,14 @@ class ShardFiles(Generic[Prepared]):
     threads: int = 1
 
     def prepare_shard(self, shard: int) -> Prepared:
-        """Do the slow part of opening a shard, and return its result, which `open_shard` needs.
+        """Do the slow part of opening a shard. Return the result, which is passed to `open_shard`.
 
-        May be called in any thread. Must not keep a file open.
+        This method may be called in any thread. It must not keep a file open.
         """
         raise NotImplementedError
 
     def open_shard(self, shard: int, prepared: Prepared) -> None:
-        """Open a shard, given what `prepare_shard` returned for it."""
+        """Open a shard. `prepared` is the result of `prepare_shard`."""
 
     def close_shard(self, shard: int) -> None:
         """Close an open shard."""
@@ -60,19 +61,19 @@ class ShardFiles(Generic[Prepared]):
         """Release a shard that was prepared but will not be opened."""
 
     def prefetch_records(self, shard: int, first: int, last: int) -> None:
-        """Start to read the records `first` to `last` - 1 of an open shard, without waiting."""
+        """Start to read the records `first` to `last` - 1 of an open shard into memory, without waiting for them."""
 
     def drop_pages(self, shard: int, first: int, last: int) -> None:
-        """Release the memory of the records `first` to `last` - 1 of an open shard, because they will not be read again."""
+        """Release the memory of the records `first` to `last` - 1 of an open shard. They will not be read again."""
 
 
 _EpochAndShard = tuple[int, int]
-# An epoch, and a visit of a shard in this epoch.
+# An epoch number, and the visit of a shard in this epoch.
 _EpochVisit = tuple[int, ShardVisit]
 
 
 class PackRecords(NamedTuple):
-    """The records that contain n packs.
+    """The records in which n packs are stored.
 
     Attributes:
         shards: int64 [n], the shard of each pack.
@@ -85,13 +86,13 @@ class PackRecords(NamedTuple):
 
 @dataclass
 class _OpenShard:
-    """How far a shard was read in this epoch. It may be closed until the next turn of its stream.
+    """How far a shard has been read in this epoch. The shard is open, or closed until the next turn of its stream.
 
     Attributes:
         end: The round in which its stream has read all of its packs.
-        order: The order of its packs.
-        prefetched: How many windows were prefetched, in reading order.
-        dropped: How many windows were dropped from memory.
+        order: The order in which its packs are read.
+        prefetched: The number of windows that were prefetched, in reading order.
+        dropped: The number of windows whose memory was released.
     """
 
     end: int
@@ -101,7 +102,7 @@ class _OpenShard:
 
 
 class StreamReader(Generic[Prepared]):
-    """Finds the records of the packs that one process reads, and keeps their shards open.
+    """Finds the records that contain the packs of one process, and opens and closes their shards.
 
     Args:
         files: The shards.
@@ -116,19 +117,19 @@ class StreamReader(Generic[Prepared]):
         self._reset()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments only. The other process opens the shards itself."""
+        """Pickle only the constructor arguments. The process that unpickles the reader opens the shards itself."""
         return StreamReader, (self._files, self._order, *self._rank_and_world_size)
 
     def locate_and_open(self, epoch: int, pack_numbers: IntArray) -> PackRecords:
-        """Return the shard and the record of each pack, after opening these shards.
+        """Open the shards of the given packs, and return the shard and the record number of each pack.
 
-        Going back to earlier packs is possible, and opens their shards again.
+        The packs may precede those of an earlier call. Their shards are then opened again.
 
         Args:
             epoch: The epoch.
             pack_numbers: int64 [n], ascending, the numbers of packs of this process.
         """
-        if self._process != os.getpid():  # after a fork, the thread does not exist in this process
+        if self._process != os.getpid():  # the background threads do not exist in this process after a fork
             self._reset()
         locations = self._order.locate(epoch, pack_numbers)
         if len(pack_numbers):
@@ -138,13 +139,13 @@ class StreamReader(Generic[Prepared]):
         return PackRecords(locations.shards, np.array(records, np.int64))
 
     def close(self) -> None:
-        """Close all shards, and stop preparing shards."""
+        """Close all open shards, and stop preparing other shards."""
         self._close_shards(list(self._open))
         self._preparer.start_preparing([])
         self._reset()
 
     def _reset(self) -> None:
-        """Return to the state in which nothing is open and nothing has been read."""
+        """Reset the reader to its initial state, in which no shard is open and no pack has been read."""
         self._process = os.getpid()
         self._preparer = _ShardPreparer(self._files, self._order)
         self._open: dict[int, _OpenShard] = {}
@@ -170,7 +171,7 @@ class StreamReader(Generic[Prepared]):
 
         Args:
             epoch: The epoch.
-            locations: Where the packs are.
+            locations: The locations of the packs.
             first_pack_number: The number of the first of these packs.
         """
         now = int(locations.turns[0]), int(locations.rounds[0])
@@ -206,7 +207,9 @@ class StreamReader(Generic[Prepared]):
                 self._prefetch_windows(shard, int(locations.positions[locations.shards == shard].max()))
 
     def _close_shards(self, shards: list[int]) -> None:
-        """Close shards, and remember how far each was prefetched, because it may be opened again in a later turn."""
+        """Close the given shards. Keep their reading orders and positions, because a shard may be opened again in a later
+        turn.
+        """
         if not shards:
             return
         for shard in shards:
@@ -219,11 +222,11 @@ class StreamReader(Generic[Prepared]):
         self._first_end = min((opened.end for opened in self._open.values()), default=_NEVER)
 
     def _open_missing_shards(self, locations: PackLocations, missing_packs: IntArray) -> None:
-        """Open the shards of those packs whose shards are not open, and start to prepare the shards that follow.
+        """Open the shards of the packs in `missing_packs`, and start to prepare the shards that will be needed next.
 
         Args:
-            locations: Where the packs are that the process reads now.
-            missing_packs: int64 [m], the indices of the packs in `locations` whose shards are not open.
+            locations: The locations of the packs that the process reads now.
+            missing_packs: int64 [m], the indices in `locations` of the packs whose shards are not open.
         """
         shards, firsts = np.unique(locations.shards[missing_packs], return_index=True)
         in_reading_order = np.argsort(firsts)
@@ -243,12 +246,12 @@ class StreamReader(Generic[Prepared]):
         self._first_end = min((opened.end for opened in self._open.values()), default=_NEVER)
 
     def _list_next_shards(self, turn: int, last_round: int, current_shards: set[int]) -> list[_EpochAndShard]:
-        """Return the (epoch, shard) pairs of the shards that this process reads after the current ones, in reading order.
+        """Return (epoch, shard) for each shard that this process will need next, in reading order.
 
-        There are as many as the process reads at once. Shards that begin in the same round as the last of these are
-        included, but the number of open and prepared shards stays limited. A stream from which the process has not read so
-        far may belong to another worker of the process, so such streams are skipped. This holds until streams have ended:
-        then any stream may be its own.
+        The list contains as many shards as the process reads at the same time. Shards that begin in the same round as the
+        last of these are included, but the total number of open and prepared shards is limited. A stream from which this
+        process has not read may belong to another worker of the process, so its shards are skipped. This rule no longer
+        applies after the first stream has ended, because from then on the process may read from any stream.
 
         Args:
             turn: The turn of the last pack that is being opened.
@@ -257,7 +260,7 @@ class StreamReader(Generic[Prepared]):
         """
 
         def is_upcoming(epoch_visit: _EpochVisit) -> bool:
-            """Return whether the process still has to open the shard of this visit."""
+            """Return whether the shard of this visit still has to be opened."""
             epoch, visit = epoch_visit
             if epoch > self._epoch:
                 return True
@@ -266,7 +269,7 @@ class StreamReader(Generic[Prepared]):
             return not (is_past or is_here)
 
         def is_later(epoch_visit: _EpochVisit) -> bool:
-            """Return whether the visit begins after the packs whose shards are being opened now."""
+            """Return whether this visit begins after the packs that the process reads now."""
             return epoch_visit[0] > self._epoch or (epoch_visit[1].turn, epoch_visit[1].begin) > (turn, last_round)
 
         upcoming = [epoch_visit for epoch_visit in self._upcoming_visits if is_upcoming(epoch_visit)]
@@ -286,7 +289,7 @@ class StreamReader(Generic[Prepared]):
         return list(dict.fromkeys(own_shards))[: max(0, max_shards)]
 
     def _prefetch_windows(self, shard: int, position: int) -> None:
-        """Prefetch the window that contains a position of a shard, and drop the windows before it from memory.
+        """Prefetch the window of records that contains a position in a shard, and release the memory of earlier windows.
 
         In the second half of a window, also prefetch the next window.
         """
@@ -304,23 +307,26 @@ class StreamReader(Generic[Prepared]):
 
 
 def _find_window(order: ShardOrder, position: int) -> int:
-    """Return the index of the window that contains a position in the order of a shard."""
+    """Return the index of the window that contains a position in the reading order of a shard."""
     return int(np.searchsorted(order.windows[:, 0], position, side="right")) - 1
 
 
 class _ShardPreparer(Generic[Prepared]):
-    """Prepares shards and computes their orders in threads, in the order in which the shards are needed."""
+    """Prepares shards in background threads, in the order in which the shards are needed, and computes their reading
+    orders.
+    """
 
     def __init__(self, files: ShardFiles[Prepared], order: GlobalOrder) -> None:
         self._files = files
-        # Shards of several sets are opened again in later turns, so cache the orders of all sets and of one more.
+        # If there are several sets of streams, shards are opened again in later turns. Therefore cache the orders for all
+        # sets and for one more.
         self._compute_shard_order = lru_cache((order.sets + 1) * order.streams)(order.compute_shard_order)
         self._pool = ThreadPoolExecutor(files.threads, thread_name_prefix="shards-ahead")
         self._waiting: list[_EpochAndShard] = []
         self._begun: dict[_EpochAndShard, Future[tuple[Prepared, ShardOrder]]] = {}
 
     def start_preparing(self, keys: Sequence[_EpochAndShard]) -> None:
-        """Start to prepare the given shards, each once, and discard all other prepared shards."""
+        """Start to prepare the given shards, and discard all other prepared shards."""
         needed = set(keys)
         for key in [key for key in self._begun if key not in needed]:
             future = self._begun.pop(key)
@@ -330,7 +336,10 @@ class _ShardPreparer(Generic[Prepared]):
         self.submit_waiting()
 
     def submit_waiting(self) -> None:
-        """Pass waiting shards to the threads, but only a few at a time, because a process that ends waits for them."""
+        """Submit the next shards in the queue to the background threads.
+
+        Only a few shards are submitted at a time, because a process cannot end before its threads have prepared them.
+        """
         if not self._waiting:
             return
         running = sum(not future.done() for future in self._begun.values())
@@ -339,7 +348,7 @@ class _ShardPreparer(Generic[Prepared]):
         self._waiting = [key for key in self._waiting if key not in self._begun]
 
     def take_prepared_shards(self, keys: Sequence[_EpochAndShard]) -> dict[int, tuple[Prepared, ShardOrder]]:
-        """Return what was prepared for each of the given shards, and their orders, by shard number.
+        """Return, by shard number, the result of preparing each of the given shards, and its reading order.
 
         Shards that no thread has begun to prepare are prepared in this thread, the last ones first.
         """
@@ -353,20 +362,21 @@ class _ShardPreparer(Generic[Prepared]):
         return prepared
 
     def _prepare_shard(self, epoch: int, shard: int) -> tuple[Prepared, ShardOrder]:
-        """Prepare a shard, compute its order, and return both."""
+        """Prepare a shard and compute its reading order. Return both."""
         return self._files.prepare_shard(shard), self._compute_shard_order(epoch, shard)
 
 
 @dataclass(frozen=True, eq=False)
 class StoredPacks:
-    """Packs in the files of a folder, which streams open and read shard by shard.
+    """Packs that are stored in the files of a folder, and how these files should be read.
 
     Attributes:
-        files: A `ShardFiles` with the `sizes` of all shards, whose `read_records` returns packs by shard and record number.
-        streams: How many shards are read at once.
+        files: The shards, as a `ShardFiles` object. The attribute `sizes` holds the number of packs of each shard, and its
+            method `read_records` returns packs by shard and record number.
+        streams: The number of shards that are read at the same time.
         sets: The number of sets of streams that take turns.
-        regions: int64 [shards], the part of the input from which each shard comes. None if the shards are in input order.
-        window_rows: Returns for a shard how many packs can be read at the cost of one. None if this is any number.
+        regions: int64 [shards], the region of the input from which each shard comes. None if the shards are in input order.
+        window_rows: Returns the number of packs of a shard that can be read at the cost of one. None if there is no limit.
     """
 
     files: Any
@@ -376,12 +386,12 @@ class StoredPacks:
     window_rows: Callable[[int], int] | None = None
 
     def make_order(self, seed: int, shuffle_packs: int | None = None) -> GlobalOrder:
-        """Return the global order of these packs.
+        """Create the global order in which these packs are read.
 
         Args:
             seed: The seed of the order.
-            shuffle_packs: The number of packs within which a pack of a shard may move. None for as many as can be read
-                without extra cost.
+            shuffle_packs: The number of packs within which a pack may move in its shard. By default, it is the number of
+                packs that can be read without extra cost.
         """
         window: int | Callable[[int], int] = shuffle_packs or WINDOW_PACKS
         rows = self.window_rows
@@ -390,6 +400,8 @@ class StoredPacks:
         return GlobalOrder(self.files.sizes, seed, window, self.streams, self.sets, self.regions)
 
     def open_reader(self, order: GlobalOrder, rank: int = 0, world_size: int = 1) -> StreamReader[Any]:
-        """Return a reader for one process. The reader opens the shards, and locates the records of that process's packs."""
+        """Create the reader of one process. It opens the shards, and finds the records that contain the packs of the
+        process.
+        """
         check_rank(rank, world_size)
         return StreamReader(self.files, order, rank, world_size)

@@ -1,8 +1,8 @@
-"""Estimate how well sequences can be packed at several depths and with several algorithms, for `gaudi-bert estimate`.
+"""Estimates how well sequences can be packed with several algorithms at several depths, for `gaudi-bert estimate`.
 
 `estimate` computes a histogram of lengths from its source, packs this histogram with every algorithm at every depth, and
-returns one row per packing. The result also contains an estimate for other pack lengths, and a comparison with un-padding.
-The sequences themselves are not packed, and nothing is written except for the optional pictures.
+returns one row per packing. The result also contains estimates for other pack lengths, and a comparison with un-padding. The
+sequences themselves are not packed, and nothing is written except for the optional pictures.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ from gaudi_bert.tables.groups import count_row_tokens
 from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, list_table_files
 from gaudi_bert.tfrecords.histogram import count_records
 
-# Algorithms that are estimated only once, and the depth that is shown for each.
-#
-# The algorithms `none` and `sort` do not use the depth. The packing paper runs the others without a depth limit.
+# The algorithms that are estimated at a single depth, and the depth that is shown for each. The algorithms `none` and `sort`
+# do not use the depth. The packing paper runs the others without a depth limit.
 FIXED_DEPTHS: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}
 
 
@@ -79,10 +78,10 @@ class EstimateResult:
     pictures: list[str] | None = None
 
     def format_lines(self, *, details: bool = False) -> list[str]:
-        """Return the lines that describe the result for people.
+        """Return lines of text that describe the result.
 
         Args:
-            details: Whether to describe times, other pack lengths and the comparison with un-padding, and not the overview.
+            details: Whether to show times, other pack lengths and the comparison with un-padding instead of the overview.
         """
         return _format_details(self) if details else _format_overview(self)
 
@@ -97,7 +96,7 @@ def estimate(
     max_sequence_length: int | None = None,
     input_column: str = TOKENS_COLUMN,
 ) -> EstimateResult:
-    """Pack the lengths of a source with every algorithm at every depth, and return the results for comparison.
+    """Estimate how well each algorithm packs the sequences of a source at each depth.
 
     Args:
         source: A histogram.json, the name of a bundled histogram such as `wikipedia-512`, a file of lengths, a table with a
@@ -143,7 +142,7 @@ def estimate(
 
 
 def parse_depth(depth: str | int) -> str | int:
-    """Convert a depth to an int, or return "max" unchanged.
+    """Convert a depth that the user typed to an integer. Return "max" unchanged.
 
     Raises:
         InputError: The depth is neither an integer from 1 nor "max".
@@ -159,14 +158,14 @@ def parse_depth(depth: str | int) -> str | int:
 def _estimate_packings(
     histogram: Histogram, depths: Sequence[str | int], algorithms: Sequence[str], reporter: Reporter
 ) -> list[Estimate]:
-    """Pack the histogram with each algorithm at each depth, and return one estimate per packing.
+    """Pack a histogram with each algorithm at each depth, and return one estimate for each packing.
 
-    The search for good packings of long packs and for their bounds could take hours. Therefore all of them share one search
+    The search for good packings of long packs and for their bounds could take hours. Therefore all searches share one
     budget.
     """
 
     def to_number(depth: str | int) -> int:
-        """Return a depth as a number. For "max", it is the number of slots, because a sequence has at least one token."""
+        """Return a depth as a number. "max" is the number of slots in a pack, because a sequence has at least one token."""
         return resolve_depth(depth, histogram.max_sequence_length)
 
     jobs = [(name, depth) for name in algorithms for depth in ([FIXED_DEPTHS[name]] if name in FIXED_DEPTHS else depths)]
@@ -180,11 +179,11 @@ def _estimate_packings(
             bounds[limit] = prove_lower_bound(histogram.counts, limit, share).bound
             task.advance()
         tiny = Histogram(16, np.arange(1, 17))
-        for name in algorithms:  # otherwise the measured times would include the compilation of kernels
+        for name in algorithms:  # compile the kernels now, so that the measured times do not include their compilation
             estimate_packing(tiny, name, 3, None)
         for index, (name, depth) in enumerate(jobs):
-            # Give each packing an equal part of the remaining budget, so that later packings can use what earlier ones
-            # left over.
+            # Give each packing an equal fraction of the remaining budget, so that later packings can use what earlier
+            # packings did not need.
             share = work and work.take_fraction(1 / (len(jobs) - index))
             rows.append(estimate_packing(histogram, name, depth, bounds[to_number(depth)], work=share))
             bounds[to_number(depth)] = max(bounds[to_number(depth)], rows[-1].lower_bound or 0)
@@ -196,7 +195,7 @@ def _estimate_packings(
 def _draw_pictures(
     histogram: Histogram, result: EstimateResult, depth: str | int, picture: Path, reporter: Reporter
 ) -> list[str]:
-    """Write the four pictures, and return their paths.
+    """Draw the four pictures of an estimate, write them to files, and return the paths.
 
     The pictures `-histogram` and `-mixture` show a single packing: that of the algorithm `nnls` at `depth`.
     """
@@ -227,7 +226,7 @@ _HISTOGRAMS_FOLDER = Path(__file__).resolve().parents[1] / "histograms"
 def _read_histogram(
     source: str | Path, reporter: Reporter, max_sequence_length: int | None = None, input_column: str = TOKENS_COLUMN
 ) -> Histogram:
-    """Return the histogram of the sequence lengths in a source. See `estimate` for the arguments."""
+    """Return a histogram of the sequence lengths in a source. `estimate` describes the arguments."""
     if is_table(source):
         with open_local_copy(source) as table:
             return _count_checked_lengths(
@@ -250,7 +249,7 @@ def _read_histogram(
 
 
 def _count_checked_lengths(lengths: IntArray, max_sequence_length: int | None) -> Histogram:
-    """Return the histogram of sequence lengths, after checking that no sequence is longer than a pack.
+    """Return a histogram of the given sequence lengths. Raise an error if a sequence is longer than a pack.
 
     Args:
         lengths: The length of each sequence.
@@ -269,15 +268,15 @@ def _count_checked_lengths(lengths: IntArray, max_sequence_length: int | None) -
 
 
 def list_bundled_histograms() -> dict[str, Path]:
-    """Return the path of each bundled histogram by its name, sorted by data set and length."""
+    """Return the paths of the bundled histograms by name, sorted by data set and length."""
     named = [(path.stem.rpartition("-"), path) for path in _HISTOGRAMS_FOLDER.glob("*.json")]
     return {path.stem: path for _, path in sorted(named, key=lambda item: (item[0][0], int(item[0][2])))}
 
 
 def _find_bundled_histogram(source: str | Path) -> Path | None:
-    """Return the path of a bundled histogram, or None if `source` is not the name of one.
+    """Return the path of a bundled histogram, or None if there is no bundled histogram called `source`.
 
-    If a file of this name exists, it is used instead. A glob pattern is never a name.
+    If a file or folder with this name exists, it is used instead of the bundled histogram.
 
     Raises:
         InputError: The source does not exist, but its name is similar to that of a bundled histogram.
@@ -296,14 +295,14 @@ def _find_bundled_histogram(source: str | Path) -> Path | None:
 #
 # The file contains the length of each sequence, in any order.
 
-# Names of the column of lengths in a CSV file with several columns. The first name that occurs counts. Case is ignored.
+# Possible names of the column of lengths in a CSV file with several columns, in order of preference. Case is ignored.
 _LENGTH_COLUMNS = ("length", "lengths", "tokens", "num_tokens", "n_tokens", "seq_len", "sequence_length")
 
 _LIST_START_BYTES = 4096
 
 
 def _read_lengths(path: Path) -> IntArray:
-    """Return the sequence lengths that a file contains, as int64 [sequences].
+    """Read the sequence lengths in a file, and return them as int64 [sequences].
 
     Raises:
         InputError: The file does not contain one number per sequence, or a length is out of range.
@@ -329,7 +328,10 @@ def _read_lengths(path: Path) -> IntArray:
 
 
 def _read_csv_lengths(path: Path) -> AnyArray:
-    """Return the lengths in a CSV or TSV file. The separator is detected, and so is whether the first line is a header."""
+    """Read the sequence lengths in a CSV or TSV file.
+
+    The separator is detected, and whether the first line is a header.
+    """
     text = _read_utf8(path)
     separator = max(",;\t", key=text.split("\n", 1)[0].count)
     rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if any(map(str.strip, row))]
@@ -348,12 +350,12 @@ def _read_csv_lengths(path: Path) -> AnyArray:
 
 
 def _read_utf8(path: Path) -> str:
-    """Return the text of a UTF-8 file, without a byte order mark."""
+    """Read a UTF-8 text file. A byte order mark is removed."""
     return read_file(path).decode("utf-8-sig")
 
 
 def _parse_integers(words: list[str]) -> AnyArray:
-    """Convert words to an array of integers.
+    """Convert a list of words to an array of integers.
 
     Raises:
         ValueError: A word is not an integer. The message names the first such word.
@@ -376,7 +378,7 @@ _LABEL_WIDTH = 26
 
 
 def _format_overview(result: EstimateResult) -> list[str]:
-    """Return the lines of the overview: efficiency and gap to the proven bound at each depth, and the best packing."""
+    """Format the efficiency and the gap to the proven bound at each depth, and a sentence about the best packing."""
     rows = [row for row in result.rows if row.gap is not None]
     depths = sorted({row.depth for row in rows}, key=lambda depth: (depth == "max", depth))
     lines = [*_format_headline(result), ""]
@@ -403,7 +405,7 @@ def _format_overview(result: EstimateResult) -> list[str]:
 
 
 def _format_details(result: EstimateResult) -> list[str]:
-    """Return the lines of the details: every packing with its time, other pack lengths, a comparison with un-padding."""
+    """Format every packing with its time, the estimates for other pack lengths, and the comparison with un-padding."""
     lines = [*_format_headline(result), "", *_format_all_packings(result)]
     lines += ["", "packs of other lengths (LPFHP; slots and cost of attention relative to one sequence per row):"]
     lines += [
@@ -423,7 +425,7 @@ def _format_details(result: EstimateResult) -> list[str]:
 
 
 def _format_headline(result: EstimateResult) -> list[str]:
-    """Return two lines about the sequences before they are packed."""
+    """Format two lines about the sequences before they are packed."""
     share, least = result.tokens / (result.sequences * result.max_sequence_length), result.token_bound
     return [
         f"{result.source}: {format_count(result.sequences, 'sequence')} of up to {result.max_sequence_length:,} tokens",
@@ -433,13 +435,13 @@ def _format_headline(result: EstimateResult) -> list[str]:
 
 
 def _format_table_row(label: str, cells: list[str]) -> str:
-    """Return one line of a table with a label and right-aligned cells."""
+    """Format one line of a table, which consists of a label and right-aligned cells."""
     width = max(11, *(len(cell) + 2 for cell in cells))
     return f"  {label:<{_LABEL_WIDTH}}" + "".join(f"{cell:>{width}}" for cell in cells)
 
 
 def _format_table(rows: list[Estimate], depths: list[int | str], cell: Callable[[Estimate], str]) -> list[str]:
-    """Return the lines of a table with one line per algorithm and one column per depth.
+    """Format a table with one line per algorithm and one column per depth.
 
     Args:
         rows: The estimates.
@@ -454,7 +456,9 @@ def _format_table(rows: list[Estimate], depths: list[int | str], cell: Callable[
 
 
 def _format_conclusion(result: EstimateResult, rows: list[Estimate]) -> str:
-    """Return a sentence about the packing with the fewest packs. Among equally good packings, take the smallest depth."""
+    """Describe the packing with the fewest packs in a sentence. If several packings are equally good, choose the smallest
+    depth.
+    """
     best = min(rows, key=lambda row: (row.packs, row.depth == "max", row.depth))
     depth = "unlimited depth" if best.depth == "max" else f"depth {best.depth}"
     proven = "no packing needs fewer" if best.gap == 0 else f"the proven minimum is {best.lower_bound:,}"
@@ -466,7 +470,7 @@ def _format_conclusion(result: EstimateResult, rows: list[Estimate]) -> str:
 
 
 def _format_all_packings(result: EstimateResult) -> list[str]:
-    """Return the lines of a table with one line per algorithm and depth."""
+    """Format a table with one line for each algorithm and depth."""
     lines = [
         f"{'algorithm':<10} {'depth':>5} {'packs':>13} {'above bound':>12} {'efficiency':>11} {'factor':>7}"
         f" {'strategies':>10} {'time':>9}"

@@ -1,7 +1,7 @@
-"""Draw pictures of packings and of learning curves, for `estimate --picture` and for the report.
+"""Pictures of packings and of learning curves, for `estimate --picture` and for the report.
 
 Each `draw_` function returns a matplotlib `Figure` and opens no window. matplotlib is imported inside the functions, so that
-importing this module is fast. The files contain neither a date nor random identifiers, so that equal data give equal files.
+importing this module is fast. The files contain neither a date nor random identifiers, so equal data give equal files.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gaudi_bert.common.files import atomic_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Padding is grey. It is half transparent, so that it looks pale both on light and on dark pages.
+# The colours of the pictures. Padding is grey and half transparent, so that it looks pale on both light and dark pages.
 BLUE, ORANGE, RED, GREY, DARK_GREY = "#3b78c4", "#d9731a", "#d6453d", "#7d889966", "#7d8899"
 # The colour of text and lines on a light page and on a dark page. Both have a contrast of at least 4.5:1.
 INK, INK_ON_DARK = "#465162", "#b3bfd0"
-# The colours of a row's sequences, which differ clearly from the colour of padding.
+# The colours of the sequences in a row. They differ clearly from the colour of padding.
 _SEQUENCE_COLOURS = ("#2f6bb8", "#e08a2b", "#7a4fb5", "#2a9d8f", "#c2457a")
 _NUMBER_COLOURS = ("white", "black", "white", "black", "white")
 _PAGE_FONT = 17
@@ -36,7 +36,7 @@ _MAX_STRATEGIES, _MAX_BARS, _MAX_DECIMALS = 30, 48, 9
 def draw_histogram(counts: Sequence[int], packs: int, lower_bound: int, prices: Sequence[int]) -> Figure:
     """Draw the number of sequences of each length as bars, and the price of each length as a line.
 
-    The prices prove the lower bound of the number of packs.
+    A price is the weight of a length in the proof of the lower bound on the number of packs.
 
     Args:
         counts: The number of sequences of length 1 to L.
@@ -66,13 +66,14 @@ def draw_histogram(counts: Sequence[int], packs: int, lower_bound: int, prices: 
 def draw_strategy_counts(
     strategy_counts: Mapping[tuple[int, ...], int], max_sequence_length: int, max_strategies: int = _MAX_STRATEGIES
 ) -> Figure:
-    """Draw the most frequent strategies, each as one row with its sequences and padding to scale.
+    """Draw the most frequent strategies (the sequence lengths that share a pack). Each is a row of sequences and padding, to
+    scale.
 
     Args:
         strategy_counts: The number of packs of each strategy. A strategy is a tuple of sequence lengths.
         max_sequence_length: The number of slots of a pack.
-        max_strategies: The largest number of strategies to draw. If it is not the default, the text is larger, as the report
-            needs it.
+        max_strategies: The maximum number of strategies to draw. If it is not the default, the text is larger, because the
+            report needs larger text.
     """
     shown = sorted(strategy_counts, key=lambda strategy: (-strategy_counts[strategy], strategy))[:max_strategies]
     size = 7 if max_strategies == _MAX_STRATEGIES else _PAGE_FONT - 2
@@ -100,7 +101,8 @@ def draw_strategy_counts(
 
 
 def draw_row_fill(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Figure:
-    """Draw histograms of the number of tokens in a row before and after packing, with the same vertical scale.
+    """Draw one histogram of the number of tokens per row before packing, and one after packing, with the same vertical
+    scale.
 
     If the last bar (full rows) is much higher than all others, it is cut off, and its value is written above it.
 
@@ -112,7 +114,7 @@ def draw_row_fill(before: NDArray[np.int64], after: NDArray[np.int64] | None) ->
     figure, axes = _create_figure(height=2.7 * len(panels), rows=len(panels))
     slots = len(before)
     width = -(-slots // _MAX_BARS)
-    # Bins are counted from the end, so that the last bin contains exactly the rows that are full or nearly full.
+    # Compute the bins from the end, so that the last bin contains exactly the rows that are full or nearly full.
     edges = [max(0, edge) for edge in range(slots, -width, -width)][::-1]
     spans = list(itertools.pairwise(edges))
     shares = [[100 * counts[low:high].sum() / max(counts.sum(), 1) for low, high in spans] for counts, _, _ in panels]
@@ -132,7 +134,7 @@ def draw_row_fill(before: NDArray[np.int64], after: NDArray[np.int64] | None) ->
 
 
 def draw_slot_usage(rows_before: int, rows_after: int, tokens: int, slots: int, lower_bound: int) -> Figure:
-    """Draw two bars of tokens and padding to scale, before and after packing, with a line at the proven bound.
+    """Draw tokens and padding as two bars to scale, before and after packing. A line marks the proven minimum.
 
     Args:
         rows_before: The number of rows before packing, which is the number of sequences.
@@ -155,10 +157,10 @@ def draw_slot_usage(rows_before: int, rows_after: int, tokens: int, slots: int, 
 
 
 def draw_efficiency_over_depth(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the efficiency of each algorithm as a curve over the depth.
+    """Draw the efficiency of each algorithm as a curve over the packing depth.
 
     Args:
-        rows: Estimates, of which `algorithm`, `depth` (a number or "max") and `efficiency` (0 to 1) are used.
+        rows: Estimates with the keys `algorithm`, `depth` (a number or "max") and `efficiency` (0 to 1).
     """
     figure, axes = _create_figure()
     numbers = sorted({row["depth"] for row in rows if row["depth"] != "max"})
@@ -177,7 +179,7 @@ def draw_efficiency_over_depth(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def draw_unpadding(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the speed-up of packing and of un-padding (rows of varying length) over the number of accelerators.
+    """Draw the speed-up of packing and of un-padding (rows of varying length) as curves over the number of accelerators.
 
     The speed-up of packing is constant. The speed-up of un-padding decreases, because all accelerators wait for the one with
     the longest rows.
@@ -210,7 +212,7 @@ def draw_learning_curve(
     is_accuracy: bool,
     baseline: tuple[str, float] | None = None,
 ) -> Figure:
-    """Draw a loss or an accuracy over the number of sequences, in training and on held-out documents.
+    """Draw a loss or an accuracy, in training and on held-out documents, as curves over the number of sequences.
 
     The vertical axis of an accuracy begins at 0, unless all values are high. Otherwise, the axis covers the range of the
     values, but at least a tenth of the highest value.
@@ -219,7 +221,7 @@ def draw_learning_curve(
         training: The points (number of sequences, value) in training, which are drawn as a line.
         held_out: The points (number of sequences, value) on held-out documents, which are drawn as dots on a line.
         is_accuracy: Whether the values are accuracies from 0 to 1, which are labelled as percentages.
-        baseline: The name and the value of what is reached without learning, which is drawn as a horizontal line.
+        baseline: The name and the value of the accuracy that is reached without learning. It is drawn as a horizontal line.
     """
     figure, axes = _create_figure(height=3.6)
     if is_accuracy:
@@ -239,12 +241,12 @@ def draw_learning_curve(
     if is_accuracy and (lowest < 0.5 * highest or not (training or held_out)):
         axes.set_ylim(0, 1.08 * highest)
     else:
-        # If the values hardly change and the axis covered only their range, noise would look like learning. Therefore it
-        # covers at least a tenth of the highest value.
+        # If the axis covered only the range of the values and they hardly changed, noise would look like learning. Therefore
+        # the axis covers at least a tenth of the highest value.
         height = max(highest - lowest, 0.1 * highest)
         axes.set_ylim(highest - 1.06 * height, highest + 0.06 * height)
     last = max([seen for seen, _ in [*training, *held_out]], default=1) or 1
-    axes.set(xlim=(0, 1.02 * last), xlabel="number of sequences")  # otherwise half of the last dot would be cut off
+    axes.set(xlim=(0, 1.02 * last), xlabel="number of sequences")  # with a margin, so that the last dot is not cut off
     axes.xaxis.set_major_formatter(_make_short_number_formatter())
     axes.grid(axis="y", alpha=0.3)
     if values:
@@ -257,9 +259,10 @@ def draw_learning_curve(
 
 @contextmanager
 def use_page_style() -> Iterator[None]:
-    """Draw the pictures in the block in the style of the report: with larger text in dark grey, and without background.
+    """Apply the style of the report to all pictures that are drawn in the block.
 
-    Pictures are 8 inches wide. On a telephone, where they are 345 pixels wide, their text is 10 pixels high.
+    The text is larger and dark grey, and the background is transparent. Pictures are 8 inches wide. On a telephone, where
+    they are 345 pixels wide, their text is 10 pixels high.
     """
     import matplotlib
 
@@ -280,7 +283,7 @@ def use_page_style() -> Iterator[None]:
 
 
 def encode_picture(figure: Figure, kind: str) -> bytes:
-    """Return the content of a picture file.
+    """Return a picture as the bytes of a PNG or SVG file.
 
     Args:
         figure: The picture.
@@ -296,14 +299,16 @@ def encode_picture(figure: Figure, kind: str) -> bytes:
 
 
 def add_dark_mode_style(svg: bytes) -> bytes:
-    """Return an SVG drawn in `use_page_style` with a style sheet that makes its text and lines light in dark mode."""
+    """Add a style sheet to an SVG from `use_page_style`, so that its text and lines are light in dark mode. Return the new
+    SVG.
+    """
     rules = "".join(f'[style*="{what}: {INK}"]{{{what}:{INK_ON_DARK}!important}}' for what in ("fill", "stroke"))
     start = svg.index(b">", svg.index(b"<svg")) + 1
     return svg[:start] + f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>".encode() + svg[start:]
 
 
 def get_picture_format(path: Path) -> str:
-    """Return the format of a picture, "png" or "svg", from the ending of its file name.
+    """Return the format of a picture file, "png" or "svg", which its suffix determines.
 
     Raises:
         InputError: The name has another ending.
@@ -315,14 +320,14 @@ def get_picture_format(path: Path) -> str:
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Write a picture to a file atomically. The ending of the file name, .png or .svg, determines the format."""
+    """Write a picture to a .png or .svg file, atomically."""
     kind = get_picture_format(path)
     with atomic_file(path) as handle:
         handle.write(encode_picture(figure, kind))
 
 
 def format_percent(fraction: float, decimals: int = 1) -> str:
-    """Format a fraction from 0 to 1 as a percentage, such as "99.5 %" for 0.9949, with a no-break space.
+    """Format a fraction from 0 to 1 as a percentage with a no-break space. For example, 0.9949 becomes "99.5 %".
 
     If the percentage would be rounded to 0 or 100 although the fraction is neither 0 nor 1, it gets more decimals.
     """
@@ -332,7 +337,7 @@ def format_percent(fraction: float, decimals: int = 1) -> str:
 
 
 def _create_figure(height: float = 4.5, rows: int | None = None) -> tuple[Figure, Any]:
-    """Return an empty figure and its axes. The figure is 8 inches wide.
+    """Create a figure that is 8 inches wide, and return it with its axes.
 
     Args:
         height: The height in inches.
@@ -347,12 +352,12 @@ def _create_figure(height: float = 4.5, rows: int | None = None) -> tuple[Figure
 
 
 def _add_legend_above(axes: Any) -> None:
-    """Add a legend above the picture. It has two columns, because a telephone is too narrow for three."""
+    """Add a legend above the axes. It has two columns, because a telephone is too narrow for three."""
     axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), handlelength=1.2, columnspacing=1.2)
 
 
 def _make_short_number_formatter() -> Any:
-    """Return a matplotlib formatter for ticks that writes, for example, "2 M" instead of "2000000"."""
+    """Create a matplotlib tick formatter that shortens large numbers, for example from "2000000" to "2 M"."""
     from matplotlib.ticker import EngFormatter
 
     return EngFormatter()

@@ -1,4 +1,4 @@
-"""Write report.html, a page with the metrics and charts of a work folder, for the command `gaudi-bert report`.
+"""Writes report.html, a page with the metrics and charts of a work folder, for `gaudi-bert report`.
 
 The page shows the results of all stages that have run so far, and names the files that are missing. It is a single HTML file
 without scripts, and without links to other files or servers. It depends only on the files in the work folder, so writing it
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
-    """Write report.html into a work folder.
+    """Write the page report.html to a work folder.
 
     Args:
         workdir: The work folder, or its URL in an object store.
@@ -81,7 +81,9 @@ StrategyCounts = dict[tuple[int, ...], int]
 
 
 def _list_input_files(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
-    """Return, for each field of `_ReportInputs`, the path of its file in a work folder and the function that reads it."""
+    """Return the path and the reading function of each file that the report needs, by the name of the field in
+    `_ReportInputs`.
+    """
     folder = WorkFolder.from_existing(workdir)
     train = folder.split_paths("train")
     return {
@@ -110,12 +112,12 @@ def _count_lines(path: Path) -> int:
 
 
 def _read_yaml_mapping(path: Path) -> dict[str, Any] | None:
-    """Return the content of a pipeline file, or None if it is not a mapping of keys to values."""
+    """Read a pipeline file. Return None if it does not contain keys and values."""
     pipeline = parse_yaml(read_text(path), str(path))
     return pipeline if isinstance(pipeline, dict) else None
 
 
-# The path of each input file relative to the work folder, as the page shows it.
+# The path of each file that the report reads, relative to the work folder. The page shows these paths.
 INPUT_NAMES = {key: path.as_posix() for key, (path, _) in _list_input_files(Path()).items()}
 
 _SUFFICIENT_INPUTS = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluation", "finetuning", "predictions")
@@ -123,7 +125,7 @@ _SUFFICIENT_INPUTS = ("examples", "histogram_file", "plan", "metadata", "metrics
 
 @dataclass(frozen=True)
 class _ReportInputs:
-    """The contents of the input files of the report. A field is None if its file is missing.
+    """The contents of all files that the report shows. A field is None if its file is missing.
 
     `name` is the name of the work folder, and `predictions` is the number of rows in the file of predictions. Every other
     field contains the content of the file that `INPUT_NAMES` lists for it.
@@ -148,7 +150,9 @@ class _ReportInputs:
 
     @property
     def histogram(self) -> Histogram | None:
-        """The number of sequences of each length, from the metadata of the packs or from histogram.json."""
+        """The number of sequences of each length. It is read from metadata.json or, if there are no packs yet, from
+        histogram.json.
+        """
         if self.metadata is not None:
             return Histogram(self.metadata.max_sequence_length, np.array(self.metadata.histogram))
         if self.histogram_file is not None:
@@ -157,19 +161,19 @@ class _ReportInputs:
 
     @property
     def totals(self) -> RecordMetadata | PlanTotals | None:
-        """The metrics of the written packs. If no packs have been written, they are those of the plan."""
+        """The metrics of the packs or, if there are no packs yet, of the plan."""
         if self.metadata is not None:
             return self.metadata
         return self.plan.totals if self.plan is not None else None
 
     @property
     def strategy_counts(self) -> StrategyCounts | None:
-        """The number of packs of each strategy (the lengths that share a pack), over all groups of the plan."""
+        """The number of packs of each strategy (the sequence lengths that share a pack), over all groups of the plan."""
         return self.plan.strategy_counts if self.plan is not None else None
 
 
 def _read_inputs(workdir: Path) -> _ReportInputs:
-    """Read all input files of the report from a local work folder.
+    """Read all files that the report needs from a local work folder.
 
     Raises:
         InputError: The folder does not exist, contains nothing to report on, or contains files that do not match.
@@ -234,7 +238,7 @@ def _render_page(inputs: _ReportInputs) -> str:
     with use_page_style():
         for name, (figure, words) in _draw_figures(inputs).items():
             svg = b" ".join(add_dark_mode_style(encode_picture(figure, "svg")).split())
-            # SVG is mostly plain text, so percent-encoding adds little. Base64 would make the page a third larger.
+            # Encode the SVG with percent signs, which adds little to plain text. Base64 would make the page a third larger.
             source = quote(svg, safe=_PLAIN_IN_URLS)
             pictures[name] = Markup(f"<img alt='{escape(words)}' src='data:image/svg+xml,{source}'>")
     return environment.get_template("report.html").render(
@@ -249,19 +253,21 @@ def _render_page(inputs: _ReportInputs) -> str:
     )
 
 
-# The characters that may stay as they are in a data URL inside single quotes. `#`, `%`, `&` and the single quote may not.
+# The characters that are allowed in a data URL inside single quotes. `#`, `%`, `&` and the single quote are not.
 _PLAIN_IN_URLS = ' !"$()*+,-./:;<=>?@_~'
 
 _Line = TypeVar("_Line", bound=FineTuningLine)
 
 
 def _find_last_training_line(lines: Sequence[_Line] | None) -> _Line | None:
-    """Return the last line that contains metrics of training, not of an evaluation. Return None if there is none."""
+    """Return the last line with metrics of training, which may be followed by lines of evaluations. Return None if there is
+    none.
+    """
     return next((line for line in reversed(lines or ()) if line.kind == "train"), None)
 
 
 def _make_summary_cards(inputs: _ReportInputs) -> list[_Card]:
-    """Return the metrics in the summary at the top of the page. Metrics that are not known yet are left out."""
+    """Return the cards of the summary at the top of the page. Metrics that are not known yet are left out."""
     cards: list[_Card] = []
     histogram, totals = inputs.histogram, inputs.totals
     if histogram is not None:
@@ -288,9 +294,9 @@ def _make_summary_cards(inputs: _ReportInputs) -> list[_Card]:
 
 
 def _make_speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Card]:
-    """Return the card of the measured speed-up, in a list, or an empty list if the speed-up was not measured.
+    """Return a list with the card of the measured speed-up. The list is empty if the speed-up was not measured.
 
-    A run with `training.measure_speedup` measures it on the device for training.
+    The speed-up is measured on the training device if `training.measure_speedup` is set.
 
     Args:
         inputs: The input files of the report.
@@ -307,7 +313,7 @@ def _make_speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Ca
 
 
 def _make_learning_cards(inputs: _ReportInputs) -> list[_Card]:
-    """Return the cards of the pretrained model's accuracies, or an empty list if the model was not evaluated."""
+    """Return the cards of the pretrained model's accuracies. The list is empty if the model was not evaluated."""
     evaluation = inputs.evaluation
     if evaluation is None:
         return []
@@ -323,7 +329,7 @@ def _make_learning_cards(inputs: _ReportInputs) -> list[_Card]:
 
 
 def _make_task_cards(inputs: _ReportInputs) -> list[_Card]:
-    """Return the card of the fine-tuned model's main metric, in a list, or an empty list if there is no such model."""
+    """Return a list with the card of the fine-tuned model's main metric. The list is empty if there is no such model."""
     learnt = inputs.finetuning
     if learnt is None or learnt.best_metric is None:
         return []
@@ -336,7 +342,7 @@ def _make_task_cards(inputs: _ReportInputs) -> list[_Card]:
 
 
 def _format_metric(value: float, name: str) -> str:
-    """Format a metric for people. Accuracies become percentages, but other metrics, such as those of SQuAD, do not."""
+    """Format the value of a metric. Accuracies become percentages. Other metrics, including those of SQuAD, stay numbers."""
     return format_percent(value) if name == "accuracy" else f"{value:,.4f}"
 
 
@@ -349,7 +355,7 @@ _CURVE_TITLES = {
 
 
 def _draw_figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
-    """Return the pictures of the page by name, each with its `alt` text. Pictures without data are left out."""
+    """Draw all pictures for which there are data. Return each picture with its `alt` text, by the name of the picture."""
     figures: dict[str, tuple[Figure, str]] = {}
     histogram, strategy_counts, totals = inputs.histogram, inputs.strategy_counts, inputs.totals
     if histogram is not None:
@@ -378,7 +384,8 @@ def _draw_figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
     return figures
 
 
-# The baselines of some curves, which are reached without learning: the field of the evaluation, and the label of the line.
+# The accuracies that are reached without learning. Each entry contains a field of the evaluation, and the label of the line
+# in the picture.
 _CURVE_BASELINES = {
     "masked_lm_accuracy": ("unigram_baseline", "unigram baseline"),
     "next_sentence_accuracy": ("next_sentence_baseline", "more frequent answer"),
@@ -386,7 +393,7 @@ _CURVE_BASELINES = {
 
 
 def _draw_metric_curve(inputs: _ReportInputs, name: str) -> tuple[Figure, str]:
-    """Return a picture of a metric during training, and a description with the first and the last value.
+    """Draw the values of a metric during training. Return the picture, and a text with the first and the last value.
 
     Args:
         inputs: The input files of the report.
@@ -410,9 +417,9 @@ def _draw_metric_curve(inputs: _ReportInputs, name: str) -> tuple[Figure, str]:
 
 
 def _describe_missing_files(inputs: _ReportInputs) -> list[str]:
-    """Return the names of missing files, each with the stage that writes it.
+    """List the files that are missing, each with the stage that writes it.
 
-    A work folder that contains only the files of a task lacks nothing.
+    If a work folder contains only the files of a task, no file is considered missing.
     """
     stages = {"plan": "plan", "metadata": "write", "verification": "verify", "metrics": "train", "evaluation": "evaluate"}
     tasks_alone = inputs.histogram is None and (inputs.finetuning is not None or inputs.predictions is not None)
@@ -423,7 +430,7 @@ def _describe_missing_files(inputs: _ReportInputs) -> list[str]:
 
 
 def _format_cell(value: float | None) -> str:
-    """Format a number for a table cell. Return an empty text for None."""
+    """Format a number for a table cell. Return an empty string for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.4f}"
@@ -433,7 +440,9 @@ _Tables = list[tuple[str, list[tuple[str, str]]]]
 
 
 def _divide_settings_into_tables(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
-    """Return the settings of the run, which training has stored. Without training, they are those of the data stages.
+    """Divide the settings of the run into those that were changed and those that have their default values.
+
+    Training stores all settings. Without training, only the settings of the data stages are known.
 
     Returns:
         The tables of settings that differ from their defaults, and the tables of all other settings. Each table is the title
@@ -461,7 +470,7 @@ def _divide_settings_into_tables(inputs: _ReportInputs) -> tuple[_Tables, _Table
 
 
 def _format_setting(value: Any) -> str:
-    """Format the value of a setting for people."""
+    """Format the value of a setting as the page shows it."""
     if value is None:
         return "none"
     if isinstance(value, bool):
