@@ -1,7 +1,7 @@
 """Names for array types, seeded permutations, and checks of integers that users or files supply.
 
-The type aliases say only the dtype; docstrings state shapes and units. Permutations are defined so that they never change
-with a library version. The integer checks run before any conversion, because a conversion would wrap values that do not fit.
+The type aliases state only the dtype. Docstrings state shapes and units. Permutations do not depend on the version of any
+library. Integers are checked before they are converted to another dtype, because a conversion would wrap large values.
 """
 
 from __future__ import annotations
@@ -22,58 +22,63 @@ Float32Array = NDArray[np.float32]
 FloatArray = NDArray[np.float64]
 Int32Array = NDArray[np.int32]
 IntArray = NDArray[np.int64]
+# Rows with named fields, which have a structured dtype.
 RowArray = NDArray[np.void]
-"""Rows with named fields (a structured dtype)."""
 AnyArray = NDArray[Any]
-"""An array of any dtype."""
+# A batch in the memory of the host, as an array for each feature name.
 BatchArrays = Mapping[str, Int32Array | Float32Array]
-"""A batch on the host: the array of each feature, by name."""
+# The weights of a model, as an array for each variable name.
 WeightArrays = Mapping[str, Float32Array]
-"""The values of the variables of a model, by name."""
 
-# --- seeded permutations that never change with a library version
+# --- seeded permutations that do not depend on the version of a library
 #
-# Shuffle functions of libraries may change between versions, which would change artefacts. Here, a permutation of n is the
-# stable argsort of n raw 64-bit outputs of `numpy.random.Philox`. This counter-based generator (Salmon et al., "Parallel
-# random numbers: as easy as 1, 2, 3", 2011) is fully determined by its key, which is the SHA-256 of (seed, purpose,
-# indices).
+# The shuffle functions of libraries may change between versions, which would change our artefacts. Here, a permutation of n
+# numbers is the stable argsort of n raw 64-bit outputs of `numpy.random.Philox`. The output of this generator depends only
+# on its key (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). The key is the start of the SHA-256 of the
+# seed, the purpose and the indices.
 
 
 def philox(seed: int, purpose: str, *indices: int) -> np.random.Philox:
-    """Return a bit generator keyed by a seed, a purpose and further integers, such as a group or epoch number."""
+    """Return a random bit generator whose output depends only on the seed, the purpose and the indices.
+
+    Args:
+        seed: The seed of the run.
+        purpose: What the random numbers are for, so that different uses get independent numbers.
+        *indices: Further integers, such as a group or epoch number.
+    """
     text = ":".join([str(int(seed)), purpose, *(str(int(index)) for index in indices)])
     key = np.frombuffer(hashlib.sha256(text.encode("utf-8")).digest()[:16], dtype="<u8")
     return np.random.Philox(key=key)
 
 
 def random_words(count: int, seed: int, purpose: str, *indices: int) -> NDArray[np.uint64]:
-    """Return `count` random words, uint64 [count], for this seed, purpose and indices."""
+    """Return random 64-bit words, uint64 [count], that depend only on the seed, the purpose and the indices."""
     return philox(seed, purpose, *indices).random_raw(count)
 
 
 def permutation(
     count: int, seed: int, purpose: str, *indices: int, dtype: type[np.signedinteger[Any]] = np.int64
 ) -> AnyArray:
-    """Return a permutation of 0 .. count - 1 that depends only on the seed, the purpose and the indices.
+    """Return a random permutation of 0 .. count - 1 that depends only on the seed, the purpose and the indices.
 
     Args:
         count: The number of elements.
         seed: The seed of the run.
         purpose: What the permutation is for, so that different uses get independent permutations.
-        indices: Further integers, such as a group or epoch number.
+        *indices: Further integers, such as a group or epoch number.
         dtype: The dtype of the result. With int32, ten million elements take 40 MB instead of 80 MB.
     """
     return _argsort_words(random_words(count, seed, purpose, *indices), dtype)
 
 
+# More words than this are sorted in several ranges, to save memory.
 _SORTED_AT_ONCE = 1 << 19
-"""More words than this are sorted in several ranges."""
 
 
 def _argsort_words(words: NDArray[np.uint64], dtype: type[np.signedinteger[Any]]) -> AnyArray:
-    """Return the stable argsort of uniformly distributed words.
+    """Return the stable argsort of random words that are uniformly distributed.
 
-    Sorting many words at once would take several times their memory, so they are sorted one range of values after the other.
+    Sorting many words at once would need several times their memory, so they are sorted one range of values after another.
     """
     ranges = min(words.size // _SORTED_AT_ONCE, 255).bit_length()
     if not ranges:
@@ -88,9 +93,10 @@ def _argsort_words(words: NDArray[np.uint64], dtype: type[np.signedinteger[Any]]
 
 
 def mix_words_with_counts(words: NDArray[np.uint64], counts: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a pseudorandom word for each pair of a word and a count, uint64, by the mixing function of splitmix64.
+    """Return a pseudorandom 64-bit word for each pair of a word and a count.
 
-    The result depends only on the pair (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+    The words are computed with the mixing function of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+    number generators", 2014).
     """
     mixed: NDArray[np.uint64] = words + (counts + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -103,13 +109,13 @@ def mix_words_with_counts(words: NDArray[np.uint64], counts: NDArray[np.uint64])
 
 
 def check_integer(name: str, value: object, min_value: int | None = None, max_value: int | None = None) -> int:
-    """Return `value` as an int, after checking that it is an integer in the allowed range.
+    """Check that `value` is an integer in the allowed range, and return it as an int.
 
     Args:
         name: The name of the argument, for the message.
         value: An int or a numpy integer. A bool is rejected.
-        min_value: The smallest allowed value, or None.
-        max_value: The largest allowed value, or None.
+        min_value: The smallest allowed value, or None for no limit.
+        max_value: The largest allowed value, or None for no limit.
 
     Raises:
         ArgumentError: `value` is not an integer or is out of range.
@@ -124,16 +130,17 @@ def check_integer(name: str, value: object, min_value: int | None = None, max_va
     return number
 
 
+# The largest token id that is accepted. Models take token ids as int32.
 MOST_TOKEN_ID = 2**31 - 1
-"""The largest token id in a table. Models take token ids as int32."""
+# Positions at which a model should predict nothing have this value as their label or target.
 NOT_PREDICTED = -100
-"""The label or target of a position at which nothing is predicted."""
 
 
 def find_non_integer(values: AnyArray, min_value: int, max_value: int) -> int:
-    """Return the index of the first element that is not an integer in the range, or -1 if all are.
+    """Return the index of the first element that is not an integer in the given range, or -1 if there is none.
 
-    Call this before converting the array, because values that do not fit would wrap and a bool would count as 1.
+    Call this before the array is converted to another dtype, because a conversion would wrap large values and turn a bool
+    into 0 or 1.
 
     Args:
         values: An array of one dimension and any dtype.
@@ -156,5 +163,5 @@ def find_non_integer(values: AnyArray, min_value: int, max_value: int) -> int:
 
 
 def is_integer_in_range(value: Any, min_value: int, max_value: int) -> bool:
-    """Return whether a single Python or numpy value is an integer in the range; a bool is not."""
+    """Return whether a Python or numpy value is an integer in the given range. Return False for a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(min_value <= value <= max_value)

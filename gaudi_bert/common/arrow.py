@@ -1,7 +1,7 @@
-"""Access to pyarrow, which is optional: import it, explain its errors in one line, and validate what it has read.
+"""Import the optional library pyarrow, convert its errors into one-line errors, and validate what it has read.
 
-pyarrow uses the buffers of an Arrow file without checking the offsets in them. A damaged offset would let it read memory
-outside the buffer. Therefore everything that is read from a file must pass through `validate_content` before it is used.
+pyarrow uses the buffers of an Arrow file without checking the offsets in them. A damaged offset could make it read memory
+outside the buffer. Therefore, everything that is read from a file must pass through `validate_content` before it is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def require_pyarrow() -> Any:
     """Import pyarrow and return the module.
 
     Raises:
-        InputError: Pyarrow is not installed. The message contains the command that installs it.
+        InputError: The library is not installed. The message contains the command that installs it.
     """
     try:
         import pyarrow
@@ -32,8 +32,7 @@ def require_pyarrow() -> Any:
 
 @contextmanager
 def explain_arrow_errors(path: Path) -> Iterator[None]:
-    """Turn errors of pyarrow about reading the file `path` into an `InputError` with a message of one line. Use it in a
-    `with` statement.
+    """Convert the errors that pyarrow raises while it reads a file into an `InputError`. Use this in a `with` statement.
 
     For damaged files, pyarrow also raises KeyError, UnicodeDecodeError (for column names) and other ValueErrors.
     """
@@ -47,11 +46,13 @@ def explain_arrow_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_parquet(path: Path, **options: Any) -> Iterator[Any]:
-    """Open a Parquet file as a `pyarrow.parquet.ParquetFile`. Errors inside the block become an InputError of one line.
+    """Open a Parquet file as a `pyarrow.parquet.ParquetFile`, in a `with` statement.
+
+    Errors of pyarrow inside the block become an `InputError`.
 
     Args:
         path: The file.
-        **options: Arguments of `ParquetFile`.
+        **options: Further arguments of `ParquetFile`.
     """
     require_pyarrow()
     from pyarrow import parquet
@@ -62,8 +63,9 @@ def open_parquet(path: Path, **options: Any) -> Iterator[Any]:
 
 @contextmanager
 def explain_unpackable_values(path: Path) -> Iterator[None]:
-    """Turn errors of pyarrow about values that it cannot write into an `InputError` that names the table `path`. Use it in a
-    `with` statement.
+    """Convert the errors that pyarrow raises for values that it cannot write into an `InputError` that names the table.
+
+    Use this in a `with` statement.
     """
     try:
         yield
@@ -74,9 +76,13 @@ def explain_unpackable_values(path: Path) -> Iterator[None]:
 
 
 def check_column_names(path: Path, schema: Any) -> Any:
-    """Return the pyarrow schema of the file `path`, after checking that all column names are valid UTF-8.
+    """Check that all column names in a pyarrow schema are valid UTF-8, and return the schema.
 
-    pyarrow checks a name, also of a nested column, only when the name is used.
+    pyarrow checks the name of a column, even of a nested one, only when the name is used.
+
+    Args:
+        path: The file of the schema, for the message.
+        schema: The schema.
     """
     with explain_arrow_errors(path):
         _ = schema.names, [str(kind) for kind in schema.types]
@@ -84,8 +90,11 @@ def check_column_names(path: Path, schema: Any) -> Any:
 
 
 def validate_content(path: Path, content: Any) -> Any:
-    """Return a table, batch or column of the file `path`, after checking that all offsets are valid and all strings are
-    UTF-8.
+    """Check that a pyarrow table, batch or column has valid offsets and only UTF-8 strings, and return it.
+
+    Args:
+        path: The file that it was read from, for the message.
+        content: The table, batch or column.
     """
     with explain_arrow_errors(path):
         content.validate(full=True)

@@ -1,13 +1,13 @@
-"""Compilation of numeric kernels with numba. Machine code is stored, so that each machine compiles a kernel only once.
+"""Compile numeric functions (kernels) with numba, and store the machine code so that a machine compiles them only once.
 
-numba stores machine code in a folder whose name contains the SHA-256 of the kernel's source file, of all files of this
-package that it imports, and of the compiler versions. numba's own check would miss a callee or a constant that changed in
-another file. The folder is in `NUMBA_CACHE_DIR` if that is set, as it is in images, which compile the kernels when they are
-built. Otherwise it is in the user's cache folder, or in the temporary folder. A folder that other users can write to is not
-used. Without a folder, every process compiles for itself.
+numba stores machine code in a folder whose name contains a SHA-256 of the kernel's source file, of all files of this package
+that it imports, and of the compiler versions. numba's own check would miss a called function or a constant that has changed
+in another file. The folder is in `NUMBA_CACHE_DIR` if this variable is set. Our container images set it, and compile the
+kernels when they are built. Otherwise, the folder is in the user's cache folder or in the temporary folder. A folder that
+other users can write to is not used. Without a folder, every process compiles the kernels again.
 
-Images compile for a named type of processor (`NUMBA_CPU_NAME=x86-64-v3`), so that their kernels run on almost every machine.
-A machine without these instructions compiles its own kernels.
+Images compile for a common type of processor (`NUMBA_CPU_NAME=x86-64-v3`), so that their kernels run on almost every
+machine. A machine without the instructions of this type compiles its own kernels.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+# If this environment variable is set, no messages about compiling are logged.
 QUIET = "GAUDI_BERT_QUIET"
-"""An environment variable that, if set, suppresses the messages about compiling. The level of the logger gaudi_bert does so
-too.
-"""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LOGGER = logging.getLogger(_PACKAGE.name)
@@ -46,48 +44,51 @@ _IMPORT = re.compile(rf"^\s*(?:from|import)\s+({_PACKAGE.name}(?:\.\w+)*)", re.M
 _VERSIONS = f"{numba.__version__} {llvmlite.__version__} {numpy.__version__}"
 
 _IMAGE_PROCESSOR = "x86-64-v3"
-# The LLVM names of the processor features that compiled kernels in container images may use.
+# Compiled kernels in container images use these processor features, which have LLVM's names.
 _IMAGE_FEATURES = ("avx2", "bmi", "bmi2", "f16c", "fma", "movbe", "pclmul", "popcnt", "sse4.2")
 
 _OPTIONS = {
     "nogil": True,
     "boundscheck": False,
     "error_model": "numpy",
-    # Maxima may be vectorised, because no kernel uses infinities or NaN. Sums keep their order and are not fused with
-    # products, because results would differ between processors otherwise.
+    # No kernel uses infinities or NaN, so these flags allow LLVM to vectorise maxima. They do not allow it to reorder sums
+    # or to fuse them with products, because the results would then differ between processors.
     "fastmath": {"nnan", "ninf", "nsz"},
     "no_cfunc_wrapper": True,
 }
 
 
 def kernel(function: Function) -> Function:
-    """Compile `function` on its first call, or load what an earlier process compiled from the same sources.
+    """Compile a function when it is first called, or load machine code that an earlier process compiled and stored.
 
-    Array indices and integer divisors are not checked, so the caller must make sure that they are valid. Write values by
-    loops instead of `target[:] = values`: the latter also compiles the error for unequal shapes, with its text formatting,
-    which takes seconds. `np.sum`, `np.max` and `np.append` take longer to compile than loops as well.
+    Array indices and integer divisors are not checked, so the caller must make sure that they are valid. In kernels, use
+    loops instead of `target[:] = values`, because such an assignment also compiles an error message for unequal shapes,
+    which takes seconds. `np.sum`, `np.max` and `np.append` also take longer to compile than loops.
     """
     return _compile(function)
 
 
 def borrowing_kernel(function: Function) -> Function:
-    """Compile a function that neither allocates nor returns arrays, like `kernel` but without reference counting.
+    """Compile a function like `kernel`, but without reference counting. It must neither allocate nor return arrays.
 
-    Reference counting would take much of the time of a function that runs for every record or sequence.
+    Reference counting would take much of the time of a function that is called for every record or sequence.
     """
     return _compile(function, _nrt=False)
 
 
 def inner_kernel(function: Function) -> Function:
-    """Compile a function like `borrowing_kernel`, but so that only other kernels can call it.
+    """Compile a function like `borrowing_kernel`, but without an entry point for Python. Only other kernels can call it.
 
-    Python cannot call it, because compiling the entry point for Python would take long.
+    Compiling the entry point would take long.
     """
     return _compile(function, _nrt=False, no_cpython_wrapper=True)
 
 
 def _compile(function: Function, **options: Any) -> Function:
-    """Compile a function with numba, with our options, our cache, and without specialisation for constant arguments."""
+    """Compile a function with numba, with the options and the cache of this module.
+
+    The function is not compiled again for constant arguments.
+    """
     compiled = njit(**_OPTIONS, **options)(function)
     if not numba.config.DISABLE_JIT:
         if _find_cache_folder() is not None:
@@ -100,9 +101,9 @@ def _compile(function: Function, **options: Any) -> Function:
 def _resolve_call_template(
     resolve: Callable[..., Any], argument_types: tuple[Any, ...], keyword_types: dict[str, Any]
 ) -> Any:
-    """Return the compiled kernel for a call from another kernel, chosen by argument types without constants.
+    """Return the compiled kernel for a call from another kernel. It is selected by the general types of the arguments.
 
-    Otherwise, numba would compile the called kernel again for every constant number that is passed to it.
+    By default, numba treats a constant argument as a type of its own, and would compile the called kernel again for it.
     """
     without_constants = numba.types.unliteral
     keywords = {name: without_constants(kind) for name, kind in keyword_types.items()}
@@ -110,7 +111,7 @@ def _resolve_call_template(
 
 
 def inlined_kernel(function: Function) -> Function:
-    """Inline `function`, which should be small, in every kernel that calls it."""
+    """Mark a small function to be inlined in every kernel that calls it."""
     compiled: Function = njit(inline="always")(function)
     return compiled
 
@@ -119,7 +120,7 @@ def inlined_kernel(function: Function) -> Function:
 
 
 class _SourceFile(NamedTuple):
-    """The SHA-256 of a source file, and the files of this package that it imports."""
+    """The SHA-256 of a source file, and the files of this package that the source file imports."""
 
     sha256: bytes
     imported: frozenset[Path]
@@ -127,9 +128,9 @@ class _SourceFile(NamedTuple):
 
 @functools.cache
 def _read_source_file(file: Path) -> _SourceFile:
-    """Return the SHA-256 of a source file, and the files of this package that it imports.
+    """Return the SHA-256 of a source file, and the files of this package that the source file imports.
 
-    If the file imports a folder, all files of the folder count as imported.
+    If it imports a folder, all files in the folder count as imported.
     """
     source = file.read_bytes()
     paths = (_PACKAGE.parent.joinpath(*name.split(".")) for name in _IMPORT.findall(source.decode("utf-8")))
@@ -140,10 +141,10 @@ def _read_source_file(file: Path) -> _SourceFile:
 
 @functools.cache
 def _hash_with_imports(file: Path) -> str:
-    """Return a SHA-256 of the source file, of all files of this package that it imports, and of the compiler versions.
+    """Return a SHA-256 of everything that the machine code of the kernels in a file depends on.
 
-    The machine code of the kernels in the file depends on these only. A digest of the whole package would be simpler, but
-    then every edit would recompile all kernels, which takes minutes.
+    These are the file, all files of this package that it imports directly or indirectly, and the compiler versions. A digest
+    of the whole package would be simpler, but then every edit would recompile all kernels, which takes minutes.
     """
     files, waiting = {file}, [file]
     while waiting:
@@ -159,10 +160,7 @@ def _hash_with_imports(file: Path) -> str:
 
 @functools.cache
 def _find_cache_folder() -> Path | None:
-    """Return the folder in which machine code is stored, to which only this user can write.
-
-    If there is no such folder, log a warning and return None.
-    """
+    """Return the folder for machine code. If there is no folder that only this user can write to, warn and return None."""
     folders, refusals = [], []
     if numba.config.CACHE_DIR:
         folders.append(Path(numba.config.CACHE_DIR, "gaudi-bert"))
@@ -179,7 +177,7 @@ def _find_cache_folder() -> Path | None:
         except OSError as error:
             refusals.append(f"{folder} ({error.strerror})")
             continue
-        # the folder of an image belongs to root
+        # In a container image, the folder belongs to root. It is then used if NUMBA_CACHE_DIR names it.
         is_ours = status.st_uid == os.getuid() or (numba.config.CACHE_DIR and status.st_uid == 0)
         if is_ours and stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return folder
@@ -189,7 +187,7 @@ def _find_cache_folder() -> Path | None:
 
 
 class _Locator:
-    """Tells numba in which folder the machine code of a kernel is stored. numba defines the names of the methods."""
+    """Returns the folder for the machine code of a kernel to numba, which defines the names of the methods."""
 
     def __init__(self, function: Callable[..., Any], file: str) -> None:
         self._line, self._digest = function.__code__.co_firstlineno, _hash_with_imports(Path(file).resolve())
@@ -198,39 +196,39 @@ class _Locator:
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], file: str) -> _Locator:
-        """Create the locator of a function."""
+        """Create the locator for a function in a source file."""
         return cls(function, file)
 
     def ensure_cache_path(self) -> None:
-        """Create the folder of the machine code."""
+        """Create the folder for the machine code."""
         self._folder.mkdir(exist_ok=True)
 
     def get_cache_path(self) -> str:
-        """Return the folder of the machine code."""
+        """Return the folder for the machine code."""
         return str(self._folder)
 
     def get_source_stamp(self) -> str:
-        """Return the digest of the sources, which decides whether stored code is valid."""
+        """Return the digest of the sources. numba uses stored machine code only if this digest is unchanged."""
         return self._digest
 
     def get_disambiguator(self) -> str:
-        """Return the line number of the kernel, which distinguishes kernels of the same name in a file."""
+        """Return the line number of the kernel, which distinguishes kernels with the same name in one file."""
         return str(self._line)
 
 
 class _MachineCodeStore(CompileResultCacheImpl):  # type: ignore[misc]
-    """Stores machine code in the format of numba, in the folder that `_Locator` returns."""
+    """Stores machine code in numba's format, in the folder that `_Locator` returns."""
 
     _locator_classes = (_Locator,)
 
 
 class _SharedKernelCache(FunctionCache):  # type: ignore[misc]
-    """The stored machine code of a kernel. It may be read-only, and several processes may write to it at once."""
+    """Loads and saves the machine code of a kernel. Several processes may use its folder at once."""
 
     _impl_class = _MachineCodeStore
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """Load the machine code for these argument types, or return None after saying that it will be compiled."""
+        """Return the stored machine code for these argument types. If there is none, log a message and return None."""
         code = None
         with contextlib.suppress(OSError):
             code = super().load_overload(signature, target)
@@ -240,8 +238,7 @@ class _SharedKernelCache(FunctionCache):  # type: ignore[misc]
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Save the machine code for these argument types."""
-        # Two processes that save code for different argument types would write to the same index file at once, so take a
-        # lock.
+        # Two processes that save machine code of the same kernel would write to the same index file at once, so take a lock.
         try:
             with open(Path(self.cache_path).with_name("lock"), "wb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -251,7 +248,7 @@ class _SharedKernelCache(FunctionCache):  # type: ignore[misc]
 
 
 def _warn_not_saved(reason: str) -> None:
-    """Warn once that kernels cannot be saved."""
+    """Log a warning that compiled kernels cannot be saved, unless the same warning has been logged before."""
     _warn_once(
         f"cannot save compiled kernels, so every start compiles them again: {reason}; "
         "set NUMBA_CACHE_DIR to a writable folder"
@@ -265,7 +262,7 @@ def _warn_once(line: str) -> None:
 
 
 if numba.config.CPU_NAME == _IMAGE_PROCESSOR and not all(map(binding.get_host_cpu_features().get, _IMAGE_FEATURES)):
-    # this machine is older than that processor type, so compile for the machine
+    # This machine is older than the processor type for which the image was compiled, so compile for this machine.
     for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):
         os.environ.pop(name, None)
     numba.config.reload_config()

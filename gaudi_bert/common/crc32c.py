@@ -1,13 +1,14 @@
-"""CRC-32C (Castagnoli) as used by TFRecord, computed by processor instructions if available, otherwise by tables.
+"""Compute the CRC-32C (Castagnoli) checksums of TFRecord files, with processor instructions if available or with tables.
 
-The CRC instruction has a latency of three cycles and can start every cycle. Therefore three thirds of a run of bytes are
-processed side by side and then joined. Appending n zero bytes multiplies the register by x**(8n) modulo the polynomial,
-which takes one carry-less multiplication (PCLMULQDQ) by a constant and one CRC instruction that reduces the product (V.
-Gopal et al., Intel 2011). Bits are reflected: bit 31 of a register is x**0. The product of two registers, taken as eight
-bytes of data, is reduced with an additional factor of x**33, so the constant for n bytes is x**(8n - 33).
+The CRC instruction has a latency of three cycles, but a new one can start in every cycle. Therefore, a block of bytes is
+split into three parts, whose CRCs are computed in parallel and then combined. To combine them, the CRC register is
+multiplied by x**(8n) modulo the polynomial, which corresponds to appending n zero bytes. This takes one carry-less
+multiplication (PCLMULQDQ) by a constant and one CRC instruction that reduces the product (V. Gopal et al., Intel 2011). Bits
+are reflected, so bit 31 of a register is x**0. Reducing the product as eight bytes of data adds a factor of x**33, so the
+constant for n bytes is x**(8n - 33).
 
-Without these instructions, slicing by eight is used (M. Kounavis and F. Berry, 2005). A TFRecord stores a *masked* CRC:
-rotated right by 15 bits, plus 0xA282EAD8.
+On processors without these instructions, slicing by eight is used (M. Kounavis and F. Berry, 2005). A TFRecord stores a
+*masked* CRC, which is the CRC rotated right by 15 bits plus 0xA282EAD8.
 """
 
 from __future__ import annotations
@@ -27,37 +28,37 @@ from gaudi_bert.common.memory import address_of, as_word, load_u8, load_word, ma
 
 _POLYNOMIAL_REVERSED = 0x82F63B78
 _ALL_ONES = 0xFFFFFFFF
-_MOST_WORDS = 512  # the most words of a third that are joined at once
+_MOST_WORDS = 512  # the most words in each of the three parts of a block
 
 
+# Whether compiled code uses the x86 instructions for CRC-32C and carry-less multiplication.
 if platform.machine().lower() not in ("x86_64", "amd64"):
     HAS_INSTRUCTIONS = False
 elif config.CPU_NAME is not None or config.CPU_FEATURES is not None:  # numba compiles for another processor
     HAS_INSTRUCTIONS = {"+sse4.2", "+pclmul"} <= set((config.CPU_FEATURES or "").split(","))
 else:
     HAS_INSTRUCTIONS = all(map(binding.get_host_cpu_features().get, ("sse4.2", "pclmul")))
-"""Whether compiled code uses the x86 instructions for CRC-32C and carry-less multiplication."""
 
 
 def _emit_call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
-    """Emit a call of the LLVM intrinsic `name`."""
+    """Emit a call of an LLVM intrinsic."""
     kind = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
 def _emit_word_step(_: Any, builder: Any, crc: Any, word: Any) -> Any:
-    """Emit the instruction that updates a CRC register by eight bytes."""
+    """Emit the instruction that updates a CRC register with eight bytes of data."""
     return _emit_call(builder, "llvm.x86.sse42.crc32.64.64", ir.IntType(64), [crc, word])
 
 
 def _emit_byte_step(_: Any, builder: Any, crc: Any, byte: Any) -> Any:
-    """Emit the instruction that updates a CRC register by one byte."""
+    """Emit the instruction that updates a CRC register with one byte of data."""
     narrow = [builder.trunc(crc, ir.IntType(32)), builder.trunc(byte, ir.IntType(8))]
     return builder.zext(_emit_call(builder, "llvm.x86.sse42.crc32.32.8", ir.IntType(32), narrow), ir.IntType(64))
 
 
 def _emit_carryless_product(_: Any, builder: Any, first: Any, second: Any) -> Any:
-    """Emit the carry-less product of two 32-bit registers."""
+    """Emit the instruction that computes the carry-less product of two 32-bit registers."""
     pair, zero = ir.VectorType(ir.IntType(64), 2), ir.IntType(32)(0)
     vectors = [builder.insert_element(ir.Constant(pair, [0, 0]), each, zero) for each in (first, second)]
     product = _emit_call(builder, "llvm.x86.pclmulqdq", pair, [*vectors, ir.IntType(8)(0)])
@@ -70,7 +71,7 @@ _carryless_product: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _
 
 
 def _make_byte_tables() -> IntArray:
-    """Return the tables of slicing by eight, int64 [8, 256]. Entry [k, b] is the register after byte b and k zero bytes."""
+    """Return the tables for slicing by eight, int64 [8, 256]. Entry [k, b] is the register after byte b and k zero bytes."""
     first = np.arange(256, dtype=np.int64)
     for _ in range(8):
         first = (first >> 1) ^ np.where(first & 1, _POLYNOMIAL_REVERSED, 0)
@@ -81,7 +82,7 @@ def _make_byte_tables() -> IntArray:
 
 
 def _make_powers(count: int, step_bytes: int) -> IntArray:
-    """Return x**(8 * step_bytes * n - 33), reflected, for n = 0, 1, ..., int64 [count]."""
+    """Return the constants x**(8 * step_bytes * n - 33) for n from 0 to count - 1, with reflected bits, int64 [count]."""
     register = 0x80000000
     for _ in range(33):  # divide by x
         register = ((register ^ _POLYNOMIAL_REVERSED) << 1 | 1) if register >> 31 else register << 1
@@ -100,7 +101,7 @@ _AFTER_WORDS = _make_powers(2 * _MOST_WORDS + 1, 8)
 
 @borrowing_kernel
 def _crc_by_tables(address: int, count: int, crc: int) -> int:
-    """Compute the CRC-32C of `count` bytes at `address` by tables, continuing from `crc` (0 to begin)."""
+    """Return the CRC-32C of `count` bytes at `address`, computed with tables. `crc` is the CRC of the bytes before, or 0."""
     crc ^= _ALL_ONES
     while count >= 8:
         word = load_word(address)
@@ -119,13 +120,13 @@ def _crc_by_tables(address: int, count: int, crc: int) -> int:
 
 @inlined_kernel
 def _multiply_registers(register: int, power: int) -> int:
-    """Multiply a register by a power of x modulo the polynomial."""
+    """Multiply a CRC register by a power of x modulo the polynomial."""
     return _word_step(0, _carryless_product(register, power))
 
 
 @borrowing_kernel
 def _crc_by_instructions(address: int, count: int, crc: int) -> int:
-    """Compute the CRC-32C of `count` bytes at `address` by instructions, continuing from `crc` (0 to begin)."""
+    """Return the CRC-32C of `count` bytes at `address`, computed with instructions. `crc` is that of the bytes before."""
     crc ^= _ALL_ONES
     while count >= 48:
         words = min(count // 24, _MOST_WORDS)
@@ -151,7 +152,7 @@ def _crc_by_instructions(address: int, count: int, crc: int) -> int:
 
 @borrowing_kernel
 def _append_by_instructions(crc: int, count: int, appended: int) -> int:
-    """Combine the CRC of some bytes with the CRC `appended` of the `count` bytes after them, by instructions."""
+    """Combine `crc`, the CRC of some bytes, with `appended`, the CRC of the `count` bytes after them. Use instructions."""
     while count >= 8 * _MOST_WORDS:
         crc = _multiply_registers(crc, _AFTER_WORDS[_MOST_WORDS])
         count -= 8 * _MOST_WORDS
@@ -160,7 +161,7 @@ def _append_by_instructions(crc: int, count: int, appended: int) -> int:
 
 @borrowing_kernel
 def _append_by_tables(crc: int, count: int, appended: int) -> int:
-    """Combine the CRC of some bytes with the CRC `appended` of the `count` bytes after them, by tables."""
+    """Combine `crc`, the CRC of some bytes, with `appended`, the CRC of the `count` bytes after them. Use tables."""
     for _ in range(count):
         crc = (crc >> 8) ^ _BYTES[0, crc & 255]
     return crc ^ appended
@@ -168,13 +169,13 @@ def _append_by_tables(crc: int, count: int, appended: int) -> int:
 
 @borrowing_kernel
 def _word_crc_by_instructions(word: int) -> int:
-    """Compute the CRC-32C of the eight bytes of a word by instructions."""
+    """Return the CRC-32C of a 64-bit word, computed with instructions."""
     return _word_step(_ALL_ONES, word) ^ _ALL_ONES
 
 
 @borrowing_kernel
 def _word_crc_by_tables(word: int) -> int:
-    """Compute the CRC-32C of the eight bytes of a word by tables."""
+    """Return the CRC-32C of a 64-bit word, computed with tables."""
     low = (word & _ALL_ONES) ^ _ALL_ONES
     crc: int = _BYTES[7, low & 255] ^ _BYTES[6, (low >> 8) & 255] ^ _BYTES[5, (low >> 16) & 255] ^ _BYTES[4, low >> 24]
     crc ^= _BYTES[3, (word >> 32) & 255] ^ _BYTES[2, (word >> 40) & 255]
@@ -184,24 +185,19 @@ def _word_crc_by_tables(word: int) -> int:
 
 BY_TABLES = (_crc_by_tables, _append_by_tables, _word_crc_by_tables)
 BY_INSTRUCTIONS = (_crc_by_instructions, _append_by_instructions, _word_crc_by_instructions)
-"""The three functions of each implementation.
-
-They compute the CRC-32C of bytes at an address, of two joined runs of bytes from the CRC of each, and of one word.
-"""
-
+# These three functions are for use inside other kernels. Which implementation they are depends on the processor.
 crc32c_at, append_crc, crc_of_word = BY_INSTRUCTIONS if HAS_INSTRUCTIONS else BY_TABLES
-"""The implementation for this processor, for use inside other kernels."""
 
 
 @inlined_kernel
 def mask_crc(crc: int) -> int:
-    """Return the masked form of a CRC, for use inside kernels."""
+    """Return the masked form of a CRC that TFRecord files contain, for use inside kernels."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 @borrowing_kernel
 def _crc32c_of_array(data: ByteArray, crc: int) -> int:
-    """Compute the CRC-32C of a contiguous array, continuing from `crc`."""
+    """Return the CRC-32C of a contiguous array. `crc` is the CRC of the bytes before it, or 0."""
     return crc32c_at(address_of(data), data.size, crc)
 
 
@@ -209,13 +205,13 @@ def crc32c(buffer: bytes | bytearray | memoryview | ByteArray, crc: int = 0) -> 
     """Return the CRC-32C of a contiguous buffer.
 
     Args:
-        buffer: Any bytes.
-        crc: The CRC of the bytes before it, 0 if there are none.
+        buffer: The bytes.
+        crc: The CRC of the bytes before the buffer, or 0 if there are none.
     """
     data = buffer.view(np.uint8).reshape(-1) if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
     return int(_crc32c_of_array(data, crc)) if data.size else crc
 
 
 def masked_crc32c(crc: int) -> int:
-    """Return the masked form in which TFRecord stores a CRC."""
+    """Return the masked form of a CRC that TFRecord files contain."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _ALL_ONES

@@ -1,8 +1,8 @@
-"""Errors that users see, with the exit code of each, and helpers for writing their messages.
+"""The errors that users see, their exit codes, and functions that help to write their messages.
 
-A message is one line that names the wrong value, what is allowed, and the remedy. Any other exception is a defect of this
-package and keeps its traceback. The last part of this file writes the remedy for missing libraries: how to install an extra
-of this package.
+A message is one line that states the wrong value, what is allowed, and the remedy. Any other exception is a defect of this
+package and is shown with a traceback. The last section checks whether optional libraries are installed, and returns the
+command that installs an extra of this package.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-_LONGEST_MESSAGE = 1000
-"""Characters to which a message is shortened."""
+_LONGEST_MESSAGE = 1000  # in characters
 
 
 class GaudiBertError(Exception):
     """Base class of all errors that are shown to users as one line.
 
-    The line has a bounded length, whatever names and values the message contains.
+    A message may contain long names and values, so it is shortened to a limited length.
     """
 
     exit_code = 1
@@ -33,29 +32,29 @@ class GaudiBertError(Exception):
 
 
 class FailedError(GaudiBertError):
-    """Raised if the work could not be done, for example because the disk is full or a check failed. Exit code 1."""
+    """Raised if a command failed, for example because the disk is full or a check did not pass. The exit code is 1."""
 
     exit_code = 1
 
 
 class InputError(GaudiBertError):
-    """Raised if the usage or the input (settings, files, records) is wrong. Exit code 2."""
+    """Raised if a command's usage or its input, such as settings and files, is wrong. The exit code is 2."""
 
     exit_code = 2
 
 
 class ArgumentError(InputError, ValueError):
-    """Raised if an argument of a function that users call from Python is wrong. It is also a ValueError, as users expect."""
+    """Raised if an argument of a public Python function is wrong. It is also a `ValueError`, as Python users expect."""
 
 
 class StoppedError(GaudiBertError):
-    """Raised if the work was stopped on request (SIGTERM) and the same command resumes it. Exit code 75."""
+    """Raised if a command was stopped on request (SIGTERM) and can be resumed by running it again. The exit code is 75."""
 
     exit_code = 75
 
 
 def shorten(text: str, max_characters: int = 80) -> str:
-    """Return `text` on one line of at most `max_characters`, with the middle replaced by dots if necessary."""
+    """Return `text` as one line. If it is longer than `max_characters`, replace its middle by dots."""
     if len(text) > 4 * max_characters:
         text = f"{text[: 2 * max_characters]} {text[-2 * max_characters :]}"
     line = " ".join(text.split())
@@ -64,32 +63,32 @@ def shorten(text: str, max_characters: int = 80) -> str:
 
 
 class _ShortRepr(reprlib.Repr):
-    """Writes values in Python notation, with only a few entries per list and a few levels of nesting."""
+    """Converts values to short texts in Python notation. Long lists and deep nesting are abbreviated."""
 
     def repr_int(self, x: int, level: int) -> str:
-        """Write an integer, or only its size if it is so large that Python would refuse to write it."""
+        """Return an integer as text. Return only its size if it is so large that Python would refuse to convert it."""
         return repr(x) if x.bit_length() < 256 else f"a number of {x.bit_length():,} bits"
 
 
 def short_repr(value: object) -> str:
-    """Return a short Python representation of `value` for a message. It is fast, however large the value is."""
+    """Return `value` in Python notation for a message, abbreviated. This is fast even for very large values."""
     return shorten(_ShortRepr().repr(value))
 
 
 def join_with_and(words: Iterable[str]) -> str:
-    """Join words as in "a", "a and b" or "a, b and c"."""
+    """Join words to a text such as "a", "a and b" or "a, b and c"."""
     *others, last = words
     return f"{', '.join(others)} and {last}" if others else last
 
 
-# --- remedies for missing libraries: how to install an extra of this package
+# --- optional libraries, and the command that installs an extra of this package
 #
-# The package is not on any index yet, so the command names the clone, as "Install" in docs/start.md does. Change both once
-# the package is published.
+# The package is not on any index yet, so the command installs it from a clone, as the section "Install" in docs/start.md
+# does. Change both when the package is published.
 
-_TENSORFLOW_PYTHONS = ((3, 10), (3, 11))
-"""Python versions for which there is a TensorFlow 2.15."""
+_TENSORFLOW_PYTHONS = ((3, 10), (3, 11))  # the Python versions that TensorFlow 2.15 supports
 
+# The name of each optional library, and the extra of this package that installs it.
 EXTRAS = {
     "docker": "docker",
     "fastapi": "serve",
@@ -110,18 +109,17 @@ EXTRAS = {
     "uvicorn": "serve",
     "uvloop": "serve",
 }
-"""The extra of this package that installs each library."""
 
 
 def require_libraries(libraries: Iterable[str], purpose: str) -> None:
-    """Check that libraries are installed, before a long computation would fail without them.
+    """Check that optional libraries are installed, so that a long computation does not fail later.
 
     Args:
-        libraries: The names of modules, which are keys of `EXTRAS`.
+        libraries: The names of the libraries, which are keys of `EXTRAS`.
         purpose: What requires the libraries, such as "serve", for the message.
 
     Raises:
-        InputError: A library is missing. The message contains the command that installs it.
+        InputError: A library is not installed. The message contains the command that installs it.
     """
     missing = [library for library in dict.fromkeys(libraries) if find_spec(library) is None]
     if missing:
@@ -132,15 +130,15 @@ def require_libraries(libraries: Iterable[str], purpose: str) -> None:
 
 
 def library_title(library: str) -> str:
-    """Return the name by which people know a library."""
+    """Return the usual name of a library for messages, such as "PyTorch" for `torch`."""
     return {"torch": "PyTorch", "tensorflow": "TensorFlow", "sklearn": "scikit-learn"}.get(library, library)
 
 
 def install_command(extra: str) -> str:
-    """Return the shell command that installs an extra (or several, such as `text,report`) for the running Python."""
+    """Return the shell command that installs one or several extras, such as `text,report`, for the running Python."""
     python, package = shlex.quote(sys.executable), _pip_requirement(extra)
     if "pytorch" in extra.split(","):
-        # On a machine without a GPU, pip would install PyTorch's GPU build of 3 GB, whereas uv chooses the CPU build.
+        # pip would install the GPU build of PyTorch (3 GB) even on a machine without a GPU. uv installs the CPU build there.
         return f"{python} -m pip install uv && {python} -m uv pip install --torch-backend auto {package}"
     if extra == "tensorflow" and not supports_tensorflow():
         return f"python3.11 -m venv env && env/bin/python -m pip install {package}"
@@ -148,16 +146,19 @@ def install_command(extra: str) -> str:
 
 
 def supports_tensorflow(python_version: tuple[int, int] = sys.version_info[:2]) -> bool:
-    """Return whether there is a TensorFlow 2.15 for this Python version."""
+    """Return whether TensorFlow 2.15 supports a Python version."""
     return python_version in _TENSORFLOW_PYTHONS
 
 
 def _pip_requirement(extra: str) -> str:
-    """Return this package with its extra as a requirement for pip: the clone it was installed from, if that still exists."""
+    """Return the argument of `pip install` for an extra of this package.
+
+    If the package was installed from a clone that still exists, the argument contains the path of this clone.
+    """
     from importlib.metadata import distributions  # slow to load and rarely needed
 
-    # In a clone there are two distributions, because setuptools leaves metadata next to the sources that does not contain
-    # the origin.
+    # An installation from a clone has two distributions, and only one of them contains the origin. The other one is the
+    # metadata that setuptools writes next to the sources.
     origins = (each.read_text("direct_url.json") for each in distributions(name="gaudi-bert"))
     origin = json.loads(next(filter(None, origins), "{}"))
     clone = Path(unquote(urlsplit(origin.get("url", "")).path))

@@ -1,6 +1,6 @@
-"""Definitions that several folders share: the features of an example, the metrics of a packing, and the built-in texts.
+"""Definitions that several packages share: the features of an example, the metrics of a packing, and the built-in texts.
 
-The value of a feature in its enumeration is its position in alphabetical order, in which features are serialised.
+Features are serialised in alphabetical order, and the value of a feature in its enumeration is its position in this order.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from typing import Any, Literal
 from gaudi_bert.common.errors import join_with_and
 from gaudi_bert.common.progress import format_count
 
+# A feature has one value for each token slot of a row, for each masked-LM slot, or for each sequence in the row.
 Axis = Literal["tokens", "masked", "sequences"]
-"""What a feature has one value for: each slot of the row, each masked-LM slot, or each sequence of the row."""
 
 
 class Feature(IntEnum):
-    """Base class of the two feature enumerations."""
+    """Base class of the features of packed and of unpacked examples."""
 
     @property
     def key(self) -> str:
-        """The name of the feature in a record."""
+        """The name of the feature in a TFRecord."""
         return self.name.lower()
 
     @property
     def kind(self) -> Literal["int64", "float32"]:
-        """The dtype of the feature in a record: float32 for weights, otherwise int64."""
+        """The dtype of the feature in a TFRecord, which is float32 for weights and otherwise int64."""
         return "float32" if self.name.endswith("_WEIGHTS") else "int64"
 
     @property
     def axis(self) -> Axis:
-        """What the feature has one value for."""
+        """The axis of the feature's array: it has one value per token slot, per masked-LM slot or per sequence."""
         if self.name.startswith("MASKED_LM_"):
             return "masked"
         return "sequences" if self.name.startswith("NEXT_SENTENCE_") else "tokens"
 
 
 class UnpackedFeature(Feature):
-    """The features of an unpacked example, which is one sequence padded to a row."""
+    """The features of an unpacked example, which is a single sequence that is padded to the length of a row."""
 
     INPUT_IDS = 0
     INPUT_MASK = 1
@@ -51,7 +51,7 @@ class UnpackedFeature(Feature):
 
 
 class PackedFeature(Feature):
-    """The features of a packed example."""
+    """The features of a packed example, which contains one or several sequences."""
 
     INPUT_IDS = 0
     INPUT_MASK = 1
@@ -70,14 +70,14 @@ class PackedFeature(Feature):
 
 @dataclass(frozen=True)
 class PackingMetrics:
-    """Metrics of a packing. Five are counted or proven, and the others are derived from them.
+    """Metrics of a packing of sequences into packs. The properties are derived from the attributes.
 
     Attributes:
-        sequences: Number of sequences.
-        packs: Number of packs.
-        tokens: Number of non-padding tokens.
-        slots: Number of token slots of all packs.
-        lower_bound: No packing has fewer packs than this.
+        sequences: The number of sequences.
+        packs: The number of packs.
+        tokens: The number of non-padding tokens.
+        slots: The number of token slots in all packs.
+        lower_bound: A proven lower bound of the number of packs.
     """
 
     sequences: int
@@ -88,35 +88,35 @@ class PackingMetrics:
 
     @property
     def padding_tokens(self) -> int:
-        """The number of slots that contain padding."""
+        """The number of token slots that contain padding."""
         return self.slots - self.tokens
 
     @property
     def efficiency(self) -> float:
-        """The number of non-padding tokens divided by the number of slots, from 0 to 1. It is 1 if nothing is packed."""
+        """The proportion of token slots that contain no padding, from 0 to 1. It is 1 if there are no packs."""
         return self.tokens / self.slots if self.slots else 1.0
 
     @property
     def packing_factor(self) -> float:
-        """The mean number of sequences in a pack. It is 1 if nothing is packed."""
+        """The mean number of sequences in a pack. It is 1 if there are no packs."""
         return self.sequences / self.packs if self.packs else 1.0
 
     @property
     def gap(self) -> int:
-        """The number of packs more than the lower bound. A packing with gap 0 is optimal."""
+        """The number of packs minus the lower bound. If it is 0, the packing is optimal."""
         return self.packs - self.lower_bound
 
     def to_json_fields(self) -> dict[str, Any]:
-        """Return the metrics by name, in the form in which artefacts store them."""
+        """Return the metrics by name, as they are stored in JSON files."""
         counted, derived = ("sequences", "packs", "tokens"), ("padding_tokens", "efficiency", "packing_factor")
         return {name: getattr(self, name) for name in (*counted, *derived, "lower_bound", "gap")}
 
 
 def describe_packing(packed: Any, rows: int | None = None) -> list[str]:
-    """Return lines of text about packs: how many sequences or table rows they contain, and how full they are.
+    """Return lines of text that state how many sequences or table rows were packed, and how full the packs are.
 
     Args:
-        packed: The totals of a plan, or the metadata of a folder.
+        packed: The totals of a plan, or the metadata of a folder of packs.
         rows: The number of table rows, if the sequences come from a table.
     """
     proven = f"{packed.gap:,} more than the proven minimum" if packed.gap else "which is proven to be the minimum"
@@ -130,11 +130,11 @@ def describe_packing(packed: Any, rows: int | None = None) -> list[str]:
 
 
 def describe_algorithm(algorithm: str, used: Sequence[str], depth: int | None) -> str:
-    """Return a line of text about the algorithm of a packing.
+    """Return a line of text that states the packing algorithm and its depth.
 
     Args:
         algorithm: The algorithm that the user chose.
-        used: The algorithms that it used for the groups, which may be others.
+        used: The algorithms that were actually used for the groups of sequences.
         depth: The depth, or None.
     """
     others = [name for name in used if name != algorithm]
@@ -142,10 +142,11 @@ def describe_algorithm(algorithm: str, used: Sequence[str], depth: int | None) -
     return f"algorithm {algorithm}{heuristics}, depth {depth}"
 
 
-# --- built-in texts: names that stand for the documentation that comes with every CPython
+# --- built-in texts: the documentation that is part of every CPython installation
 
-# The approximate number of bytes of each text, which depends slightly on the Python version.
+# The name of each built-in text, and its approximate number of bytes, which depends slightly on the Python version.
 BUILT_IN_TEXTS = {"python-docs": 470_000, "python-docstrings": 1_400_000}
 
-# Texts that are also available as labelled rows: a docstring, and the package of the standard library that it is from.
+# These built-in texts are also available as labelled rows. A row is a docstring of the standard library, and its label is
+# the package that contains it.
 BUILT_IN_ROWS = ("python-docstrings",)

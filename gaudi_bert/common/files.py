@@ -1,11 +1,11 @@
 """Paths on disk and in object stores, atomic files, mirrored folders, and locks.
 
-A file is either complete or absent. A process that is killed leaves at most a temporary file, which the next writer of the
-same file removes. Locks end with the process that holds them. Temporary names are random, so that nobody can place a
-symbolic link there in advance.
+A file that this module writes is either complete or absent. If a process is killed, it leaves at most a temporary file,
+which the next writer of the same file removes. Locks end with the process that holds them. Temporary files have random
+names, so that nobody can create a symbolic link with such a name in advance.
 
-Every file that outlives a stage gets its final name in this module. Object stores rely on this: if a stage writes to a URL,
-this module reports each file that becomes complete, and the file is uploaded. The section "mirrored folders" explains how.
+Every file that remains after a stage gets its final name in this module. If a stage writes to the URL of an object store,
+this module reports each completed file, which is then uploaded. The section "mirrored folders" explains this.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from typing import Any, BinaryIO, Protocol
 
 from gaudi_bert.common.errors import FailedError, InputError, short_repr, shorten
 
+# Readers reject a line, row, sentence or document that is longer than this after decompression, to limit their memory.
 LONGEST_ROW_BYTES = 64 << 20
-"""The most bytes of one line, row, sentence or document that a reader holds in memory, even if the file was compressed."""
 
+# These error numbers mean that the user passed a wrong path. Other OSErrors are failures of the machine.
 WRONG_PATH_ERRORS = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
-"""Errors that mean that the path is wrong, not that the machine fails."""
 
 
 @contextmanager
 def explain_os_errors(path: Path, action: str) -> Iterator[None]:
-    """Turn an OSError in the block into an error of one line with its remedy.
+    """Convert an `OSError` inside a `with` block into a one-line error with a remedy.
 
     Args:
         path: The file, for the message.
-        action: What is done with it, such as "read", "write" or "lock".
+        action: What the block does with the file, such as "read", "write" or "lock".
 
     Raises:
         InputError: The path is wrong or may not be read.
-        FailedError: Any other OSError.
+        FailedError: Another `OSError` was raised.
     """
     remedies = {
         errno.ENOSPC: "free some space on that disk and run the same command again",
@@ -71,14 +71,14 @@ _SPECIAL_FILE_TYPES = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S
 
 
 def check_regular_file(path: Path | str) -> Path:
-    """Return `path` after checking that it is a regular file that can be read.
+    """Check that `path` is not a pipe, a device or a socket and that it can be read, and return it.
 
-    Reading a pipe, a device or a socket would block or never end. Every file that is opened for reading passes through this
-    check, including files that a library opens, because some libraries report a file without permission as missing.
+    Reading a pipe, a device or a socket would block or never end. Every file that is opened for reading must be checked,
+    even if a library opens it, because some libraries report that a file is missing if its permissions forbid reading.
 
     Raises:
-        InputError: The path is not a regular file, or it contains a NUL character or a lone surrogate.
-        OSError: The file is missing or cannot be read. It is raised unchanged, because the caller knows the remedy.
+        InputError: The path is a pipe, a device or a socket, or it contains a NUL character or a lone surrogate.
+        OSError: The file does not exist or cannot be read. The caller converts this error, because the remedy depends on it.
     """
     try:
         kind = _SPECIAL_FILE_TYPES.get(stat.S_IFMT(os.stat(path).st_mode))
@@ -108,7 +108,7 @@ def read_file(path: Path | str) -> bytes:
 
 
 def file_identity(path: Path) -> str:
-    """Return the name and the SHA-256 of a file as "name:digest", which identifies the file and its content."""
+    """Return the text "name:SHA-256", which identifies a file by its name and its content."""
     digest = hashlib.sha256()
     with explain_os_errors(path, "read"), open_file(path) as handle:
         while block := handle.read(2**20):
@@ -117,7 +117,7 @@ def file_identity(path: Path) -> str:
 
 
 def read_text(path: Path | str) -> str:
-    """Return the content of a UTF-8 file, with line feeds as the only line ends.
+    """Return the content of a UTF-8 file as text. All line ends are converted to line feeds.
 
     Raises:
         InputError: The file cannot be read or is not UTF-8.
@@ -132,21 +132,25 @@ def read_text(path: Path | str) -> str:
 def resolve_links(path: Path) -> Path:
     """Return the absolute path with all symbolic links resolved.
 
-    If the links form a loop, one of them stays in the path and reading it fails. `Path.resolve` would raise an exception.
+    If the links form a loop, one of them stays in the path, and reading the path fails later. `Path.resolve` would raise an
+    exception.
     """
     return Path(os.path.realpath(path))
 
 
-# Names in the style of the Hugging Face Hub, such as `bert-base-uncased` or `sentence-transformers/all-MiniLM-L6-v2`.
+# This pattern matches model names of the Hugging Face Hub, such as `bert-base-uncased` or `google/electra-base-generator`.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 def check_model_exists(path: Path) -> None:
-    """Check that a model's folder or file exists on this machine. A TF1 checkpoint is given as a prefix of file names.
+    """Check that a model exists on this machine.
+
+    Args:
+        path: A folder, a file, or the prefix of the files of a TF1 checkpoint.
 
     Raises:
-        InputError: It does not exist. If the name looks like one on the Hugging Face Hub, the message says how to download
-            it.
+        InputError: The model does not exist. If the path looks like a name on the Hugging Face Hub, the message contains
+            the command that downloads it.
     """
     if path.exists() or any(path.parent.glob(f"{escape(path.name)}.*")):
         return
@@ -157,10 +161,10 @@ def check_model_exists(path: Path) -> None:
 
 
 def check_file_name(path: Path) -> None:
-    """Check that a path can be created, locked or removed.
+    """Check that a path has a file name and is not a pipe, a device or a socket. The file need not exist.
 
     Raises:
-        InputError: It has no name, or it is a device, a pipe or a socket.
+        InputError: The path has no file name, or it is a pipe, a device or a socket.
     """
     if path.name in ("", ".."):
         raise InputError(f"{str(path)!r}: has no file name; pass the name of a file or folder to create")
@@ -174,25 +178,25 @@ def hidden_path_beside(path: Path, ending: str) -> Path:
     return path.with_name(f".{path.name}.{ending}")
 
 
-# --- locations: an object in a store is given by its URL, or by the `Path` that `pathlib` makes of the URL
+# --- locations: a path on a disk, the URL of an object in a store, or a `Path` that was created from such a URL
 #
-# `Path("s3://bucket/work") / "plan.json"` is `s3:/bucket/work/plan.json`, because pathlib drops one slash and keeps the
-# rest. Therefore a location in a store has a name, a parent and children like every path. Its first part, `s3:`,
-# distinguishes it from a path on a disk. A local folder whose name ends in a colon has to be written as `./s3:`.
+# `Path("s3://bucket/work") / "plan.json"` is `s3:/bucket/work/plan.json`, because pathlib only drops one slash of a URL.
+# Therefore, a location in a store can be used like every path: it has a name, a parent and children. Its first part, `s3:`,
+# distinguishes it from a path on a disk. A local folder whose name ends with a colon has to be written as `./s3:`.
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)
 
 
 def is_in_store(location: str | Path) -> bool:
-    """Return whether `location` is in an object store."""
+    """Return whether a location is in an object store and not on a disk."""
     return _URL.fullmatch(str(location)) is not None
 
 
 def store_url(location: str | Path) -> str:
-    """Return the URL of a location in a store, without a trailing slash.
+    """Return the URL of a location in an object store, without a trailing slash.
 
     Raises:
-        InputError: It is not such a location, or the URL contains credentials.
+        InputError: The location is not in an object store, or its URL contains credentials.
     """
     match = _URL.fullmatch(str(location))
     if match is None:
@@ -206,30 +210,30 @@ def store_url(location: str | Path) -> str:
 
 
 def store_scheme(location: str | Path) -> str:
-    """Return the scheme of a location in a store, such as `s3` for `s3://bucket/prefix`."""
+    """Return the URL scheme of a location in an object store, such as `s3` for `s3://bucket/prefix`."""
     return store_url(location).split(":", 1)[0]
 
 
 def resolve_location(folder: Path, text: str) -> Path:
-    """Return `text` as a location: a URL unchanged, and a relative path relative to `folder`."""
+    """Convert the text of a setting to a location. A relative path starts from `folder`, and a URL is not changed."""
     return Path(text) if is_in_store(text) else folder / text
 
 
 def format_location(location: str | Path) -> str:
-    """Return a location as it appears in messages: a URL, or a path."""
+    """Format a location for messages, as a URL or as a path on a disk."""
     return store_url(location) if is_in_store(location) else str(location)
 
 
-# --- files that are written: complete or absent
+# --- writing files that are either complete or absent
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open `path` for writing in binary mode, so that the file appears complete or not at all.
+    """Open a file for writing in binary mode, in a `with` statement. It gets its name only when it is complete.
 
-    The data are written to the temporary file `.<name>.<8 hexadecimal digits>.tmp`, flushed to disk and then renamed.
-    Listings that skip hidden files never see it. The temporary file is removed if the block raises an exception, or by the
-    next writer after a kill. If several processes write the same file, the last one to finish wins.
+    The data are written to the hidden temporary file `.<name>.<8 hexadecimal digits>.tmp`, flushed to disk and then renamed.
+    The temporary file is removed if the block raises an exception. If the process is killed, the next writer removes it. If
+    several processes write the same file, the file of the last one to finish remains.
     """
     path = Path(path)
     check_file_name(path)
@@ -237,7 +241,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         written = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
         for abandoned in [path.with_name(each) for each in os.listdir(path.parent) if written.fullmatch(each)]:
-            # An OSError means that its writer is still active or ending right now, or that the file belongs to another user.
+            # Files of killed writers are not locked and can be removed. An OSError means that the writer is still active,
+            # has just ended, or belongs to another user.
             with suppress(OSError), open(os.open(abandoned, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as other:
                 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 abandoned.unlink()
@@ -258,7 +263,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 def _create_temporary_file(path: Path) -> tuple[Path, BinaryIO]:
     """Create a temporary file next to `path`, and return its path and the open file.
 
-    The file is locked while it is open. This distinguishes it from temporary files of killed processes.
+    The file is locked while it is open, which distinguishes it from temporary files of killed processes.
     """
     while True:
         temporary = hidden_path_beside(path, f"{secrets.token_hex(4)}.tmp")
@@ -273,39 +278,42 @@ def _create_temporary_file(path: Path) -> tuple[Path, BinaryIO]:
 
 
 def move_finished_file(temporary: Path, path: Path) -> None:
-    """Rename a finished and flushed file to its final name, and upload it if the path is mirrored."""
+    """Rename a finished file to its final name. If it is in a mirrored folder, it is then uploaded.
+
+    The caller must have flushed the file to disk.
+    """
     with explain_os_errors(path, "write"):
         os.replace(temporary, path)
         flush_folder(path.parent)
     _report_completed_file(path)
 
 
-# --- mirrored folders: local folders in front of an object store
+# --- mirrored folders: temporary local folders for a location in an object store
 #
 # A stage that reads or writes a URL works in a new local folder that mirrors the URL, so that its code only needs paths.
 # `artefacts/mirrored_folder.py` creates the folder, downloads and uploads its files, and removes the folder at the end.
 #
-# - A path is *mirrored* if it is such a folder or lies below one. `_MIRRORS` contains the mirror of each such folder, and
-#   `find_mirror` looks a path up. All other paths are ordinary local paths.
-# - Downloads: the folder is empty at first. A stage has to request files of earlier commands with `fetch` before it opens
-#   them. For a local path, `fetch` does nothing.
-# - Uploads: `atomic_file` and `move_finished_file` report each completed file to the mirror in the thread that wrote the
-#   file. The mirror uploads it before they return, unless it is hidden. A file that grows, such as a log, is uploaded when
-#   the stage calls `publish`.
-# - After a kill, the store contains exactly the files that were uploaded before, and each of them is complete. A stage
-#   writes the file that marks its artefact as finished last, so an unfinished artefact has no such file in the store. The
-#   local folder is useless then, and the next command removes it.
+# - A path is *mirrored* if it is such a folder or is inside one. `_MIRRORS` contains the mirror of each such folder, and
+#   `find_mirror` returns the mirror of a path. All other paths are ordinary local paths.
+# - Downloads: The folder is empty at first. A stage must call `fetch` before it opens a file of an earlier command. For a
+#   local path, `fetch` does nothing.
+# - Uploads: `atomic_file` and `move_finished_file` report each completed file to the mirror, in the thread that wrote the
+#   file. The mirror uploads the file before they return, unless it is hidden. A file that grows, such as a log, is uploaded
+#   when the stage calls `publish`.
+# - If a command is killed, the store contains exactly the files that were uploaded before, and each of them is complete. A
+#   stage writes the file that marks its artefact as finished last, so an unfinished artefact has no such file in the store.
+#   The next command removes the local folder.
 #
 # `_MIRRORS` is a global variable, because a context variable would be lost in other threads and in generators, and files
-# that they write would not be uploaded. Only `mount_mirror` changes it. Commands in one process use folders of different
+# that they write would not be uploaded. Only `mount_mirror` changes it. Commands in one process use folders with different
 # names, so they do not affect each other.
 
 
 class Mirror(Protocol):
-    """The connection of a mirrored folder to its store."""
+    """Connects a mirrored local folder to its location in an object store."""
 
     def upload_completed(self, path: Path) -> None:
-        """Upload a file of the folder that has just been completed. The thread that wrote the file calls this method."""
+        """Upload a file that was just completed in the folder. The thread that wrote the file calls this method."""
 
 
 _MIRRORS: dict[Path, Mirror] = {}
@@ -313,7 +321,7 @@ _MIRRORS: dict[Path, Mirror] = {}
 
 @contextmanager
 def mount_mirror(folder: Path, mirror: Mirror) -> Iterator[None]:
-    """Make a new folder a mirrored folder for the duration of the block."""
+    """Mark a new local folder as mirrored, for the duration of the `with` block."""
     _MIRRORS[folder] = mirror
     try:
         yield
@@ -322,23 +330,21 @@ def mount_mirror(folder: Path, mirror: Mirror) -> Iterator[None]:
 
 
 def find_mirror(path: Path) -> Mirror | None:
-    """Return the mirror that `path` belongs to: `path` is a mirrored folder or is inside one. Return None if `path` is not
-    mirrored.
-    """
+    """Return the mirror of a mirrored folder that is `path` or contains it. Return None if there is no such folder."""
     if not _MIRRORS:
         return None
     return next((_MIRRORS[folder] for folder in (path, *path.parents) if folder in _MIRRORS), None)
 
 
 def _report_completed_file(path: Path) -> None:
-    """Report to the mirror that a file is complete. Do nothing if the path is not mirrored."""
+    """Report a completed file to the mirror of its folder, if the folder is mirrored."""
     mirror = find_mirror(path)
     if mirror is not None:
         mirror.upload_completed(path)
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush a folder to disk, so that renames in it survive a power failure."""
+    """Flush a folder to disk, so that files that were renamed in it keep their new names after a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -347,7 +353,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to a UTF-8 file atomically.
+    """Write text to a UTF-8 file atomically.
 
     Raises:
         InputError: The text contains a lone surrogate, which comes from a file name that is not UTF-8.
@@ -362,12 +368,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value to a JSON file atomically. Keys keep their order, and the file ends with a line feed."""
+    """Write a value to a JSON file atomically. Keys keep their order."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def hash_json(value: Any) -> str:
-    """Return the SHA-256 of a JSON value, independent of the order of its keys."""
+    """Return a SHA-256 of a JSON value that does not depend on the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8")).hexdigest()
 
 
@@ -384,33 +390,33 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: is not a JSON file ({reason}); create it again") from error
 
 
+# The size of a lock file. It contains the name of the process that holds the lock, which is padded to this size, so that the
+# file never has to be truncated.
 _LOCK_BYTES = 300
-"""The size of a lock file. The line that names the holder is padded to this size, so that the file never has to be
-truncated.
-"""
 
 
 @contextmanager
 def exclusive_lock(path: Path, description: str, wait: bool = False) -> Iterator[None]:
-    """Hold an exclusive lock on the hidden file `.<name>.lock` next to `path`, for the duration of the block.
+    """Hold an exclusive lock for a file or folder, for the duration of the `with` block.
 
-    It is a kernel lock, so it ends with this process, however that ends. The file names the process that holds the lock.
+    The lock is a kernel lock on the hidden file `.<name>.lock` next to `path`, so it ends when this process ends, even if it
+    is killed. The hidden file contains the name of the process that holds the lock.
 
     Args:
         path: The file or folder to protect.
         description: What is locked, for messages.
-        wait: Wait for another holder to end. Use this only if holders hold the lock for moments.
+        wait: Whether to wait until another process releases the lock. Use this only if the lock is held for moments.
 
     Raises:
         FailedError: Another process holds the lock, and `wait` is False.
-        InputError: The lock file's name belongs to another kind of file.
+        InputError: The hidden file exists, but is not a lock file.
     """
     lock_path = hidden_path_beside(Path(path), "lock")
     with explain_os_errors(lock_path, "lock"):
         lock_path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
-        # Writing to a file that merely has the name of a lock would destroy it, so check its content first.
+        # The name of the lock file may belong to a file of the user, which must not be overwritten. So check its content.
         content = os.pread(descriptor, _LOCK_BYTES + 1, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b"no file"
         if len(content) > _LOCK_BYTES or not (content.startswith(b"process ") or content.isspace() or not content):
             raise InputError(f"{lock_path}: has the name of a lock file, but contains something else; remove it")
@@ -430,5 +436,5 @@ def exclusive_lock(path: Path, description: str, wait: bool = False) -> Iterator
 
 
 def _write_lock_holder(descriptor: int, holder: str) -> None:
-    """Write the name of the process that holds a lock to the lock file, padded to the fixed size of the file."""
+    """Write the name of the process that holds a lock to the lock file. The name is padded to the size of the file."""
     os.pwrite(descriptor, holder.encode()[: _LOCK_BYTES - 1].ljust(_LOCK_BYTES - 1) + b"\n", 0)

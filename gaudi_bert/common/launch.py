@@ -1,15 +1,15 @@
-"""Find out which of several processes this is, or which part of the work it does; and handle signals.
+"""Find out the rank of this process among several processes, or which part of the work it does, and handle signals.
 
-The rank of a process comes from the environment variables of a launcher such as mpirun.
+A launcher such as mpirun sets environment variables that contain the rank of a process.
 
-A *part* is a share of the work that a command does without communicating with other parts (see
-docs/kubernetes.md#without-a-clusters-runner-many-machines):
+The option `--shard` divides the work of a command into parts, which several machines do without communicating with each
+other (see docs/kubernetes.md#without-a-clusters-runner-many-machines). Its values are:
 
     K/N      part K of N, from 0
-    auto     Slurm array: K counts from SLURM_ARRAY_TASK_MIN, and N is SLURM_ARRAY_TASK_COUNT
-    auto/N   Indexed Job of Kubernetes: K is JOB_COMPLETION_INDEX
+    auto     in a Slurm array, where K counts from SLURM_ARRAY_TASK_MIN and N is SLURM_ARRAY_TASK_COUNT
+    auto/N   in an Indexed Job of Kubernetes, where K is JOB_COMPLETION_INDEX
 
-The environment is read only for the last two, so that a stale variable never changes what a command does.
+The environment is read only for the last two values, so that a leftover variable never changes what a command does.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 from gaudi_bert.common.errors import InputError
 
-# Each launcher with the variables in which it stores the rank and the number of processes. The Gaudi images contain Open
-# MPI.
+# The name of each launcher, and the environment variables in which it stores the rank and the number of processes. The
+# `mpirun` is that of Open MPI, which is part of the Gaudi images.
 LAUNCHERS = (
     ("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE"),
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -39,7 +39,7 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Launch:
-    """One of several processes that a launcher started together.
+    """The rank of this process among the processes that a launcher started together.
 
     Attributes:
         launcher: The name of the launcher.
@@ -53,10 +53,10 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
-    """Return which process of a launcher this is, from the environment variables. Return None without a launcher.
+    """Return the rank of this process from the environment variables of its launcher. Return None without a launcher.
 
     Args:
-        environment: The variables, by default those of this process.
+        environment: The environment variables, by default those of this process.
 
     Raises:
         InputError: The variables contradict each other.
@@ -80,9 +80,9 @@ def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
 
 @contextmanager
 def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Call `handler` when one of these signals arrives during the block.
+    """Handle signals with `handler` for the duration of the `with` block.
 
-    Python allows signal handlers only in the main thread. In other threads, this does nothing.
+    Python allows signal handlers only in the main thread. In other threads, this function does nothing.
     """
     allowed = numbers if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, handler) for number in allowed}
@@ -94,23 +94,24 @@ def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | N
 
 
 def is_first_process() -> bool:
-    """Return whether this process has rank 0, so that it prints the common result. It is True without a launcher."""
+    """Return whether this process has rank 0 and should print the common result. Return True without a launcher."""
     launch, node = find_launch(), find_node()
     return launch.rank == 0 if launch is not None else node is None or node.rank == 0
 
 
 # --- environment variables for PyTorch processes
 
-# The address and port of the first process, where all processes connect.
+# These environment variables contain the address and the port of the first process, to which all processes connect.
 MASTER_ADDRESS, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
-# PyTorch's default port, for processes on different hosts or in different containers.
+# Processes on different hosts or in different containers cannot agree on a free port, so they use PyTorch's default port.
 TORCH_PORT = 29500
-# With these variables, processes on one machine do not need a resolvable host name.
+# By default, processes look up the host name of their machine, which may fail. Processes on one machine need no host name
+# with these variables.
 ON_THIS_MACHINE = {MASTER_ADDRESS: "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def torch_environment(rank: int, size: int, *, per_host: int, address: str, port: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for `torch.distributed`.
+    """Return the environment variables for `torch.distributed` that torchrun would set for one process.
 
     Args:
         rank: The number of the process, from 0.
@@ -132,14 +133,14 @@ def torch_environment(rank: int, size: int, *, per_host: int, address: str, port
 
 @dataclass(frozen=True)
 class Node:
-    """One of several nodes (pods), on each of which several ranks run.
+    """One of several nodes (pods) of a training run. Each node runs the same number of ranks.
 
     Attributes:
         rank: The number of this node, from 0.
         count: The number of nodes.
         processes: The number of ranks on each node.
-        address: The address of the first node, where all ranks connect.
-        port: The port of the first node.
+        address: The address of the first node, to which all ranks connect.
+        port: The port on the first node.
     """
 
     rank: int
@@ -149,23 +150,27 @@ class Node:
     port: int
 
     def torch_variables(self, local_rank: int) -> dict[str, str]:
-        """Return the environment variables for `torch.distributed` of one of this node's ranks."""
+        """Return the environment variables for `torch.distributed` of one rank on this node.
+
+        Args:
+            local_rank: The number of the rank on this node, from 0.
+        """
         rank, size = self.rank * self.processes + local_rank, self.count * self.processes
         return torch_environment(rank, size, per_host=self.processes, address=self.address, port=self.port)
 
 
-# Environment variables that our Jobs and Kubeflow Trainer set in a pod. torchrun accepts them in place of its options.
+# Our Jobs and Kubeflow Trainer set these environment variables in a pod. torchrun accepts them in place of its options.
 NODE_VARIABLES = ("PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_PORT")
 NODE_ADDRESS = "PET_MASTER_ADDR"
 
 
 def find_node(environment: Mapping[str, str] | None = None) -> Node | None:
-    """Return the node on which this process starts ranks, from the environment variables of a pod.
+    """Return the node on which this process must start ranks, from the environment variables of its pod.
 
-    Return None if there are no such variables, or if this process is one of several ranks itself.
+    Return None if there are no such variables, or if this process itself is one of the ranks.
 
     Args:
-        environment: The variables, by default those of this process.
+        environment: The environment variables, by default those of this process.
 
     Raises:
         InputError: A variable is missing or is not a valid number.
@@ -184,15 +189,15 @@ def find_node(environment: Mapping[str, str] | None = None) -> Node | None:
 
 
 def processes_share_folders() -> bool:
-    """Return whether all processes of the launch see the same files.
+    """Return whether all processes of the run have access to the same folders.
 
-    They do if there is only one process, or if they run in pods, which mount the same volume.
+    This is the case if there is only one process, or if the processes run in pods, which mount the same volume.
     """
     return find_launch() is None or NODE_ADDRESS in os.environ
 
 
 def find_free_port() -> int:
-    """Return a port of this machine on which nothing listens."""
+    """Return the number of a port on this machine that no process listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -206,14 +211,14 @@ _JOB_INDEX = "JOB_COMPLETION_INDEX"
 
 
 class Part(NamedTuple):
-    """One of several parts of the work: its number from 0, and the number of all parts."""
+    """The part of the work that a process does: its number, from 0, and the number of parts."""
 
     number: int
     parts: int
 
 
 def parse_part(text: str, environment: Mapping[str, str] | None = None) -> Part:
-    """Return the part of the work that the value of `--shard` names: `K/N`, `auto` or `auto/N`.
+    """Parse a value of the option `--shard`, which is `K/N`, `auto` or `auto/N`.
 
     Args:
         text: The value of `--shard`.
@@ -236,7 +241,7 @@ def parse_part(text: str, environment: Mapping[str, str] | None = None) -> Part:
 
 
 def _parse_slurm_part(variables: Mapping[str, str]) -> Part:
-    """Return the part that this task of a Slurm array does. The tasks of the array must be numbered without gaps."""
+    """Return the part of the work for this task of a Slurm array. The tasks must be numbered without gaps."""
     if _SLURM_ID not in variables and _JOB_INDEX in variables:
         raise InputError("--shard auto: the pods of an Indexed Job do not know how many there are; pass auto/N")
     task, first, last, count = (
@@ -253,13 +258,13 @@ def _parse_slurm_part(variables: Mapping[str, str]) -> Part:
 
 
 def _parse_variable(shard: str, variables: Mapping[str, str], name: str, scheduler: str) -> int:
-    """Return the integer value of an environment variable that a scheduler sets.
+    """Return the value of an environment variable of a scheduler as an integer.
 
     Args:
         shard: The value of `--shard`, for messages.
         variables: The environment variables.
         name: The name of the variable.
-        scheduler: The scheduler in words, for messages.
+        scheduler: The name of the scheduler, for messages.
 
     Raises:
         InputError: The variable is not set, or is not an integer.

@@ -1,11 +1,11 @@
-"""Loads, stores and copies at raw addresses, as numba intrinsics.
+"""Functions for kernels that read, write and copy bytes at raw memory addresses. They are numba intrinsics.
 
-The record kernels work on addresses (int64) into buffers that their callers own, because eight bytes at any alignment are
-then read by a single instruction. Bounds are not checked here. Before a kernel calls one of these functions, it must prove
-that the bytes lie in its buffer.
+The kernels that process records use addresses (int64) into buffers that their callers own, because a single instruction can
+then read eight bytes at any alignment. These functions do not check bounds. Before a kernel calls one of them, it must make
+sure that the bytes are inside the buffer.
 
-`array.ctypes.data` in compiled code is uint64, and uint64 combined with int64 becomes float64. Therefore kernels take arrays
-and get their addresses only from `address_of`.
+In compiled code, `array.ctypes.data` is uint64, and combining uint64 with int64 gives float64. Therefore, kernels take
+arrays and get their addresses only from `address_of`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gaudi_bert.common.compiled import inlined_kernel
 _BYTE, _HALF, _INT, _WORD, _DOUBLE_WORD = (ir.IntType(bits) for bits in (8, 16, 32, 64, 128))
 
 
+# Numba may infer another integer type for a number in a kernel. This function converts it to a signed 64-bit word.
 as_word: Callable[[Any], int] = np.int64  # type: ignore[assignment]
-"""Convert a number to a signed 64-bit word in a kernel, where numba would otherwise infer another integer type."""
 
 
 @inlined_kernel
@@ -39,12 +39,12 @@ def address_of(array: AnyArray) -> int:
 
 
 def make_intrinsic(result_type: Any, argument_count: int, emit: Callable[..., Any]) -> Any:
-    """Create a function that kernels can call and that consists of given LLVM instructions.
+    """Create a function that kernels can call, from a function that emits its LLVM instructions.
 
     Args:
         result_type: The numba type of the result.
         argument_count: The number of arguments, from 1 to 3. All of them are int64.
-        emit: `emit(context, builder, *arguments)` emits the instructions and returns the result.
+        emit: A function that emits the instructions and returns the result: `emit(context, builder, *arguments)`.
     """
     signature = result_type(*[types.int64] * argument_count)
 
@@ -52,7 +52,7 @@ def make_intrinsic(result_type: Any, argument_count: int, emit: Callable[..., An
         result = emit(context, builder, *arguments)
         return context.get_dummy_value() if result_type is types.void else result
 
-    # numba determines the number of arguments from the signature of the definition.
+    # numba reads the number of arguments from the Python signature, so there is a definition for each number.
     definitions: tuple[Callable[..., Any], ...] = (
         lambda types_, first: (signature, generate),
         lambda types_, first, second: (signature, generate),
@@ -62,12 +62,12 @@ def make_intrinsic(result_type: Any, argument_count: int, emit: Callable[..., An
 
 
 def _emit_pointer(builder: Any, address: Any, kind: Any) -> Any:
-    """Convert an address to an LLVM pointer."""
+    """Emit the conversion of an address to an LLVM pointer, and return the pointer."""
     return builder.inttoptr(address, kind.as_pointer())
 
 
 def _make_load(kind: Any) -> Any:
-    """Create a load of one element at an address of any alignment."""
+    """Create a kernel function that reads one value of an LLVM type at an address of any alignment."""
 
     def load(_: Any, builder: Any, address: Any) -> Any:
         value = builder.load(_emit_pointer(builder, address, kind))
@@ -78,7 +78,7 @@ def _make_load(kind: Any) -> Any:
 
 
 def _make_store(kind: Any) -> Any:
-    """Create a store of one element at an address of any alignment."""
+    """Create a kernel function that writes one value of an LLVM type to an address of any alignment."""
 
     def store(_: Any, builder: Any, address: Any, value: Any) -> None:
         narrow = value if kind is _WORD else builder.trunc(value, kind)
@@ -88,7 +88,7 @@ def _make_store(kind: Any) -> Any:
 
 
 def _make_indexed_load(kind: Any) -> Any:
-    """Create a load of element `number` after an address.
+    """Create a kernel function that reads the value with a given index in an array at an address.
 
     If the address is constant in a loop, LLVM can vectorise the loop.
     """
@@ -113,24 +113,24 @@ store_word: Callable[[int, int], None] = _make_store(_WORD)
 
 
 def _emit_copy(_: Any, builder: Any, destination: Any, source: Any, count: Any) -> None:
-    """Emit memcpy. The two ranges must not overlap."""
+    """Emit a call of memcpy. The source and the destination must not overlap."""
     cgutils.raw_memcpy(builder, _emit_pointer(builder, destination, _BYTE), _emit_pointer(builder, source, _BYTE), count, 1)
 
 
 def _emit_fill(_: Any, builder: Any, destination: Any, value: Any, count: Any) -> None:
-    """Emit memset."""
+    """Emit a call of memset."""
     cgutils.memset(builder, _emit_pointer(builder, destination, _BYTE), count, builder.trunc(value, _BYTE))
 
 
 def _emit_prefetch(_: Any, builder: Any, address: Any) -> None:
-    """Emit a prefetch of the cache line at an address. Any address is harmless."""
+    """Emit an instruction that prefetches the cache line at an address. The address need not be valid."""
     kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _INT, _INT, _INT])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     builder.call(function, [_emit_pointer(builder, address, _BYTE), _INT(0), _INT(3), _INT(1)])
 
 
 def _emit_multiply_mix(_: Any, builder: Any, first: Any, second: Any) -> Any:
-    """Emit the mixing step of wyhash: the exclusive or of both halves of the 128-bit product of two unsigned words."""
+    """Emit the mixing step of wyhash, which combines both halves of the 128-bit product of two words by exclusive or."""
     product = builder.mul(builder.zext(first, _DOUBLE_WORD), builder.zext(second, _DOUBLE_WORD))
     high = builder.trunc(builder.lshr(product, _DOUBLE_WORD(64)), _WORD)
     return builder.xor(high, builder.trunc(product, _WORD))
@@ -141,7 +141,7 @@ fill_bytes: Callable[[int, int, int], None] = make_intrinsic(types.void, 3, _emi
 prefetch: Callable[[int], None] = make_intrinsic(types.void, 1, _emit_prefetch)
 count_bits: Callable[[int], int] = make_intrinsic(types.int64, 1, lambda _, builder, word: builder.ctpop(word))
 multiply_mix: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _emit_multiply_mix)
-# Arithmetic modulo 2**64. With numba's own + and - on int64, LLVM would assume that nothing overflows.
+# With numba's own + and - on int64, LLVM assumes that nothing overflows. These functions compute modulo 2**64 instead.
 add_words: Callable[[int, int], int] = make_intrinsic(types.int64, 2, lambda _, builder, one, other: builder.add(one, other))
 subtract_words: Callable[[int, int], int] = make_intrinsic(
     types.int64, 2, lambda _, builder, one, other: builder.sub(one, other)

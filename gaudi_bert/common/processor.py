@@ -1,4 +1,4 @@
-"""Which vector instructions this processor has, as far as they decide how fast matrix products are."""
+"""Find out which vector instructions this processor has, because the speed of matrix products depends on them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-# The widest first. oneDNN and MKL choose their kernels by these flags of /proc/cpuinfo; `bf16` is the flag of Arm.
+# The flags of /proc/cpuinfo by which oneDNN and MKL choose their kernels, and the names of the instructions, with the widest
+# instructions first. `bf16` is the flag of Arm processors.
 _INSTRUCTION_SETS = {
     "amx_bf16": "AMX",
     "avx512_bf16": "AVX-512 with BF16",
@@ -17,13 +18,13 @@ _INSTRUCTION_SETS = {
     "bf16": "BF16",
 }
 _MULTIPLY_BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
-# The user limits oneDNN's kernels by these variables.
+# Users can limit which instructions oneDNN uses with these environment variables.
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 _BELOW_BFLOAT16 = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"})
 
 
 class Processor(NamedTuple):
-    """A processor's name, its widest vector instructions, and whether oneDNN multiplies bfloat16 matrices with them."""
+    """A processor's name and widest vector instructions, and whether oneDNN multiplies bfloat16 matrices with them."""
 
     name: str
     instructions: str
@@ -31,11 +32,12 @@ class Processor(NamedTuple):
 
 
 def read_processor(cpuinfo: Path = Path("/proc/cpuinfo"), environment: Mapping[str, str] | None = None) -> Processor:
-    """Return this machine's processor.
+    """Return the name and the vector instructions of this machine's processor.
 
     Args:
-        cpuinfo: The kernel's list of processors; a file that cannot be read counts as a processor without a name or flags.
-        environment: Variables that may limit oneDNN's instructions; by default those of this process.
+        cpuinfo: The kernel's list of processors. If this file cannot be read, the processor has no flags and its name is
+            that of the machine type.
+        environment: The environment variables that may limit oneDNN's instructions, by default those of this process.
     """
     variables = os.environ if environment is None else environment
     try:

@@ -1,8 +1,8 @@
-"""Progress of long work: a live line on a terminal, plain lines in a log, and nothing if a machine reads the output.
+"""Show the progress of long work: a line that is updated on a terminal, or separate lines in a log.
 
-A stage gets a `Reporter`. It calls `say` for a line about what was done, and `task` for work whose size is known. Everything
-goes to standard error, so that standard output contains only results. What libraries write to standard error below Python
-can be redirected to a log by `redirect_native_output`.
+A stage calls the methods of a `Reporter`: `say` prints a line, and `task` shows the progress of work whose size is known.
+Everything is printed to standard error, so that standard output contains only results. Native libraries write to standard
+error without Python. `redirect_native_output` redirects this output to a log.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import TextIO
 
 from gaudi_bert.common.files import explain_os_errors
 
+# If this environment variable is set, no reporter prints anything, even in child processes. The option `--quiet` sets it.
 ONLY_RESULT_VARIABLE = "GAUDI_BERT_RESULT_ALONE"
-"""An environment variable that, if set, silences every reporter, also in child processes. The option `--quiet` sets it."""
 LOG_LINE_EVERY_SECONDS = 10.0
+# The interval between the lines in a log grows while work takes longer, but not beyond this.
 _LONGEST_SILENCE_SECONDS = 60.0
-"""The longest interval between lines in a log, which is reached for work that takes hours."""
 TERMINAL_LINE_EVERY_SECONDS = 0.5
 _LEAST_SECONDS, _MOST_SECONDS, _MOST_SLOWER, _MOST_GROWTH = 5.0, 1e8, 2.0, 1.5
 _BYTE_UNITS = {unit: 1000.0**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB"))}
@@ -69,14 +69,14 @@ def format_rate(rate: float, unit: str) -> str:
 
 
 class Task:
-    """The progress of work of known size, with an estimate of the remaining time. Several threads may call `advance`.
+    """Counts how much of some work is done, and estimates the remaining time. Several threads may call `advance`.
 
-    The remaining time is estimated from the speed in the second half of the elapsed time. It is only shown after some work
-    was done in the first half too, and if the first half was at most `_MOST_SLOWER` times as fast. From one line to the
-    next, the remaining time grows by at most half.
+    The remaining time is estimated from the speed in the second half of the elapsed time. It is shown only if some work was
+    also done in the first half, and if the first half was at most `_MOST_SLOWER` times as fast. From one line to the next,
+    the remaining time grows by at most half.
 
     Args:
-        name: The name of the work, for the lines.
+        name: The name of the work, which begins each line.
         total: The size of the work in units.
         unit: The plural of the unit, such as "sequences".
     """
@@ -91,18 +91,19 @@ class Task:
         self._lock = threading.Lock()
 
     def advance(self, amount: float = 1) -> None:
-        """Record that `amount` more units are done."""
+        """Add `amount` to the number of units that are done."""
         with self._lock:
             self.done += amount
 
     def count_from_now(self, done: float, total: float | None = None) -> None:
-        """Set the number of units that are done, and estimate the speed from now on only.
+        """Set the number of units that are done, and forget the speed so far.
 
-        Use this if the units so far say nothing about the speed of the others, for example if an earlier run did them.
+        Use this if the remaining units take another time than those that are done, for example because an earlier run did
+        them.
 
         Args:
-            done: Units that are done.
-            total: The size of the work, if it was not known before.
+            done: The number of units that are done.
+            total: The size of the work, if it has changed.
         """
         with self._lock:
             self.total = self.total if total is None else total
@@ -111,9 +112,12 @@ class Task:
             self._observations = deque([(self._speed_since, done)])
 
     def format_line(self, now: float) -> str:
-        """Return the progress as one line: the percentage, the speed and the remaining time.
+        """Return a line with the percentage, the speed and the remaining time.
 
         While the speed is unknown, the line contains the elapsed time instead.
+
+        Args:
+            now: The present time in seconds of `time.monotonic`.
         """
         with self._lock:
             share = 100.0 * self.done / self.total if self.total else 100.0
@@ -130,18 +134,18 @@ class Task:
             return f"{self.name}: {share:.0f} %, {format_rate(speed, self.unit)}, {format_seconds(remaining)} left"
 
     def record_progress(self, now: float) -> None:
-        """Record how much work is done at the time `now`. The speed in `format_line` is computed from these records."""
+        """Record how much work is done at the time `now`. `format_line` computes the speed from these observations."""
         with self._lock:
             self._observations.append((now, self.done))
             self._drop_first_half(now)
 
     def _drop_first_half(self, now: float) -> None:
-        """Remove all observations in the first half of the elapsed time, except for the last of them."""
+        """Remove the observations in the first half of the elapsed time, but keep the last one before the middle."""
         while len(self._observations) > 1 and self._observations[1][0] <= (self._speed_since + now) / 2:
             self._observations.popleft()
 
     def _recent_speed(self, now: float) -> float | None:
-        """Return the speed in the second half of the elapsed time, in units per second, or None while it is unreliable."""
+        """Return the speed in the second half of the elapsed time in units per second. Return None if it is not reliable."""
         self._drop_first_half(now)
         middle, done = self._observations[0]
         before = (done - self._done_before) / max(middle - self._speed_since, 1e-9)
@@ -152,11 +156,11 @@ class Task:
 
 
 class Reporter:
-    """Prints what a stage does: lines that stay, and the progress of its work. Any thread may call its methods.
+    """Prints messages and progress lines of a stage to standard error. Any thread may call its methods.
 
     Args:
-        stream: Where lines go, by default standard error.
-        quiet: Report nothing.
+        stream: The stream to print to, by default standard error.
+        quiet: Whether to print nothing.
     """
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
@@ -169,11 +173,11 @@ class Reporter:
 
     @property
     def stream(self) -> TextIO:
-        """The stream for lines. Standard error is looked up each time, because it may have been replaced."""
+        """The stream to print to. `sys.stderr` is read each time, because it may have been replaced."""
         return self._stream if self._stream is not None else sys.stderr
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line, which later lines do not overwrite."""
         if self.quiet:
             return
         with self._lock:
@@ -182,7 +186,7 @@ class Reporter:
             print(text, file=self.stream, flush=True)
 
     def show(self, text: str) -> None:
-        """Print a line. On a terminal, the next line overwrites it."""
+        """Print a line that the next line overwrites if the output is a terminal."""
         if not self.live:
             self.say(text)
             return
@@ -194,21 +198,21 @@ class Reporter:
             self._line_width = len(shown)
 
     def clear(self) -> None:
-        """Remove the temporary line from the terminal, before something else prints to it."""
+        """Remove the line that `show` printed from the terminal. Call this before something else prints to the terminal."""
         with self._lock:
             if self._line_width:
                 self._erase_temporary_line()
                 self.stream.flush()
 
     def _erase_temporary_line(self) -> None:
-        """Overwrite the temporary line with blanks. The caller must hold the lock."""
+        """Overwrite the line that `show` printed with blanks. The caller must hold the lock."""
         if self._line_width:
             self.stream.write("\r" + " " * self._line_width + "\r")
             self._line_width = 0
 
     @contextmanager
     def task(self, name: str, total: float, unit: str) -> Iterator[Task]:
-        """Print the progress of the work in the block.
+        """Show the progress of the work that is done in the `with` block.
 
         Args:
             name: The name of the work.
@@ -216,7 +220,7 @@ class Reporter:
             unit: The plural of the unit, such as "bytes", "sequences" or "packs".
 
         Yields:
-            The task, whose `advance` the work has to call.
+            A task. The block must call its method `advance` as the work proceeds.
         """
         task = Task(name, total, unit)
         ended = threading.Event()
@@ -232,9 +236,10 @@ class Reporter:
             self.clear()
 
     def _print_progress_until(self, task: Task, ended: threading.Event) -> None:
-        """Print the progress of a task until it has ended.
+        """Print the progress of a task again and again, until the event `ended` is set.
 
-        On a terminal, the line is updated all the time. In a log, a line is only printed after some silence.
+        On a terminal, the line is updated twice a second. In a log, a line is printed only if nothing was printed for a
+        while.
         """
         while not ended.wait(TERMINAL_LINE_EVERY_SECONDS if self.live else 1.0):
             now = time.monotonic()
@@ -244,16 +249,17 @@ class Reporter:
                 self.show(task.format_line(now))
 
 
-# --- output of libraries that bypasses Python and goes to standard error
+# --- output of native libraries, which write to standard error without Python
 
 _STANDARD_ERROR = 2
 
 
 @contextmanager
 def redirect_native_output(log: Path) -> Iterator[None]:
-    """Append to `log` what is written to file descriptor 2, while `sys.stderr` keeps writing to its previous target.
+    """Append everything that native libraries write to standard error to the file `log`, during the `with` block.
 
-    A stream that was taken from `sys.stderr` before the block writes to descriptor 2, so take it again inside.
+    The file descriptor 2 is redirected, and `sys.stderr` is replaced by a stream that still writes to the previous target.
+    Code that has kept a reference to the old `sys.stderr` must read it again inside the block.
     """
     python_stream = sys.stderr
     with explain_os_errors(log, "write"):
@@ -271,7 +277,7 @@ def redirect_native_output(log: Path) -> Iterator[None]:
 
 
 def _writes_to(stream: TextIO | None, descriptor: int) -> bool:
-    """Return whether a stream writes to a file descriptor. A stream in memory does not write to any."""
+    """Return whether a stream writes to a file descriptor. Return False for a stream in memory."""
     try:
         return stream is not None and stream.fileno() == descriptor
     except (OSError, ValueError):

@@ -1,8 +1,9 @@
-"""Sampling of sequences into packs: decides which sequences share a pack, at random but reproducibly from a seed.
+"""Assign sequences to packs at random, but reproducibly for a seed.
 
-A plan states how many packs use each strategy. The packs are put into random order, the sequences of each length are put
-into random order, and then each slot takes the next sequence of its length. Therefore any run of consecutive packs is a
-representative sample. Sequences are sorted by counting, so time and memory are a few numbers per sequence.
+A plan states how many packs use each strategy. The packs are put in random order, and so are the sequences of each length.
+Each place in a pack then gets the next sequence of the length that the strategy requires. Therefore, any consecutive packs
+are a representative sample of the data. The sequences are sorted by counting, so time and memory are proportional to the
+number of sequences.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray, permutation
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 
-# With fewer sequences than this, numpy assigns them, because loading compiled kernels takes half a second.
+# Loading compiled kernels takes half a second, so for fewer sequences than this, numpy is faster.
 _MIN_COMPILED_SEQUENCES = 50_000
 
 
 class SampledPacks(NamedTuple):
-    """The sequences of each pack, in the order of the packs. Pack p contains `members[starts[p] : starts[p + 1]]`.
+    """The numbers of the sequences in each pack. Pack p contains the sequences `members[starts[p] : starts[p + 1]]`.
 
     Attributes:
-        members: int32 or int64 [sequences], sequence numbers, each exactly once.
-        starts: int64 [packs + 1], where each pack begins.
+        members: Sequence numbers, each exactly once, int32 or int64 [sequences].
+        starts: The position in `members` at which each pack begins, and the end, int64 [packs + 1].
     """
 
     members: AnyArray
@@ -48,10 +49,10 @@ def sample_packs(
     """Assign sequences to the packs of a plan at random.
 
     Args:
-        lengths: Integers [sequences], from 1.
+        lengths: The length of each sequence, integers [sequences] from 1.
         strategies: Pairs of a strategy (the lengths in a pack) and the number of packs that use it.
         seed: The seed of the assignment.
-        group: The number of the group, so that groups are assigned independently.
+        group: The number of the group of sequences. Groups are assigned independently of each other.
         dtype: The dtype of the sequence numbers.
 
     Returns:
@@ -84,7 +85,7 @@ def sample_packs(
 
 
 def _shuffle_within_lengths(lengths: AnyArray, starts_by_length: IntArray, seed: int, group: int) -> AnyArray:
-    """Return the sequence numbers sorted by length. Sequences of the same length are in random order."""
+    """Return the numbers of all sequences, sorted by length. Sequences of the same length are in random order."""
     number = np.int32 if lengths.size < 1 << 31 else np.int64
     if lengths.size < _MIN_COMPILED_SEQUENCES:
         order = permutation(lengths.size, seed, "sequences", group, dtype=number)
@@ -99,10 +100,11 @@ def _shuffle_within_lengths(lengths: AnyArray, starts_by_length: IntArray, seed:
 
 @kernel
 def _argsort_uniform_words(words: NDArray[np.uint64], bits: int, order: AnyArray) -> None:
-    """Write the stable argsort of uniformly distributed words to `order`, with the same result as `permutation`.
+    """Write the stable argsort of random words to `order`. The result is the same as that of `permutation`.
 
-    Words are first distributed to buckets by their first `bits` bits, so that each bucket fits in the processor's cache.
-    Within a bucket, words are distributed again by further bits and then sorted by insertion.
+    The words must be uniformly distributed. They are first distributed to buckets by their first `bits` bits, so that each
+    bucket fits in the processor's cache. Within a bucket, they are distributed again by further bits, and then sorted by
+    insertion.
     """
     starts = np.zeros((1 << bits) + 1, np.int64)
     for word in words:
@@ -142,9 +144,9 @@ def _argsort_uniform_words(words: NDArray[np.uint64], bits: int, order: AnyArray
 
 @kernel
 def _sort_by_length(order: AnyArray, lengths: AnyArray, next_positions: IntArray, result: AnyArray) -> None:
-    """Write the sequences of `order` to `result`, sorted by length. Sequences of the same length keep their order.
+    """Write the sequence numbers in `order` to `result`, sorted by length. Sequences of the same length keep their order.
 
-    `next_positions[length]` is the position in `result` for the next sequence of this length. It is changed in place.
+    `next_positions[length]` is the position in `result` for the next sequence of this length. The array is changed in place.
     """
     for index in range(order.size):
         sequence = order[index]
@@ -162,9 +164,10 @@ def _fill_packs(
     next_positions: IntArray,
     members: AnyArray,
 ) -> None:
-    """Write the sequences of each pack to `members`. Each place in a pack gets the next sequence of its length.
+    """Write the sequence numbers of each pack to `members`. Each place in a pack gets the next sequence of its length.
 
-    Pack p uses the strategy with the number `pack_strategies[p]`, whose lengths begin at `flat_starts` in `flat`.
+    Pack p uses the strategy with the number `pack_strategies[p]`, and the lengths of strategy s begin in `flat` at
+    `flat_starts[s]`. `next_positions[length]` is the position in `by_length` of the next sequence of this length.
     """
     position = 0
     for pack in range(pack_strategies.size):
@@ -176,10 +179,10 @@ def _fill_packs(
 
 
 def _check_slot_counts(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> None:
-    """Check that the strategies of the plan contain each length as often as there are sequences of this length.
+    """Check that the packs of a plan have as many places for each length as there are sequences of this length.
 
     Raises:
-        InputError: The numbers differ.
+        InputError: The numbers differ for a length.
     """
     most = int(max(lengths.max(initial=0), flat.max(initial=0)))
     counted = np.bincount(lengths, minlength=most + 1)

@@ -1,11 +1,11 @@
-"""The number of threads that make a program faster, and a function that processes items in threads.
+"""Find out how many cores this process can use, and process items in threads.
 
-A container with a limit of 4 cores on a machine with 160 may run on all of them, but is stopped for the rest of each tenth
-of a second once its share is used up. Therefore the number of threads follows the limits of control groups, not only the
-cores that a process may run on.
+A container with a limit of 4 cores on a machine with 160 cores may run on all of them. When it has used its processor time,
+the kernel stops it for the rest of a period of a tenth of a second. Therefore, the number of threads depends on the limits
+of control groups, and not only on the cores that a process may run on.
 
-Kernels run without Python's lock, so threads scale like processes and share memory. Results are returned in the order of the
-items, and the first error in this order is raised, so no message depends on timing.
+Kernels run without Python's lock, so threads are as fast as processes and share memory. Results are returned in the order of
+the items, and the first error in this order is raised, so that no message depends on timing.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cores(cgroups: Path = CGROUPS, own_cgroups: Path = _OWN_CGROUPS) -> int:
-    """Return the number of cores that this process can keep busy, at least 1. Part of a core counts as one.
+    """Return the number of cores that this process can use. A limit such as 2.5 cores is rounded up.
 
     Args:
-        cgroups: The folder with the limits of control groups, version 1 or 2.
+        cgroups: The folder that contains the limits of control groups, version 1 or 2.
         own_cgroups: The file that lists the control groups of this process.
     """
     return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *_iterate_core_limits(cgroups, own_cgroups)])))
 
 
 def usable_cores_if_limited() -> int | None:
-    """Return `usable_cores()` if a limit makes it less than the cores that this process may run on, otherwise None."""
+    """Return `usable_cores()` if the limit of a control group applies to this process, otherwise None."""
     cores = usable_cores()
     return cores if cores < len(os.sched_getaffinity(0)) else None
 
 
 def _iterate_core_limits(cgroups: Path, own_cgroups: Path) -> Iterator[float]:
-    """Yield the limit in cores of each control group of this process, and of the groups above them."""
+    """Yield the limits, in cores, of the control groups of this process and of the groups above them."""
     for line in _read_or_empty(own_cgroups).splitlines():
         _, controllers, name = line.split(":", 2)
         if controllers == "":
@@ -62,14 +62,14 @@ def _iterate_core_limits(cgroups: Path, own_cgroups: Path) -> Iterator[float]:
 def _iterate_cgroup_folders(root: Path, name: str) -> Iterator[Path]:
     """Yield the folders of a control group and of the groups above it, up to `root`.
 
-    In a container some or all of them do not exist, because the container's own group is the root there.
+    In a container, some or all of these folders do not exist, because the container's own group is the root.
     """
     folder = root / name.lstrip("/")
     yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
 
 
 def _cores_from_quota(quota: str = "", period: str = "") -> float:
-    """Return quota / period, or infinity if no limit is set or known."""
+    """Return the limit in cores, which is quota / period. Return infinity if there is no limit or it is unknown."""
     if quota.strip().isdigit() and period.strip().isdigit() and int(period):
         return int(quota) / int(period)
     return math.inf
@@ -94,7 +94,7 @@ _MAX_PENDING_PER_THREAD = (
 
 
 def choose_worker_count(workers: int | None, items: int) -> int:
-    """Return the number of threads to use for this many items.
+    """Return the number of threads with which to process a number of items.
 
     Args:
         workers: The number that the user requested, or None for all usable cores.
@@ -114,9 +114,10 @@ def map_in_threads(
     workers: int | None,
     make_buffer: Callable[[], ByteArray],
 ) -> Iterator[_Result]:
-    """Yield `function(item, buffer)` for every item, in order. Each thread has its own buffer.
+    """Call `function(item, buffer)` for every item in several threads, and yield the results in the order of the items.
 
-    At most 64 results per thread wait for an item that takes long. The first error in the order of the items is raised.
+    Each thread has its own buffer. At most 64 results per thread wait for an item that takes long. If several items fail,
+    the error of the first of them is raised.
 
     Args:
         function: Processes an item.
@@ -134,7 +135,7 @@ def map_in_threads(
     failed = threading.Event()
 
     def run(item: _Item) -> _Result | None:
-        """Process an item in this thread's buffer, unless another item has failed."""
+        """Process an item with the buffer of this thread, unless another item has failed."""
         if failed.is_set():
             return None
         if not hasattr(local, "buffer"):
