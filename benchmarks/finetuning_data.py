@@ -136,7 +136,7 @@ class Tuner:
         from gaudi_bert.engines.tensorflow import engine
         from gaudi_bert.model.config import BertConfig
         from gaudi_bert.runs.rows import run_settings
-        from gaudi_bert.tasks.kinds.task import TaskObjective, task_class
+        from gaudi_bert.tasks.task import TaskObjective, task_class
         from gaudi_bert.tasks.task_data import task_batches
         from gaudi_bert.training.batches import TrainingOrder
         from gaudi_bert.training.objective import TrainingStep

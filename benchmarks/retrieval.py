@@ -41,7 +41,7 @@ from gaudi_bert.rows.tokenizer import open_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import RowPosition, Sequences, TupleRow
 from gaudi_bert.runs.pairs import PairObjective, PairUpdates
-from gaudi_bert.tasks.kinds.retrieval import Embedding, collect_distinct_texts
+from gaudi_bert.tasks.retrieval import Embedding, collect_distinct_texts
 from gaudi_bert.tasks.task_models import load_start_weights
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_update_shape
 from gaudi_bert.training.objective import TrainingStep

@@ -116,7 +116,7 @@ class Packed:
         from gaudi_bert.engines import load_engine
         from gaudi_bert.engines.protocol import Communicator, ModelSpec
         from gaudi_bert.runs.rows import plan_epochs
-        from gaudi_bert.tasks.kinds.task import TaskObjective, task_class
+        from gaudi_bert.tasks.task import TaskObjective, task_class
         from gaudi_bert.tasks.task_data import TaskData, task_batches
         from gaudi_bert.tasks.task_models import load_start_weights
         from gaudi_bert.training.batches import TrainingOrder

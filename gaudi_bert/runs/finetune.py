@@ -25,7 +25,7 @@ from gaudi_bert.rows.types import LANGUAGE_MODELLING
 from gaudi_bert.runs.labelled_data import FineTuneFiles, read_labelled_data
 from gaudi_bert.runs.pairs import PairJob, check_pair_settings
 from gaudi_bert.runs.rows import FineTuneJob, RowJob
-from gaudi_bert.tasks.kinds.task import has_update_loss
+from gaudi_bert.tasks.task import has_update_loss
 from gaudi_bert.tasks.task_models import is_bert
 from gaudi_bert.training.plan_text import DryRun
 from gaudi_bert.training.run import RunOptions, run_job

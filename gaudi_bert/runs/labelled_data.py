@@ -22,7 +22,7 @@ from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import too_long_policy
 from gaudi_bert.rows.types import QuestionRow
-from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, check_settings_apply, task_class
+from gaudi_bert.tasks.task import NO_VOCABULARY, Task, check_settings_apply, task_class
 from gaudi_bert.tasks.task_data import (
     TaskData,
     count_lengths,

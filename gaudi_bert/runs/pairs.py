@@ -33,8 +33,8 @@ from gaudi_bert.rows.types import Sequences, TupleRow
 from gaudi_bert.runs.labelled_data import LabelledData
 from gaudi_bert.runs.rows import FineTuneJob, run_settings
 from gaudi_bert.tasks.contrast import RowGroups
-from gaudi_bert.tasks.kinds.retrieval import CORRELATIONS
-from gaudi_bert.tasks.kinds.task import TaskObjective
+from gaudi_bert.tasks.retrieval import CORRELATIONS
+from gaudi_bert.tasks.task import TaskObjective
 from gaudi_bert.tasks.task_data import TaskData
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_update_shape
 from gaudi_bert.training.batches import Batch

@@ -26,7 +26,7 @@ from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.runs.labelled_data import LabelledData, pack_into_row_lengths
-from gaudi_bert.tasks.kinds.task import TaskObjective
+from gaudi_bert.tasks.task import TaskObjective
 from gaudi_bert.tasks.task_data import (
     TaskData,
     TaskEvaluation,

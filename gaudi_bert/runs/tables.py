@@ -44,8 +44,8 @@ from gaudi_bert.rows.tokenizer import RowTokenizer, has_tokenizer, open_tokenize
 from gaudi_bert.rows.tokenizer_files import TOKENIZER_NAME
 from gaudi_bert.tables.packed_reader import TableFiles, open_packed_tables
 from gaudi_bert.tables.sources import is_table
-from gaudi_bert.tasks.kinds.language_modelling import WordTargets
-from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, TaskObjective
+from gaudi_bert.tasks.language_modelling import WordTargets
+from gaudi_bert.tasks.task import EVALUATION_EPOCH, TaskObjective
 from gaudi_bert.tasks.task_models import start_language_model, write_task_folder
 from gaudi_bert.training.batches import Batch, TrainingOrder, read_batches_in_order, read_each_pack_once
 from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet, compute_majority_baseline, count_values

@@ -22,10 +22,10 @@ from gaudi_bert.rows.cutting import TextCutter
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, Sequences, TextRow, sequences_from_ids
 from gaudi_bert.serving.settings import ServeSettings
-from gaudi_bert.tasks.kinds.retrieval import apply_activation
-from gaudi_bert.tasks.kinds.task import Task
 from gaudi_bert.tasks.predict import LoadedModel, load_encoder, load_task_model
 from gaudi_bert.tasks.prediction_files import PredictOptions
+from gaudi_bert.tasks.retrieval import apply_activation
+from gaudi_bert.tasks.task import Task
 from gaudi_bert.tasks.task_models import check_run_is_finished, read_task_description
 from gaudi_bert.training.model_files import SentenceSettings, TaskConfig, read_sentence_settings
 

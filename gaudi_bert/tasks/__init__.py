@@ -1,1 +1,1 @@
-"""Downstream tasks: their rows, heads, losses, metrics and predictions, with one file per task in `kinds/`."""
+"""The fine-tuning tasks with their targets, losses, metrics and predictions, and the stages predict, embed and export."""

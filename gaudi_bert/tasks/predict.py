@@ -40,7 +40,6 @@ from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import check_too_long_policy
 from gaudi_bert.rows.types import STANDARD_INPUT, Row, Sequences, TextRow
 from gaudi_bert.rows.window_plan import PackRunner, WindowPlan, plan_window
-from gaudi_bert.tasks.kinds.task import Task, check_settings_apply
 from gaudi_bert.tasks.prediction_files import (
     STANDARD_OUTPUT,
     PredictionStream,
@@ -51,6 +50,7 @@ from gaudi_bert.tasks.prediction_files import (
     open_prediction_output,
     show_progress,
 )
+from gaudi_bert.tasks.task import Task, check_settings_apply
 from gaudi_bert.tasks.task_models import (
     TaskDescription,
     check_run_is_finished,

@@ -43,8 +43,8 @@ from gaudi_bert.rows.reading import SkippedRows, read_rows, split_into_windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.tokenizing import tokenize_readable_rows, tokenize_rows
 from gaudi_bert.rows.types import LANGUAGE_MODELLING, TASKS_WITH_LABELS, Row, Sequences, concatenate_sequences
-from gaudi_bert.tasks.kinds.retrieval import collect_distinct_texts
-from gaudi_bert.tasks.kinds.task import EVALUATION_EPOCH, MaskKey, Task
+from gaudi_bert.tasks.retrieval import collect_distinct_texts
+from gaudi_bert.tasks.task import EVALUATION_EPOCH, MaskKey, Task
 from gaudi_bert.training.batches import Batch, TrainingOrder
 from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet
 from gaudi_bert.training.model_files import SentenceSettings

@@ -42,7 +42,7 @@ from gaudi_bert.model.heads import (
 )
 from gaudi_bert.rows.tokenizer import RowTokenizer, save_tokenizer
 from gaudi_bert.rows.types import LANGUAGE_MODELLING, TASKS_WITH_LABELS
-from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, Task, Vocabulary, task_class
+from gaudi_bert.tasks.task import NO_VOCABULARY, Task, Vocabulary, task_class
 from gaudi_bert.training.checkpoint import read_newest_settings
 from gaudi_bert.training.model_files import (
     SentenceSettings,

@@ -8,7 +8,7 @@ import pytest
 from gaudi_bert.common.arrays import NOT_PREDICTED
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.types import NO_WORD, RowPosition, Sequences, TaggedRow
-from gaudi_bert.tasks.kinds.task import task_class
+from gaudi_bert.tasks.task import task_class
 from tests.builders.agree import agree
 
 

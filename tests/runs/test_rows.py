@@ -15,7 +15,7 @@ from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.runs.finetune import finetune
 from gaudi_bert.runs.labelled_data import FineTuneFiles
-from gaudi_bert.tasks.kinds.task import task_class
+from gaudi_bert.tasks.task import task_class
 from gaudi_bert.tasks.task_models import load_start_weights
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_bert

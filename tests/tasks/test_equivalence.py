@@ -24,7 +24,7 @@ from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.rows.packs import BatchShape, PackedSequences
 from gaudi_bert.rows.types import NO_WORD, Sequences
-from gaudi_bert.tasks.kinds.task import MaskKey, Task, Vocabulary, task_class
+from gaudi_bert.tasks.task import MaskKey, Task, Vocabulary, task_class
 from gaudi_bert.training.weights import convert_to_hugging_face
 from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG

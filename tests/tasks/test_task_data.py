@@ -13,7 +13,7 @@ from gaudi_bert.config.sections import FineTuneSettings, TaskSettings
 from gaudi_bert.packing.row_lengths import choose_row_lengths
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.runs.rows import run_settings
-from gaudi_bert.tasks.kinds.task import task_class
+from gaudi_bert.tasks.task import task_class
 from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, task_batches
 from gaudi_bert.training.batches import Batch, TrainingOrder
 from gaudi_bert.training.run_plan import RunPlan

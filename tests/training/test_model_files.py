@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.tokenizer import open_tokenizer
-from gaudi_bert.tasks.kinds.task import task_class
+from gaudi_bert.tasks.task import task_class
 from gaudi_bert.tasks.task_models import load_start_weights, read_task_description
 from gaudi_bert.training.model_files import SentenceSettings, read_sentence_settings
 from gaudi_bert.training.weights import read_weights

@@ -7,8 +7,8 @@ import pytest
 
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.types import QuestionRow, RowPosition, Sequences
-from gaudi_bert.tasks.kinds.question_answering import _squad_metrics
-from gaudi_bert.tasks.kinds.task import task_class
+from gaudi_bert.tasks.question_answering import _squad_metrics
+from gaudi_bert.tasks.task import task_class
 from tests.builders.agree import agree
 
 

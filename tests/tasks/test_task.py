@@ -8,7 +8,7 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.tasks.kinds.task import check_settings_apply, task_class
+from gaudi_bert.tasks.task import check_settings_apply, task_class
 
 
 def test_equal_evaluations_are_ordered_by_the_loss() -> None:

@@ -37,7 +37,6 @@ from gaudi_bert.tasks.contrast import (
     listwise_loss,
     sum_over_dimensions,
 )
-from gaudi_bert.tasks.kinds.task import MaskKey, SequenceTask, Task
 from gaudi_bert.tasks.ranking import (
     correlation_metrics,
     cosine_similarities,
@@ -46,6 +45,7 @@ from gaudi_bert.tasks.ranking import (
     search_documents,
     search_metrics,
 )
+from gaudi_bert.tasks.task import MaskKey, SequenceTask, Task
 from gaudi_bert.tasks.update_plan import GroupedRows
 
 # The metrics of embeddings for rows with a score. For all other rows, a search is evaluated.

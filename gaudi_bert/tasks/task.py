@@ -5,7 +5,7 @@ Everything that a task computes for a sequence depends only on this sequence, an
 model returns a vector for every sequence (logits [B, S, C]) or for every token ([B, L, C]). These are put back into the
 order of the sequences ([N, C] or [T, C]) before metrics and predictions are computed, so that both are independent of packs.
 
-Each task is a class in a file of this folder, and `TASKS` lists all of them.
+`TASKS` lists the class of each task and the module in this folder that contains it.
 
 Letters:
     B: packs in a batch.

@@ -10,7 +10,7 @@ import pytest
 
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.types import RowPosition, TextRow, TupleRow
-from gaudi_bert.tasks.kinds.retrieval import Embedding, Reranking
+from gaudi_bert.tasks.retrieval import Embedding, Reranking
 
 
 def test_equally_near_texts_rank_in_the_order_of_the_file_and_count_by_their_mean() -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array
 from gaudi_bert.rows.packs import PackBatch
 from gaudi_bert.rows.types import QuestionRow, Row, Sequences
-from gaudi_bert.tasks.kinds.task import MaskKey, Task
+from gaudi_bert.tasks.task import MaskKey, Task
 
 # In each window, this many tokens are considered as the beginning of the answer, and the same number as its end. The
 # probabilities of a question are computed over this many best answers. BERT's own script for SQuAD uses the same number.

@@ -13,8 +13,8 @@ from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.packs import BatchShape, PackedSequences
 from gaudi_bert.rows.types import Sequences
-from gaudi_bert.tasks.kinds.language_modelling import WordTargets
-from gaudi_bert.tasks.kinds.task import MaskKey, Vocabulary, task_class
+from gaudi_bert.tasks.language_modelling import WordTargets
+from gaudi_bert.tasks.task import MaskKey, Vocabulary, task_class
 
 MASKED = "masked-language-modelling"
 VOCABULARY = Vocabulary(200, (0, 1, 2, 3), 3)

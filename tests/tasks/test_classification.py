@@ -6,7 +6,7 @@ import numpy as np
 
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.types import RowPosition, Sequences, TextRow
-from gaudi_bert.tasks.kinds.task import task_class
+from gaudi_bert.tasks.task import task_class
 from tests.builders.agree import agree
 
 ROWS = [TextRow(RowPosition(number), "text") for number in (1, 2, 3)]

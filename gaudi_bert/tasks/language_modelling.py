@@ -34,7 +34,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.heads import TaskKind
 from gaudi_bert.rows.packs import PackBatch
 from gaudi_bert.rows.types import Sequences
-from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, MaskKey, Task, Vocabulary
+from gaudi_bert.tasks.task import NO_VOCABULARY, MaskKey, Task, Vocabulary
 from gaudi_bert.training.batches import Batch
 
 

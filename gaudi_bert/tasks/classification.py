@@ -33,8 +33,8 @@ from gaudi_bert.rows.predictions import (
     value_predictions,
 )
 from gaudi_bert.rows.types import NO_WORD, Row, Sequences, TaggedRow
-from gaudi_bert.tasks.kinds.task import NO_VOCABULARY, MaskKey, SequenceTask, Task, Vocabulary
 from gaudi_bert.tasks.ranking import correlation_metrics
+from gaudi_bert.tasks.task import NO_VOCABULARY, MaskKey, SequenceTask, Task, Vocabulary
 
 
 class Classification(SequenceTask):

@@ -1,1 +1,0 @@
-"""The tasks: the rows, head, loss, metrics and predictions of each."""
