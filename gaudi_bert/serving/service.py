@@ -391,8 +391,8 @@ class Service:
         outputs = np.zeros((rows, model.width), np.float32)
         pending = PendingRequest(sequences, outputs, lambda *done: self._call_on_event_loop(self._wake_route, *done))
         future = self._loop.create_future()
-        # The device thread waits while requests are still being tokenized. It must not wait for this request, whose texts it
-        # has in its queue in a moment, so record first that the request has been tokenized.
+        # The device thread waits while requests are still being tokenized. This request has been tokenized, so record this
+        # before its texts are in the queue. Otherwise, the thread would wait for it in vain.
         self._note_arrived(ticket)
         if not self.queue.add(pending):
             raise self._overloaded_error()
