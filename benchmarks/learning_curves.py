@@ -203,8 +203,8 @@ def points_of_run(work: Path, study: Study, arm: Arm, seed: int) -> Iterator[dic
     from gaudi_bert.model.heads import PretrainingHead
     from gaudi_bert.training.batches import TrainingOrder, read_training_batches
     from gaudi_bert.training.evaluate import RecordsEvaluation
+    from gaudi_bert.training.loop import compute_learning_rate
     from gaudi_bert.training.objective import PretrainingObjective, TrainingStep
-    from gaudi_bert.training.run_plan import compute_learning_rate
     from gaudi_bert.training.sources import open_local_records
 
     settings, alone = study.training.model_copy(update={"seed": seed}), Communicator()

@@ -34,7 +34,7 @@ from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.runs.finetune import finetune
 from gaudi_bert.runs.labelled_data import FineTuneFiles
-from gaudi_bert.training.run_plan import compute_learning_rate
+from gaudi_bert.training.loop import compute_learning_rate
 
 
 def pairs_of(file: Path) -> list[tuple[str, str]]:

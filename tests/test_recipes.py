@@ -9,8 +9,7 @@ import pytest
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runs.finetune import finetune
 from gaudi_bert.runs.labelled_data import FineTuneFiles
-from gaudi_bert.training.plan_text import DryRun
-from gaudi_bert.training.run_plan import RunPlan, RunSettings
+from gaudi_bert.training.run_plan import DryRun, RunPlan, RunSettings
 from tests.builders.agree import agree
 from tests.builders.reporters import QUIET
 

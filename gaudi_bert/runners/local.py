@@ -37,7 +37,7 @@ from gaudi_bert.runners.training_processes import run_training_processes
 
 if TYPE_CHECKING:  # some of these modules import numpy, which this module does not need at run time
     from gaudi_bert.tasks.prediction_files import StreamResult
-    from gaudi_bert.training.plan_text import DryRun
+    from gaudi_bert.training.run_plan import DryRun
 
     SplitResult = StageOutput[Any] | PlainResult
     # Some stages process the splits `train` and `evaluation` separately. Their result is a mapping from splits to results.

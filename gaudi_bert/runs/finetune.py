@@ -27,8 +27,8 @@ from gaudi_bert.runs.pairs import PairJob, check_pair_settings
 from gaudi_bert.runs.rows import FineTuneJob, RowJob
 from gaudi_bert.tasks.task import has_update_loss
 from gaudi_bert.tasks.task_models import is_bert
-from gaudi_bert.training.plan_text import DryRun
 from gaudi_bert.training.run import RunOptions, run_job
+from gaudi_bert.training.run_plan import DryRun
 
 
 def finetune(

@@ -38,7 +38,7 @@ from gaudi_bert.tasks.task import TaskObjective
 from gaudi_bert.tasks.task_data import TaskData
 from gaudi_bert.tasks.update_plan import RowStream, UpdateShape, choose_update_shape
 from gaudi_bert.training.batches import Batch
-from gaudi_bert.training.job import PreparedUpdates
+from gaudi_bert.training.run import PreparedUpdates
 from gaudi_bert.training.run_plan import RunPlan
 
 

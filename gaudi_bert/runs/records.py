@@ -36,13 +36,11 @@ from gaudi_bert.model.config import BertConfig, count_parameters
 from gaudi_bert.model.heads import PretrainingHead
 from gaudi_bert.training.batches import TrainingOrder, read_training_batches
 from gaudi_bert.training.evaluate import RecordsEvaluation
-from gaudi_bert.training.job import Job, PreparedUpdates
 from gaudi_bert.training.logs import MlperfLog
 from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.objective import PretrainingObjective, make_loss_denominators
-from gaudi_bert.training.plan_text import DryRun, format_plan
-from gaudi_bert.training.run import RunOptions, run_job
-from gaudi_bert.training.run_plan import RunPlan, RunSettings
+from gaudi_bert.training.run import Job, PreparedUpdates, RunOptions, run_job
+from gaudi_bert.training.run_plan import DryRun, RunPlan, RunSettings, format_plan
 from gaudi_bert.training.sources import RecordSource, check_records_fit_model, open_records
 from gaudi_bert.training.weights import load_weights, make_bert_config, open_local_weights
 

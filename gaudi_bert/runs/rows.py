@@ -36,12 +36,11 @@ from gaudi_bert.tasks.task_data import (
 )
 from gaudi_bert.tasks.task_models import write_task_folder
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
-from gaudi_bert.training.job import Job, PreparedUpdates
 from gaudi_bert.training.loop import RunContext, TrainingLoop
 from gaudi_bert.training.model_files import write_sentence_settings
 from gaudi_bert.training.objective import Evaluation
-from gaudi_bert.training.plan_text import format_plan
-from gaudi_bert.training.run_plan import RunPlan, RunSettings, find_micro_batch_size
+from gaudi_bert.training.run import Job, PreparedUpdates
+from gaudi_bert.training.run_plan import RunPlan, RunSettings, find_micro_batch_size, format_plan
 
 PREDICTIONS_NAME, BEST_NAME, BASELINE_NAME = "predictions.jsonl", "best/best.json", "best/baseline.json"
 

@@ -49,12 +49,10 @@ from gaudi_bert.tasks.task import EVALUATION_EPOCH, TaskObjective
 from gaudi_bert.tasks.task_models import start_language_model, write_task_folder
 from gaudi_bert.training.batches import Batch, TrainingOrder, read_batches_in_order, read_each_pack_once
 from gaudi_bert.training.evaluate import EvaluationBatch, EvaluationSet, compute_majority_baseline, count_values
-from gaudi_bert.training.job import Job, PreparedUpdates
 from gaudi_bert.training.loop import TrainingLoop
 from gaudi_bert.training.objective import LossDenominators
-from gaudi_bert.training.plan_text import DryRun, format_plan
-from gaudi_bert.training.run import RunOptions, run_job
-from gaudi_bert.training.run_plan import RowPacks, RunPlan, RunSettings
+from gaudi_bert.training.run import Job, PreparedUpdates, RunOptions, run_job
+from gaudi_bert.training.run_plan import DryRun, RowPacks, RunPlan, RunSettings, format_plan
 
 _MASKED: TaskKind = "masked-language-modelling"
 

@@ -48,22 +48,20 @@ from gaudi_bert.serving.service import Service, Ticket
 
 _OPEN_ROUTES = ("/health", "/ping", "/metrics")
 _JsonWriter = Callable[[], bytes]
+# The type of the functions that answer the requests to a route.
+#
+# Such a function computes the answer, and returns a function that writes the answer as JSON. The returned function may be
+# called on another thread.
 _AnswerFunction = Callable[[Service, ServedModel, Ticket, Any], Awaitable[_JsonWriter]]
-"""The type of the functions that answer the requests to a route.
-
-Such a function computes the answer, and returns a function that writes the answer as JSON. The returned function may be
-called on another thread.
-"""
+# The maximum number of characters in a text sent to /tokenize, and of tokens in its answer.
+#
+# A token takes about 70 bytes in the answer.
 _MAX_TOKENIZED = 1 << 17
-"""The maximum number of characters in a text sent to /tokenize, and of tokens in its answer.
-
-A token takes about 70 bytes in the answer.
-"""
 
 _LARGE_BODY = 1 << 20  # bytes
 _FEW_CHARACTERS = 1 << 10  # the tokens of a text with at most this many characters are written on the event loop
+# The maximum number of characters in a request to a tagger. The words of the texts take up to 50 bytes per character.
 _MAX_TAGGED_CHARACTERS = 1 << 19
-"""The maximum number of characters in a request to a tagger. The words of the texts take up to 50 bytes per character."""
 
 
 def make_app(service: Service, api_key: str | None) -> FastAPI:
@@ -522,8 +520,8 @@ _ROUTES: dict[str, tuple[type[RequestBody], _AnswerFunction]] = {
 }
 
 
+# The main route of each kind of model. `POST /` behaves like this route.
 _MAIN_ROUTES = {"embedding": "/embed", "reranker": "/rerank", "classifier": "/predict", "tagger": "/predict"}
-"""The main route of each kind of model. `POST /` behaves like this route."""
 
 
 def _model_info(service: Service, model: ServedModel) -> dict[str, Any]:

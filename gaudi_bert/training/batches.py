@@ -62,8 +62,8 @@ class TrainingOrder:
     updates_done: int = 0
 
 
+# A function that reads packs: (index of the row length, shards, numbers within the shards, epoch) -> batch.
 _ReadFeatures = Callable[[int, IntArray, IntArray, int], Batch]
-"""A function that reads packs: (index of the row length, shards, numbers within the shards, epoch) -> batch."""
 
 
 def read_training_batches(

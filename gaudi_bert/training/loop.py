@@ -30,7 +30,7 @@ from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_chec
 from gaudi_bert.training.evaluate import EvaluationSet
 from gaudi_bert.training.logs import MetricsWriter, MlperfLog
 from gaudi_bert.training.objective import Evaluation, Interval, IntervalReport, TrainingStep
-from gaudi_bert.training.run_plan import RunPlan, compute_learning_rate
+from gaudi_bert.training.run_plan import RunPlan, RunSettings
 
 R = TypeVar("R", bound=Artefact)
 
@@ -304,6 +304,38 @@ class TrainingLoop:
         write_checkpoint(context.checkpoint_folder, checkpoint)
         context.communicator.note_saved_update(self._saved)
         remove_old_checkpoints(context.checkpoint_folder, self._settings.keep_checkpoints)
+
+
+# --- The learning rate: linear warm-up, then polynomial decay to zero
+#
+# Updates are counted from 1. With W warm-up updates, N updates, peak rate r and power p, the rate of update t is
+#
+#     rate(t) = r * t / W                                  for t <= W
+#     rate(t) = r * (1 - (t - W) / (N - W + 1)) ** p       for t > W, `decay_from: warmup`
+#     rate(t) = r * (1 - (t - 1) / N) ** p                 for t > W, `decay_from: start`
+#
+# No update has a rate of zero. `start` decays as if there had been no warm-up, so that the rate drops when the warm-up ends.
+# google-research/bert (p = 1) and LAMB in Habana's Model-References (p = 0.5) do the same, whereas Adam in Model-References
+# decays from the end of the warm-up. All of them count updates from 0, so their warm-up is one update behind ours.
+
+
+def compute_learning_rate(update: int, settings: RunSettings) -> float:
+    """Return the learning rate of an update.
+
+    The rate of all updates after the last one is 0.
+
+    Args:
+        update: The number of the update, from 1.
+        settings: The schedule.
+    """
+    peak, warmup, updates = settings.learning_rate, settings.warmup_updates, settings.updates
+    if update <= warmup:
+        return peak * update / warmup
+    if settings.decay_from == "start":
+        remaining = 1.0 - (update - 1) / updates
+    else:
+        remaining = 1.0 - (update - warmup) / (updates - warmup + 1)
+    return float(peak * max(remaining, 0.0) ** settings.decay_power)
 
 
 # --- Stopping on request

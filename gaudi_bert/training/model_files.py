@@ -27,8 +27,8 @@ from gaudi_bert.training.weights import COPY_AGAIN, FileName
 
 _Positions = Annotated[int, Field(ge=3, le=LARGEST_SIZES["max_position_embeddings"])]
 _MOST_LABELS = 1_000_000
+# The number of labels that `transformers` assumes if config.json contains none, and omits when it writes config.json.
 _USUAL_LABELS = 2
-"""The number of labels that `transformers` assumes if config.json contains none, and omits when it writes config.json."""
 
 
 class _GaudiBertConfig(ExtensibleArtefact):
@@ -116,11 +116,11 @@ _SETTINGS = [
 ]
 _PROMPTS = "config_sentence_transformers.json"
 _USUAL_PROMPTS = {"query": None, "document": None}
+# For each task, the model output that the module Transformer uses, and the name that the module gives to this output.
 _USUAL_OUTPUTS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "sequence-classification": ("logits", "scores"),
 }
-"""For each task, the model output that the module Transformer uses, and the name that the module gives to this output."""
 _OF_THE_LOADER = ("subfolder", "token", "cache_dir", "revision", "local_files_only", "trust_remote_code")
 _NOT_APPLIED = ("processing_kwargs", "query_length", "document_length", "query_expansion", "tokenizer_name_or_path")
 _HARMLESS_FOR_MODELS = ("attn_implementation", "add_pooling_layer", "device_map", "low_cpu_mem_usage")

@@ -1,18 +1,19 @@
 """The steps that all kinds of runs have in common, and the folder of a run.
 
-A job (`job.py`) defines what distinguishes one kind of run from the others. `run_job` runs a job: it chooses the engine,
-opens the folder, builds the model, resumes from the newest checkpoint, trains, and writes the result.
+A `Job` defines what distinguishes one kind of run from the others. The jobs are in `gaudi_bert/runs/`. `run_job` runs a job:
+it chooses the engine, opens the folder, builds the model, resumes from the newest checkpoint, trains, and writes the result.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, ClassVar, Generic, TypedDict
 
 import yaml
 from typing_extensions import Required, Unpack
@@ -34,6 +35,7 @@ from gaudi_bert.artefacts.mirrored_folder import (
     remove_files,
 )
 from gaudi_bert.artefacts.results import StageOutput
+from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, explain_os_errors, read_json, write_json, write_text
 from gaudi_bert.common.launch import find_launch, is_first_process, processes_share_folders
@@ -43,8 +45,8 @@ from gaudi_bert.config.options import check_combination
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 from gaudi_bert.engines import ChosenEngine, choose_engine, load_engine
-from gaudi_bert.engines.protocol import Communicator, Engine
-from gaudi_bert.training.batches import TrainingOrder
+from gaudi_bert.engines.protocol import Communicator, Engine, Model, ModelSpec
+from gaudi_bert.training.batches import Batch, TrainingOrder
 from gaudi_bert.training.checkpoint import (
     CHECKPOINT_NAMES,
     Progress,
@@ -52,10 +54,104 @@ from gaudi_bert.training.checkpoint import (
     read_run_beginning,
     restore_newest_checkpoint,
 )
-from gaudi_bert.training.job import Job, PreparedUpdates
+from gaudi_bert.training.evaluate import EvaluationSet
+from gaudi_bert.training.logs import MlperfLog
 from gaudi_bert.training.loop import R, RunContext, TrainingLoop
-from gaudi_bert.training.objective import TrainingStep
-from gaudi_bert.training.plan_text import DryRun, format_schedule
+from gaudi_bert.training.objective import GLOBAL, Evaluation, LossDenominators, Objective, TrainingStep
+from gaudi_bert.training.run_plan import DryRun, RunPlan, format_schedule
+
+
+@dataclass(frozen=True)
+class PreparedUpdates:
+    """The plan of a run's updates, and a function that returns their batches.
+
+    Attributes:
+        plan: The plan of the run.
+        objective: The loss to minimize.
+        make_batches: A function that returns the training batches of a process from a position on. There are at least as
+            many batches as the remaining updates need.
+        lines: Lines for the user that describe the model, the data and the updates.
+        packing: Values of the result that describe how the training data is packed, by name.
+    """
+
+    plan: RunPlan
+    objective: Objective
+    make_batches: Callable[[TrainingOrder], Iterator[Batch]]
+    lines: Sequence[str]
+    packing: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Job(ABC, Generic[R]):
+    """One kind of run, such as pretraining. It defines the data, the model, the objective and the result of the run.
+
+    All input files have been read and checked when a job is created. `run_job` calls the methods in the order in which they
+    are defined here.
+
+    Attributes:
+        result_type: The type of the result. Its file is written last.
+        evaluates_first: Whether the model is also evaluated before the first update.
+        section: The settings of the training loop.
+        spec: The config of the model, and its head.
+        signature: Everything that the result depends on.
+        evaluation: The held-out data, or None.
+        denominators: The rule by which loss sums are divided.
+        initial_variables: The pretrained weights with which a new run begins, by variable name. Variables without such
+            weights keep their random initial values.
+        checkpoint_settings: Values that checkpoints contain in addition to the model config and the settings of the loop.
+    """
+
+    result_type: type[R]
+    evaluates_first: ClassVar[bool] = False
+    section: LoopSettings
+    spec: ModelSpec
+    signature: Signature
+    evaluation: EvaluationSet[Any] | None
+    denominators: LossDenominators = GLOBAL
+    initial_variables: WeightArrays
+    checkpoint_settings: Mapping[str, Any]
+
+    @abstractmethod
+    def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
+        """Plan the updates of the run. Return the plan, and a function that reads the batches.
+
+        This method does not change the job. It is called again if the run was begun by another number of processes, which is
+        known only after the folder of the run was opened.
+
+        Args:
+            processes: The number of processes of the run.
+            processes_at_start: The number of processes that began the run. It decides which packs an update contains.
+
+        Raises:
+            InputError: The data and the settings do not fit together.
+        """
+
+    def format_dry_run(self) -> list[str]:
+        """Return additional lines that only a dry run prints."""
+        return []
+
+    def begin_run(self, run: RunContext[R], plan: RunPlan, model: Model) -> MlperfLog | None:
+        """Prepare the run after its model was built and before weights are loaded. Return its MLPerf log, or None."""
+        return None
+
+    def load_initial_weights(self, model: Model, reporter: Reporter) -> None:
+        """Load the weights with which a new run begins.
+
+        Only the first process calls this.
+        """
+        model.load_values(self.initial_variables)
+
+    def handle_evaluation(self, run: RunContext[R], model: Model, update: int, evaluation: Evaluation) -> None:
+        """Handle the metrics of an evaluation after update `update`, for example by saving the best weights.
+
+        Every process calls this.
+        """
+
+    @abstractmethod
+    def finish_run(self, loop: TrainingLoop, updates: PreparedUpdates) -> R:
+        """Write the remaining files to the folder of the run, and return the result.
+
+        Every process calls this.
+        """
 
 
 class RunOptions(TypedDict, total=False):
@@ -160,6 +256,16 @@ def _train(job: Job[R], prepared: PreparedUpdates, run: RunContext[R]) -> R:
     progress = broadcast_state(progress, model, updates, communicator)
     rank, size = communicator.rank, communicator.size
     order = TrainingOrder(settings.seed, settings.shuffle_packs, rank, size, progress.packs, progress.update)
+    # Another engine or another machine may resume the run, so checkpoints contain no settings of this machine and no paths.
+    of_machine = {"engine", "device", "compile", "init_checkpoint"}
+    fields = TrainingSettings.model_fields if isinstance(job.section, TrainingSettings) else LoopSettings.model_fields
+    checkpoint_settings = {
+        "model": job.spec.config.to_json(),
+        "training": job.section.model_dump(mode="json", include=fields.keys() - of_machine),
+        **job.checkpoint_settings,
+        "compiled_kernels": run.compiled,
+        "run": run.signature.as_json(),
+    }
     loop = TrainingLoop(
         run,
         plan,
@@ -167,7 +273,7 @@ def _train(job: Job[R], prepared: PreparedUpdates, run: RunContext[R]) -> R:
         model,
         prepared.make_batches(order),
         progress,
-        _collect_checkpoint_settings(job, run),
+        checkpoint_settings,
         held_out=job.evaluation,
         mlperf_log=mlperf_log,
         handle_evaluation=partial(job.handle_evaluation, run, model),
@@ -175,27 +281,6 @@ def _train(job: Job[R], prepared: PreparedUpdates, run: RunContext[R]) -> R:
     )
     loop.run()
     return job.finish_run(loop, prepared)
-
-
-# A run can be resumed with another engine or on another machine, so checkpoints do not contain these settings.
-_OF_THE_MACHINE = ("engine", "device", "compile")
-
-
-def _collect_checkpoint_settings(job: Job[R], run: RunContext[R]) -> dict[str, Any]:
-    """Return the settings that every checkpoint of a run contains.
-
-    Paths on the user's machine are omitted.
-    """
-    section = job.section
-    fields = TrainingSettings.model_fields if isinstance(section, TrainingSettings) else LoopSettings.model_fields
-    names = fields.keys() - {"init_checkpoint", *_OF_THE_MACHINE}
-    return {
-        "model": job.spec.config.to_json(),
-        "training": section.model_dump(mode="json", include=names),
-        **job.checkpoint_settings,
-        "compiled_kernels": run.compiled,
-        "run": run.signature.as_json(),
-    }
 
 
 # --- The folder of a run, which is new, resumed or already finished
@@ -222,16 +307,6 @@ def _open_run_folder(
     """Open the folder of a run: lock it, and decide whether the run begins, continues or is already finished.
 
     During the context, the processes of the run are watched. Every process calls this at the same time.
-
-    Args:
-        job: The job.
-        folder: The folder of the run.
-        settings: The settings of the pipeline, for `settings.yaml`.
-        engine: The engine of the run.
-        communicator: The processes, before they are watched.
-        reporter: Shows messages.
-        resume: See `RunOptions`.
-        overwrite: See `RunOptions`.
 
     Yields:
         The run. Its `finished_result` is set if the run is already finished.

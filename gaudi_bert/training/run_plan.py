@@ -1,4 +1,4 @@
-"""The plan of a run: how packing changes the settings, the micro-batches of every update, and the learning rate.
+"""The plan of a run: how packing changes the settings, and the micro-batches of every update.
 
 A batch of packs contains more sequences than a batch of unpacked rows. There are two ways to adapt the hyperparameters of a
 run to a packing factor f (Krell et al. 2021, section 3.3 and appendix D):
@@ -28,10 +28,11 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 
+# The settings that are numbers of updates.
 CADENCE_SETTINGS = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
-"""The settings that are numbers of updates."""
 
 
 class RunSettings(LoopSettings):
@@ -305,9 +306,7 @@ def find_micro_batch_size(sequences_per_update: int, sequences_per_pack: float, 
     """
 
     def distance(packs: int) -> tuple[float, int]:
-        """Return how far an update would be from the requested size, rounded to percent, and its number of accumulation
-        steps.
-        """
+        """Return the distance from the requested size, rounded to percent, and the number of accumulation steps."""
         steps = _compute_accumulation_steps(sequences_per_update, packs, sequences_per_pack)
         return round(abs(steps * packs * sequences_per_pack / sequences_per_update - 1.0), 2), steps
 
@@ -319,33 +318,130 @@ def _compute_accumulation_steps(sequences_per_update: int, micro_batch_packs: in
     return max(1, round(sequences_per_update / (micro_batch_packs * sequences_per_pack)))
 
 
-# --- The learning rate: linear warm-up, then polynomial decay to zero
-#
-# Updates are counted from 1. With W warm-up updates, N updates, peak rate r and power p, the rate of update t is
-#
-#     rate(t) = r * t / W                                  for t <= W
-#     rate(t) = r * (1 - (t - W) / (N - W + 1)) ** p       for t > W, `decay_from: warmup`
-#     rate(t) = r * (1 - (t - 1) / N) ** p                 for t > W, `decay_from: start`
-#
-# No update has a rate of zero. `start` decays as if there had been no warm-up, so that the rate drops when the warm-up ends.
-# google-research/bert (p = 1) and LAMB in Habana's Model-References (p = 0.5) do the same, whereas Adam in Model-References
-# decays from the end of the warm-up. All of them count updates from 0, so their warm-up is one update behind ours.
+# --- The plan as text for people, and as JSON for programs
+
+# A note is printed if the batch size differs from the requested size by more than this fraction.
+_NOTABLE_CHANGE = 0.02
+# A note is printed if rows are longer than this multiple of the mean sequence. In rows of up to 512 tokens, attention takes
+# only a small part of the time, so no note is printed for them.
+_LONG_ROWS, _USUAL_SLOTS = 4, 512
 
 
-def compute_learning_rate(update: int, settings: RunSettings) -> float:
-    """Return the learning rate of an update.
+@dataclass(frozen=True)
+class DryRun:
+    """The result of a dry run, which plans a run without training."""
 
-    The rate of all updates after the last one is 0.
+    plan: RunPlan
 
-    Args:
-        update: The number of the update, from 1.
-        settings: The schedule.
+    def format_lines(self) -> list[str]:
+        """Return the lines that are printed at the end of a dry run."""
+        return ["this was a dry run: nothing was trained or written"]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the plan as a JSON object."""
+        plan, settings = self.plan, self.plan.settings
+        names = (*CADENCE_SETTINGS, "warmup_updates", "learning_rate", "beta_1", "beta_2", "packing_correction")
+        return {
+            "dry_run": True,
+            **{name: getattr(settings, name) for name in names},
+            "loss_normalization": settings.loss_normalization,
+            "accumulation_steps": plan.accumulation_steps,
+            "micro_batch_packs": settings.micro_batch_packs,
+            "workers": plan.processes,
+            "packing_factor": plan.packing_factor,
+            "packs_per_update": plan.packs_per_update,
+            "sequences_per_update": plan.sequences_per_update,
+            "sequences_asked_per_update": settings.global_batch_sequences,
+            "change": plan.batch_size_change,
+            "sequences": plan.sequences_per_update * settings.updates,
+        }
+
+
+def format_plan(plan: RunPlan) -> list[str]:
+    """Return the lines that describe the plan of a run: the size of an update, the number of updates, and notes on both."""
+    settings, requested = plan.settings, plan.requested
+    lines = _format_update(plan)
+    if settings != requested:
+        lines.append(
+            f"packing_correction betas: beta_1 {requested.beta_1:g} -> {settings.beta_1:.6g}, "
+            f"beta_2 {requested.beta_2:g} -> {settings.beta_2:.6g}, "
+            f"updates {requested.updates:,} -> {settings.updates:,}, "
+            f"warm-up {requested.warmup_updates:,} -> {settings.warmup_updates:,}"
+        )
+    packs = plan.count_packs_after(settings.updates)
+    epochs = f" ({packs / plan.packs:,.1f} times the data)" if plan.packs else ""
+    warmup = f"{settings.warmup_updates:,} of them are warm-up"
+    if settings.warmup_updates > settings.updates:
+        warmup = f"all of them are warm-up, which would take {settings.warmup_updates:,}"
+    sequences = packs * plan.packing_factor
+    lines.append(f"{settings.updates:,} updates read about {sequences:,.0f} sequences{epochs}; {warmup}")
+    times = plan.slots_per_pack / plan.mean_tokens if plan.mean_tokens is not None else 1.0
+    if times > _LONG_ROWS and plan.slots_per_pack > _USUAL_SLOTS:
+        lines.append(
+            f"note: rows of {plan.slots_per_pack:,} tokens are {times:.1f} times as long as the mean text "
+            f"({plan.mean_tokens:,.0f} tokens), and the cost of attention grows with the square of the row length, so that "
+            "shorter rows may be faster"
+            + ("; finetune.row_lengths = auto chooses them" if settings.section == "finetune" else "")
+        )
+    return lines
+
+
+def _format_update(plan: RunPlan) -> list[str]:
+    """Return the line that states how many sequences and packs an update contains.
+
+    Notes follow if the size differs from the settings, or if an update is larger than the data.
     """
-    peak, warmup, updates = settings.learning_rate, settings.warmup_updates, settings.updates
-    if update <= warmup:
-        return peak * update / warmup
-    if settings.decay_from == "start":
-        remaining = 1.0 - (update - 1) / updates
+    settings, in_training = plan.settings, plan.settings.section == "training"
+    key = "training.global_batch_sequences" if in_training else "finetune.batch_sequences"
+    text = f"an update contains {plan.sequences_per_update:,.1f} sequences on average: "
+    if plan.packs_by_row_length:
+        shared = ((row, *row.divide_among(plan.processes)) for row in plan.pack_blocks)
+        text += ", ".join(
+            f"{float(row.blocks_per_update * micro_batches):,.1f} x {format_count(packs, 'pack')} of {row.row_length:,}"
+            for row, micro_batches, packs in shared
+        )
     else:
-        remaining = 1.0 - (update - warmup) / (updates - warmup + 1)
-    return float(peak * max(remaining, 0.0) ** settings.decay_power)
+        text += (
+            f"{plan.accumulation_steps} x {settings.micro_batch_packs} packs x {plan.packing_factor:.3f} sequences per pack"
+        )
+    if plan.processes > 1:
+        sequences_per_process = plan.sequences_per_update / plan.processes
+        text += f" x {plan.processes} processes ({sequences_per_process:,.1f} sequences per process)"
+    lines = [text]
+    if abs(plan.batch_size_change) > _NOTABLE_CHANGE:
+        more, present = "more" if plan.batch_size_change > 0 else "fewer", settings.micro_batch_packs
+        sequences = settings.global_batch_sequences
+        nearest = find_micro_batch_size(sequences, plan.packing_factor * plan.processes, 2 * present)
+        remedy = "" if in_training else "; every process takes the same number of packs"
+        if in_training and nearest != present:
+            remedy = f"; training.micro_batch_packs = {nearest} would come nearest to it"
+        lines.append(f"note: that is {abs(plan.batch_size_change):.1%} {more} than {key} = {sequences:,}{remedy}")
+    if plan.packs is not None and plan.packs_per_update > plan.packs:
+        micro_batch = min(settings.micro_batch_packs, max(1, plan.packs // plan.processes))
+        full_steps = max(1, plan.packs // (micro_batch * plan.processes))
+        sequences = int(full_steps * micro_batch * plan.processes * plan.packing_factor)
+        remedy = f"{key} = {sequences:,}"
+        if in_training and micro_batch < settings.micro_batch_packs:
+            remedy += f" and training.micro_batch_packs = {micro_batch:,}"
+        lines.append(
+            f"note: an update reads {plan.packs_per_update:,} packs, but the data contains only {plan.packs:,}, so "
+            f"sequences repeat within an update; set {remedy}, or pass more data"
+        )
+    return lines
+
+
+def format_schedule(plan: RunPlan) -> list[str]:
+    """Return the lines about the optimizer and about the intervals between evaluations, which only a dry run prints."""
+    settings = plan.settings
+    lines = []
+    for action in ("evaluate", "save", "log"):
+        updates = getattr(settings, f"{action}_every_updates")
+        sequences = updates * plan.sequences_per_update
+        lines.append(f"{action} every {updates:,} updates, that is every {sequences:,.0f} sequences")
+    return [
+        *lines,
+        f"{settings.optimizer}, peak learning rate {settings.learning_rate:g}, decay power {settings.decay_power:g} "
+        f"counted from the {settings.decay_from}, "
+        f"betas {settings.beta_1:.6g} and {settings.beta_2:.6g}, clip norm {settings.clip_norm:g}, "
+        f"losses normalized: {settings.loss_normalization}",
+    ]

@@ -296,8 +296,8 @@ _TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
+# The name prefixes of the heads of `BertForSequenceClassification`, `...TokenClassification` and `...QuestionAnswering`.
 _TASK_HEADS = ("classifier.", "qa_outputs.")
-"""The name prefixes of the heads of `BertForSequenceClassification`, `...TokenClassification` and `...QuestionAnswering`."""
 _COUNTERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 
 _WHOLE_NAMES = {

@@ -25,7 +25,7 @@ from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 from gaudi_bert.runs.tables import TableEvaluation, WordTargets, open_packed_table, train_on_table
 from gaudi_bert.training.batches import TrainingOrder
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
-from gaudi_bert.training.run_plan import compute_learning_rate
+from gaudi_bert.training.loop import compute_learning_rate
 from tests.builders.agree import agree, identical
 from tests.builders.command_line import refusal, succeed
 from tests.builders.effort import once, sampled

@@ -143,7 +143,7 @@ class Simulation:
             seconds = self.queue.seconds_before_batch()
             if seconds == 0.0:
                 self._compute(self.queue.take_batch())
-                self.queue.end_arrival_window()
+                self.queue.forecast.end_window()
             elif seconds is None and not self.coming:
                 break
             else:

@@ -15,7 +15,7 @@ import torch
 from sentence_transformers.sentence_transformer import losses
 
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.training.run_plan import compute_learning_rate
+from gaudi_bert.training.loop import compute_learning_rate
 from tests.builders.agree import agree
 from tests.builders.encoders import write_encoder
 from tests.builders.json_lines import losses_of, write_lines

@@ -1,4 +1,4 @@
-"""Requests to stop. Runs that stop and go on are in `tests/runs/test_records.py`."""
+"""Requests to stop, and the learning rate. Runs that stop and go on are in `tests/runs/test_records.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import threading
 
 import pytest
 
-from gaudi_bert.training.loop import _handle_stop_signals
+from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.training.loop import _handle_stop_signals, compute_learning_rate
+from tests.builders.agree import agree
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -34,3 +36,22 @@ def test_outside_the_main_thread_nothing_is_installed() -> None:
     thread.start()
     thread.join()
     assert seen == [True]
+
+
+# --- the learning rate of each update: warm-up, the joint, decay
+
+
+@pytest.mark.parametrize(
+    ("peak", "warmup", "updates", "power", "decay_from", "rates"),
+    [
+        (8.0, 4, 7, 1.0, "warmup", [2, 4, 6, 8, 6, 4, 2, 0]),
+        (1.0, 0, 3, 1.0, "warmup", [0.75, 0.5, 0.25]),  # below the peak from the start, and never zero
+        (8.0, 4, 8, 1.0, "start", [2, 4, 6, 8, 4, 3, 2, 1, 0]),  # falls where the warm-up ends
+        (1.0, 0, 3, 2.0, "warmup", [0.5625, 0.25, 0.0625]),
+        (8.0, 1, 4, 0.5, "start", [8, 8 * 0.75**0.5, 8 * 0.5**0.5, 4]),
+    ],
+)
+def test_literal_rates(peak, warmup, updates, power, decay_from, rates) -> None:
+    schedule = {"warmup_updates": warmup, "updates": updates, "decay_power": power, "decay_from": decay_from}
+    settings = TrainingSettings(learning_rate=peak, **schedule)
+    agree([compute_learning_rate(update, settings) for update in range(1, len(rates) + 1)], rates)

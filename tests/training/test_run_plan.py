@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.training.plan_text import DryRun, format_plan, format_schedule
-from gaudi_bert.training.run_plan import RowPacks, RunPlan, RunSettings, compute_learning_rate, find_micro_batch_size
+from gaudi_bert.training.run_plan import (
+    DryRun,
+    RowPacks,
+    RunPlan,
+    RunSettings,
+    find_micro_batch_size,
+    format_plan,
+    format_schedule,
+)
 from tests.builders.agree import agree
 
 PHASE_2 = TrainingSettings(
@@ -185,22 +192,3 @@ def test_rows_that_are_much_longer_than_the_texts_get_a_note(slots, mean_tokens,
     """But for short rows, where attention costs little."""
     lines = format_plan(replace(plan(PHASE_2, 2.0), slots_per_pack=slots, mean_tokens=mean_tokens))
     assert any(f"rows of {slots:,} tokens are" in line for line in lines) == is_long
-
-
-# --- the learning rate of each update: warm-up, the joint, decay
-
-
-@pytest.mark.parametrize(
-    ("peak", "warmup", "updates", "power", "decay_from", "rates"),
-    [
-        (8.0, 4, 7, 1.0, "warmup", [2, 4, 6, 8, 6, 4, 2, 0]),
-        (1.0, 0, 3, 1.0, "warmup", [0.75, 0.5, 0.25]),  # below the peak from the start, and never zero
-        (8.0, 4, 8, 1.0, "start", [2, 4, 6, 8, 4, 3, 2, 1, 0]),  # falls where the warm-up ends
-        (1.0, 0, 3, 2.0, "warmup", [0.5625, 0.25, 0.0625]),
-        (8.0, 1, 4, 0.5, "start", [8, 8 * 0.75**0.5, 8 * 0.5**0.5, 4]),
-    ],
-)
-def test_literal_rates(peak, warmup, updates, power, decay_from, rates) -> None:
-    schedule = {"warmup_updates": warmup, "updates": updates, "decay_power": power, "decay_from": decay_from}
-    settings = TrainingSettings(learning_rate=peak, **schedule)
-    agree([compute_learning_rate(update, settings) for update in range(1, len(rates) + 1)], rates)
