@@ -20,19 +20,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import transformers
 
-from gaudi_bert.encoders.pack_inputs import PackInputs, attention_allowed
+from gaudi_bert.encoders.pack_inputs import PackInputs, build_attention_mask
 from gaudi_bert.encoders.pack_inputs_trial import find_pack_inputs
 from gaudi_bert.encoders.trial import (
     ALLOWED_DIFFERENCE,
     MODEL_ERRORS,
     Pack,
-    build_random_packs,
+    build_trial_packs,
     compute_output_scale,
     compute_single_outputs,
     compute_token_outputs,
     controlled_conditions,
+    find_neighbour_change,
     largest_difference,
-    largest_neighbour_change,
     split_by_sequence,
 )
 from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
@@ -65,7 +65,7 @@ WAYS = {
     **{name: target(name) for name in TARGETS if name != "optimum-habana"},
     "positions only": mask(lambda _, __: None),
     "2-D mask of sequence numbers": mask(lambda _, numbers: numbers),
-    "4-D bool mask": mask(lambda pack_inputs, numbers: attention_allowed(numbers, pack_inputs.is_causal).unsqueeze(1)),
+    "4-D bool mask": mask(lambda pack_inputs, numbers: build_attention_mask(numbers, pack_inputs.is_causal).unsqueeze(1)),
     "additive mask, positions from 0": target(
         "transformers-5", lambda pack_inputs, batch: {"position_ids": batch["position_ids"] - pack_inputs.position_offset}
     ),
@@ -75,7 +75,7 @@ WAYS = {
 
 def cell(model: Any, pack_inputs: PackInputs, way: str) -> str:
     """One entry of the table."""
-    rows, changed = build_random_packs(model.config, LENGTH, pack_inputs.longest_sequence)
+    rows, changed = build_trial_packs(model.config, LENGTH, pack_inputs.longest_sequence)
     alone = compute_single_outputs(model, pack_inputs, rows)
     try:
         batches = [model_inputs(WAYS[way](pack_inputs, each)) for each in (rows, changed)]
@@ -84,7 +84,7 @@ def cell(model: Any, pack_inputs: PackInputs, way: str) -> str:
         return "refused"
     difference, moved, scale = (
         largest_difference(before, alone),
-        largest_neighbour_change(before, after, rows),
+        find_neighbour_change(before, after, rows),
         compute_output_scale(alone),
     )
     if moved > NEIGHBOUR_BOUND * scale:

@@ -92,7 +92,7 @@ class _EmbedsWithoutMask(torch.nn.Module):
         return self.encoder(inputs_embeds=embeddings, attention_mask=attention_mask, **positions)
 
 
-def attention_allowed(sequence_ids_BL: Tensor, is_causal: bool = False, window: int | None = None) -> Tensor:
+def build_attention_mask(sequence_ids_BL: Tensor, is_causal: bool = False, window: int | None = None) -> Tensor:
     """Return a mask [B, L, L] that is true if two tokens of a pack may attend to each other.
 
     Args:
@@ -115,7 +115,7 @@ def attention_allowed(sequence_ids_BL: Tensor, is_causal: bool = False, window: 
     return allowed
 
 
-def additive_attention_masks(sequence_ids_BL: Tensor, pack_inputs: PackInputs, dtype: torch.dtype = torch.float32) -> Any:
+def build_additive_masks(sequence_ids_BL: Tensor, pack_inputs: PackInputs, dtype: torch.dtype = torch.float32) -> Any:
     """Compute masks that are added to the attention scores. They are 0 if attention is allowed, and the lowest value
     otherwise.
 
@@ -130,13 +130,13 @@ def additive_attention_masks(sequence_ids_BL: Tensor, pack_inputs: PackInputs, d
 
     def mask(window: int | None) -> Tensor:
         """Return the additive mask for an attention window."""
-        allowed = attention_allowed(sequence_ids_BL, pack_inputs.is_causal, window)
+        allowed = build_attention_mask(sequence_ids_BL, pack_inputs.is_causal, window)
         return allowed.to(dtype).sub_(1).mul_(torch.finfo(dtype).max).unsqueeze(1)
 
     return {kind: mask(window) for kind, window in pack_inputs.window_by_layer_kind.items()} or mask(pack_inputs.window)
 
 
-def attention_mask_for_target(
+def build_mask_for_target(
     sequence_ids_BL: Tensor, pack_inputs: PackInputs, target: str, dtype: torch.dtype = torch.float32
 ) -> Any:
     """Compute the attention mask in the form that a target of `PackCollator` requires.
@@ -152,9 +152,9 @@ def attention_mask_for_target(
         `BlockMask` for "flex", and int64 [B, L, L] for all other targets.
     """
     if target == "transformers-5":
-        return additive_attention_masks(sequence_ids_BL, pack_inputs, dtype)
+        return build_additive_masks(sequence_ids_BL, pack_inputs, dtype)
     if target != "flex":
-        return attention_allowed(sequence_ids_BL, pack_inputs.is_causal).long()
+        return build_attention_mask(sequence_ids_BL, pack_inputs.is_causal).long()
     masks = {
         kind: _build_block_mask(sequence_ids_BL, pack_inputs.is_causal, window)
         for kind, window in pack_inputs.window_by_layer_kind.items()
@@ -172,7 +172,7 @@ def convert_position_ids(position_ids: Any, pack_inputs: PackInputs) -> Any:
 
 
 def _build_block_mask(sequence_ids_BL: Tensor, is_causal: bool = False, window: int | None = None) -> Any:
-    """Build a `BlockMask` of flex attention that allows the same attention as the mask of `attention_allowed`."""
+    """Build a `BlockMask` of flex attention that allows the same attention as the mask of `build_attention_mask`."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     packs, length = sequence_ids_BL.shape
@@ -197,7 +197,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
-def sequence_membership(numbers_BX: Tensor, depth: int) -> Tensor:
+def build_membership_mask(numbers_BX: Tensor, depth: int) -> Tensor:
     """Return a mask [B, S, X] that is true if a position or slot belongs to a sequence of its pack.
 
     Args:
@@ -228,7 +228,7 @@ def pool_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str, Tens
     else:
         hidden_BLH = hidden_RH.reshape(*batch["input_ids"].shape, -1)
         if head.pooling == "mean":
-            share_BSL = sequence_membership(batch["input_mask"], depth).to(hidden_RH.dtype)
+            share_BSL = build_membership_mask(batch["input_mask"], depth).to(hidden_RH.dtype)
             vectors_BSH = torch.matmul(share_BSL, hidden_BLH) / share_BSL.sum(-1, keepdim=True).clamp(min=1.0)
         else:
             numbers_BLH = batch["input_mask"].long()[..., None].expand_as(hidden_BLH)

@@ -26,27 +26,26 @@ import transformers
 
 from gaudi_bert.common.arrays import NOT_PREDICTED
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.pack_inputs import PackInputs, attention_mask_for_target, convert_position_ids, module_for_packs
+from gaudi_bert.encoders.pack_inputs import PackInputs, build_mask_for_target, convert_position_ids, module_for_packs
 from gaudi_bert.encoders.trial import (
     ALLOWED_DIFFERENCE,
     MODEL_ERRORS,
     TRIAL_SEED,
     Pack,
-    build_full_pack,
-    build_random_packs,
     build_small_copy,
+    build_trial_packs,
+    choose_trial_length,
     compute_output_scale,
     compute_single_outputs,
     compute_token_outputs,
     controlled_conditions,
     find_max_positions,
+    find_neighbour_change,
     find_ordinary_tokens,
     largest_difference,
-    largest_neighbour_change,
     select_token_outputs,
     split_by_sequence,
     trial_mode,
-    trial_pack_length,
 )
 from gaudi_bert.model.config import NO_PACKS_REMEDY
 
@@ -162,7 +161,7 @@ def check_packed_outputs(
         InputError: The outputs differ by more than rounding, or the model fails.
     """
     tried = module_for_packs(model.base_model if getattr(model, "gathers", False) else model, pack_inputs)
-    positions = trial_pack_length(model.config, pack_inputs.position_offset, _MAX_POSITIONS)
+    positions = choose_trial_length(model.config, pack_inputs.position_offset, _MAX_POSITIONS)
     longest = min(positions, pack_inputs.longest_sequence or positions)
     if row_tokens is None:
         usual = int(np.clip(positions, *_DEFAULT_ROW_TOKENS))
@@ -170,16 +169,17 @@ def check_packed_outputs(
             usual if pack_inputs.takes_positions else min(usual, positions)
         )  # without position ids, a row cannot be longer than the positions
     excluded_token = pack_inputs.unpacked_token
-    short, _ = build_random_packs(model.config, min(longest, 144), longest, excluded_token)
-    full, changed = build_full_pack(model.config, row_tokens, longest, excluded_token)
-    largest, bound = 0.0, allowed_difference(model)
+    short, _ = build_trial_packs(model.config, min(longest, 144), longest, excluded_token)
+    full, changed = build_trial_packs(model.config, row_tokens, longest, excluded_token, padded=False)
+    largest, bound = 0.0, find_allowed_difference(model)
 
-    def check(rows: list[Pack], what: str, difference: float) -> None:
+    def check(rows: list[Pack], description: str, difference: float) -> None:
         """Raise an InputError if packed and single sequences differ by more than is allowed."""
         if not difference <= bound:
             raise InputError(
                 f"{type(model).__name__}: computes wrong outputs for packs of {len(rows[0]['input_ids'])} tokens "
-                f"({what} by {difference:.1e} of the largest output, but at most {bound:g} is allowed); {NO_PACKS_REMEDY}"
+                f"({description} by {difference:.1e} of the largest output, but at most {bound:g} is allowed); "
+                f"{NO_PACKS_REMEDY}"
             )
 
     for rows in (short[:2], full):
@@ -197,12 +197,12 @@ def check_packed_outputs(
                 with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                     torch.manual_seed(TRIAL_SEED)  # the same dropout for both
                     outputs.append(split_by_sequence(compute_token_outputs(tried, build_batch(rows)), rows))
-            change = largest_neighbour_change(outputs[0], outputs[1], full) / compute_output_scale(outputs[0])
+            change = find_neighbour_change(outputs[0], outputs[1], full) / compute_output_scale(outputs[0])
         check(full, "in training mode, sequences change their neighbours", change)
     return PackCheck(row_tokens, largest)
 
 
-def allowed_difference(model: transformers.PreTrainedModel) -> float:
+def find_allowed_difference(model: transformers.PreTrainedModel) -> float:
     """Return the largest allowed difference between the outputs of packed and single sequences, which depends on the dtype
     of the weights.
 
@@ -239,10 +239,12 @@ def _find_pack_inputs_of_copy(
     Raises:
         InputError: No inputs give the same outputs, or the model cannot be tried.
     """
-    stateful = sorted(model_class for model_class in _layer_kinds(config) if model_class.startswith(_STATEFUL_LAYER_KINDS))
+    stateful = sorted(
+        model_class for model_class in _list_layer_kinds(config) if model_class.startswith(_STATEFUL_LAYER_KINDS)
+    )
     if stateful:
         reason = f"layers of kind {', '.join(stateful)} carry a state from one sequence of a pack into the next"
-        raise InputError(_rejection_message(config, reason))
+        raise InputError(_format_rejection(config, reason))
     try:
         model = build_small_copy(config, model_class)
         with controlled_conditions():
@@ -261,7 +263,7 @@ def _find_pack_inputs_of_copy(
             right, difference = _find_mask_form(model, config, pack_inputs, target)
     except MODEL_ERRORS as error:
         reason = str(error) if isinstance(error, InputError) else "the model fails on a few tokens"
-        raise InputError(_rejection_message(config, reason)) from error
+        raise InputError(_format_rejection(config, reason)) from error
     if right is None:
         lacks = "" if pack_inputs.takes_positions else "the model accepts no position_ids, and "
         if target in ("transformers-4", "optimum-habana"):
@@ -270,11 +272,11 @@ def _find_pack_inputs_of_copy(
                 "transformers "
                 f"{transformers.__version__} ({difference}); use target transformers-5"
             )
-        raise InputError(_rejection_message(config, f"{lacks}no mask keeps its sequences separate ({difference})"))
+        raise InputError(_format_rejection(config, f"{lacks}no mask keeps its sequences separate ({difference})"))
     return right
 
 
-def _rejection_message(config: transformers.PretrainedConfig, reason: str) -> str:
+def _format_rejection(config: transformers.PretrainedConfig, reason: str) -> str:
     """Return the error message for a model type that is rejected because it cannot process packs."""
     name = f"model type {config.model_type!r}: "
     return f"{name}{reason.removeprefix(name)}; {NO_PACKS_REMEDY}"
@@ -289,7 +291,7 @@ def _is_causal(model: transformers.PreTrainedModel) -> bool:
     Raises:
         InputError: The outputs are not finite, or attention has no measurable effect.
     """
-    tokens, length = find_ordinary_tokens(model.config), trial_pack_length(model.config, 2)
+    tokens, length = find_ordinary_tokens(model.config), choose_trial_length(model.config, 2)
     half = length // 2
     numbers = np.random.default_rng(TRIAL_SEED).integers(0, len(tokens), length)
     later, earlier = (np.where((np.arange(length) < half) == first, numbers + 1, numbers) for first in (False, True))
@@ -316,7 +318,7 @@ def _find_position_offset(model: transformers.PreTrainedModel) -> int:
     possible = dict.fromkeys((0, (padding or 0) + 1, 1, 2))
     offsets = [each for each in possible if each + _MIN_POSITIONS <= positions] or [0]
     tokens = find_ordinary_tokens(model.config)
-    ids = torch.tensor(tokens[np.arange(trial_pack_length(model.config, max(offsets))) % len(tokens)][None])
+    ids = torch.tensor(tokens[np.arange(choose_trial_length(model.config, max(offsets))) % len(tokens)][None])
     alone = compute_token_outputs(model, {"input_ids": ids})
     for offset in offsets:
         counted = torch.arange(offset, offset + ids.shape[1])[None]
@@ -338,7 +340,7 @@ def _find_longest_sequence(model: transformers.PreTrainedModel, pack_inputs: Pac
     Returns:
         The number, or None if there is no limit.
     """
-    length = trial_pack_length(model.config, pack_inputs.position_offset)
+    length = choose_trial_length(model.config, pack_inputs.position_offset)
     positions = find_max_positions(model.config)
     most = _MAX_POSITIONS if positions is None else min(4 * positions, _MAX_POSITIONS)
     tokens = find_ordinary_tokens(model.config)
@@ -385,14 +387,14 @@ def _find_mask_form(
     Raises:
         InputError: The window of the small copy is too large to have an effect.
     """
-    length, longest = trial_pack_length(model.config, pack_inputs.position_offset), pack_inputs.longest_sequence
-    window = _attention_window(model.config) or 0
+    length, longest = choose_trial_length(model.config, pack_inputs.position_offset), pack_inputs.longest_sequence
+    window = _find_attention_window(model.config) or 0
     if window >= length:
         raise InputError(f"its attention window of {window} tokens has no effect in the trial, which has {length} positions")
     packed, last = [], ""
-    for form in _possible_mask_forms(model, pack_inputs):
+    for form in _list_mask_forms(model, pack_inputs):
         formed = form(model.config)
-        rows, _ = build_random_packs(model.config, length, longest, formed.unpacked_token)
+        rows, _ = build_trial_packs(model.config, length, longest, formed.unpacked_token)
         try:
             outputs = compute_token_outputs(module_for_packs(model, formed), build_packed_batch(rows, formed, target))
             packed.append((form, rows, split_by_sequence(outputs, rows)))
@@ -407,43 +409,41 @@ def _find_mask_form(
     return None, last
 
 
-def _possible_mask_forms(
-    model: transformers.PreTrainedModel, pack_inputs: PackInputs
-) -> Iterator[Callable[[Any], PackInputs]]:
+def _list_mask_forms(model: transformers.PreTrainedModel, pack_inputs: PackInputs) -> Iterator[Callable[[Any], PackInputs]]:
     """Yield all forms of attention masks that a model may need, as functions from a config to its pack inputs.
 
     The last forms compute the embeddings first, and the very last one also excludes masked tokens from packs.
     """
 
-    def masked(config: transformers.PretrainedConfig, by_layer: bool, itself: bool | None = None) -> PackInputs:
+    def build_inputs(config: transformers.PretrainedConfig, by_layer: bool, itself: bool | None = None) -> PackInputs:
         """Return the pack inputs for a config, with one mask for all layers or one mask per kind of layer."""
-        window = None if itself is None else _attention_window(config)
+        window = None if itself is None else _find_attention_window(config)
         reach = None if window is None else window - bool(itself)
-        kinds = dict.fromkeys(("full_attention", *_layer_kinds(config), "sliding_attention")) if by_layer else {}
+        kinds = dict.fromkeys(("full_attention", *_list_layer_kinds(config), "sliding_attention")) if by_layer else {}
         layers = {kind: reach if "sliding" in kind else None for kind in kinds}
         return replace(pack_inputs, window_by_layer_kind=layers, window=None if by_layer else reach)
 
-    if _attention_window(model.config) is not None:
-        for by_layer in (True, False) if _layer_kinds(model.config) else (False,):
+    if _find_attention_window(model.config) is not None:
+        for by_layer in (True, False) if _list_layer_kinds(model.config) else (False,):
             for itself in (pack_inputs.is_causal, not pack_inputs.is_causal):
-                yield partial(masked, by_layer=by_layer, itself=itself)
-    yield partial(masked, by_layer=False)
-    if _layer_kinds(model.config):
-        yield partial(masked, by_layer=True)
+                yield partial(build_inputs, by_layer=by_layer, itself=itself)
+    yield partial(build_inputs, by_layer=False)
+    if _list_layer_kinds(model.config):
+        yield partial(build_inputs, by_layer=True)
     if hasattr(model, "embeddings"):
         first = replace(pack_inputs, embeds_without_mask=True)
         yield lambda config: first
         yield lambda config: replace(first, unpacked_token=getattr(config, "mask_token_id", None))
 
 
-def _layer_kinds(config: transformers.PretrainedConfig) -> list[str]:
+def _list_layer_kinds(config: transformers.PretrainedConfig) -> list[str]:
     """Return the distinct kinds of layers that a config lists, such as "sliding_attention". Return an empty list if it lists
     none.
     """
     return list(dict.fromkeys(getattr(config.get_text_config(), "layer_types", None) or ()))
 
 
-def _attention_window(config: transformers.PretrainedConfig) -> int | None:
+def _find_attention_window(config: transformers.PretrainedConfig) -> int | None:
     """Return the size of the attention window in a config, or None if attention has no window."""
     text = config.get_text_config()
     for name in ("sliding_window", "window_size", "attention_chunk_size"):
@@ -465,7 +465,7 @@ def build_packed_batch(rows: list[Pack], pack_inputs: PackInputs, target: str = 
     }
     batch: dict[str, Any] = {
         "input_ids": columns["input_ids"],
-        "attention_mask": attention_mask_for_target(columns["sequence_ids"], pack_inputs, target),
+        "attention_mask": build_mask_for_target(columns["sequence_ids"], pack_inputs, target),
     }
     if pack_inputs.takes_positions:
         batch["position_ids"] = convert_position_ids(columns["position_ids"], pack_inputs)

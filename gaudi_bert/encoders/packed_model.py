@@ -30,26 +30,26 @@ from gaudi_bert.encoders.encoder_weights import find_stored_buffers, read_archit
 from gaudi_bert.encoders.matrix_products import patch_linear_layers
 from gaudi_bert.encoders.pack_inputs import (
     PackInputs,
-    additive_attention_masks,
     at_least_float32,
+    build_additive_masks,
+    build_membership_mask,
     convert_position_ids,
     gather_positions,
     module_for_packs,
     pool_sequences,
-    sequence_membership,
 )
 from gaudi_bert.encoders.pack_inputs_trial import (
     PackCheck,
-    allowed_difference,
     build_packed_batch,
     check_packed_outputs,
+    find_allowed_difference,
     find_pack_inputs,
 )
 from gaudi_bert.encoders.trial import (
     TRIAL_SEED,
     Pack,
-    build_full_pack,
-    build_random_packs,
+    build_trial_packs,
+    choose_trial_length,
     compute_output_scale,
     compute_single_outputs,
     compute_token_outputs,
@@ -59,7 +59,6 @@ from gaudi_bert.encoders.trial import (
     select_token_outputs,
     split_by_sequence,
     trial_mode,
-    trial_pack_length,
 )
 from gaudi_bert.model.config import NO_PACKS_REMEDY
 from gaudi_bert.model.heads import TASK_BY_PROBLEM_TYPE, TaskHead, TaskKind, VectorHead, check_labels
@@ -163,7 +162,7 @@ class PackedModel:
         pack_inputs, numbers_BL = self.pack_inputs, batch["input_mask"]
         # Autocast would convert the lowest float32 value to an infinity, so use the lowest bfloat16 value in the masks.
         lowest = torch.float16 if self._dtype == torch.float16 else torch.bfloat16
-        masks = move_to_device(additive_attention_masks(numbers_BL, pack_inputs, lowest), numbers_BL.device, self._dtype)
+        masks = move_to_device(build_additive_masks(numbers_BL, pack_inputs, lowest), numbers_BL.device, self._dtype)
         inputs: dict[str, Any] = {"input_ids": batch["input_ids"].long(), "attention_mask": masks}
         if pack_inputs.takes_positions:
             inputs["position_ids"] = convert_position_ids(batch["positions"].long(), pack_inputs)
@@ -183,7 +182,7 @@ class PackedModel:
             return self._run_head(gather_positions(hidden_BLH, starts_BS).flatten(0, 1)[:, None]).unflatten(
                 0, starts_BS.shape
             )
-        tokens_BS = sequence_membership(batch["input_mask"], depth).sum(-1).clamp(min=1)
+        tokens_BS = build_membership_mask(batch["input_mask"], depth).sum(-1).clamp(min=1)
         if self._tokens_read == "last":
             last_BSH = gather_positions(hidden_BLH, starts_BS + tokens_BS - 1)
             return self._run_head(last_BSH.flatten(0, 1)[:, None]).unflatten(0, starts_BS.shape)
@@ -253,10 +252,9 @@ class PackedModel:
 
     def _build_trial_pack(self) -> Pack:
         """Return a short pack of random tokens without padding."""
-        length = min(_TRIAL_PACK_TOKENS, trial_pack_length(self.module.config, self.pack_inputs.position_offset))
-        return build_full_pack(
-            self.module.config, length, self.pack_inputs.longest_sequence, self.pack_inputs.unpacked_token
-        )[0][0]
+        length = min(_TRIAL_PACK_TOKENS, choose_trial_length(self.module.config, self.pack_inputs.position_offset))
+        longest, excluded_token = self.pack_inputs.longest_sequence, self.pack_inputs.unpacked_token
+        return build_trial_packs(self.module.config, length, longest, excluded_token, padded=False).packs[0]
 
     def build_trial_batch(self) -> dict[str, Tensor]:
         """Return a batch of one short pack of random tokens, on the device of the model."""
@@ -299,7 +297,10 @@ class PackedModel:
         difference = float((packed - expected).abs().max()) / scale
         # The difference is relative to at least 1, which would hide errors if all outputs are small. Therefore make the
         # bound smaller in this case.
-        bound = min(allowed_difference(module), max(allowed_difference(module), _ALLOWED_SMALL_DIFFERENCE) * largest / scale)
+        bound = min(
+            find_allowed_difference(module),
+            max(find_allowed_difference(module), _ALLOWED_SMALL_DIFFERENCE) * largest / scale,
+        )
         if not difference <= bound:
             raise InputError(
                 f"{type(module).__name__}: the outputs of the head for packed and for single texts differ by "
@@ -446,8 +447,8 @@ def verify_model_folder(folder: Path, say: Callable[[str], None]) -> FolderVerif
         differences = {"outputs": difference}
         if head is not None:
             differences["answers"] = packed.check_head()
-        length = trial_pack_length(model.config, pack_inputs.position_offset)
-        rows, _ = build_random_packs(model.config, length, pack_inputs.longest_sequence, pack_inputs.unpacked_token)
+        length = choose_trial_length(model.config, pack_inputs.position_offset)
+        rows, _ = build_trial_packs(model.config, length, pack_inputs.longest_sequence, pack_inputs.unpacked_token)
         differences["gradient"] = _compare_gradients(model.base_model, pack_inputs, rows)
     except InputError as error:
         raise FailedError(f"{folder}: {error}") from error

@@ -25,8 +25,8 @@ from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.pack_inputs import PackInputs
 
+# A pack, as a mapping from column names to arrays.
 Pack = Mapping[str, AnyArray]
-"""A pack, as a mapping from column names to arrays."""
 
 
 class TrialPacks(NamedTuple):
@@ -42,14 +42,15 @@ class TrialPacks(NamedTuple):
 
 
 TRIAL_SEED = 12345
+# The allowed difference between the outputs of packed and single sequences, relative to the largest output or to 1,
+# whichever is larger.
 ALLOWED_DIFFERENCE = 1e-5
-"""The allowed difference between the outputs of packed and single sequences, relative to the largest output or to 1,
-whichever is larger."""
 _LENGTH_FRACTIONS = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
 _SPECIAL_TOKENS = ("bos", "cls", "sep", "eos", "mask", "unk")
 _LARGE_MODEL_WEIGHTS = 10_000_000  # number of weights from which on a model is tried with several threads
 _LOW_IDS = 128  # most tokenizers have their special tokens among the first ids: 0 to 4, 50 to 60, 100 to 103, ...
 _CONFIG_ERROR = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)  # in newer versions
+# The exceptions that a model of another library may raise if its input or its config is not suitable.
 MODEL_ERRORS = (
     InputError,
     RuntimeError,
@@ -64,7 +65,6 @@ MODEL_ERRORS = (
     ZeroDivisionError,
     _CONFIG_ERROR,
 )
-"""The exceptions that a model of another library may raise if its input or its config is not suitable."""
 _KIND_OF_ERROR = re.compile(r"^(.*?\b\w+Error: )+")
 _ERRORS_FOR_USERS = (ValueError, OSError)  # built-in exceptions whose messages are written for the user
 
@@ -159,7 +159,7 @@ def find_max_positions(config: transformers.PretrainedConfig) -> int | None:
     return positions if type(positions) is int and positions >= 0 else None
 
 
-def trial_pack_length(config: transformers.PretrainedConfig, position_offset: int, max_tokens: int = 144) -> int:
+def choose_trial_length(config: transformers.PretrainedConfig, position_offset: int, max_tokens: int = 144) -> int:
     """Return the length, in tokens, of the packs with which a model is tried.
 
     Args:
@@ -177,11 +177,13 @@ def trial_pack_length(config: transformers.PretrainedConfig, position_offset: in
     return length
 
 
-def build_random_packs(
+def build_trial_packs(
     config: transformers.PretrainedConfig,
     length: int,
     longest_sequence: int | None = None,
     excluded_token: int | None = None,
+    *,
+    padded: bool = True,
 ) -> TrialPacks:
     """Return packs of random tokens, and the same packs with other tokens in the first sequence of each pack.
 
@@ -190,35 +192,16 @@ def build_random_packs(
         length: The number of positions of a pack.
         longest_sequence: The maximum number of tokens in a sequence, or None.
         excluded_token: A token id that no pack may contain, or None.
+        padded: Whether to return three packs with padding. Otherwise return one pack without padding, whose sequences get
+            shorter down to a single token.
     """
-    lengths = [[min(int(share * length), longest_sequence or length) for share in shares] for shares in _LENGTH_FRACTIONS]
-    return _build_packs(config, length, lengths, excluded_token)
-
-
-def build_full_pack(
-    config: transformers.PretrainedConfig,
-    length: int,
-    longest_sequence: int | None = None,
-    excluded_token: int | None = None,
-) -> TrialPacks:
-    """Return one pack without padding, and the same pack with other tokens in its first sequence. Its sequences get shorter,
-    down to a single token.
-
-    The arguments are the same as for `build_random_packs`.
-    """
-    lengths, remaining = [], length
-    while remaining:
-        lengths.append(min((remaining + 1) // 2, longest_sequence or length))
-        remaining -= lengths[-1]
-    return _build_packs(config, length, [lengths], excluded_token)
-
-
-def _build_packs(
-    config: transformers.PretrainedConfig, length: int, sequence_lengths: Sequence[Sequence[int]], excluded_token: int | None
-) -> TrialPacks:
-    """Return packs with the given sequence lengths, and the same packs with other tokens in the first sequence of each
-    pack.
-    """
+    most = longest_sequence or length
+    sequence_lengths = [[min(int(share * length), most) for share in shares] for shares in _LENGTH_FRACTIONS if padded]
+    if not padded:
+        sequence_lengths, remaining = [[]], length
+        while remaining:
+            sequence_lengths[0].append(min((remaining + 1) // 2, most))
+            remaining -= sequence_lengths[0][-1]
     # Models may process [SEP] or [MASK] differently, so repeat the special tokens until they are about as frequent as
     # ordinary tokens. Exclude padding and other tokens that a config names, because such a token may stand for an image, for
     # example.
@@ -344,7 +327,7 @@ def largest_difference(actual: Sequence[torch.Tensor], expected: Sequence[torch.
     return float(torch.stack([(one - other).abs().max() for one, other in zip(actual, expected, strict=True)]).max())
 
 
-def largest_neighbour_change(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], rows: Sequence[Pack]) -> float:
+def find_neighbour_change(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], rows: Sequence[Pack]) -> float:
     """Return the largest change in the outputs of all sequences except the first of each pack, whose tokens were changed."""
     others = np.flatnonzero([number > 0 for row in rows for number in range(len(row["seq_lens"]))])
     return largest_difference([before[each] for each in others], [after[each] for each in others])
@@ -361,8 +344,10 @@ _MAX_PARAMETERS = 2e8
 _HEADS = 4
 _WINDOW_NAME = re.compile(r"^(?!.*layer).*(window|local_attention|chunk|block_size|index_\w*topk|topk_blocks)")
 _WIDTH_NAME = re.compile(r"size|dim|^d_|n_embd")
+# Matches the names of settings that tell after how many layers a kind of layer is repeated.
 _PERIOD = re.compile(r"every_n|pattern|interval|period|freq")
-"""Matches the names of settings that tell after how many layers a kind of layer is repeated."""
+# The names of settings that a small copy limits, and their maximum values. How a model has to be fed does not depend on
+# them.
 _MAX_SETTINGS = (
     (re.compile(r"vocab_size"), 211),
     (re.compile(r"intermediate_size|ffn|ff_dim|n_inner|mlp_dim|moe_dim|expert_(hidden|dim)"), 48),
@@ -372,9 +357,6 @@ _MAX_SETTINGS = (
     (re.compile(r"lora_rank$|lora_r$"), 16),
     (re.compile(r"kv_shared_layers$"), 0),
 )
-"""The names of settings that a small copy limits, and their maximum values. How a model has to be fed does not depend on
-them.
-"""
 
 
 def _iterate_nested_configs(config: transformers.PretrainedConfig) -> Iterator[Any]:

@@ -25,7 +25,7 @@ import transformers
 
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, NOT_PREDICTED, AnyArray, IntArray, find_non_integer
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.pack_inputs import PackInputs, attention_mask_for_target, convert_position_ids
+from gaudi_bert.encoders.pack_inputs import PackInputs, build_mask_for_target, convert_position_ids
 from gaudi_bert.encoders.pack_inputs_trial import check_packed_outputs, find_pack_inputs
 from gaudi_bert.encoders.trial import MODEL_ERRORS, Pack, build_small_copy
 
@@ -153,7 +153,7 @@ class PackCollator:
         sequence_ids_BL = torch.from_numpy(arrays["sequence_ids"])
         return {
             **batch,
-            "attention_mask": attention_mask_for_target(sequence_ids_BL, self.pack_inputs, self.target, self.dtype),
+            "attention_mask": build_mask_for_target(sequence_ids_BL, self.pack_inputs, self.target, self.dtype),
         }
 
     def __call__(self, rows: Sequence[Pack]) -> Batch:

@@ -24,7 +24,7 @@ from gaudi_bert.encoders.trial import move_to_device
 from gaudi_bert.model.heads import Pooling, TaskKind, VectorHead
 from gaudi_bert.rows.fields import split_into_words
 from gaudi_bert.rows.packs import IncompleteBatch
-from gaudi_bert.rows.predictions import class_predictions, multi_label_predictions, tag_predictions, value_predictions
+from gaudi_bert.rows.predictions import predict_classes, predict_entities, predict_labels, predict_values
 from gaudi_bert.rows.tokenizer import wrap_tokenizer
 from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, RowPosition, Sequences, TaggedRow, TextRow
@@ -126,13 +126,11 @@ class PackedEncoder:
             texts, self.task, self._packed.compute_head_outputs, len(self.labels)
         ):
             if self.task == "token-classification":
-                answers += tag_predictions(logits, sequences, rows, self.labels)
+                answers += predict_entities(logits, sequences, rows, self.labels)
             elif self.task == "regression":
-                answers += value_predictions(logits)
+                answers += predict_values(logits)
             else:
-                answers += (class_predictions if self.task == "classification" else multi_label_predictions)(
-                    logits, self.labels
-                )
+                answers += (predict_classes if self.task == "classification" else predict_labels)(logits, self.labels)
         return answers
 
     def _compute_windows(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gaudi_bert.common.errors import InputError
@@ -27,14 +27,14 @@ from gaudi_bert.common.errors import InputError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+# The largest number of characters of a text that are tokenized.
 MAX_CHARACTERS = 1 << 17
-"""The largest number of characters of a text that are tokenized."""
+# The number of characters per token in the first attempt, and the factor by which each further attempt is longer.
 _FIRST_CHARACTERS_PER_TOKEN, _GROWTH = 8, 4
-"""The number of characters per token in the first attempt, and the factor by which each further attempt is longer."""
+# If sequences are long, the limit is this number of characters per token instead of MAX_CHARACTERS.
 _MAX_CHARACTERS_PER_TOKEN = 64
-"""For long sequences, this number of characters per token replaces the limit MAX_CHARACTERS."""
+# The number of characters that are searched for a position where the text can be cut.
 _LONGEST_WORD = 4096
-"""The number of characters that are searched for a place to cut."""
 _NORMALIZERS = {"BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "Strip", "Precompiled"}
 _PRE_TOKENIZERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit", "ByteLevel", "Metaspace", "Punctuation", "Digits"}
 _IDEOGRAPH = "[\u4e00-\u9fff]"
@@ -74,14 +74,15 @@ class TextCutter:
         most = max(self.max_characters, _MAX_CHARACTERS_PER_TOKEN * tokens)
         size = _FIRST_CHARACTERS_PER_TOKEN * (tokens + 1)
         while size < min(len(text), _GROWTH * most):
-            part = self._longest_end(text, min(size, most)) if from_left else self._longest_beginning(text, min(size, most))
+            part = self._cut_to_size(text, min(size, most), from_left)
             if part and self.count_tokens(before + part) > tokens:
                 return part
             size *= _GROWTH
         if len(text) > most:
-            end = "last" if from_left else "first"
-            problem = f"its {end} {most:,} cannot be cut between words, or have no more than {tokens:,} tokens"
-            raise InputError(f"a text has {len(text):,} characters, and {problem}; shorten it")
+            raise InputError(
+                f"a text has {len(text):,} characters, and its {'last' if from_left else 'first'} {most:,} cannot be cut "
+                f"between words, or have no more than {tokens:,} tokens; shorten it"
+            )
         return text
 
     def cut_pair(self, first: str, second: str, *, from_left: bool = False) -> tuple[str, str]:
@@ -111,25 +112,18 @@ class TextCutter:
         """Return the number of tokens in a text, without special tokens."""
         return len(self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
 
-    def _longest_beginning(self, text: str, size: int) -> str:
-        """Return the longest prefix of a text that has at most `size` characters and ends where the text can be cut. Return
-        "" if there is no such prefix.
+    def _cut_to_size(self, text: str, size: int, from_left: bool) -> str:
+        """Return the longest prefix of a text that has at most `size` characters and ends where the text can be cut. If
+        `from_left` is true, return such a suffix. Return "" if the text cannot be cut there.
         """
-        found = list(self._find_cut_positions(text, max(0, size - _LONGEST_WORD), size))
-        return text[: found[-1]] if found else ""
-
-    def _longest_end(self, text: str, size: int) -> str:
-        """Return the longest suffix of a text that has at most `size` characters and begins where the text can be cut.
-        Return "" if there is no such suffix.
-        """
-        first = len(text) - size
-        found = next(self._find_cut_positions(text, first, min(len(text), first + _LONGEST_WORD)), None)
-        return "" if found is None else text[found:]
-
-    def _find_cut_positions(self, text: str, start: int, end: int) -> Iterator[int]:
-        """Yield the positions between `start` and `end` at which the text can be cut."""
-        places = () if self._cut_pattern is None else self._cut_pattern.finditer(text, start, end)
-        return (place.end() for place in places)
+        if self._cut_pattern is None:
+            return ""
+        start = len(text) - size if from_left else max(0, size - _LONGEST_WORD)
+        end = min(len(text), start + _LONGEST_WORD) if from_left else size
+        cuts = [match.end() for match in self._cut_pattern.finditer(text, start, end)]
+        if not cuts:
+            return ""
+        return text[cuts[0] :] if from_left else text[: cuts[-1]]
 
 
 def _build_cut_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
@@ -141,20 +135,19 @@ def _build_cut_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     added = [
         token for each in content["added_tokens"] for token in (each["content"], _normalize_text(tokenizer, each["content"]))
     ]
-    is_known = (
-        all(step["type"] in _NORMALIZERS or _is_harmless_replacement(step) for step in normalizers)
+    if not (
+        pre_tokenizers
+        and all(step["type"] in _NORMALIZERS or _is_harmless_replacement(step) for step in normalizers)
         and all(step["type"] in _PRE_TOKENIZERS for step in pre_tokenizers)
         and not content["model"].get("dropout")
         and not any(each["rstrip"] for each in content["added_tokens"])
         and not any(re.search(r"\s", token) for token in added)
-    )
-    if not is_known or not pre_tokenizers:
+    ):
         return None
     separators = "".join(each for each in " \n" if _is_split_between(tokenizer, "a", f"{each}b"))
     patterns = [rf"\w(?=[{separators}]\w)"] if separators else []
-    has_words_of_ideographs = any(step.get("handle_chinese_chars") for step in normalizers)
     if (
-        has_words_of_ideographs
+        any(step.get("handle_chinese_chars") for step in normalizers)  # every ideograph becomes a word
         and _is_split_between(tokenizer, "\u4e2d", "\u56fd")
         and not re.search(_IDEOGRAPH, "".join(added))
     ):

@@ -99,16 +99,15 @@ class RowParser:
             return self._parse_ids_row(position, record)
         return self._parse_text_row(position, record)
 
-    def _missing_column_remedy(self, setting: str, column: str) -> str:
-        """Return the remedy for a missing column, which is the option that names another column."""
+    def _missing_value_error(self, record: Record, column: str, setting: str) -> InputError:
+        """Return the error for a record that has no value in a required column, which the key `setting` names."""
+        problem = f"{column} is null" if column in record else f"has no column {column!r}, only {_list_columns(record)}"
         if self.task == "reranking":
             setting = {"text": "query", "text_pair": "document"}.get(setting, setting)
-        remedy = f"name the column with {column_option(setting)} (now {shorten(column)})"
-        return (
-            f"{remedy}; if the file has no header line, name all columns: --columns text,label,id"
-            if self.named_by_header
-            else remedy
-        )
+        remedy = f"name the column with {format_column_option(setting)} (now {shorten(column)})"
+        if self.named_by_header:
+            remedy += "; if the file has no header line, name all columns: --columns text,label,id"
+        return _row_error(problem, remedy)
 
     def _parse_text_row(self, position: RowPosition, record: Record) -> TextRow:
         """Parse a record with a text or a pair of texts, and with a label if the task requires one.
@@ -140,7 +139,7 @@ class RowParser:
                 self._read_text(record, settings.text),
                 self._read_text(record, settings.text_pair, "text_pair"),
             )
-            return TupleRow(position, self._check_different(texts), float(cast(float, self._read_label(record))))
+            return TupleRow(position, self._check_texts_differ(texts), float(cast(float, self._read_label(record))))
         anchor = self._read_text(record, settings.anchor, "anchor")
         positive = self._read_text(record, settings.positive, "positive")
         score = next((name for name in (settings.label, *_SCORES) if record.get(name) is not None), None)
@@ -151,9 +150,9 @@ class RowParser:
             )
             raise _row_error(problem, f"remove the column, or train with it as the score of pairs: --set {columns}")
         negatives = _read_negatives(record, settings)
-        return TupleRow(position, (*self._check_different((anchor, positive)), *negatives))
+        return TupleRow(position, (*self._check_texts_differ((anchor, positive)), *negatives))
 
-    def _check_different(self, texts: tuple[str, str]) -> tuple[str, str]:
+    def _check_texts_differ(self, texts: tuple[str, str]) -> tuple[str, str]:
         """Raise an InputError if two texts are equal. Otherwise return them."""
         if texts[0] == texts[1]:
             raise _row_error(
@@ -164,9 +163,7 @@ class RowParser:
     def _read_text(self, record: Record, column: str, setting: str = "text") -> str:
         """Return the text in a column of a record. In training, an empty text raises an InputError."""
         if column not in record:
-            raise _row_error(
-                f"has no column {column!r}, only {_list_columns(record)}", self._missing_column_remedy(setting, column)
-            )
+            raise self._missing_value_error(record, column, setting)
         value = record[column]
         if not isinstance(value, str):
             raise _row_error(f"{column} is {short_repr(value)}", "it must be a text")
@@ -189,10 +186,7 @@ class RowParser:
         column = self.settings.label
         value = record.get(column)
         if value is None:
-            problem = (
-                f"has no column {column!r}, only {_list_columns(record)}" if column not in record else f"{column} is null"
-            )
-            raise _row_error(problem, self._missing_column_remedy("label", column))
+            raise self._missing_value_error(record, column, "label")
         if self.task in ("regression", "reranking", "embedding"):
             return self._parse_number(value)
         if self.task == "multi-label":
@@ -259,8 +253,7 @@ class RowParser:
         settings = self.settings
         if settings.tokens not in record:
             if self.labelled or settings.text not in record or "tokens" in settings.keys_set_by_user:
-                remedy = self._missing_column_remedy("tokens", settings.tokens)
-                raise _row_error(f"has no column {settings.tokens!r}, only {_list_columns(record)}", remedy)
+                raise self._missing_value_error(record, settings.tokens, "tokens")
             return split_into_words(position, self._read_text(record, settings.text))
         words = record[settings.tokens]
         if not isinstance(words, list | tuple):
@@ -275,8 +268,7 @@ class RowParser:
             raise _row_error(f"{settings.tokens} is empty", "write at least one word, or remove the row")
         value = record.get(settings.tags)
         if value is None:
-            problem = f"has no column {settings.tags!r}, only {_list_columns(record)}"
-            raise _row_error(problem, self._missing_column_remedy("tags", settings.tags))
+            raise self._missing_value_error(record, settings.tags, "tags")
         if not isinstance(value, list | tuple):
             raise _row_error(f"{settings.tags} is {short_repr(value)}", "it must be a list with one tag for each word")
         tags = tuple(self._parse_label_name(settings.tags, tag) for tag in value)
@@ -341,7 +333,7 @@ class RowParser:
         return IdsRow(position, tuple(values))
 
 
-def column_option(setting: str) -> str:
+def format_column_option(setting: str) -> str:
     """Return the command-line option that names a column, such as `--label-column NAME` for the key `label` of the `task`
     settings.
     """
@@ -396,7 +388,7 @@ def expand_into_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *
         try:
             if settings.positive not in record:
                 raise InputError(f"has no column {settings.positive!r}; name the column: --set task.positive=NAME")
-            documents = _labelled_documents(record, settings, labelled=labelled)
+            documents = _list_labelled_documents(record, settings, labelled=labelled)
         except InputError as error:
             yield position, error
             continue
@@ -405,7 +397,7 @@ def expand_into_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *
             yield position, {**query, settings.document: text, settings.label: label}
 
 
-def _labelled_documents(record: Record, settings: TaskSettings, *, labelled: bool) -> list[tuple[str, Any]]:
+def _list_labelled_documents(record: Record, settings: TaskSettings, *, labelled: bool) -> list[tuple[str, Any]]:
     """Return the documents that a reranking record lists for its query, each with its label. The labels are not validated
     here.
 

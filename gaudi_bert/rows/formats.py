@@ -39,7 +39,10 @@ _USUAL_NAMES = frozenset(
 
 
 def read_table(
-    part: RowPart, settings: TaskSettings, lines: Iterator[tuple[int, Line]], needed: Callable[[Sequence[str]], list[str]]
+    part: RowPart,
+    settings: TaskSettings,
+    lines: Iterator[tuple[int, Line]],
+    find_remedies: Callable[[Sequence[str]], list[str]],
 ) -> Generator[PlacedRecord, None, None]:
     """Yield each row of a CSV or TSV table as a record, which maps column names to cells.
 
@@ -50,8 +53,8 @@ def read_table(
         part: The table.
         settings: The settings of the task, which name the columns and the separator.
         lines: The numbered lines of the table.
-        needed: A function that takes the column names, and returns one remedy for each column that the task needs but the
-            table lacks.
+        find_remedies: A function that takes the column names, and returns one remedy for each column that the task needs but
+            the table lacks.
 
     Yields:
         Pairs of a position and a record. If a row is invalid, an error takes the place of the record.
@@ -62,7 +65,7 @@ def read_table(
     separator = "\t" if part.kind == "tsv" else ","
     if settings.delimiter is not None and (part.kind == "csv" or "delimiter" in settings.keys_set_by_user):
         separator = settings.delimiter  # a separator from the model's training data applies only to CSV
-    rows = _split_rows_at_tabs(part, lines, separator) if part.kind == "tsv" else _parse_csv_rows(part, lines, separator)
+    rows = _split_unquoted_lines(part, lines, separator) if part.kind == "tsv" else _parse_csv_rows(part, lines, separator)
     columns = list(settings.columns) if settings.columns is not None else None
     if columns is None and settings.no_header:
         raise InputError(
@@ -70,7 +73,7 @@ def read_table(
         )
     if columns is not None and not settings.no_header:
         columns, rows = _use_given_columns(part, settings, columns, rows)
-    columns = columns or _read_header(part, settings, rows, separator, needed)
+    columns = columns or _read_header(part, settings, rows, separator, find_remedies)
     for number, (line, cells) in enumerate(rows, start=1):
         position = RowPosition(number, line)
         if isinstance(cells, UnicodeDecodeError):
@@ -91,7 +94,7 @@ def _read_header(
     settings: TaskSettings,
     rows: _CellRows,
     separator: str,
-    needed: Callable[[Sequence[str]], list[str]],
+    find_remedies: Callable[[Sequence[str]], list[str]],
 ) -> list[str]:
     """Read the header line of a table, and return the column names. Return an empty list if the table is empty.
 
@@ -110,7 +113,7 @@ def _read_header(
     twice = next((column for column, times in Counter(columns).items() if times > 1), None)
     if twice is not None and not remedies:
         raise InputError(f"{part.name}: two columns are called {short_repr(twice)}; rename one of them, or pass --columns")
-    missing = needed(columns) if columns else []
+    missing = find_remedies(columns) if columns else []
     if not remedies and not missing:
         return columns
     if missing:
@@ -176,9 +179,9 @@ def _use_given_columns(
     None is returned in place of the column names.
     """
     beginning = list(islice(rows, _EXAMINED_ROWS))
-    (line, first), *following = beginning or [(0, [])]
+    (line, first), *next_rows = beginning or [(0, [])]
     if isinstance(first, list) and _is_likely_header(
-        first, columns, [cells for _, cells in following if isinstance(cells, list)]
+        first, columns, [cells for _, cells in next_rows if isinstance(cells, list)]
     ):
         if "columns" not in settings.keys_set_by_user:
             return None, chain(beginning, rows)
@@ -189,7 +192,7 @@ def _use_given_columns(
     return columns, chain(beginning, rows)
 
 
-def _is_likely_header(first: Sequence[str], columns: Sequence[str], following: Iterable[Sequence[str]]) -> bool:
+def _is_likely_header(first: Sequence[str], columns: Sequence[str], next_rows: Iterable[Sequence[str]]) -> bool:
     """Return whether the first row of a table looks like a header and not like data.
 
     In a header, every cell looks like a name. In addition, one of the cells is a common column name, is listed in `columns`,
@@ -201,11 +204,11 @@ def _is_likely_header(first: Sequence[str], columns: Sequence[str], following: I
     known = _USUAL_NAMES.union(map(str.lower, columns))
     if any(name.lower() in known for name in names):
         return True
-    below = zip(*(cells for cells in following if len(cells) == len(first)), strict=True)
+    below = zip(*(cells for cells in next_rows if len(cells) == len(first)), strict=True)
     return any(name.strip() and all(map(_NUMBER.fullmatch, cells)) for name, cells in zip(first, below, strict=False))
 
 
-def _split_rows_at_tabs(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
+def _split_unquoted_lines(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
     """Split each line of a TSV file at the separator, and yield the line number and the cells. Quotes have no special
     meaning, and empty lines are skipped.
     """
@@ -248,11 +251,11 @@ class _CsvLines:
     def __iter__(self) -> Iterator[str]:
         return self._pieces
 
-    def _check_line(self, numbered: tuple[int, Line]) -> list[str]:
+    def _check_line(self, numbered_line: tuple[int, Line]) -> list[str]:
         """Check the encoding and the length of a line, and return the line as a list of strings. A line that contains
         carriage returns is split at them.
         """
-        number, line = numbered
+        number, line = numbered_line
         if isinstance(line, UnicodeDecodeError):
             raise InputError(f"{self._part.name}: line {number:,}: {self._part.decoding_error(line)}")
         self.row_size += len(line)
@@ -273,7 +276,7 @@ def _check_cell_count(part: RowPart, number: int, line: str, separator: str) -> 
         )
 
 
-def _dict_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the key-value pairs of a JSON object as a dict. Raise an InputError if a key occurs twice.
 
     JSON does not define which value of a duplicate key applies.
@@ -286,14 +289,14 @@ def _dict_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-JSON = json.JSONDecoder(object_pairs_hook=_dict_of_unique_keys)
-"""A JSON decoder that rejects objects in which a key occurs twice."""
+# A JSON decoder that rejects objects in which a key occurs twice.
+JSON = json.JSONDecoder(object_pairs_hook=_reject_duplicate_keys)
 
 
 # --- SQuAD's JSON (versions 1.1 and 2.0): the file is a single JSON value
 
+# A SQuAD file is decoded at once, so it may be at most this many times as long as the longest row.
 _MAX_SQUAD_ROWS = 4
-"""A SQuAD file is decoded at once, so it may be at most this many times as long as the longest row."""
 
 
 def read_squad_questions(part: RowPart) -> Iterator[PlacedRecord]:
@@ -335,14 +338,14 @@ def read_squad_questions(part: RowPart) -> Iterator[PlacedRecord]:
                     yield position, InputError(problem)
 
 
-def _read_list(part: RowPart, value: Any, key: str, what: str) -> list[Any]:
+def _read_list(part: RowPart, value: Any, key: str, owner: str) -> list[Any]:
     """Return the list that a JSON object contains under a key.
 
-    If there is no such list, raise an InputError in which `what` describes the object.
+    If there is no such list, raise an InputError in which `owner` describes the object.
     """
     entries = value.get(key) if isinstance(value, dict) else None
     if not isinstance(entries, list):
-        raise _squad_format_error(part, f"{what} contains no list `{key}`")
+        raise _squad_format_error(part, f"{owner} contains no list `{key}`")
     return entries
 
 

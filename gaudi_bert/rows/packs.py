@@ -27,12 +27,10 @@ from gaudi_bert.common.sampling import SampledPacks, sample_packs
 from gaudi_bert.packing.strategies import Strategy
 from gaudi_bert.rows.types import Sequences
 
+# How the last packs are computed if they do not fill a batch. "smaller" makes one smaller batch of them. "single" makes each
+# pack a batch of its own, which limits the number of shapes for software that compiles each shape. "filled" adds empty
+# packs, for a device that has only one shape.
 IncompleteBatch: TypeAlias = Literal["smaller", "single", "filled"]
-"""How the last packs are computed if they do not fill a batch.
-
-"smaller" makes one smaller batch of them. "single" makes each pack a batch of its own, which limits the number of shapes for
-software that compiles each shape. "filled" adds empty packs, for a device that has only one shape.
-"""
 
 
 class BatchShape(NamedTuple):
@@ -164,12 +162,12 @@ class PackedSequences:
         offsets, starts = self.sequences.offsets, self.packs.starts
         sizes = starts[pack_numbers + 1] - starts[pack_numbers]
         rows = np.repeat(np.arange(len(pack_numbers)), sizes)
-        numbers = _concatenated_ranges(sizes)
+        numbers = _concatenate_ranges(sizes)
         members = self.packs.members[starts[pack_numbers][rows] + numbers]
         lengths = offsets[members + 1] - offsets[members]
         tokens_before = np.cumsum(lengths) - lengths
         sequence_starts = tokens_before - tokens_before[np.searchsorted(rows, rows)] if len(members) else tokens_before
-        positions = _concatenated_ranges(lengths)
+        positions = _concatenate_ranges(lengths)
         return PackBatch(
             shape=shape,
             source=self.sequences,
@@ -201,7 +199,7 @@ class PackedSequences:
                 yield self.lay_out(remaining[start : start + size], shape._replace(packs=size))
 
 
-def sample_packs_of(
+def fill_planned_packs(
     members: IntArray, lengths: IntArray, strategy_counts: Mapping[Strategy, int], seed: int
 ) -> SampledPacks:
     """Fill planned packs with randomly chosen sequences of the planned lengths, and return the packs in random order.
@@ -216,7 +214,7 @@ def sample_packs_of(
     return SampledPacks(members[packs.members], packs.starts)
 
 
-def _concatenated_ranges(sizes: IntArray) -> IntArray:
+def _concatenate_ranges(sizes: IntArray) -> IntArray:
     """Return the integers from 0 to size - 1 for each size, concatenated into one array."""
     ends = np.cumsum(sizes)
     numbers: IntArray = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - sizes, sizes)

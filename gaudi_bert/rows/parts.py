@@ -24,10 +24,10 @@ from gaudi_bert.config.sections import RowFormat, TaskSettings
 from gaudi_bert.corpus.documents import Compression, Source, is_json_line, open_text
 from gaudi_bert.rows.types import STANDARD_INPUT, RowPosition, format_source_name
 
+# A line with its line feed, or an error if its bytes are not valid in the encoding.
 Line: TypeAlias = str | UnicodeDecodeError
-"""A line with its line feed, or an error if its bytes are not valid in the encoding."""
 
-_ENDINGS: dict[str, RowFormat] = {
+_EXTENSIONS: dict[str, RowFormat] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".csv": "csv",
@@ -109,9 +109,9 @@ class RowPart:
         """
         with self.open_bytes() as handle:
             yield enumerate(
-                _read_lines_of_bytes(self, handle)
+                _decode_line_by_line(self, handle)
                 if _has_one_byte_line_feed(self.encoding)
-                else _read_lines_of_text(self, handle),
+                else _decode_complete_file(self, handle),
                 1,
             )
 
@@ -137,7 +137,7 @@ def _has_one_byte_line_feed(encoding: str) -> bool:
     return "\n".encode(encoding) == b"\n"
 
 
-def _read_lines_of_bytes(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
+def _decode_line_by_line(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
     """Decode and yield the lines that begin in a part of a file, whose encoding must store a line feed as one byte.
 
     A line that cannot be decoded is yielded as an error.
@@ -159,7 +159,7 @@ def _read_lines_of_bytes(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
         at += len(data)
 
 
-def _read_lines_of_text(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
+def _decode_complete_file(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
     """Decode a complete file, and yield its lines. This is for encodings such as UTF-16, in which lines can be found only
     after decoding.
     """
@@ -188,7 +188,7 @@ def format_max_row_size() -> str:
     return f"{files.LONGEST_ROW_BYTES / 2**20:g} MiB"
 
 
-def complete_file_part(path: str | Path, settings: TaskSettings) -> RowPart:
+def make_complete_part(path: str | Path, settings: TaskSettings) -> RowPart:
     """Return a single part that covers a complete file or standard input.
 
     Args:
@@ -202,10 +202,10 @@ def complete_file_part(path: str | Path, settings: TaskSettings) -> RowPart:
         return RowPart(format_source_name(path), None, settings.format or "jsonl", encoding=settings.encoding)
     if Path(path).is_dir():
         raise InputError(f"{path}: is a folder; pass a file in it")
-    kind = settings.format or _format_from_ending(path)
+    kind = settings.format or _format_from_extension(path)
     if kind is None:
         raise InputError(
-            f"{path}: the file extension is not supported; pass --format, or a file that ends in {', '.join(_ENDINGS)}, "
+            f"{path}: the file extension is not supported; pass --format, or a file that ends in {', '.join(_EXTENSIONS)}, "
             "optionally with .gz or .zst"
         )
     # The settings may contain the encoding of the model's training data, which was a table. Such an encoding must not be
@@ -214,12 +214,12 @@ def complete_file_part(path: str | Path, settings: TaskSettings) -> RowPart:
     return RowPart(str(path), Path(path), kind, _detect_compression(Path(path)), encoding)
 
 
-def _format_from_ending(path: str | Path) -> RowFormat | None:
+def _format_from_extension(path: str | Path) -> RowFormat | None:
     """Return the row format that a file extension stands for, or None if the extension is unknown. The extensions `.gz` and
     `.zst` are ignored.
     """
     name = Path(path).name.lower()
-    return _ENDINGS.get(Path(name.removesuffix(".gz").removesuffix(".zst")).suffix)
+    return _EXTENSIONS.get(Path(name.removesuffix(".gz").removesuffix(".zst")).suffix)
 
 
 def _detect_compression(path: Path) -> Compression | None:
@@ -288,7 +288,7 @@ def _detect_format(path: Path, compression: Compression | None) -> RowFormat:
     Raises:
         InputError: The file is compressed in an unsupported way, or contains the XML-like output of WikiExtractor.
     """
-    by_ending = _format_from_ending(path)
+    by_ending = _format_from_extension(path)
     if by_ending in (*TABLES, "jsonl", "parquet"):
         return by_ending
     with explain_os_errors(path, "read"), open_file(path) as handle:

@@ -30,7 +30,7 @@ def _softmax(logits: Float32Array) -> Float32Array:
     return probabilities
 
 
-def class_predictions(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+def predict_classes(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the predicted class of each text and the probabilities of all classes, as
     `{"label", "probabilities": {name: p}}`.
     """
@@ -39,7 +39,7 @@ def class_predictions(logits_NC: Float32Array, labels: Sequence[str]) -> Iterato
         yield {"label": labels[best], "probabilities": dict(zip(labels, probabilities_C, strict=True))}
 
 
-def multi_label_predictions(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+def predict_labels(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the predicted labels of each text and the probabilities of all labels, as
     `{"labels", "probabilities": {name: p}}`.
 
@@ -52,13 +52,13 @@ def multi_label_predictions(logits_NC: Float32Array, labels: Sequence[str]) -> I
         yield {"labels": chosen, "probabilities": dict(zip(labels, probabilities_C, strict=True))}
 
 
-def value_predictions(logits_N1: Float32Array) -> Iterator[dict[str, Any]]:
+def predict_values(logits_N1: Float32Array) -> Iterator[dict[str, Any]]:
     """Yield the number that a regression head predicts for each text, as `{"value"}`."""
     for value in logits_N1[:, 0].tolist():
         yield {"value": value}
 
 
-def tag_predictions(
+def predict_entities(
     logits_TC: Float32Array, sequences: Sequences, rows: Sequence[Row], labels: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Yield the predicted entities of each row, as `{"tags": [{"start", "end", "tag", "score"}]}`.

@@ -24,14 +24,14 @@ from gaudi_bert.corpus.python_texts import convert_texts_to_documents, python_te
 from gaudi_bert.rows.fields import (
     NAMING_OPTIONS,
     RowParser,
-    column_option,
     expand_into_pairs,
     find_label_columns,
     find_negative_columns,
+    format_column_option,
     read_label_names,
 )
 from gaudi_bert.rows.formats import JSON, read_squad_questions, read_table
-from gaudi_bert.rows.parts import TABLES, RowPart, complete_file_part, format_max_row_size
+from gaudi_bert.rows.parts import TABLES, RowPart, format_max_row_size, make_complete_part
 from gaudi_bert.rows.types import (
     LANGUAGE_MODELLING,
     STANDARD_INPUT,
@@ -51,21 +51,19 @@ _OTHER_COLUMNS = ("input_ids", "question", "context", "answers", "is_impossible"
 _PARQUET_ROWS_AT_ONCE = 256
 _DOCUMENT_LINE = "-DOCSTART-"
 _FORMATS = {"jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "conll": "CoNLL", "squad": "SQuAD"}
-_TEXT_FORM, _PAIR_FORM = ("text",), ("text", "text_pair", "label")
-_FORMS: dict[TaskName | None, tuple[tuple[str, ...], ...]] = {
+_TEXT_LAYOUT, _PAIR_LAYOUT = ("text",), ("text", "text_pair", "label")
+# The column layouts that the rows of a task may have. A layout lists the settings that name the columns. Tasks that are
+# missing here have the layout `_PAIR_LAYOUT`.
+_LAYOUTS: dict[TaskName | None, tuple[tuple[str, ...], ...]] = {
     None: (("text", "text_pair"),),
-    "token-classification": (("tokens", "tags"), _TEXT_FORM),
-    "masked-language-modelling": (_TEXT_FORM,),
-    "causal-language-modelling": (_TEXT_FORM,),
+    "token-classification": (("tokens", "tags"), _TEXT_LAYOUT),
+    "masked-language-modelling": (_TEXT_LAYOUT,),
+    "causal-language-modelling": (_TEXT_LAYOUT,),
     "question-answering": ((),),
     "reranking": (("query", "document", "label"), ("query", "positive", "negative")),
-    "embedding": (("anchor", "positive", "negative"), _PAIR_FORM),
+    "embedding": (("anchor", "positive", "negative"), _PAIR_LAYOUT),
 }
-"""The settings that name the columns of a row.
-
-A task whose rows have several forms has one entry per form. Tasks that are missing here have rows of one form, `_PAIR_FORM`.
-"""
-_ALL_COLUMNS = frozenset(key for forms in (*_FORMS.values(), (_PAIR_FORM,)) for form in forms for key in form)
+_ALL_COLUMNS = frozenset(key for layouts in (*_LAYOUTS.values(), (_PAIR_LAYOUT,)) for layout in layouts for key in layout)
 _LABEL_COLUMNS, _OPTIONAL_COLUMNS = ("label", "tags"), ("text_pair", "negative")
 _MAX_SHOWN_CHARACTERS = 60
 
@@ -93,7 +91,7 @@ def read_rows(
     Raises:
         InputError: The file, an option or a row is invalid. The message names the file and the row.
     """
-    part = complete_file_part(path, settings)
+    part = make_complete_part(path, settings)
     return raise_or_skip_bad_rows(read_part(part, task, settings, labelled=labelled, say=say), settings.on_bad_row, skipped)
 
 
@@ -213,23 +211,23 @@ def split_into_windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
 
 
 def batch_by_size(
-    rows: Iterable[_Row], size_of: Callable[[_Row], int], enough: int, most_rows: int | None = None
+    rows: Iterable[_Row], size_of: Callable[[_Row], int], target_size: int, max_rows: int | None = None
 ) -> Iterator[list[_Row]]:
-    """Yield the rows in lists. A list ends when the sizes of its rows add up to `enough` or more, or when it contains
-    `most_rows` rows.
+    """Yield the rows in lists. A list ends when the sizes of its rows add up to `target_size` or more, or when it contains
+    `max_rows` rows.
 
     Args:
         rows: The rows.
         size_of: Returns the size of a row.
         enough: The total size at which a list ends.
-        most_rows: The largest number of rows in a list. None means no limit.
+        max_rows: The largest number of rows in a list. None means no limit.
     """
     batch: list[_Row] = []
     size = 0
     for row in rows:
         batch.append(row)
         size += size_of(row)
-        if size >= enough or len(batch) == most_rows:
+        if size >= target_size or len(batch) == max_rows:
             yield batch
             batch, size = [], 0
     if batch:
@@ -259,37 +257,42 @@ def _check_options_apply(part: RowPart, task: TaskName | None, settings: TaskSet
             f"{part.name}: --encoding applies only to text files, but the format is {part.kind}; remove the option"
         )
     has_columns = part.kind in (*TABLES, "jsonl", "parquet")
-    forms = _possible_forms(task, labelled)
-    of_task = set().union(*forms)
+    layouts = _list_layouts(task, labelled)
+    of_task = set().union(*layouts)
     for key in sorted(_ALL_COLUMNS & settings.keys_set_by_user):
         if not (has_columns and key in of_task):
             reason = f"because the task reads no {key}" if has_columns else "because the file has no named columns"
             raise InputError(f"{part.name}: {_format_setting_name(key)} has no effect, {reason}; remove it")
     named = settings.keys_set_by_user & of_task
-    if not any(named <= set(form) for form in forms):
-        kinds, both = " or ".join(", ".join(form) for form in forms), " and ".join(map(_format_setting_name, sorted(named)))
+    if not any(named <= set(layout) for layout in layouts):
+        kinds, both = (
+            " or ".join(", ".join(layout) for layout in layouts),
+            " and ".join(map(_format_setting_name, sorted(named))),
+        )
         raise InputError(
             f"{part.name}: {both} mix the columns of two kinds of rows; name the columns of only one kind: {kinds}"
         )
 
 
-def _possible_forms(task: TaskName | None, labelled: bool) -> list[tuple[str, ...]]:
-    """Return the forms that a row of a task may have. A form is a tuple of the settings that name the columns of the row."""
-    forms = _FORMS.get(task, (_PAIR_FORM,))
-    return [tuple(key for key in form if labelled or key not in _LABEL_COLUMNS) for form in forms]
-
-
-def _choose_form(task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Iterable[str]) -> tuple[str, ...]:
-    """Return which form a row with these columns has.
-
-    Only forms that contain all settings that the user named are considered. Among them, it is the first form whose columns
-    are all present, or otherwise the first form.
+def _list_layouts(task: TaskName | None, labelled: bool) -> list[tuple[str, ...]]:
+    """Return the column layouts that the rows of a task may have. A layout is a tuple of the settings that name the
+    columns.
     """
-    forms = [form for form in _possible_forms(task, labelled) if settings.keys_set_by_user & _ALL_COLUMNS <= set(form)]
+    layouts = _LAYOUTS.get(task, (_PAIR_LAYOUT,))
+    return [tuple(key for key in layout if labelled or key not in _LABEL_COLUMNS) for layout in layouts]
+
+
+def _choose_layout(task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Iterable[str]) -> tuple[str, ...]:
+    """Return the column layout of a row, given the names of its columns.
+
+    Only layouts that contain all settings that the user named are possible. Return the first of them whose columns are all
+    present, or otherwise the first one.
+    """
+    layouts = [layout for layout in _list_layouts(task, labelled) if settings.keys_set_by_user & _ALL_COLUMNS <= set(layout)]
     known = set(columns)
-    needed = ([getattr(settings, key) for key in form if key not in _OPTIONAL_COLUMNS] for form in forms)
-    complete = [form for form, names in zip(forms, needed, strict=True) if known.issuperset(names)]
-    return (complete or forms)[0]
+    needed = ([getattr(settings, key) for key in layout if key not in _OPTIONAL_COLUMNS] for layout in layouts)
+    complete = [layout for layout, names in zip(layouts, needed, strict=True) if known.issuperset(names)]
+    return (complete or layouts)[0]
 
 
 def _format_setting_name(key: str) -> str:
@@ -305,13 +308,13 @@ def _missing_column_remedies(
     """Return one remedy for each column that a table lacks, although the task needs it or the user named it."""
     if task in LANGUAGE_MODELLING and "input_ids" in columns:
         return []
-    keys = _choose_form(task, settings, labelled, columns)
+    keys = _choose_layout(task, settings, labelled, columns)
     needed = {
         key: getattr(settings, key) for key in keys if key not in _OPTIONAL_COLUMNS or key in settings.keys_set_by_user
     }
     missing = {key: column for key, column in needed.items() if column not in columns}
     return [
-        f"it has no column {short_repr(column)}: name the column with {column_option(key)}"
+        f"it has no column {short_repr(column)}: name the column with {format_column_option(key)}"
         for key, column in missing.items()
     ]
 
@@ -339,12 +342,12 @@ def _list_read_columns(task: TaskName | None, settings: TaskSettings, row: Row, 
         return ["question", "context", *(["answers"] if labelled else [])]
     if isinstance(row, IdsRow):
         return ["input_ids"]
-    form = _choose_form(task, settings, labelled, record)
+    layout = _choose_layout(task, settings, labelled, record)
     if isinstance(row, TaggedRow):
-        form = _TEXT_FORM if row.starts is not None else ("tokens", "tags")[: 1 + (row.tags is not None)]
-    columns = {key: [getattr(settings, key)] for key in form if key != "negative"}
-    columns |= {"negative": find_negative_columns(record, settings)} if "negative" in form else {}
-    columns |= {"label": find_label_columns(record)} if labelled and task == "reranking" and "negative" in form else {}
+        layout = _TEXT_LAYOUT if row.starts is not None else ("tokens", "tags")[: 1 + (row.tags is not None)]
+    columns = {key: [getattr(settings, key)] for key in layout if key != "negative"}
+    columns |= {"negative": find_negative_columns(record, settings)} if "negative" in layout else {}
+    columns |= {"label": find_label_columns(record)} if labelled and task == "reranking" and "negative" in layout else {}
     return [
         name if name == key or (key == "negative" and name.startswith(key)) else f"{name} ({key})"
         for key, names in columns.items()
@@ -399,7 +402,7 @@ def _read_parquet(part: RowPart, settings: TaskSettings, task: TaskName | None) 
     """Yield the rows of a Parquet file as records.
 
     Only the columns that the task may need are read. All columns are read if the text column is missing, so that the error
-    can list them, and for tasks whose rows have several forms.
+    can list them, and for tasks whose rows have several layouts.
 
     Raises:
         InputError: The part is standard input, which cannot be read as Parquet.

@@ -153,14 +153,14 @@ class RowTokenizer:
     def special_ids(self) -> tuple[int, ...]:
         """The ids of all special tokens, in ascending order."""
         added = self.tokenizer.get_added_tokens_decoder()
-        named = map(self.tokenizer.token_to_id, (*_SPECIAL_TOKENS, *self._tokens_named(*NAMED_TOKENS)))
+        named = map(self.tokenizer.token_to_id, (*_SPECIAL_TOKENS, *self._find_named_tokens(*NAMED_TOKENS)))
         special = {number for number, token in added.items() if token.special}
         return tuple(sorted(special | {number for number in named if number is not None}))
 
     @property
     def pad_id(self) -> int | None:
         """The id of the padding token, or None if there is none."""
-        return self._find_first_id(*self._tokens_named("pad_token"), "[PAD]", "<pad>")
+        return self._find_first_id(*self._find_named_tokens("pad_token"), "[PAD]", "<pad>")
 
     @property
     def mask_id(self) -> int:
@@ -174,9 +174,9 @@ class RowTokenizer:
         """Return the id of the mask token, or None if the vocabulary contains no mask token."""
         added = self.tokenizer.get_added_tokens_decoder().values()
         others = (token.content for token in added if token.special and "mask" in token.content.lower())
-        return self._find_first_id(*self._tokens_named("mask_token"), "[MASK]", "<mask>", *others)
+        return self._find_first_id(*self._find_named_tokens("mask_token"), "[MASK]", "<mask>", *others)
 
-    def _tokens_named(self, *names: str) -> list[str]:
+    def _find_named_tokens(self, *names: str) -> list[str]:
         """Return the special tokens that the settings define under some of the keys `names`, such as `mask_token`."""
         return [self.settings[name] for name in names if name in self.settings]
 
@@ -257,14 +257,20 @@ def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, l
             read_file(folder / name)
     # `transformers` cannot open a folder whose files name neither a model type nor a tokenizer class.
     if read_tokenizer_class(folder)[0] is not None and importlib.util.find_spec("transformers") is not None:
-        tokenizer = _open_with_transformers(folder, settings or {})
+        from transformers import AutoTokenizer
+
+        with convert_library_errors(folder):  # no code in the folder is run, and nothing is downloaded
+            opened = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False, **(settings or {})
+            )
+        tokenizer = _convert_transformers_tokenizer(opened, folder)
     elif settings:
         raise InputError(
             f"{folder}: only transformers can apply the setting {', '.join(settings)} to a tokenizer; install transformers"
         )
     else:
-        library, own_settings = read_tokenizer_files(folder)
-        tokenizer = _make_row_tokenizer(library, folder, own_settings)
+        backend, own_settings = read_tokenizer_files(folder)
+        tokenizer = _make_row_tokenizer(backend, folder, own_settings)
     if lower_case:
         _add_lower_case_step(tokenizer.tokenizer)
     return tokenizer
@@ -278,12 +284,12 @@ def read_tokenizer(path: Path) -> RowTokenizer:
     """
     if not path.is_file():
         return open_tokenizer(path)
-    library = read_tokenizer_json(path)
-    settings = {} if library.truncation is None else {"truncation_side": library.truncation["direction"]}
-    return _make_row_tokenizer(library, path, settings)
+    backend = read_tokenizer_json(path)
+    settings = {} if backend.truncation is None else {"truncation_side": backend.truncation["direction"]}
+    return _make_row_tokenizer(backend, path, settings)
 
 
-def wrap_tokenizer(given: Any) -> RowTokenizer:
+def wrap_tokenizer(original: Any) -> RowTokenizer:
     """Return a `RowTokenizer` for a tokenizer of `transformers` or `tokenizers`, which is copied and not changed.
 
     Raises:
@@ -291,16 +297,16 @@ def wrap_tokenizer(given: Any) -> RowTokenizer:
     """
     from tokenizers import Tokenizer
 
-    if isinstance(given, RowTokenizer):
-        return given
-    file = Path(getattr(given, "name_or_path", "") or "the tokenizer")
-    if isinstance(given, Tokenizer):
-        return _make_row_tokenizer(clone_tokenizer(given), file, {})
-    if not hasattr(given, "special_tokens_map"):
+    if isinstance(original, RowTokenizer):
+        return original
+    file = Path(getattr(original, "name_or_path", "") or "the tokenizer")
+    if isinstance(original, Tokenizer):
+        return _make_row_tokenizer(clone_tokenizer(original), file, {})
+    if not hasattr(original, "special_tokens_map"):
         raise InputError(
-            f"{type(given).__name__}: is not a tokenizer of transformers or tokenizers; pass what AutoTokenizer returns"
+            f"{type(original).__name__}: is not a tokenizer of transformers or tokenizers; pass what AutoTokenizer returns"
         )
-    opened = _convert_transformers_tokenizer(given, file)
+    opened = _convert_transformers_tokenizer(original, file)
     return _make_row_tokenizer(clone_tokenizer(opened.tokenizer), file, opened.settings)
 
 
@@ -315,18 +321,7 @@ def _add_lower_case_step(tokenizer: Tokenizer) -> None:
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *present])
 
 
-def _open_with_transformers(folder: Path, settings: Mapping[str, Any]) -> RowTokenizer:
-    """Open the tokenizer in a folder with `AutoTokenizer` of `transformers`. No code in the folder is run, and nothing is
-    downloaded.
-    """
-    from transformers import AutoTokenizer
-
-    with convert_library_errors(folder):
-        given = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **settings)
-    return _convert_transformers_tokenizer(given, folder)
-
-
-def _convert_transformers_tokenizer(given: Any, file: Path) -> RowTokenizer:
+def _convert_transformers_tokenizer(original: Any, file: Path) -> RowTokenizer:
     """Wrap a tokenizer of `transformers` in a `RowTokenizer` without copying it.
 
     Raises:
@@ -335,52 +330,52 @@ def _convert_transformers_tokenizer(given: Any, file: Path) -> RowTokenizer:
     """
     from tokenizers import Tokenizer
 
-    library, kind = getattr(given, "backend_tokenizer", None), type(given).__name__
+    backend, kind = getattr(original, "backend_tokenizer", None), type(original).__name__
     if kind == ESM_CLASS:
-        named = {**given.special_tokens_map, "extra_special_tokens": list(given.added_tokens_encoder)}
-        library = build_esm_tokenizer(given.get_vocab(), named, file)
-        if given.split_special_tokens:
+        named = {**original.special_tokens_map, "extra_special_tokens": list(original.added_tokens_encoder)}
+        backend = build_esm_tokenizer(original.get_vocab(), named, file)
+        if original.split_special_tokens:
             raise InputError(f"{file}: split_special_tokens is not supported for ESM models; remove that setting")
-    if not isinstance(library, Tokenizer):
+    if not isinstance(backend, Tokenizer):
         raise InputError(
             f"{file}: {kind} is not a fast tokenizer of transformers; open the tokenizer with AutoTokenizer, or save a "
             "tokenizer.json"
         )
     with convert_library_errors(file):
-        for step in (library.normalizer, library.pre_tokenizer):
+        for step in (backend.normalizer, backend.pre_tokenizer):
             if step is not None:
                 step.__getstate__()  # raises for a step that is written in Python, which cannot be copied
     settings = {
         "tokenizer_class": kind,
-        "model_input_names": list(given.model_input_names),
-        "truncation_side": given.truncation_side,
-        "padding_side": given.padding_side,
-        "model_max_length": given.model_max_length,
-        **{name: str(token) for name, token in given.special_tokens_map.items() if name in NAMED_TOKENS},
+        "model_input_names": list(original.model_input_names),
+        "truncation_side": original.truncation_side,
+        "padding_side": original.padding_side,
+        "model_max_length": original.model_max_length,
+        **{name: str(token) for name, token in original.special_tokens_map.items() if name in NAMED_TOKENS},
     }
-    library.encode_special_tokens = given.split_special_tokens
-    return _make_row_tokenizer(library, file, settings)
+    backend.encode_special_tokens = original.split_special_tokens
+    return _make_row_tokenizer(backend, file, settings)
 
 
-def _make_row_tokenizer(library: Tokenizer, file: Path, settings: Mapping[str, Any]) -> RowTokenizer:
+def _make_row_tokenizer(backend: Tokenizer, file: Path, settings: Mapping[str, Any]) -> RowTokenizer:
     """Wrap a tokenizer in a `RowTokenizer`, after turning off its truncation and padding and checking that it works."""
-    library.no_truncation()
-    library.no_padding()
+    backend.no_truncation()
+    backend.no_padding()
     with convert_library_errors(file):
-        library.encode("a", "a")  # raises if the template contains a token that the vocabulary lacks
-    return RowTokenizer(library, file, settings)
+        backend.encode("a", "a")  # raises if the template contains a token that the vocabulary lacks
+    return RowTokenizer(backend, file, settings)
 
 
-def clone_tokenizer(library: Tokenizer, content: str | None = None) -> Tokenizer:
+def clone_tokenizer(backend: Tokenizer, content: str | None = None) -> Tokenizer:
     """Return a copy of a tokenizer of the library `tokenizers`.
 
     Args:
-        library: The tokenizer.
+        backend: The tokenizer.
         content: JSON from which the copy is built instead. The setting `encode_special_tokens`, which JSON does not contain,
-            is still taken from `library`.
+            is still taken from `backend`.
     """
-    copy = type(library).from_str(library.to_str() if content is None else content)
-    copy.encode_special_tokens = library.encode_special_tokens
+    copy = type(backend).from_str(backend.to_str() if content is None else content)
+    copy.encode_special_tokens = backend.encode_special_tokens
     return copy
 
 
@@ -400,17 +395,17 @@ def save_tokenizer(tokenizer: RowTokenizer, folder: Path, max_sequence_length: i
         folder: The folder of a model or of a tokenized table.
         max_sequence_length: The largest number of tokens in a text. None keeps the tokenizer's own setting.
     """
-    library = clone_tokenizer(tokenizer.tokenizer)
-    library.no_truncation()  # another thread may have turned it on in the shared tokenizer
-    write_text(folder / TOKENIZER_NAME, library.to_str())
-    state = json.loads(library.to_str())["pre_tokenizer"] or {}
+    backend = clone_tokenizer(tokenizer.tokenizer)
+    backend.no_truncation()  # another thread may have turned it on in the shared tokenizer
+    write_text(folder / TOKENIZER_NAME, backend.to_str())
+    state = json.loads(backend.to_str())["pre_tokenizer"] or {}
     usual = {"model_input_names": ["input_ids", _TOKEN_TYPES, "attention_mask"]} if tokenizer.has_segments else {}
     own: dict[str, Any] = {
         **usual,
         **tokenizer.settings,
         "tokenizer_class": GENERAL_CLASS,
         "truncation_side": tokenizer.truncation_side,
-        "split_special_tokens": library.encode_special_tokens,
+        "split_special_tokens": backend.encode_special_tokens,
         "clean_up_tokenization_spaces": False,
     }
     if "add_prefix_space" in state:  # `transformers` 4 would set it to false

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 TOKENIZER_NAME, SETTINGS_NAME, VOCABULARY_NAME = "tokenizer.json", "tokenizer_config.json", "vocab.txt"
+# The class of `transformers` that uses a tokenizer.json unchanged.
 GENERAL_CLASS = "PreTrainedTokenizerFast"
-"""The class of `transformers` that uses a tokenizer.json unchanged."""
+# The names that `transformers` gives to special tokens, in the order in which it adds those that a vocabulary lacks.
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The names that `transformers` gives to special tokens, in the order in which it adds those that a vocabulary lacks."""
 
 _BERT, ESM_CLASS = "BertTokenizer", "EsmTokenizer"
 _AS_IT_IS = (GENERAL_CLASS.removesuffix("Fast"), "TokenizersBackend")
@@ -104,12 +104,12 @@ def read_tokenizer_class(folder: Path) -> tuple[str | None, dict[str, Any]]:
     Raises:
         InputError: A file is not JSON, or does not contain an object.
     """
-    contents = []
-    for name in (SETTINGS_NAME, "config.json"):
-        content = read_json(folder / name) if os.path.lexists(folder / name) else {}
+    contents = [
+        read_json(folder / name) if os.path.lexists(folder / name) else {} for name in (SETTINGS_NAME, "config.json")
+    ]
+    for name, content in zip((SETTINGS_NAME, "config.json"), contents, strict=True):
         if not isinstance(content, dict):
             raise InputError(f"{folder / name}: expected an object, found {short_repr(content)}; copy the folder again")
-        contents.append(content)
     settings, config = contents
     return settings.get("tokenizer_class") or config.get("tokenizer_class") or config.get("model_type"), settings
 
@@ -132,21 +132,26 @@ def read_tokenizer_files(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
         raise _needs_transformers_error(folder, f"contains a {kind} without {TOKENIZER_NAME}")
     named = {_BERT: _BERT_TOKENS, ESM_CLASS: _ESM_TOKENS}.get(kind, {})
     settings = {**named, **settings}
-    decoder = _read_added_tokens(folder, settings)
+    added_tokens = _read_added_tokens(folder, settings)
     _check_settings_supported(folder, kind, settings)
+    vocabulary = folder / VOCABULARY_NAME
     if not is_bare:
-        library = read_tokenizer_json(file)
+        backend = read_tokenizer_json(file)
+    elif kind == _BERT:
+        words = read_vocabulary(vocabulary).tokens
+        backend = _build_bert_tokenizer({word: number for number, word in enumerate(words)}, settings)
     else:
-        library = (_read_bert_vocabulary if kind == _BERT else _read_esm_vocabulary)(folder / VOCABULARY_NAME, settings)
-    if library.truncation is not None:
-        settings.setdefault("truncation_side", library.truncation["direction"])
-        library.no_truncation()
-    _add_missing_tokens(library, decoder, settings, folder)
+        lines = read_file(vocabulary).decode("utf-8", "replace").splitlines()
+        backend = build_esm_tokenizer({line.strip(): number for number, line in enumerate(lines)}, settings, vocabulary)
+    if backend.truncation is not None:
+        settings.setdefault("truncation_side", backend.truncation["direction"])
+        backend.no_truncation()
+    _add_missing_tokens(backend, added_tokens, settings, folder)
     if not is_bare:
-        _check_json_matches_settings(library, kind, settings, folder)
-    library.encode_special_tokens = bool(settings.get("split_special_tokens", False))
+        _check_json_matches_settings(backend, kind, settings, folder)
+    backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
     usual_inputs = ["input_ids", *(["token_type_ids"] if kind in _WITH_TOKEN_TYPES else []), "attention_mask"]
-    return library, {
+    return backend, {
         "tokenizer_class": kind,
         "model_input_names": settings.get("model_input_names", usual_inputs),
         **{name: settings[name] for name in ("truncation_side", "padding_side", "model_max_length") if name in settings},
@@ -224,31 +229,30 @@ def _special_tokens_in_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_missing_tokens(
-    library: Tokenizer, decoder: Mapping[int, AddedToken], settings: Mapping[str, Any], folder: Path
+    backend: Tokenizer, added_tokens: Mapping[int, AddedToken], settings: Mapping[str, Any], folder: Path
 ) -> None:
     """Add the tokens that a folder defines but its tokenizer lacks. Raise an InputError if a token does not get the id that
     the folder states.
 
     Args:
-        library: The tokenizer, which is changed in place.
-        decoder: The added tokens by token id.
+        backend: The tokenizer, which is changed in place.
+        added_tokens: The added tokens by token id.
         settings: The settings, whose special tokens are added if they are missing.
         folder: The folder, for messages.
     """
     from tokenizers import AddedToken
 
     with convert_library_errors(folder):
-        present = library.get_added_tokens_decoder()
-        for number, token in sorted(decoder.items()):
+        present = backend.get_added_tokens_decoder()
+        for number, token in sorted(added_tokens.items()):
             if repr(present.get(number)) != repr(token):
-                library.add_tokens([token])
-            if library.token_to_id(token.content) != number:
-                has = library.token_to_id(token.content)
+                backend.add_tokens([token])
+            if (found := backend.token_to_id(token.content)) != number:
                 raise InputError(
-                    f"{folder}: expected the token id {number} for the added token {token.content!r}, found {has} in the "
+                    f"{folder}: expected the token id {number} for the added token {token.content!r}, found {found} in the "
                     "vocabulary"
                 )
-        known = {token.content for token in library.get_added_tokens_decoder().values()}
+        known = {token.content for token in backend.get_added_tokens_decoder().values()}
         for content, value in _special_tokens_in_settings(settings).items():
             flags = (
                 {key: value[key] for key in ("lstrip", "rstrip", "single_word") if key in value}
@@ -256,16 +260,16 @@ def _add_missing_tokens(
                 else {}
             )
             if content not in known:
-                library.add_special_tokens([AddedToken(content, special=True, normalized=False, **flags)])
+                backend.add_special_tokens([AddedToken(content, special=True, normalized=False, **flags)])
 
 
-def _check_json_matches_settings(library: Tokenizer, kind: str, settings: Mapping[str, Any], folder: Path) -> None:
+def _check_json_matches_settings(backend: Tokenizer, kind: str, settings: Mapping[str, Any], folder: Path) -> None:
     """Check that tokenizer.json computes the same tokens as the class and the settings in tokenizer_config.json.
 
     Raises:
         InputError: They differ, or the class is unknown here.
     """
-    file, content = folder / SETTINGS_NAME, json.loads(library.to_str())
+    file, content = folder / SETTINGS_NAME, json.loads(backend.to_str())
     prefix = (content["pre_tokenizer"] or {}).get("add_prefix_space")
     if prefix is not None and prefix != bool(settings.get("add_prefix_space", False)):
         raise _contradiction_error(file, "add_prefix_space", bool(settings.get("add_prefix_space", False)), prefix)
@@ -280,7 +284,7 @@ def _check_json_matches_settings(library: Tokenizer, kind: str, settings: Mappin
             file, f"names the class {kind}, but {TOKENIZER_NAME} contains another kind of tokenizer"
         )
     with convert_library_errors(folder / TOKENIZER_NAME):
-        expected = _build_bert_tokenizer(library.get_vocab(with_added_tokens=False), settings)
+        expected = _build_bert_tokenizer(backend.get_vocab(with_added_tokens=False), settings)
     meant = json.loads(expected.to_str())
     found, wanted = content["normalizer"] or {}, meant["normalizer"]
     for key, name in _NORMALIZATION.items():
@@ -294,23 +298,17 @@ def _check_json_matches_settings(library: Tokenizer, kind: str, settings: Mappin
         )
     _add_missing_tokens(expected, {}, settings, folder)
     with convert_library_errors(folder / TOKENIZER_NAME):
-        pairs = [each.encode("a", "a") for each in (library, expected)]
+        pairs = [each.encode("a", "a") for each in (backend, expected)]
         if pairs[0].type_ids != pairs[1].type_ids or pairs[0].special_tokens_mask != pairs[1].special_tokens_mask:
             raise _needs_transformers_error(file, f"names the class {kind}, but {TOKENIZER_NAME} adds other special tokens")
 
 
-def _read_bert_vocabulary(vocabulary: Path, settings: Mapping[str, Any]) -> Tokenizer:
-    """Build a BERT tokenizer from a vocab.txt."""
-    words = read_vocabulary(vocabulary).tokens
-    return _build_bert_tokenizer({word: number for number, word in enumerate(words)}, settings)
-
-
-def _build_bert_tokenizer(numbers: Mapping[str, int], settings: Mapping[str, Any]) -> Tokenizer:
+def _build_bert_tokenizer(token_ids: Mapping[str, int], settings: Mapping[str, Any]) -> Tokenizer:
     """Build the same tokenizer as `BertTokenizer` of `transformers` from a vocabulary and settings."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     unknown, cls, sep = (_token_text(settings[name]) for name in ("unk_token", "cls_token", "sep_token"))
-    model = models.WordPiece(vocab=dict(numbers), unk_token=unknown, max_input_chars_per_word=_LONGEST_WORD_CHARACTERS)
+    model = models.WordPiece(vocab=dict(token_ids), unk_token=unknown, max_input_chars_per_word=_LONGEST_WORD_CHARACTERS)
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(
         lowercase=bool(settings.get("do_lower_case", True)),
@@ -321,25 +319,19 @@ def _build_bert_tokenizer(numbers: Mapping[str, int], settings: Mapping[str, Any
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}",
         pair=f"{cls} $A {sep} $B:1 {sep}:1",
-        special_tokens=[(cls, numbers[cls]), (sep, numbers[sep])],
+        special_tokens=[(cls, token_ids[cls]), (sep, token_ids[sep])],
     )
     return tokenizer
 
 
-def _read_esm_vocabulary(vocabulary: Path, settings: Mapping[str, Any]) -> Tokenizer:
-    """Build an ESM tokenizer from a vocab.txt."""
-    lines = read_file(vocabulary).decode("utf-8", "replace").splitlines()
-    return build_esm_tokenizer({line.strip(): number for number, line in enumerate(lines)}, settings, vocabulary)
-
-
-def build_esm_tokenizer(numbers: Mapping[str, int], settings: Mapping[str, Any], file: Path) -> Tokenizer:
+def build_esm_tokenizer(token_ids: Mapping[str, int], settings: Mapping[str, Any], file: Path) -> Tokenizer:
     """Build the tokenizer of an ESM model from its vocabulary. In `transformers`, it is implemented only in Python.
 
     Every occurrence of a vocabulary token in a text becomes that token, even within a word. The longest token is matched
     first.
 
     Args:
-        numbers: The vocabulary, which maps tokens to token ids.
+        token_ids: The vocabulary, which maps tokens to token ids.
         settings: The settings of the tokenizer, which name its special tokens.
         file: The file or folder, for messages.
 
@@ -349,7 +341,7 @@ def build_esm_tokenizer(numbers: Mapping[str, int], settings: Mapping[str, Any],
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
     special = list(_ESM_TOKENS.values())
-    missing = [token for token in special if token not in numbers]
+    missing = [token for token in special if token not in token_ids]
     if missing:
         raise InputError(f"{file}: contains no token {missing[0]}; pass the vocab.txt of an ESM model")
     named = {name: _token_text(settings.get(name, token)) for name, token in _ESM_TOKENS.items()}
@@ -358,14 +350,14 @@ def build_esm_tokenizer(numbers: Mapping[str, int], settings: Mapping[str, Any],
         raise InputError(
             f"{file}: {SETTINGS_NAME} names other special tokens than {known}, which is not supported for ESM models"
         )
-    tokenizer = Tokenizer(models.WordLevel(dict(numbers), unk_token="<unk>"))
-    known = "|".join(re.escape(token) for token in sorted(filter(None, numbers), key=len, reverse=True))
+    tokenizer = Tokenizer(models.WordLevel(dict(token_ids), unk_token="<unk>"))
+    known = "|".join(re.escape(token) for token in sorted(filter(None, token_ids), key=len, reverse=True))
     pieces = pre_tokenizers.Split(Regex(known), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pieces])
     tokenizer.add_special_tokens(special)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<cls> $A <eos>",
         pair="<cls> $A <eos> $B <eos>",
-        special_tokens=[(token, numbers[token]) for token in ("<cls>", "<eos>")],
+        special_tokens=[(token, token_ids[token]) for token in ("<cls>", "<eos>")],
     )
     return tokenizer

@@ -45,14 +45,13 @@ _TASKS_WITH_WINDOWS = (
     "masked-language-modelling",
     "causal-language-modelling",
 )
+# The number of tokens that neighbouring windows share, as in BERT's script for SQuAD (Devlin et al., 2019), whose windows
+# have 384 tokens.
 _USUAL_STRIDE = 128
-"""The number of tokens that neighbouring windows share, as in BERT's script for SQuAD (Devlin et al., 2019), whose windows
-have 384 tokens.
-"""
 
 
+# The number of characters of a text that are read at first, per token of a sequence.
 _CHARACTERS_OF_TOKEN = 16
-"""The number of characters of a text that are read at first, per token of a sequence."""
 _BATCH_CHARACTERS = 1 << 20
 _WORDS_OF_PART, _WORDS_OF_BATCH = 1 << 10, 1 << 14
 _MAX_NAMED_ROWS = 5
@@ -60,7 +59,7 @@ _TO_LAST_SPACE, _TO_LAST_MARK = re.compile(r".*\s", re.DOTALL), re.compile(r".*\
 _FROM_SPACE, _FROM_MARK = re.compile(r"\s"), re.compile(r"\W")
 
 
-def too_long_policy(task: TaskName | None, settings: TaskSettings) -> TooLong:
+def resolve_too_long_policy(task: TaskName | None, settings: TaskSettings) -> TooLong:
     """Return how rows that are too long are handled: they are truncated, split into windows or rejected.
 
     The default is windows, which lose nothing, if the task supports them.
@@ -112,16 +111,16 @@ def tokenize_rows(
         InputError: A row is too long and must not be truncated, has an unknown label, or has no token.
     """
     check_too_long_policy(task, settings)
-    numbers = {name: number for number, name in enumerate(labels)}
+    label_numbers = {name: number for number, name in enumerate(labels)}
     side = truncation_side or tokenizer.truncation_side
     job = _RowEncoder(tokenizer, task, settings, max_sequence_length, format_source_name(file), length_key, side)
     if isinstance(rows[0], TextRow) and job.policy != "window":
-        sequences = job.texts([row for row in rows if isinstance(row, TextRow)])
-        target = _make_text_targets(rows, task, numbers, job.source) if task in LABELLED_TEXTS else None
+        sequences = job.tokenize_texts([row for row in rows if isinstance(row, TextRow)])
+        target = _make_text_targets(rows, task, label_numbers, job.source) if task in LABELLED_TEXTS else None
         tokenized = Sequences(*sequences, target=target, cut_rows=job.cut_rows)
     else:
-        pieces = list(chain.from_iterable(job.pieces(rows, numbers)))
-        tokenized = replace(concatenate_sequences(pieces, [0] * len(pieces)), cut_rows=job.cut_rows)
+        windows = list(chain.from_iterable(job.tokenize_into_windows(rows, label_numbers)))
+        tokenized = replace(concatenate_sequences(windows, [0] * len(windows)), cut_rows=job.cut_rows)
     _check_no_empty_sequence(tokenized, rows, job.source)
     return tokenized
 
@@ -190,13 +189,19 @@ class _RowEncoder:
         tokenizer: RowTokenizer,
         task: TaskName | None,
         settings: TaskSettings,
-        most: int,
+        max_tokens: int,
         source: str,
         length_key: str,
         side: TruncationSide,
     ) -> None:
-        self.tokenizer, self.task, self.settings, self.most, self.source = tokenizer, task, settings, most, source
-        self.length_key, self.policy, self.side = length_key, too_long_policy(task, settings), side
+        self.tokenizer, self.task, self.settings, self.max_tokens, self.source = (
+            tokenizer,
+            task,
+            settings,
+            max_tokens,
+            source,
+        )
+        self.length_key, self.policy, self.side = length_key, resolve_too_long_policy(task, settings), side
         self.cut_rows = 0
 
     @cached_property
@@ -209,7 +214,7 @@ class _RowEncoder:
         """The special tokens before, between and after the texts of a pair, and the segment ids of the two texts."""
         return self.tokenizer.special_tokens_around_pair()
 
-    def texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:
+    def tokenize_texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:
         """Tokenize texts and pairs that are not split into windows, and return the first four arrays of a `Sequences`
         object.
 
@@ -221,13 +226,13 @@ class _RowEncoder:
         """
         tokenizer = self.tokenizer.tokenizer
         if self.policy == "truncate":
-            tokenizer.enable_truncation(self.most, direction=self.side)
+            tokenizer.enable_truncation(self.max_tokens, direction=self.side)
         try:
             # An encoding takes about 100 times as much memory as its text, so limit the characters in a batch. A long text
             # counts only with the part that is tokenized first.
             batches = batch_by_size(
                 rows,
-                lambda row: min(len(row.text), _CHARACTERS_OF_TOKEN * self.most) + len(row.text_pair or ""),
+                lambda row: min(len(row.text), _CHARACTERS_OF_TOKEN * self.max_tokens) + len(row.text_pair or ""),
                 _BATCH_CHARACTERS,
             )
             encoded = list(chain.from_iterable(map(self._encode_texts, batches)))
@@ -235,16 +240,16 @@ class _RowEncoder:
             tokenizer.no_truncation()
         if self.cut_rows and not self.tokenizer.can_truncate_pairs:
             for row, (input_ids, _, _) in zip(rows, encoded, strict=True):
-                if row.text_pair is not None and len(input_ids) >= self.most:
-                    problem = f"has {self.most:,} tokens or more, and pairs cannot be truncated for ESM models"
+                if row.text_pair is not None and len(input_ids) >= self.max_tokens:
+                    problem = f"has {self.max_tokens:,} tokens or more, and pairs cannot be truncated for ESM models"
                     raise InputError(f"{self.source}: {row.position}: {problem}; shorten it, or raise {self.length_key}")
         lengths = np.fromiter((len(input_ids) for input_ids, _, _ in encoded), np.int64, len(encoded))
-        if lengths.max() > self.most:
-            index = int(np.argmax(lengths > self.most))
+        if lengths.max() > self.max_tokens:
+            index = int(np.argmax(lengths > self.max_tokens))
             more_than = "more than " if encoded[index][2] else ""
             raise self._too_long_error(rows[index].position, int(lengths[index]), more_than)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        flat, segments = (np.concatenate([text[which] for text in encoded]) for which in (0, 1))
+        flat, segments = (np.concatenate([text[column] for text in encoded]) for column in (0, 1))
         return np.arange(len(rows), dtype=np.int64), offsets, flat, segments
 
     def _encode_texts(self, rows: Sequence[TextRow]) -> list[tuple[Int32Array, NDArray[np.int8], bool]]:
@@ -255,18 +260,18 @@ class _RowEncoder:
         length is read. The texts of a pair are read completely, because their lengths decide where each is truncated.
         """
         encoded: dict[int, tuple[Int32Array, NDArray[np.int8], bool]] = {}
-        waiting, size = list(range(len(rows))), _CHARACTERS_OF_TOKEN * self.most
+        waiting, size = list(range(len(rows))), _CHARACTERS_OF_TOKEN * self.max_tokens
         while waiting:
             is_partial = {index: rows[index].text_pair is None and len(rows[index].text) > size for index in waiting}
             inputs: list[str | tuple[str, str]] = []
             for index in waiting:
                 inputs.append(
-                    _kept_side_of_text(rows[index].text, size, self.side) if is_partial[index] else rows[index].input
+                    _cut_to_kept_side(rows[index].text, size, self.side) if is_partial[index] else rows[index].input
                 )
             for index, encoding in zip(waiting, self.tokenizer.tokenizer.encode_batch_fast(inputs), strict=True):
                 input_ids = np.array(encoding.ids, np.int32)
-                rest = encoding.overflowing if len(input_ids) == self.most else []
-                if not is_partial[index] or len(input_ids) + sum(map(len, rest)) >= 2 * self.most:
+                rest = encoding.overflowing if len(input_ids) == self.max_tokens else []
+                if not is_partial[index] or len(input_ids) + sum(map(len, rest)) >= 2 * self.max_tokens:
                     segment_ids = np.zeros(len(input_ids), np.int8)
                     if rows[index].text_pair is not None and self.tokenizer.has_segments:
                         segment_ids = np.array(encoding.type_ids, np.int8)
@@ -275,7 +280,7 @@ class _RowEncoder:
             waiting, size = [index for index in waiting if index not in encoded], 4 * size
         return [encoded[index] for index in range(len(rows))]
 
-    def pieces(self, rows: Sequence[Row], numbers: Mapping[str, int]) -> Iterator[Iterable[Sequences]]:
+    def tokenize_into_windows(self, rows: Sequence[Row], label_numbers: Mapping[str, int]) -> Iterator[Iterable[Sequences]]:
         """Tokenize rows that may be split into windows, and yield the sequences of each row.
 
         Either all rows have tags or answers, or none has.
@@ -290,13 +295,13 @@ class _RowEncoder:
                 )
         elif isinstance(rows[0], TaggedRow):
             tagged = [row for row in rows if isinstance(row, TaggedRow)]
-            ids, word_of, spans = self._encode_words(chain.from_iterable(row.tokens for row in tagged))
+            ids, word_indices, spans = self._encode_words(chain.from_iterable(row.tokens for row in tagged))
             first_words = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(row.tokens) for row in tagged])])
-            offsets = np.searchsorted(word_of, first_words)
+            offsets = np.searchsorted(word_indices, first_words)
             for index, sentence in enumerate(tagged):
                 own = slice(offsets[index], offsets[index + 1])
-                of_row = word_of[own] - np.int32(first_words[index])
-                yield self._tokenize_words(index, sentence, ids[own], of_row, spans[own], numbers)
+                of_row = word_indices[own] - np.int32(first_words[index])
+                yield self._tokenize_words(index, sentence, ids[own], of_row, spans[own], label_numbers)
         else:
             for index, row in enumerate(rows):
                 yield self._tokenize_for_language_modelling(index, row)
@@ -308,7 +313,7 @@ class _RowEncoder:
         return dict(zip(listed, encoded, strict=True))
 
     def _compute_window_bounds(
-        self, position: RowPosition, tokens: int, room: int, stride: int | None, always: bool = False
+        self, position: RowPosition, tokens: int, window_size: int, stride: int | None, always_split: bool = False
     ) -> IntArray:
         """Return the first token and the end of each window of a row, int64 [windows, 2]. A truncated row has a single
         window.
@@ -316,26 +321,25 @@ class _RowEncoder:
         Args:
             position: The position of the row, for messages.
             tokens: The number of tokens in the row, without special tokens.
-            room: The number of tokens that fit into a window.
+            window_size: The number of tokens in a full window.
             stride: The number of tokens that neighbouring windows share. None for the default.
-            always: Whether a row that is too long is split into windows even if the policy is to reject it.
+            always_split: Whether a row that is too long is split into windows even if the policy is to reject it.
         """
-        if tokens > room:
-            if self.policy == "error" and not always:
-                raise self._too_long_error(position, tokens + self.most - room)
+        if tokens > window_size:
+            if self.policy == "error" and not always_split:
+                raise self._too_long_error(position, tokens + self.max_tokens - window_size)
             self.cut_rows += 1
             if self.policy == "truncate":
-                first = tokens - max(room, 0) if self.side == "left" else 0
-                return np.array([[first, first + max(room, 0)]], np.int64)
-        return _split_into_windows(tokens, room, stride, f"{self.source}: {position}", self.length_key)
+                first = tokens - max(window_size, 0) if self.side == "left" else 0
+                return np.array([[first, first + max(window_size, 0)]], np.int64)
+        return _split_into_windows(tokens, window_size, stride, f"{self.source}: {position}", self.length_key)
 
     def _too_long_error(self, position: RowPosition, tokens: int, more_than: str = "") -> InputError:
         """Return the error for a row that has more tokens than a sequence may have."""
         also = ", or window" if self.task in _TASKS_WITH_WINDOWS else ""
         return InputError(
-            f"{self.source}: {position}: has {more_than}{tokens:,} tokens, but a sequence may have at most {self.most:,}; "
-            "shorten "
-            f"it, raise {self.length_key}, or pass --too-long truncate{also}"
+            f"{self.source}: {position}: has {more_than}{tokens:,} tokens, but a sequence may have at most "
+            f"{self.max_tokens:,}; shorten it, raise {self.length_key}, or pass --too-long truncate{also}"
         )
 
     def _add_special_tokens(self, ids: Int32Array) -> Int32Array:
@@ -354,25 +358,25 @@ class _RowEncoder:
             word [T, 2]. All are int32.
         """
         tokenizer, remaining, words_before = self.tokenizer.tokenizer_for_words(), iter(words), 0
-        ids, word_of, spans = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int32)]
+        ids, word_indices, spans = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int32)]
         parts = iter(lambda: list(islice(remaining, _WORDS_OF_PART)), [])
         for batch in batch_by_size(parts, len, _WORDS_OF_BATCH):
             encodings = tokenizer.encode_batch(batch, is_pretokenized=True, add_special_tokens=False)
             for part, encoding in zip(batch, encodings, strict=True):
                 ids.append(np.array(encoding.ids, np.int32))
-                word_of.append(np.array(encoding.word_ids, np.int32).reshape(-1) + np.int32(words_before))
+                word_indices.append(np.array(encoding.word_ids, np.int32).reshape(-1) + np.int32(words_before))
                 spans.append(np.array(encoding.offsets, np.int32).reshape(-1, 2))
                 words_before += len(part)
-        return np.concatenate(ids), np.concatenate(word_of), np.concatenate(spans)
+        return np.concatenate(ids), np.concatenate(word_indices), np.concatenate(spans)
 
     def _tokenize_words(
         self,
         index: int,
         row: TaggedRow,
         ids: Int32Array,
-        word_of: Int32Array,
+        word_indices: Int32Array,
         spans_in_words: Int32Array,
-        numbers: Mapping[str, int],
+        label_numbers: Mapping[str, int],
     ) -> Iterator[Sequences]:
         """Yield one sequence for each window of a row of words, which `_encode_words` has already tokenized.
 
@@ -380,28 +384,28 @@ class _RowEncoder:
             index: The index of the row.
             row: The row.
             ids: The token ids of the row.
-            word_of: The word of each token, counted within the row.
+            word_indices: The word of each token, counted within the row.
             spans_in_words: The first character and the end of each token in its word.
-            numbers: The numbers of the labels.
+            label_numbers: The number of each label name.
         """
-        first = np.flatnonzero(np.diff(word_of, prepend=NO_WORD))
-        characters = spans_in_words + row.word_starts()[word_of].astype(np.int32)[:, np.newaxis]
+        first = np.flatnonzero(np.diff(word_indices, prepend=NO_WORD))
+        characters = spans_in_words + row.word_starts()[word_indices].astype(np.int32)[:, np.newaxis]
         before, after = self._special_tokens_around_text
         bounds = self._compute_window_bounds(
-            row.position, len(ids), self.most - len(before) - len(after), self.settings.stride
+            row.position, len(ids), self.max_tokens - len(before) - len(after), self.settings.stride
         )
         # Later words never belong to earlier windows, so the words of each window are consecutive.
         word_bounds = np.searchsorted(_choose_window_of_each_token(first, bounds), np.arange(len(bounds) + 1))
         tags = np.full(len(row.tokens), NOT_PREDICTED, np.int32)
         if row.tags is not None:
-            tags[:] = [_find_label_number(numbers, tag, row.position, self.source) for tag in row.tags]
+            tags[:] = [_find_label_number(label_numbers, tag, row.position, self.source) for tag in row.tags]
         for window, (start, end) in enumerate(bounds.tolist()):
             words = np.full(len(before) + end - start + len(after), NO_WORD, np.int32)
             own = first[word_bounds[window] : word_bounds[window + 1]]
             own = own[(own >= start) & (own < end)]  # a truncated row has words outside its only window
-            words[own - start + len(before)] = word_of[own]
+            words[own - start + len(before)] = word_indices[own]
             target = np.full(len(words), NOT_PREDICTED, np.int32)
-            target[own - start + len(before)] = tags[word_of[own]]
+            target[own - start + len(before)] = tags[word_indices[own]]
             spans = np.full((len(words), 2), NO_WORD, np.int32)
             spans[len(before) : len(words) - len(after)] = characters[start:end]
             framed, known = self._add_special_tokens(ids[start:end]), None if row.tags is None else target
@@ -413,15 +417,15 @@ class _RowEncoder:
         """
         before, between, after, *segments = self._special_tokens_around_pair
         framed = np.array([*before, *question.ids, *between], np.int32)
-        room = self.most - len(framed) - len(after)
-        if room < 1:
-            problem = (
-                f"the question has {len(question.ids):,} tokens, so a sequence of {self.most:,} has no room for the context"
+        window_size = self.max_tokens - len(framed) - len(after)
+        if window_size < 1:
+            raise InputError(
+                f"{self.source}: {row.position}: the question has {len(question.ids):,} tokens, so a sequence of "
+                f"{self.max_tokens:,} has no room for the context; shorten it, or raise {self.length_key}"
             )
-            raise InputError(f"{self.source}: {row.position}: {problem}; shorten it, or raise {self.length_key}")
         ids, characters = np.array(context.ids, np.int32), np.array(context.offsets, np.int64).reshape(-1, 2)
         for start, end in self._compute_window_bounds(
-            row.position, len(ids), room, self.settings.stride, always=True
+            row.position, len(ids), window_size, self.settings.stride, always_split=True
         ).tolist():
             input_ids = np.concatenate([framed, ids[start:end], after]).astype(np.int32)
             segment_ids = np.repeat(np.array(segments, np.int8), [len(framed), len(input_ids) - len(framed)])
@@ -436,7 +440,7 @@ class _RowEncoder:
     def _tokenize_for_language_modelling(self, index: int, row: Row) -> Iterator[Sequences]:
         """Yield one sequence for each window of a text or of token ids. The windows do not overlap."""
         if isinstance(row, IdsRow):
-            ids, room = np.array(row.input_ids, np.int32), self.most
+            ids, window_size = np.array(row.input_ids, np.int32), self.max_tokens
             if ids.max() >= self.tokenizer.vocabulary_size:
                 problem = f"the token id {ids.max()} is not in the vocabulary of {self.tokenizer.vocabulary_size:,} tokens"
                 raise InputError(
@@ -445,14 +449,17 @@ class _RowEncoder:
         else:
             text = row.text if isinstance(row, TextRow) else ""
             added = sum(map(len, self._special_tokens_around_text))
-            ids, room = np.array(self._encode_without_special_tokens([text])[text].ids, np.int32), self.most - added
-        for start, end in self._compute_window_bounds(row.position, len(ids), room, 0).tolist():
+            ids, window_size = (
+                np.array(self._encode_without_special_tokens([text])[text].ids, np.int32),
+                self.max_tokens - added,
+            )
+        for start, end in self._compute_window_bounds(row.position, len(ids), window_size, 0).tolist():
             yield _make_sequence(
                 index, ids[start:end] if isinstance(row, IdsRow) else self._add_special_tokens(ids[start:end])
             )
 
 
-def _kept_side_of_text(text: str, characters: int, side: TruncationSide) -> str:
+def _cut_to_kept_side(text: str, characters: int, side: TruncationSide) -> str:
     """Return at most `characters` characters from that end of a text that truncation keeps.
 
     The returned part ends at a space or, if there is none, at another character that is not part of a word. Return "" if
@@ -496,7 +503,7 @@ def _make_sequence(
 
 
 def _make_text_targets(
-    rows: Sequence[Row], task: TaskName, numbers: Mapping[str, int], source: str
+    rows: Sequence[Row], task: TaskName, label_numbers: Mapping[str, int], source: str
 ) -> Int32Array | Float32Array | None:
     """Return the training targets of texts, or None if a row has no label.
 
@@ -510,37 +517,40 @@ def _make_text_targets(
     if task in ("regression", "reranking"):
         return np.array(labels, np.float32)
     if task == "multi-label":
-        targets = np.zeros((len(rows), len(numbers)), np.float32)
+        targets = np.zeros((len(rows), len(label_numbers)), np.float32)
         for index, (row, names) in enumerate(zip(rows, labels, strict=True)):
             for name in names if isinstance(names, tuple) else ():
-                targets[index, _find_label_number(numbers, name, row.position, source)] = 1
+                targets[index, _find_label_number(label_numbers, name, row.position, source)] = 1
         return targets
     return np.array(
-        [_find_label_number(numbers, str(label), row.position, source) for row, label in zip(rows, labels, strict=True)],
+        [
+            _find_label_number(label_numbers, str(label), row.position, source)
+            for row, label in zip(rows, labels, strict=True)
+        ],
         np.int32,
     )
 
 
-def _find_label_number(numbers: Mapping[str, int], name: str, position: RowPosition, source: str) -> int:
+def _find_label_number(label_numbers: Mapping[str, int], name: str, position: RowPosition, source: str) -> int:
     """Return the number of a label. Raise an InputError if the label is unknown."""
-    if name not in numbers:
-        known = ", ".join(list(numbers)[:8]) + (", ..." if len(numbers) > 8 else "")
+    if name not in label_numbers:
+        known = ", ".join(list(label_numbers)[:8]) + (", ..." if len(label_numbers) > 8 else "")
         raise InputError(f"{source}: {position}: the label {short_repr(name)} is none of {known}; correct it")
-    return numbers[name]
+    return label_numbers[name]
 
 
 # --- windows of long texts
 
 
 def _split_into_windows(
-    tokens: int, room: int, stride: int | None, row: str, length_key: str = "--max-sequence-length"
+    tokens: int, window_size: int, stride: int | None, row: str, length_key: str = "--max-sequence-length"
 ) -> IntArray:
     """Divide the tokens of a row into overlapping windows, and return the first token and the end of each window, int64
     [windows, 2]. If all tokens fit into one window, there is one.
 
     Args:
         tokens: The number of tokens in the row.
-        room: The number of tokens in a window.
+        window_size: The number of tokens in a full window.
         stride: The number of tokens that neighbouring windows share. None for `_USUAL_STRIDE`, or for half a window if that
             is less.
         row: The name of the row, for messages.
@@ -549,16 +559,16 @@ def _split_into_windows(
     Raises:
         InputError: The stride is not smaller than the window.
     """
-    if tokens <= room:
+    if tokens <= window_size:
         return np.array([[0, tokens]], np.int64)
     if stride is None:
-        stride = min(_USUAL_STRIDE, max(room, 0) // 2)
-    if stride >= room:
-        windows = f"{tokens:,} tokens for windows of {max(room, 0)}"
+        stride = min(_USUAL_STRIDE, max(window_size, 0) // 2)
+    if stride >= window_size:
+        windows = f"{tokens:,} tokens for windows of {max(window_size, 0)}"
         raise InputError(f"{row}: has {windows}, which cannot overlap by {stride}; lower task.stride, or raise {length_key}")
-    count = -(-(tokens - room) // (room - stride)) + 1
-    starts = np.arange(count, dtype=np.int64) * (room - stride)
-    return np.stack([starts, np.minimum(starts + room, tokens)], axis=1)
+    count = -(-(tokens - window_size) // (window_size - stride)) + 1
+    starts = np.arange(count, dtype=np.int64) * (window_size - stride)
+    return np.stack([starts, np.minimum(starts + window_size, tokens)], axis=1)
 
 
 def _choose_window_of_each_token(tokens: IntArray, bounds: IntArray) -> IntArray:
@@ -572,7 +582,7 @@ def _choose_window_of_each_token(tokens: IntArray, bounds: IntArray) -> IntArray
     """
     starts, ends = bounds[:, 0], bounds[:, 1]
 
-    def poorer_side(windows: IntArray) -> IntArray:
+    def count_context(windows: IntArray) -> IntArray:
         """Return the number of tokens on the shorter side of each token in its window."""
         return np.minimum(tokens - starts[windows], ends[windows] - 1 - tokens)
 
@@ -580,5 +590,5 @@ def _choose_window_of_each_token(tokens: IntArray, bounds: IntArray) -> IntArray
     # window is either the last with more context before the token, or the first with more context after it.
     later = np.minimum(np.searchsorted(starts + ends, 2 * tokens + 1), len(bounds) - 1)
     earlier = np.maximum(later - 1, 0)
-    best: IntArray = np.where(poorer_side(earlier) >= poorer_side(later), earlier, later)
+    best: IntArray = np.where(count_context(earlier) >= count_context(later), earlier, later)
     return best

@@ -23,14 +23,14 @@ from gaudi_bert.common.errors import InputError
 
 STANDARD_INPUT = "-"
 TASKS_WITH_LABELS = ("classification", "multi-label", "token-classification")
+# Tasks in which each text or pair has a single label field.
 LABELLED_TEXTS = ("classification", "multi-label", "regression", "reranking")
-"""Tasks in which each text or pair has a single label field."""
+# Tasks whose rows need no label, because the model predicts tokens of the text.
 LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
-"""Tasks whose rows need no label, because the model predicts tokens of the text."""
+# The tag of a word that belongs to no entity.
 OUTSIDE = "O"
-"""The tag of a word that belongs to no entity."""
+# Marks a token that represents no word in `Sequences.words`, and a token outside the text in `Sequences.characters`.
 NO_WORD = -1
-"""Marks a token that represents no word in `Sequences.words`, and a token outside the text in `Sequences.characters`."""
 
 
 class RowPosition(NamedTuple):
@@ -48,10 +48,10 @@ class RowPosition(NamedTuple):
         return f"row {self.number:,}" if self.line is None else f"line {self.line:,} (row {self.number:,})"
 
 
+# A row as its file contains it: values by column name or key.
 Record: TypeAlias = Mapping[str, Any]
-"""A row as its file contains it: values by column name or key."""
+# A record, or the error that replaces it, with its position.
 PlacedRecord: TypeAlias = tuple[RowPosition, Record | InputError]
-"""A record, or the error that replaces it, with its position."""
 
 
 class TextRow(NamedTuple):
@@ -212,16 +212,16 @@ def sequences_from_ids(
     )
 
 
-def concatenate_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceOf[int]) -> Sequences:
+def concatenate_sequences(parts: SequenceOf[Sequences], rows_per_window: SequenceOf[int]) -> Sequences:
     """Concatenate the sequences of several consecutive windows of rows into one `Sequences` object.
 
     Args:
         parts: The sequences of each window. Either all or none of them have `characters`, `words` or `target`.
-        rows_of_parts: The number of rows in each window.
+        rows_per_window: The number of rows in each window.
     """
-    rows_before = np.cumsum(rows_of_parts) - np.asarray(rows_of_parts)
+    rows_before = np.cumsum(rows_per_window) - np.asarray(rows_per_window)
 
-    def joined(name: str) -> AnyArray | None:
+    def concatenate_column(name: str) -> AnyArray | None:
         """Concatenate a column of all windows. Return None if the windows lack this column."""
         columns = [getattr(part, name) for part in parts]
         return None if columns[0] is None else np.concatenate(columns)
@@ -231,9 +231,9 @@ def concatenate_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceO
         offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate([part.lengths for part in parts]))]),
         input_ids=np.concatenate([part.input_ids for part in parts]),
         segment_ids=np.concatenate([part.segment_ids for part in parts]),
-        characters=joined("characters"),
-        words=joined("words"),
-        target=joined("target"),
+        characters=concatenate_column("characters"),
+        words=concatenate_column("words"),
+        target=concatenate_column("target"),
         cut_rows=sum(part.cut_rows for part in parts),
     )
 

@@ -25,14 +25,12 @@ from gaudi_bert.packing.algorithms import run_algorithm
 from gaudi_bert.packing.heuristics import OpenPacks, fill_open_packs
 from gaudi_bert.packing.row_lengths import estimate_row_cost
 from gaudi_bert.packing.strategies import StrategyCounts, count_packs, count_slots
-from gaudi_bert.rows.packs import BatchShape, IncompleteBatch, PackedSequences, sample_packs_of
+from gaudi_bert.rows.packs import BatchShape, IncompleteBatch, PackedSequences, fill_planned_packs
 from gaudi_bert.rows.types import Sequences
 
+# Sequences are packed only if rows of one sequence would cost at least this many times as much. Otherwise every sequence
+# gets its own row, which has one of a few lengths.
 LEAST_GAIN = 1.02
-"""Sequences are packed only if rows of one sequence would cost at least this many times as much.
-
-Otherwise every sequence gets its own row, which has one of a few lengths.
-"""
 
 LENGTH_STEP_UNPACKED = 32
 _ALGORITHM = "lpfhp"  # best fit
@@ -102,7 +100,7 @@ class PackRunner:
     incomplete: IncompleteBatch = "single"
 
     def run(
-        self, sequences: Sequences, plan: WindowPlan, computed: Callable[[int], None] = lambda slots: None
+        self, sequences: Sequences, plan: WindowPlan, on_batch_end: Callable[[int], None] = lambda slots: None
     ) -> Float32Array:
         """Run the model on all packs of a window. Return the outputs of each sequence, float32 [N, C], or of each token,
         float32 [T, C].
@@ -110,7 +108,7 @@ class PackRunner:
         Args:
             sequences: The sequences of the window.
             plan: The packs of the window.
-            computed: Called after each batch with the number of slots that were computed.
+            on_batch_end: Called after each batch with the number of slots that were computed.
         """
         count = len(sequences.input_ids) if self.per_token else len(sequences)
         outputs: Float32Array = np.zeros((count, self.width), np.float32)
@@ -118,7 +116,7 @@ class PackRunner:
             shape = BatchShape(max(1, self.batch_tokens // part.length), part.length, part.depth)
             for batch in PackedSequences(sequences, part.packs).batches(shape, self.incomplete):
                 batch.scatter_outputs(self.compute(batch.features()), outputs, per_token=self.per_token)
-                computed(batch.pack_count * part.length)
+                on_batch_end(batch.pack_count * part.length)
         return outputs
 
     def find_non_finite_row(self, outputs: Float32Array, sequences: Sequences) -> int | None:
@@ -150,7 +148,7 @@ def plan_window(
         max_row_length: The largest possible row length, for models with a limited number of positions. None for no limit.
     """
     tokens, longest = int(lengths.sum()), int(lengths.max(initial=1))
-    rounded = fixed_row_length or min(_round_up(longest), max_row_length or _round_up(longest))
+    rounded = fixed_row_length or min(_round_up_length(longest), max_row_length or _round_up_length(longest))
     unpacked_cost = len(lengths) * estimate_row_cost(rounded, hidden_size)
     alone, alone_cost = [rounded], unpacked_cost
     if packed and fixed_row_length is None:
@@ -158,7 +156,7 @@ def plan_window(
             _count_lengths(lengths, rounded), rounded, lambda row: estimate_row_cost(row, hidden_size)
         )
     choices = _candidate_lengths(longest, rounded, fixed_row_length, max_row_length) if packed else ()
-    solved = [_pack_into_rows(lengths, choice) for choice in choices]
+    solved = [_pack_into_rows(lengths, row_lengths) for row_lengths in choices]
 
     def cost(mixtures: list[tuple[int, StrategyCounts]]) -> float:
         """Return the estimated cost of computing packs of one or two row lengths."""
@@ -170,17 +168,17 @@ def plan_window(
     if best is not None and alone_cost >= LEAST_GAIN * cost(best):
         parts, gain = tuple(_assign_sequences(lengths, best)), unpacked_cost / cost(best)
     else:
-        parts, gain = tuple(_plan_one_per_row(lengths, alone)), 1.0
+        parts, gain = tuple(_put_one_in_each_row(lengths, alone)), 1.0
     return WindowPlan(parts, tokens, sum(len(part.packs) * part.length for part in parts), gain)
 
 
-def _plan_one_per_row(lengths: IntArray, rows: list[int]) -> Iterator[RowLengthPacks]:
+def _put_one_in_each_row(lengths: IntArray, row_lengths: list[int]) -> Iterator[RowLengthPacks]:
     """Put every sequence into a row of its own, and yield the packs of each row length. A sequence gets the shortest row
     that holds it.
     """
-    which = np.searchsorted(rows, lengths)
-    for number, length in enumerate(rows):
-        members = np.flatnonzero(which == number)
+    index_of_row = np.searchsorted(row_lengths, lengths)
+    for index, length in enumerate(row_lengths):
+        members = np.flatnonzero(index_of_row == index)
         yield RowLengthPacks(length, 1, SampledPacks(members, np.arange(len(members) + 1, dtype=np.int64)))
 
 
@@ -190,7 +188,7 @@ def _count_lengths(lengths: IntArray, longest: int) -> IntArray:
     return counts
 
 
-def _round_up(longest: int) -> int:
+def _round_up_length(longest: int) -> int:
     """Round a length up to the next multiple of _LENGTH_STEP."""
     return -(-longest // _LENGTH_STEP) * _LENGTH_STEP
 
@@ -218,13 +216,13 @@ def _candidate_lengths(
         yield from ((long, short) for short in _USUAL_LENGTHS if short < longest)
 
 
-def _pack_into_rows(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[int, StrategyCounts]]:
+def _pack_into_rows(lengths: IntArray, row_lengths: tuple[int, ...]) -> list[tuple[int, StrategyCounts]]:
     """Pack the sequences into rows of one or two lengths. Return each row length with the sequence lengths in its packs.
 
     Long rows take all sequences that are too long for short rows. Then they are filled with other sequences by best fit. The
     short rows take the remaining sequences.
     """
-    long, *short = choice
+    long, *short = row_lengths
     counts = _count_lengths(lengths, long)
     if not short:
         return [(long, run_algorithm(counts, _ALGORITHM, max_depth(long)).strategy_counts)]
@@ -250,7 +248,7 @@ def _assign_sequences(lengths: IntArray, mixtures: list[tuple[int, StrategyCount
         rank = np.arange(len(free)) - np.searchsorted(of_length, of_length)
         is_own = (of_length <= length) & (rank < slots_of_length[np.minimum(of_length, length) - 1])
         own, free = np.sort(free[order][is_own]), np.sort(free[order][~is_own])
-        yield RowLengthPacks(length, max_depth(length), sample_packs_of(own, lengths, strategy_counts, seed=0))
+        yield RowLengthPacks(length, max_depth(length), fill_planned_packs(own, lengths, strategy_counts, seed=0))
 
 
 # --- rows of one sequence each

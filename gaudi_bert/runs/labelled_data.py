@@ -20,7 +20,7 @@ from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, estim
 from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
-from gaudi_bert.rows.tokenizing import too_long_policy
+from gaudi_bert.rows.tokenizing import resolve_too_long_policy
 from gaudi_bert.rows.types import QuestionRow
 from gaudi_bert.tasks.task import NO_VOCABULARY, Task, check_settings_apply, task_class
 from gaudi_bert.tasks.task_data import (
@@ -244,7 +244,7 @@ class _RowReader:
         if skipped.rows:
             self.reporter.say(str(skipped))
         if sequences.cut_rows:
-            is_truncated = too_long_policy(task.name, task.settings) == "truncate"
+            is_truncated = resolve_too_long_policy(task.name, task.settings) == "truncate"
             action = f"truncated to {length} tokens" if is_truncated else "split into windows"
             all_rows = f"{len(sequences):,} texts" if task.name == "embedding" else f"{len(rows):,} rows"
             self.reporter.say(f"{path}: {sequences.cut_rows:,} of {all_rows} are too long and were {action}")

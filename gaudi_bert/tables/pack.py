@@ -58,11 +58,10 @@ from gaudi_bert.tfrecords.files import identify_file
 
 _PackedTable: TypeAlias = PackResult | PlainResult
 
+# A small group may have fewer shards than `shard_multiple`: the smallest divisor of it that keeps each shard within this
+# many packs. For example, 151 packs are a single file. Readers are not affected, because they distribute packs to processes,
+# not shards.
 _PACKS_OF_A_SHARD = 1024
-"""A small group may have fewer shards than `shard_multiple`: the smallest divisor of it that keeps each shard within this
-many packs. For example, 151 packs are a single file. Readers are not affected, because they distribute packs to processes,
-not shards.
-"""
 
 
 def pack_table(

@@ -21,18 +21,13 @@ from gaudi_bert.corpus.documents import open_text
 from gaudi_bert.rows.formats import JSON
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
+# The estimated memory of a value whose type has no fixed width. The larger of this estimate and the encoded bytes counts.
 _BYTES_OF_OTHERS = 16
-"""The estimated memory of a value whose type has no fixed width.
-
-The larger of this estimate and the encoded bytes counts.
-"""
 _BLOCK_BYTES = 16 << 20
 _ROWS_AT_ONCE = 4096
+# The estimated memory of JSON lines, as a multiple of their size. A number takes 8 bytes in memory, and about half of that
+# or more as text.
 _MEMORY_OF_TEXT = 2
-"""The estimated memory of JSON lines, as a multiple of their size.
-
-A number takes 8 bytes in memory, and about half of that or more as text.
-"""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DEEPEST = 64
 

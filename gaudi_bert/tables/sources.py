@@ -22,7 +22,7 @@ from gaudi_bert.common.files import explain_os_errors, is_in_store, read_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.tables.parts import read_table_schema
 
-_ENDINGS = (".parquet", ".arrow", ".feather", ".jsonl", ".jsonl.gz")
+_EXTENSIONS = (".parquet", ".arrow", ".feather", ".jsonl", ".jsonl.gz")
 _DATASET_STATE = "state.json"
 
 
@@ -35,13 +35,13 @@ def is_table(source: str | Path) -> bool:
     path = Path(source)
     if is_in_store(source):
         names = ObjectStore().list(source, direct_only=True)
-        return _has_table_ending(path) or any(name == _DATASET_STATE or name.endswith(_ENDINGS) for name in names)
+        return _has_table_extension(path) or any(name == _DATASET_STATE or name.endswith(_EXTENSIONS) for name in names)
     if path.is_dir():
         return (path / _DATASET_STATE).is_file() or bool(_list_tables(path)) or bool(_list_split_folders(path))
     if os.path.lexists(path):
-        return _has_table_ending(path)
+        return _has_table_extension(path)
     matches = glob.glob(os.fspath(source))
-    return _has_table_ending(path) or (bool(matches) and all(name.endswith(_ENDINGS) for name in matches))
+    return _has_table_extension(path) or (bool(matches) and all(name.endswith(_EXTENSIONS) for name in matches))
 
 
 def list_table_files(source: str | Path, reporter: Reporter | None = None) -> list[Path]:
@@ -74,12 +74,14 @@ def list_table_files(source: str | Path, reporter: Reporter | None = None) -> li
     splits = _list_split_folders(path)
     if splits:
         raise InputError(f"{path}: contains the splits {', '.join(splits)}; pass one split, for example {path / splits[0]}")
-    raise InputError(f"{path}: contains no {', '.join(_ENDINGS)} file; pass a folder of tables that have a column input_ids")
+    raise InputError(
+        f"{path}: contains no {', '.join(_EXTENSIONS)} file; pass a folder of tables that have a column input_ids"
+    )
 
 
-def _has_table_ending(path: Path) -> bool:
+def _has_table_extension(path: Path) -> bool:
     """Return whether a file name has the extension of a table."""
-    return path.name.endswith(_ENDINGS)
+    return path.name.endswith(_EXTENSIONS)
 
 
 def _list_tables(folder: Path) -> list[Path]:
@@ -88,7 +90,7 @@ def _list_tables(folder: Path) -> list[Path]:
     The caches of datasets are left out, and so are the hidden files that pyarrow ignores.
     """
     others = (".", "_", "cache-")
-    return sorted(child for child in folder.iterdir() if _has_table_ending(child) and not child.name.startswith(others))
+    return sorted(child for child in folder.iterdir() if _has_table_extension(child) and not child.name.startswith(others))
 
 
 def _list_split_folders(folder: Path) -> list[str]:
@@ -105,13 +107,13 @@ def _list_matching_tables(source: str | Path) -> list[Path]:
     paths = sorted(map(Path, glob.glob(os.fspath(source))), key=lambda path: path.name)
     if not paths:
         raise InputError(
-            f"{source}: is neither a file nor a folder, and matches no file as a pattern; pass a {', '.join(_ENDINGS)} "
+            f"{source}: is neither a file nor a folder, and matches no file as a pattern; pass a {', '.join(_EXTENSIONS)} "
             "file, "
             "a folder of such files, or a pattern"
         )
     for path in paths:
-        if not (path.is_file() and _has_table_ending(path)):
-            raise InputError(f"{path}: is not a {', '.join(_ENDINGS)} file; pass a pattern that matches only tables")
+        if not (path.is_file() and _has_table_extension(path)):
+            raise InputError(f"{path}: is not a {', '.join(_EXTENSIONS)} file; pass a pattern that matches only tables")
     for path, following in itertools.pairwise(paths):
         if path.name == following.name:
             raise InputError(
@@ -157,8 +159,8 @@ def _list_saved_dataset_files(folder: Path) -> list[Path] | None:
 TOKENS_COLUMN = "input_ids"
 MASK_COLUMN = "attention_mask"
 LABELS_COLUMN = "labels"
+# The columns that packing adds, which a table must not have.
 _ADDED_COLUMNS = ("position_ids", "seq_lens", "sequence_ids", "indices", "starts", "row")
-"""The columns that packing adds, which a table must not have."""
 
 
 @dataclass(frozen=True)
@@ -186,11 +188,7 @@ class TableColumns:
     @property
     def stored_names(self) -> list[str]:
         """The names that the packed columns have in the table, in the order of `names`."""
-        return [self.stored_name(name) for name in self.names]
-
-    def stored_name(self, name: str) -> str:
-        """Return the name that a column has in the table."""
-        return self.tokens if name == TOKENS_COLUMN else name
+        return [self.tokens if name == TOKENS_COLUMN else name for name in self.names]
 
     def select_length_columns(self) -> TableColumns:
         """Return the columns that determine the lengths of rows: `input_ids`, and `attention_mask` if there is one."""
@@ -233,9 +231,9 @@ def is_list_type(arrow_type: Any) -> bool:
     return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
 
 
-def is_same_type(one: Any, other: Any) -> bool:
+def is_same_type(first: Any, second: Any) -> bool:
     """Return whether two pyarrow types are equal. Different kinds of lists with the same type of values count as equal."""
-    return bool(one.value_type == other.value_type if is_list_type(one) and is_list_type(other) else one == other)
+    return bool(first.value_type == second.value_type if is_list_type(first) and is_list_type(second) else first == second)
 
 
 def select_columns(

@@ -192,7 +192,7 @@ class _TableVerifier:
         inputs, version = self._signature.inputs, self.folder.metadata.tool_version
         return build_table_metadata(self._table, self._settings, totals, inputs, version)
 
-    def _verify_group(self, claimed: TableManifest) -> TableManifest:
+    def _verify_group(self, stored_manifest: TableManifest) -> TableManifest:
         """Compare the shards of a group with the rows of the table, and return the manifest that is expected for the group.
 
         Each shard is read, and its CRC-32C is compared with the manifest. Every slot is compared with the row from which it
@@ -200,18 +200,19 @@ class _TableVerifier:
         the stored manifest, after the bound was checked.
 
         Args:
-            claimed: The stored manifest.
+            stored_manifest: The stored manifest.
 
         Raises:
             FailedError: The shards differ from the rows.
         """
-        settings, layout = self._settings, PackLayout.from_settings(self._table.columns, self._settings)
-        rows, sequences, too_long = read_sequences(self._table, claimed.group, settings, threads=self.run.workers != 1)
+        settings, group = self._settings, stored_manifest.group
+        layout = PackLayout.from_settings(self._table.columns, settings)
+        rows, sequences, too_long = read_sequences(self._table, group, settings, threads=self.run.workers != 1)
         is_there = np.zeros(sequences.rows.size, np.bool_)
         shards, deepest = [], 0
-        for path in self.folder.list_shards(claimed.group):
+        for path in self.folder.list_shards(group):
             packs, identity = 0, identify_file(path).identity
-            claims = [shard for shard in claimed.shards if shard.name == path.name]
+            claims = [shard for shard in stored_manifest.shards if shard.name == path.name]
             if claims and claims[0].crc32c != identity["crc32c"]:
                 raise FailedError(
                     f"{path}: the CRC-32C of the file differs from the manifest of its group; {TableMetadata.remedy}"
@@ -234,16 +235,16 @@ class _TableVerifier:
             raise FailedError(f"{self.folder.path}: no pack contains row {row} of the table; pack the table again")
         length, packs = settings.max_sequence_length, sum(shard.packs for shard in shards)
         counts = np.bincount(sequences.lengths, minlength=length + 1)[1:]
-        path, depth = manifest_path(self.folder.json_folder, claimed.group), resolve_depth(settings.depth, length)
-        check_lower_bound(path, claimed.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
+        path, depth = manifest_path(self.folder.json_folder, group), resolve_depth(settings.depth, length)
+        check_lower_bound(path, stored_manifest.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
         return TableManifest(
             **build_manifest_fields(rows, sequences, too_long, length),
             source_sha256=self._signature.sha256,
-            group=claimed.group,
+            group=group,
             packs=packs,
-            lower_bound=claimed.lower_bound,
+            lower_bound=stored_manifest.lower_bound,
             deepest_pack=deepest,
-            algorithm_used=claimed.algorithm_used,  # the shards do not contain it
+            algorithm_used=stored_manifest.algorithm_used,  # the shards do not contain it
             shards=tuple(shards),
         )
 
@@ -327,13 +328,13 @@ def _read_row_groups(path: Path, layout: PackLayout) -> Iterator[_PackedRowGroup
             for number in range(shard.num_row_groups):
                 with explain_arrow_errors(path):
                     table = shard.read_row_group(number)
-                yield _check_packs(path, layout, first, validate_content(path, table))
+                yield _read_checked_packs(path, layout, first, validate_content(path, table))
                 first += table.num_rows
     except InputError as error:
         raise FailedError(str(error)) from error
 
 
-def _check_packs(path: Path, layout: PackLayout, first_pack: int, arrow_table: Any) -> _PackedRowGroup:
+def _read_checked_packs(path: Path, layout: PackLayout, first_pack: int, arrow_table: Any) -> _PackedRowGroup:
     """Check the packs of a row group, and return them.
 
     Each sequence must have one length and one index, and no pack may have too many tokens.

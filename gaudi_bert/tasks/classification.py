@@ -26,11 +26,11 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.packs import PackBatch
 from gaudi_bert.rows.predictions import (
     TagScheme,
-    class_predictions,
-    multi_label_predictions,
+    predict_classes,
+    predict_entities,
+    predict_labels,
+    predict_values,
     predict_word_tags,
-    tag_predictions,
-    value_predictions,
 )
 from gaudi_bert.rows.types import NO_WORD, Row, Sequences, TaggedRow
 from gaudi_bert.tasks.ranking import correlation_metrics
@@ -63,7 +63,7 @@ class Classification(SequenceTask):
 
     def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield the class and all probabilities of each text, as `{"label", "probabilities": {name: p}}`."""
-        return class_predictions(logits, self.labels)
+        return predict_classes(logits, self.labels)
 
 
 class MultiLabel(SequenceTask):
@@ -87,7 +87,7 @@ class MultiLabel(SequenceTask):
 
     def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield the classes and all probabilities of each text, as `{"labels", "probabilities": {name: p}}`."""
-        return multi_label_predictions(logits, self.labels)
+        return predict_labels(logits, self.labels)
 
 
 class Regression(SequenceTask):
@@ -108,7 +108,7 @@ class Regression(SequenceTask):
 
     def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield the predicted number for each text, as `{"value"}`."""
-        return value_predictions(logits)
+        return predict_values(logits)
 
 
 class TokenClassification(Task):
@@ -178,7 +178,7 @@ class TokenClassification(Task):
 
         `start` and `end` are characters in the text of the row.
         """
-        return tag_predictions(logits, sequences, rows, self.labels)
+        return predict_entities(logits, sequences, rows, self.labels)
 
 
 def _macro_f1(right: AnyArray | list[str], guesses: AnyArray | list[str]) -> float:

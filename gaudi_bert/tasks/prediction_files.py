@@ -35,10 +35,10 @@ from gaudi_bert.common.files import (
 from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter, Task, format_count
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.config.values import Engine, InferencePrecision
-from gaudi_bert.rows.parts import complete_file_part
+from gaudi_bert.rows.parts import make_complete_part
 from gaudi_bert.rows.reading import raise_or_skip_bad_rows, read_part, split_into_windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
-from gaudi_bert.rows.tokenizing import tokenize_readable_rows, tokenize_rows, too_long_policy
+from gaudi_bert.rows.tokenizing import resolve_too_long_policy, tokenize_readable_rows, tokenize_rows
 from gaudi_bert.rows.types import STANDARD_INPUT, BadRow, Row, Sequences, TextRow, format_source_name
 from gaudi_bert.rows.window_plan import WindowPlan
 
@@ -134,7 +134,7 @@ class RowSource:
 
         Depending on `task.on_bad_row`, a row that cannot be read is yielded as a `BadRow` or raises an InputError.
         """
-        rows = read_part(complete_file_part(self.file, self.settings), self.task, self.settings, say=say)
+        rows = read_part(make_complete_part(self.file, self.settings), self.task, self.settings, say=say)
         return rows if self.settings.on_bad_row == "skip" else raise_or_skip_bad_rows(rows)
 
     def check_window(self, window: Sequence[Row | BadRow]) -> None:
@@ -146,7 +146,7 @@ class RowSource:
         Raises:
             InputError: A row cannot be tokenized, and such rows are not skipped.
         """
-        takes_any = too_long_policy(self.task, self.settings) == "truncate" and self.task != "question-answering"
+        takes_any = resolve_too_long_policy(self.task, self.settings) == "truncate" and self.task != "question-answering"
         takes_any = takes_any and self.tokenizer.tokenizer.num_special_tokens_to_add(is_pair=False) > 0
         if not takes_any and self.settings.on_bad_row == "stop":
             self._tokenize([row for row in window if not isinstance(row, BadRow)])
@@ -407,7 +407,7 @@ class PredictionStream:
             return StreamResult(0, 0, 0, 0.0, False, skipped=True, max_sequence_length=length)
         done = self.progress
         if done.cut_rows:
-            is_cut = too_long_policy(self._rows.task, self._rows.settings) == "truncate"
+            is_cut = resolve_too_long_policy(self._rows.task, self._rows.settings) == "truncate"
             were = "truncated to" if is_cut else "split into windows of"
             self._reporter.say(f"{done.cut_rows:,} of {done.rows:,} rows were too long and were {were} {length} tokens")
         if done.bad_rows:

@@ -37,7 +37,7 @@ from gaudi_bert.model.heads import TaskHead
 from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.reading.global_order import pack_numbers_of_rank
 from gaudi_bert.rows.fields import collect_label_names
-from gaudi_bert.rows.packs import BatchShape, PackedSequences, sample_packs_of
+from gaudi_bert.rows.packs import BatchShape, PackedSequences, fill_planned_packs
 from gaudi_bert.rows.predictions import TagScheme
 from gaudi_bert.rows.reading import SkippedRows, read_rows, split_into_windows
 from gaudi_bert.rows.tokenizer import RowTokenizer
@@ -237,7 +237,7 @@ class TaskData:
         epoch_seed = int(random_words(1, seed, "task epoch", epoch + 1)[0])
         lengths = self.sequences.lengths
         members = np.flatnonzero(np.searchsorted(self.lengths, lengths) == length_index)
-        packs = sample_packs_of(members, lengths, self.packings[length_index].strategy_counts, epoch_seed)
+        packs = fill_planned_packs(members, lengths, self.packings[length_index].strategy_counts, epoch_seed)
         return PackedSequences(self.sequences, packs)
 
 

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers", minversion="5")
 from gaudi_bert.encoders.pack_inputs import PackInputs  # noqa: E402
 from gaudi_bert.encoders.pack_inputs_trial import build_packed_batch  # noqa: E402
 from gaudi_bert.encoders.trial import (  # noqa: E402
-    build_random_packs,
+    build_trial_packs,
     compute_single_outputs,
     compute_token_outputs,
     largest_difference,
@@ -47,7 +47,7 @@ def test_a_window_is_as_long_as_transformers_has_it(kind: str, settings: dict, r
 
 def packs_differ(model: Any, pack_inputs: PackInputs) -> float:
     """How far packs of 256 tokens are from their sequences alone."""
-    rows, _ = build_random_packs(model.config, 256)
+    rows, _ = build_trial_packs(model.config, 256)
     with torch.no_grad():
         packed = split_by_sequence(compute_token_outputs(model, build_packed_batch(rows, pack_inputs)), rows)
         return largest_difference(packed, compute_single_outputs(model, pack_inputs, rows))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gaudi_bert.encoders.pack_inputs import sequence_membership
+from gaudi_bert.encoders.pack_inputs import build_membership_mask
 from gaudi_bert.engines.pytorch.cpu_operations import cross_entropy
 from gaudi_bert.model.heads import OTHER_SEQUENCE, Loss, TaskHead
 
@@ -48,7 +48,7 @@ def _masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.d
         used_BQ = (numbers_BQ > 0).to(dtype)
         return used_BQ, used_BQ.sum()
     depth = batch["next_sentence_positions"].shape[1]
-    belongs_BSQ = sequence_membership(numbers_BQ, depth).to(dtype)
+    belongs_BSQ = build_membership_mask(numbers_BQ, depth).to(dtype)
     slots_BS1 = belongs_BSQ.sum(-1, keepdim=True)
     return (belongs_BSQ / slots_BS1.clamp(min=1.0)).sum(1), slots_BS1.clamp(max=1.0).sum()
 
@@ -99,7 +99,7 @@ def _span_losses_and_correct(logits_BL2: Tensor, batch: Mapping[str, Tensor]) ->
     lowered, so that they do not contribute to the softmax.
     """
     packs, depth = batch["target_weights"].shape
-    membership_BSL = sequence_membership(batch["input_mask"], depth).to(logits_BL2.dtype)
+    membership_BSL = build_membership_mask(batch["input_mask"], depth).to(logits_BL2.dtype)
     logits_BS2L = logits_BL2.transpose(1, 2)[:, None] + ((1.0 - membership_BSL) * OTHER_SEQUENCE)[:, :, None, :]
     losses_P, correct_P = _losses_and_correct(logits_BS2L, batch["targets"])
     return losses_P.reshape(packs, depth, 2).mean(-1), correct_P.reshape(packs, depth, 2).amin(-1)
