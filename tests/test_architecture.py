@@ -88,8 +88,8 @@ def rooms() -> dict[str, set[str]]:
 # Modules that are slow to load or that some environments lack: where a file may import them when it is itself imported,
 # and where functions may besides: in a room, a folder or a file.
 HEAVY: dict[str, tuple[set[str], set[str]]] = {
-    "numba": ({"common/compiled", "common/crc32c", "common/memory", "tfrecords", "reading", "tables", "packing"}, set()),
-    "llvmlite": ({"common/compiled", "common/crc32c", "common/memory", "tfrecords/wire"}, set()),
+    "numba": ({"common/compiled", "common/crc32c", "tfrecords", "reading", "tables", "packing"}, set()),
+    "llvmlite": ({"common/compiled", "common/crc32c", "tfrecords/wire"}, set()),
     "scipy": (set(), {"tasks/ranking"}),
     "seqeval": (set(), {"tasks/classification"}),
     "sklearn": (set(), {"tasks/classification"}),
@@ -205,7 +205,7 @@ def test_no_state_is_hidden_in_a_module() -> None:
 OPENERS = {"open", "read_text", "read_bytes"}
 # Who opens files otherwise, and why: files of this installation and of the system, and what only grows or is locked.
 OTHERWISE = {
-    "common/files.py", "common/compiled.py", "common/processor.py", "common/threads.py", "common/errors.py",
+    "common/files.py", "common/compiled.py", "common/processor.py", "common/errors.py",
     "common/progress.py", "corpus/python_texts.py", "runners/stop_ranks.py",
     "runners/kubernetes/manifests.py", "runners/training_processes.py", "artefacts/object_store.py",
     "training/logs.py", "tables/tokenize.py",

@@ -23,8 +23,16 @@ from numba import config, types
 from numba.core import cgutils
 
 from gaudi_bert.common.arrays import ByteArray, IntArray
-from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
-from gaudi_bert.common.memory import address_of, as_word, load_u8, load_word, make_intrinsic, word_at
+from gaudi_bert.common.compiled import (
+    address_of,
+    as_word,
+    borrowing_kernel,
+    inlined_kernel,
+    load_u8,
+    load_word,
+    make_intrinsic,
+    word_at,
+)
 
 _POLYNOMIAL_REVERSED = 0x82F63B78
 _ALL_ONES = 0xFFFFFFFF

@@ -1,11 +1,91 @@
-"""Find out which vector instructions this processor has, because the speed of matrix products depends on them."""
+"""Find out how many cores and which vector instructions this process can use, and process items in threads.
+
+A container with a limit of 4 cores on a machine with 160 cores may run on all of them. When it has used its processor time,
+the kernel stops it for the rest of a period of a tenth of a second. Therefore, the number of threads depends on the limits
+of control groups, and not only on the cores that a process may run on.
+
+Kernels run without Python's lock, so threads are as fast as processes and share memory. Results are returned in the order of
+the items, and the first error in this order is raised, so that no message depends on timing.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
-from collections.abc import Mapping
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from gaudi_bert.common.errors import InputError
+
+if TYPE_CHECKING:  # importing numpy starts threads, whose number this module determines
+    from gaudi_bert.common.arrays import ByteArray
+
+# --- cores
+
+CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+
+
+def usable_cores(cgroups: Path = CGROUPS, own_cgroups: Path = _OWN_CGROUPS) -> int:
+    """Return the number of cores that this process can use. A limit such as 2.5 cores is rounded up.
+
+    Args:
+        cgroups: The folder that contains the limits of control groups, version 1 or 2.
+        own_cgroups: The file that lists the control groups of this process.
+    """
+    return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *_iterate_core_limits(cgroups, own_cgroups)])))
+
+
+def usable_cores_if_limited() -> int | None:
+    """Return `usable_cores()` if the limit of a control group applies to this process, otherwise None."""
+    cores = usable_cores()
+    return cores if cores < len(os.sched_getaffinity(0)) else None
+
+
+def _iterate_core_limits(cgroups: Path, own_cgroups: Path) -> Iterator[float]:
+    """Yield the limits, in cores, of the control groups of this process and of the groups above them."""
+    for line in _read_or_empty(own_cgroups).splitlines():
+        _, controllers, name = line.split(":", 2)
+        if controllers == "":
+            for folder in _iterate_cgroup_folders(cgroups, name):
+                yield _cores_from_quota(*_read_or_empty(folder / "cpu.max").split())
+        elif "cpu" in controllers.split(","):
+            for folder in _iterate_cgroup_folders(cgroups / "cpu", name):
+                yield _cores_from_quota(
+                    _read_or_empty(folder / "cpu.cfs_quota_us"), _read_or_empty(folder / "cpu.cfs_period_us")
+                )
+
+
+def _iterate_cgroup_folders(root: Path, name: str) -> Iterator[Path]:
+    """Yield the folders of a control group and of the groups above it, up to `root`.
+
+    In a container, some or all of these folders do not exist, because the container's own group is the root.
+    """
+    folder = root / name.lstrip("/")
+    yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
+
+
+def _cores_from_quota(quota: str = "", period: str = "") -> float:
+    """Return the limit in cores, which is quota / period. Return infinity if there is no limit or it is unknown."""
+    if quota.strip().isdigit() and period.strip().isdigit() and int(period):
+        return int(quota) / int(period)
+    return math.inf
+
+
+def _read_or_empty(path: Path) -> str:
+    """Return the content of a file, or an empty string if it cannot be read."""
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return ""
+
+
+# --- vector instructions, which determine the speed of matrix products
 
 # The flags of /proc/cpuinfo by which oneDNN and MKL choose their kernels, and the names of the instructions, with the widest
 # instructions first. `bf16` is the flag of Arm processors.
@@ -53,3 +133,80 @@ def read_processor(cpuinfo: Path = Path("/proc/cpuinfo"), environment: Mapping[s
         flags.discard("avx512_bf16")
     widest = next((name for flag, name in _INSTRUCTION_SETS.items() if flag in flags), "no AVX2")
     return Processor(facts.get("model name", os.uname().machine), widest, not _MULTIPLY_BFLOAT16.isdisjoint(flags))
+
+
+# --- processing items in threads
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+_MAX_PENDING_PER_THREAD = (
+    64  # items per thread that are submitted or finished ahead of their turn, which limits the results held in memory
+)
+
+
+def choose_worker_count(workers: int | None, items: int) -> int:
+    """Return the number of threads with which to process a number of items.
+
+    Args:
+        workers: The number that the user requested, or None for all usable cores.
+        items: The number of items.
+
+    Raises:
+        InputError: `workers` is less than 1.
+    """
+    if workers is not None and workers < 1:
+        raise InputError(f"--workers {workers}: must be at least 1; leave it out to use all cores")
+    return max(1, min(items, workers if workers is not None else usable_cores()))
+
+
+def map_in_threads(
+    function: Callable[[_Item, ByteArray], _Result],
+    items: Sequence[_Item],
+    workers: int | None,
+    make_buffer: Callable[[], ByteArray],
+) -> Iterator[_Result]:
+    """Call `function(item, buffer)` for every item in several threads, and yield the results in the order of the items.
+
+    Each thread has its own buffer. At most 64 results per thread wait for an item that takes long. If several items fail,
+    the error of the first of them is raised.
+
+    Args:
+        function: Processes an item.
+        items: The items.
+        workers: The number of threads, or None for all usable cores.
+        make_buffer: Creates the buffer of a thread.
+    """
+    count = choose_worker_count(workers, len(items))
+    if count == 1:
+        buffer = make_buffer()
+        for item in items:
+            yield function(item, buffer)
+        return
+    local = threading.local()
+    failed = threading.Event()
+
+    def run(item: _Item) -> _Result | None:
+        """Process an item with the buffer of this thread, unless another item has failed."""
+        if failed.is_set():
+            return None
+        if not hasattr(local, "buffer"):
+            local.buffer = make_buffer()
+        try:
+            return function(item, local.buffer)
+        except BaseException:
+            failed.set()
+            raise
+
+    waiting: deque[Future[_Result | None]] = deque()
+    rest = iter(items)
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            waiting.extend(pool.submit(run, item) for item in itertools.islice(rest, _MAX_PENDING_PER_THREAD * count))
+            while waiting:
+                result = waiting.popleft().result()
+                waiting.extend(pool.submit(run, item) for item in itertools.islice(rest, 1))
+                yield result  # type: ignore[misc]
+        except BaseException:
+            failed.set()  # this thread may have been interrupted, so stop the others after their current items
+            raise

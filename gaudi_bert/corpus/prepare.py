@@ -35,8 +35,8 @@ from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME
 from gaudi_bert.common.arrays import BoolArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import write_text
+from gaudi_bert.common.processor import choose_worker_count
 from gaudi_bert.common.progress import Reporter, Task, format_count
-from gaudi_bert.common.threads import choose_worker_count
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.blocks import (
     Block,

@@ -23,8 +23,8 @@ from gaudi_bert.artefacts.plan import Plan, PlannedGroup, PlanTotals, compute_to
 from gaudi_bert.artefacts.results import StageOutput, StageRun
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.files import exclusive_lock, format_location
+from gaudi_bert.common.processor import map_in_threads
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram, build_group_histogram, find_oversized_files, form_groups

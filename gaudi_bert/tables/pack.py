@@ -30,9 +30,9 @@ from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.arrow import explain_unpackable_values, require_pyarrow
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import check_file_name, resolve_links
+from gaudi_bert.common.processor import map_in_threads
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.common.sampling import sample_packs
-from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import pack_histogram

@@ -34,8 +34,8 @@ from gaudi_bert.common.arrays import AnyArray, ByteArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.features import Axis, PackedFeature
 from gaudi_bert.common.files import atomic_file, exclusive_lock, is_in_store, resolve_links, store_url, write_json
+from gaudi_bert.common.processor import map_in_threads
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.common.threads import map_in_threads
 from gaudi_bert.packs.verify import PackedFolder
 from gaudi_bert.tfrecords.files import identify_file
 from gaudi_bert.tfrecords.random_access import RecordFiles, ShardPaths

@@ -20,9 +20,19 @@ import numpy as np
 
 from gaudi_bert.artefacts.shards import IndexArray
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
-from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
+from gaudi_bert.common.compiled import (
+    add_words,
+    address_of,
+    as_word,
+    borrowing_kernel,
+    count_bits,
+    inlined_kernel,
+    load_u8,
+    load_u32,
+    load_word,
+    multiply_mix,
+)
 from gaudi_bert.common.features import PackedFeature
-from gaudi_bert.common.memory import add_words, address_of, as_word, count_bits, load_u8, load_u32, load_word, multiply_mix
 from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import position_varints_size
 from gaudi_bert.tfrecords.wire.features import FeatureTable, locate_features

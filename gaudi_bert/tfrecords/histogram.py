@@ -23,8 +23,8 @@ from gaudi_bert.artefacts.results import PlainResult, StageOutput, StageRun
 from gaudi_bert.common.arrays import ByteArray, Int32Array
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import format_location
+from gaudi_bert.common.processor import choose_worker_count
 from gaudi_bert.common.progress import Reporter, format_count
-from gaudi_bert.common.threads import choose_worker_count
 from gaudi_bert.packing.histogram import build_group_histogram
 from gaudi_bert.tfrecords.files import RecordInputs, identify_bad_file, open_inputs
 from gaudi_bert.tfrecords.scan import (

@@ -23,16 +23,13 @@ import numpy as np
 
 from gaudi_bert.artefacts.shards import IndexArray, Shard, count_shards
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
-from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
-from gaudi_bert.common.crc32c import crc32c
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.features import PackedFeature
-from gaudi_bert.common.files import atomic_file
-from gaudi_bert.common.memory import (
+from gaudi_bert.common.compiled import (
     address_of,
     as_word,
+    borrowing_kernel,
     copy_bytes,
     fill_bytes,
+    inlined_kernel,
     load_u8,
     load_u32,
     prefetch,
@@ -40,6 +37,10 @@ from gaudi_bert.common.memory import (
     store_u16,
     store_u32,
 )
+from gaudi_bert.common.crc32c import crc32c
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.features import PackedFeature
+from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.tfrecords.scan import IndexedSequences
 from gaudi_bert.tfrecords.wire.example import (

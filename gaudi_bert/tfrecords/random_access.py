@@ -28,11 +28,10 @@ from gaudi_bert.artefacts.mirrored_folder import fetch_files, format_path, is_mi
 from gaudi_bert.artefacts.packed import RecordManifest, RecordMetadata
 from gaudi_bert.artefacts.shards import IndexedRecords, ShardTable, check_shard_sizes, index_path, read_index
 from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray
-from gaudi_bert.common.compiled import borrowing_kernel
+from gaudi_bert.common.compiled import address_of, borrowing_kernel, copy_bytes, load_u32, load_word
 from gaudi_bert.common.crc32c import crc32c, crc32c_at, crc_of_word, mask_crc, masked_crc32c
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explain_os_errors, open_file
-from gaudi_bert.common.memory import address_of, copy_bytes, load_u32, load_word
 from gaudi_bert.reading.global_order import MAX_STREAM_SETS, choose_stream_count, compute_shard_regions
 from gaudi_bert.reading.streams import ShardFiles, StoredPacks
 from gaudi_bert.tfrecords.wire.example import decode_example

@@ -20,11 +20,10 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
-from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
+from gaudi_bert.common.compiled import address_of, as_word, borrowing_kernel, copy_bytes, inlined_kernel, load_u8
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import UnpackedFeature
-from gaudi_bert.common.memory import address_of, as_word, copy_bytes, load_u8
-from gaudi_bert.common.threads import map_in_threads
+from gaudi_bert.common.processor import map_in_threads
 from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
 from gaudi_bert.tfrecords.wire.features import FeatureTable, locate_features, make_feature_table
 from gaudi_bert.tfrecords.wire.framing import (

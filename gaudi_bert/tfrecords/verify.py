@@ -35,8 +35,8 @@ from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_file
+from gaudi_bert.common.processor import choose_worker_count, map_in_threads
 from gaudi_bert.common.progress import Task, format_count
-from gaudi_bert.common.threads import choose_worker_count, map_in_threads
 from gaudi_bert.packs.verify import (
     PackedFolder,
     VerifiedGroup,

@@ -27,9 +27,9 @@ from gaudi_bert.artefacts.shards import IndexArray, Shard, divide_packs, index_p
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.files import check_file_name, format_location, is_in_store, read_text, resolve_links, store_url
+from gaudi_bert.common.processor import choose_worker_count, map_in_threads
 from gaudi_bert.common.progress import Task, format_bytes, format_count
 from gaudi_bert.common.sampling import sample_packs
-from gaudi_bert.common.threads import choose_worker_count, map_in_threads
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.certificate import Certificate, certify_token_or_count_bound, check_certificate
 from gaudi_bert.packs.plan import plan_packs

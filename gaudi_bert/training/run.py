@@ -39,8 +39,8 @@ from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, explain_os_errors, read_json, write_json, write_text
 from gaudi_bert.common.launch import find_launch, is_first_process, processes_share_folders
+from gaudi_bert.common.processor import usable_cores
 from gaudi_bert.common.progress import Reporter, redirect_native_output
-from gaudi_bert.common.threads import usable_cores
 from gaudi_bert.config.options import check_combination
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings

@@ -155,8 +155,9 @@ def test_processes_that_compile_at_once_for_different_arguments_keep_their_code_
 @pytest.mark.parametrize("has_avx2", [True, False])
 def test_an_older_processor_than_the_images_compiles_for_itself(has_avx2: bool) -> None:
     code = (
-        "import os, numba; from llvmlite import binding; features = dict.fromkeys(binding.get_host_cpu_features(), True)\n"
-        f"binding.get_host_cpu_features = lambda: {{**features, 'avx2': {has_avx2}}}\n"
+        "import os, numba; from llvmlite import binding; features = binding.get_host_cpu_features()\n"
+        f"features.update({{**dict.fromkeys(features, True), 'avx2': {has_avx2}}})\n"
+        "binding.get_host_cpu_features = lambda: features\n"
         "from gaudi_bert.common import compiled\n"
         "print('NUMBA_CPU_NAME' in os.environ, numba.config.CPU_NAME, numba.config.CPU_FEATURES)"
     )

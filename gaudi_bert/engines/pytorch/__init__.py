@@ -17,7 +17,7 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from gaudi_bert.common.threads import usable_cores_if_limited
+from gaudi_bert.common.processor import usable_cores_if_limited
 
 _FOLDER = Path(__file__).parent
 VARIABLES = {

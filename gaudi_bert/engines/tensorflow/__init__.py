@@ -10,7 +10,7 @@ import importlib.util
 import os
 from collections.abc import MutableMapping
 
-from gaudi_bert.common.threads import usable_cores_if_limited
+from gaudi_bert.common.processor import usable_cores_if_limited
 
 # By default, TensorFlow logs every step of its graph optimizers, and prints the contents of damaged records. Turn this off,
 # because our own error messages report such problems in one line.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from gaudi_bert.common.arrays import FloatArray, WeightArrays
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.launch import find_launch
-from gaudi_bert.common.threads import usable_cores
+from gaudi_bert.common.processor import usable_cores
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.config.values import EngineName, Precision
 from gaudi_bert.engines.protocol import Communicator, ComputeDtype, Device, ModelSpec

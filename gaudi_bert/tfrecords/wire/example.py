@@ -18,10 +18,18 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray, RowArray
-from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
+from gaudi_bert.common.compiled import (
+    address_of,
+    as_word,
+    borrowing_kernel,
+    fill_bytes,
+    inlined_kernel,
+    store_u8,
+    store_u32,
+    store_word,
+)
 from gaudi_bert.common.crc32c import crc32c_at, crc_of_word, mask_crc
 from gaudi_bert.common.features import UnpackedFeature
-from gaudi_bert.common.memory import address_of, as_word, fill_bytes, store_u8, store_u32, store_word
 from gaudi_bert.tfrecords.wire.schema import (
     FRAME_BYTES,
     MAX_SEQUENCE_LENGTH,

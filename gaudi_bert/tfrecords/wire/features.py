@@ -23,8 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray, RowArray
-from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
-from gaudi_bert.common.memory import load_u8, load_word
+from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, load_u8, load_word
 from gaudi_bert.tfrecords.wire.example import encode_varint
 from gaudi_bert.tfrecords.wire.schema import FeatureSpec
 

@@ -19,11 +19,10 @@ from pathlib import Path
 from types import TracebackType
 
 from gaudi_bert.common.arrays import ByteArray
-from gaudi_bert.common.compiled import borrowing_kernel
+from gaudi_bert.common.compiled import address_of, borrowing_kernel, load_u32, load_word, prefetch
 from gaudi_bert.common.crc32c import append_crc, crc32c, crc32c_at, crc_of_word, mask_crc, masked_crc32c
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import check_regular_file, explain_os_errors, open_file
-from gaudi_bert.common.memory import address_of, load_u32, load_word, prefetch
 from gaudi_bert.tfrecords.wire.hdf5 import HDF5, HDF5_ENDINGS, Hdf5Rows, is_hdf5
 from gaudi_bert.tfrecords.wire.schema import FRAME_BYTES, MAX_RECORD_BYTES
 

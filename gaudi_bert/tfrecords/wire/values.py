@@ -21,20 +21,21 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import NOT_PREDICTED, AnyArray, BoolArray, ByteArray, Float32Array, Int32Array, IntArray
-from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.memory import (
+from gaudi_bert.common.compiled import (
     add_words,
     address_of,
     as_word,
+    borrowing_kernel,
     byte_at,
     copy_bytes,
     count_bits,
+    inlined_kernel,
     load_u8,
     load_word,
     subtract_words,
     word_at,
 )
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.tfrecords.wire.features import FeatureTable, locate_features, make_feature_table, read_varint
 from gaudi_bert.tfrecords.wire.schema import FeatureSpec
 
