@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from gaudi_bert.artefacts.object_store import ObjectStore
-from gaudi_bert.artefacts.owned_files import OWNED, is_owned
+from gaudi_bert.artefacts.work_folder import OWNED, is_owned
 from gaudi_bert.cli.main import app
 from tests.builders import tables
 from tests.builders.bert_folder import good_folder, write_rows

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -20,8 +20,15 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from gaudi_bert.artefacts.base import Artefact
-from gaudi_bert.artefacts.mirrored_folder import fetch_files, format_path, is_mirrored, remove_files, remove_local_copies
-from gaudi_bert.artefacts.owned_files import OWNED, is_owned, list_files_below
+from gaudi_bert.artefacts.mirrored_folder import (
+    fetch_files,
+    format_path,
+    is_mirrored,
+    list_names,
+    remove_files,
+    remove_local_copies,
+)
+from gaudi_bert.artefacts.work_folder import OWNED, is_owned
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.files import check_file_name, exclusive_lock, explain_os_errors, hash_json, read_json, write_json
 from gaudi_bert.common.progress import Reporter
@@ -242,11 +249,27 @@ def _split_own_and_foreign_files(artefact: Path, final_file: Path, stage: str) -
         places.append((final_file.parent, owned.names_beside))
     own, foreign = list[Path](), list[Path]()
     for folder, names in places:
-        for name, is_regular in list_files_below(folder):
+        for name, is_regular in _list_files_below(folder):
             is_own = is_regular and is_owned(name, names)
             if folder / name != settings or not is_own:
                 (own if is_own else foreign).append(folder / name)
     return own, foreign
+
+
+def _list_files_below(folder: Path) -> Iterator[tuple[str, bool]]:
+    """Yield (relative path, whether it is a regular file) for each file in a folder and its sub-folders.
+
+    Symbolic links are not followed. Folders without read permission are skipped, because nothing in them can be removed.
+    """
+    if is_mirrored(folder):
+        yield from ((name, True) for name in list_names(folder))
+        return
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from ((f"{entry.name}/{name}", is_regular) for name, is_regular in _list_files_below(Path(entry)))
+            else:
+                yield entry.name, entry.is_file(follow_symlinks=False)
 
 
 def _is_settings_file_of(path: Path, stages: Sequence[str]) -> bool:

@@ -1,13 +1,13 @@
-"""verification.json, the result of `verify` for a packed folder or a part of it."""
+"""The results of the commands that read a packed folder: verification.json (`verify`) and conversion.json (`convert`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typing_extensions import Self
 
-from gaudi_bert.artefacts.base import VERIFICATION_NAME, Count, ExtensibleArtefact, Sha256, TooLongRows
+from gaudi_bert.artefacts.base import VERIFICATION_NAME, Artefact, Count, ExtensibleArtefact, Sha256, TooLongRows
 from gaudi_bert.artefacts.packed import PackedMetadata
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import format_count
@@ -81,3 +81,33 @@ class Verification(ExtensibleArtefact):
             f"each sequence is in the packs exactly once, with equal values in {columns}",
             self.too_long.format_line(),
         ]
+
+
+class Conversion(Artefact):
+    """The content of conversion.json, which summarizes a conversion of packs. It is written after all HDF5 files.
+
+    Attributes:
+        format: The format of the files.
+        files: The number of files. Shards without packs produce no file.
+        packs: The number of packs.
+        sequences: The number of sequences.
+    """
+
+    remedy = "convert the packs again"
+
+    format: Literal["hdf5"]
+    files: Count
+    packs: Count
+    sequences: Count
+
+    def format_lines(self) -> list[str]:
+        """Return a line of text with the number of packs and the number of files."""
+        return [f"{self.format}: {format_count(self.packs, 'pack')} in {format_count(self.files, 'file')}"]
+
+
+def conversion_path(out: Path) -> Path:
+    """Return the path of the conversion.json file for a folder of HDF5 files.
+
+    The file is in the folder `OUT-conversion` next to `OUT`, because other trainers read every file in `OUT`.
+    """
+    return out.with_name(f"{out.name}-conversion") / "conversion.json"
