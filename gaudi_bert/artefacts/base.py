@@ -130,8 +130,11 @@ class Artefact(BaseModel):
 
     def as_json(self) -> dict[str, Any]:
         """Return the content as a dictionary of JSON values, in the same order as in the file."""
-        empty = {key for key in self.rare if not getattr(self, key)}
-        return self.model_dump(mode="json", exclude_defaults=self.omits_defaults, exclude=empty)
+        return self.model_dump(
+            mode="json",
+            exclude_defaults=self.omits_defaults,
+            exclude={key for key in self.rare if not getattr(self, key)},
+        )
 
     def summary(self) -> dict[str, Any]:
         """Return the part of the content that commands print with `--json`. Subclasses leave out long lists."""
@@ -253,8 +256,11 @@ def counts_to_json_fields(counts: Sequence[int]) -> dict[str, Any]:
     Args:
         counts: The number of sequences of length 1, 2, ...
     """
-    tokens = sum(length * count for length, count in enumerate(counts, start=1))
-    return {"sequences": sum(counts), "tokens": tokens, "counts": tuple(counts)}
+    return {
+        "sequences": sum(counts),
+        "tokens": sum(length * count for length, count in enumerate(counts, start=1)),
+        "counts": tuple(counts),
+    }
 
 
 TooLong = Literal["error", "truncate", "split", "drop"]

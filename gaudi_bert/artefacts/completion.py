@@ -63,8 +63,10 @@ class Signature:
         The processes of a training run compare these dictionaries. The settings must be grouped in sections. A setting has
         the key `section.name`.
         """
-        settings = {f"{section}.{name}": value for section, own in self.settings.items() for name, value in own.items()}
-        return {**settings, **self.inputs}
+        return {
+            **{f"{section}.{key}": value for section, values in self.settings.items() for key, value in values.items()},
+            **self.inputs,
+        }
 
     @property
     def sha256(self) -> str:
@@ -138,12 +140,12 @@ def begin_artefact(artefact: Path, final_file: Path, signature: Signature, overw
         True if the output is complete and has this signature. False if there is work to do.
 
     Raises:
-        InputError: The path contains other files (see `check_output_place`), or an output with another signature although
+        InputError: The path contains other files (see `check_output_path`), or an output with another signature although
             `overwrite` is not set.
     """
     if is_artefact_finished(artefact, final_file, signature):
         return True
-    check_output_place(artefact, final_file, signature.stage, overwrite)
+    check_output_path(artefact, final_file, signature.stage, overwrite)
     settings = settings_path(artefact, final_file)
     difference = describe_first_difference(read_json(settings), signature.as_json(), "now") if settings.exists() else None
     if difference is not None:
@@ -159,7 +161,7 @@ def begin_artefact(artefact: Path, final_file: Path, signature: Signature, overw
     return False
 
 
-def check_output_place(artefact: Path, final_file: Path, stage: str, overwrite: bool = False) -> None:
+def check_output_path(artefact: Path, final_file: Path, stage: str, overwrite: bool = False) -> None:
     """Check that the path for a stage's output contains no files that do not belong to this output.
 
     Nothing is written or removed.
@@ -185,16 +187,13 @@ def check_output_place(artefact: Path, final_file: Path, stage: str, overwrite: 
         return  # listing the folder may be slow, and is not needed, because the caller compares the settings
     own, foreign = _split_own_and_foreign_files(artefact, final_file, stage)
     if not is_ours:
-        there = [*own, *foreign, *([settings] if settings.exists() else [])]
-        visible = [path for path in there if not _is_hidden(path, artefact, final_file)]
+        existing = [*own, *foreign, *([settings] if settings.exists() else [])]
+        visible = [path for path in existing if not _is_hidden(path, artefact, final_file)]
         if visible:
-            met = (
-                f"{artefact}: already exists"
-                if visible[0] == artefact
-                else f"{artefact}: already contains {visible[0].name}"
-            )
+            problem = "already exists" if visible[0] == artefact else f"already contains {visible[0].name}"
             raise InputError(
-                f"{met}, but no settings file shows that `{owned.command}` wrote this {kind}; choose another {kind}"
+                f"{artefact}: {problem}, but no settings file shows that `{owned.command}` wrote this {kind}; choose "
+                f"another {kind}"
             )
     elif foreign and (overwrite or artefact in foreign):
         raise InputError(
@@ -239,9 +238,8 @@ def _split_own_and_foreign_files(artefact: Path, final_file: Path, stage: str) -
     """
     owned, settings = OWNED[stage], settings_path(artefact, final_file)
     if final_file == artefact:
-        is_file = artefact.is_file() and not artefact.is_symlink()
-        there = [artefact] if os.path.lexists(artefact) else []
-        return (there, []) if is_file else ([], there)
+        existing = [artefact] if os.path.lexists(artefact) else []
+        return (existing, []) if artefact.is_file() and not artefact.is_symlink() else ([], existing)
     if os.path.lexists(artefact) and not artefact.is_dir():
         return [], [artefact]
     places = [(artefact, owned.names)]
@@ -330,7 +328,7 @@ _ABSENT = object()
 # stores have no locks, but two processes that write the same group there upload the same bytes.
 
 # The maximum number of summary files that are downloaded to the scratch folder at the same time.
-_FETCHED_TOGETHER = 256
+_SUMMARIES_PER_BATCH = 256
 
 Group = TypeVar("Group")
 Summary = TypeVar("Summary", bound=Artefact)
@@ -366,7 +364,7 @@ class GroupedOutput(Generic[Group, Summary]):
         """
         finished = is_artefact_finished(self.folder, self.final, self.signature)
         if not finished:
-            check_output_place(self.folder, self.final, self.signature.stage, overwrite)
+            check_output_path(self.folder, self.final, self.signature.stage, overwrite)
             with exclusive_lock(settings_path(self.folder, self.final), str(self.folder), wait=True):
                 finished = begin_artefact(self.folder, self.final, self.signature, overwrite)
         if finished:
@@ -399,8 +397,8 @@ class GroupedOutput(Generic[Group, Summary]):
 
         The summary files of an output in an object store are downloaded in batches of 256.
         """
-        for start in range(0, len(groups), _FETCHED_TOGETHER):
-            some = groups[start : start + _FETCHED_TOGETHER]
+        for start in range(0, len(groups), _SUMMARIES_PER_BATCH):
+            some = groups[start : start + _SUMMARIES_PER_BATCH]
             fetch_files(*map(self.summary_path, some))
             yield from ((group, summary) for group in some if (summary := self._read_summary(group)) is not None)
             remove_local_copies(*map(self.summary_path, some))

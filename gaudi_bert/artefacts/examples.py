@@ -90,13 +90,15 @@ class PreparedExamples(ExtensibleArtefact):
 
     def format_lines(self) -> list[str]:
         """Return one line of text for each split, and one for the vocabulary."""
-        lines = [
-            f"{split}: {format_count(section.sequences, 'sequence')} ({format_count(section.tokens, 'token')}) "
-            f"from {format_count(section.text_documents, 'document')}"
-            for split, section in self.splits.items()
-        ]
         origin = "trained from the text" if self.vocabulary.trained else "from the settings"
-        return [*lines, f"vocabulary of {format_count(self.vocabulary.size, 'token')}, {origin}"]
+        return [
+            *(
+                f"{split}: {format_count(section.sequences, 'sequence')} ({format_count(section.tokens, 'token')}) "
+                f"from {format_count(section.text_documents, 'document')}"
+                for split, section in self.splits.items()
+            ),
+            f"vocabulary of {format_count(self.vocabulary.size, 'token')}, {origin}",
+        ]
 
 
 # --- tokenised texts
@@ -186,13 +188,19 @@ class TokenisedTexts(ExtensibleArtefact):
 
     def format_lines(self) -> list[str]:
         """Return lines of text with the number of rows, and what was done with texts that were too long."""
-        counted = f"{format_count(self.texts, 'text')} became {format_count(self.rows, 'row')}"
-        lines, too_long = [f"{counted} with {format_count(self.tokens, 'token')}"], self.too_long
+        too_long = self.too_long
+        lines = [
+            f"{format_count(self.texts, 'text')} became {format_count(self.rows, 'row')} "
+            f"with {format_count(self.tokens, 'token')}"
+        ]
         if self.empty_texts:
             lines.append(f"{format_count(self.empty_texts, 'text')} contained only white space and produced no row")
         if not too_long.rows:
             return [*lines, "no text was too long"]
         lost = f"which removed {format_count(too_long.dropped_tokens, 'token')}"
         done = {"split": f"split, which added {too_long.added_sequences:,} rows", "truncate": f"truncated, {lost}"}
-        about = f"{format_count(too_long.rows, 'text')} longer than {format_count(self.max_sequence_length, 'token')}"
-        return [*lines, f"{about}: {done.get(too_long.policy, f'dropped, {lost}')}"]
+        return [
+            *lines,
+            f"{format_count(too_long.rows, 'text')} longer than {format_count(self.max_sequence_length, 'token')}: "
+            f"{done.get(too_long.policy, f'dropped, {lost}')}",
+        ]

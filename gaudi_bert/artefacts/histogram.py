@@ -72,8 +72,10 @@ class CountedFile(InputFile):
         rows = self.counts.tolist()  # sums of large counts could overflow int64, so compute them with Python integers
         sequences, tokens = sum(row[2] for row in rows), sum(row[0] * row[2] for row in rows)
         if (sequences, tokens) != (self.sequences, self.tokens):
-            stated = f"{self.sequences} sequences and {self.tokens} tokens"
-            raise ValueError(f"the counts of {shorten(self.name)} do not add up to the stated {stated}")
+            raise ValueError(
+                f"the counts of {shorten(self.name)} do not add up to the stated {self.sequences} sequences and "
+                f"{self.tokens} tokens"
+            )
         return self
 
 
@@ -137,7 +139,7 @@ class HistogramFile(Artefact):
                 "expected a histogram.json; create one with `gaudi-bert histogram RECORDS --out histogram.json`"
             )
         parts = [cls.read(path) for path in paths]
-        first, known = parts[0], [part for part in parts if part.files is not None]
+        first, parts_with_files = parts[0], [part for part in parts if part.files is not None]
         for part, path in zip(parts, paths, strict=True):
             for key in ("max_sequence_length", "max_predictions", "vocabulary"):
                 one, other = getattr(first, key), getattr(part, key)
@@ -146,7 +148,7 @@ class HistogramFile(Artefact):
                         f"{path}: {key} is {other}, but {one} in {paths[0]}; merge only histograms of the same kind of "
                         "records"
                     )
-            if known and part.files is None:
+            if parts_with_files and part.files is None:
                 raise InputError(
                     f"{path}: contains no counts per file, although others do; create it with `gaudi-bert histogram`"
                 )
@@ -161,8 +163,10 @@ class HistogramFile(Artefact):
             "max_predictions": first.max_predictions,
             "vocabulary": first.vocabulary,
             "bad_files": tuple(sorted((file for part in parts for file in part.bad_files), key=lambda file: file.name)),
-            "files": tuple(sorted((file for part in known for file in part.files or ()), key=lambda file: file.name))
-            if known
+            "files": tuple(
+                sorted((file for part in parts_with_files for file in part.files or ()), key=lambda file: file.name)
+            )
+            if parts_with_files
             else None,
         }
         return cls.parse(merged, str(paths[0]), "pass each histogram once")
@@ -178,12 +182,12 @@ class HistogramFile(Artefact):
         length = self.max_sequence_length
         if len(self.counts) != length:
             raise ValueError(f"expected {length} counts, for lengths 1 to {length}, found {len(self.counts)}")
-        right = counts_to_json_fields(self.counts)
-        if right["tokens"] > LARGEST_COUNT:
+        sums = counts_to_json_fields(self.counts)
+        if sums["tokens"] > LARGEST_COUNT:
             raise ValueError(f"the number of tokens must be at most {LARGEST_COUNT}; split the data")
         for key, value in (("sequences", self.sequences), ("tokens", self.tokens)):
-            if value not in (None, right[key]):
-                raise ValueError(f"{key} is {value}, but the counts add up to {right[key]}")
+            if value not in (None, sums[key]):
+                raise ValueError(f"{key} is {value}, but the counts add up to {sums[key]}")
         for one, other in itertools.pairwise(sorted(file.name for file in self.files or ())):
             if one == other:
                 raise ValueError(f"the file {shorten(one)} was counted twice")
@@ -210,11 +214,11 @@ class HistogramFile(Artefact):
         counts, max_masked = np.zeros(longest, np.int64), np.zeros(longest, np.int64)
         for file in self.files or ():
             lengths, masked, sequences = file.counts.T
-            for what, values, least in (("length", lengths, 1), ("masked count", masked, 0)):
-                outside = (values < least) | (values > longest)
+            for name, values, smallest in (("length", lengths, 1), ("masked count", masked, 0)):
+                outside = (values < smallest) | (values > longest)
                 if outside.any():
                     raise ValueError(
-                        f"a {what} of {shorten(file.name)} must be between {least} and {longest}, but is "
+                        f"a {name} of {shorten(file.name)} must be between {smallest} and {longest}, but is "
                         f"{values[outside][0]}"
                     )
             np.add.at(counts, lengths - 1, sequences)

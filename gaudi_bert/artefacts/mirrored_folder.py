@@ -63,13 +63,13 @@ class _MirroredFolder(Mirror):
         """Return the URL of the object that a local path stands for."""
         return "/".join((self.url, *path.relative_to(self.folder).parts))
 
-    def is_visible(self, path: Path) -> bool:
+    def has_visible_path(self, path: Path) -> bool:
         """Return whether neither a file's name nor the name of a folder between it and this folder begins with a dot."""
         return not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
 
     def upload_completed(self, path: Path) -> None:
         """Upload a file that has just been written completely, unless it is hidden."""
-        if self.is_visible(path):
+        if self.has_visible_path(path):
             self.upload(path)
 
     def upload(self, path: Path) -> None:
@@ -97,7 +97,7 @@ class _MirroredFolder(Mirror):
 
     def has_changed(self, path: Path) -> bool:
         """Return whether a local file differs from its object in the store. Return False for hidden files."""
-        return self.is_visible(path) and self.uploaded_states.get(path) != _read_file_state(path)
+        return self.has_visible_path(path) and self.uploaded_states.get(path) != _read_file_state(path)
 
     def remove(self, path: Path) -> None:
         """Remove the object of a local file from the store. The local file stays."""
@@ -108,8 +108,7 @@ class _MirroredFolder(Mirror):
     def run_in_threads(self, action: Callable[[Path], None], paths: Iterable[Path]) -> None:
         """Call a function for every path, in as many threads as the settings allow connections to the store."""
         with ThreadPoolExecutor(self.objects.settings.connections) as pool:
-            for _ in pool.map(action, paths):
-                pass
+            list(pool.map(action, paths))  # raise the first error, if any
 
 
 def _read_file_state(path: Path) -> _FileState:
@@ -268,9 +267,9 @@ def prefetch_batches(batches: Sequence[_Batch], batches_ahead: int = 1) -> Itera
 
     def download(path: Path) -> None:
         """Download a file if it is in a mirrored folder."""
-        of_path = _find_mirrored_folder(path)
-        if of_path is not None:
-            of_path.download(path)
+        mirror_of_path = _find_mirrored_folder(path)
+        if mirror_of_path is not None:
+            mirror_of_path.download(path)
 
     with ThreadPoolExecutor(mirror.objects.settings.connections, thread_name_prefix="read-ahead") as pool:
         try:
@@ -377,7 +376,7 @@ def _remove_stale_scratch(parent: Path) -> None:
 
 # --- local copies of objects that are read completely
 
-_MAGIC = re.compile(r"[*?[]")
+_WILDCARD = re.compile(r"[*?[]")
 
 
 @contextmanager
@@ -408,7 +407,7 @@ def fetch_matching_files(path: Path) -> None:
         InputError: There are no such objects.
     """
     parts = _split_bucket_and_key(format_path(path))[1].split("/")
-    first = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
+    first = next((number for number, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
     # A store can only list objects below a fixed prefix, so split the path before its first wildcard.
     folder, pattern = [path, *path.parents][len(parts) - first], "/".join(parts[first:])
     if not pattern:
@@ -487,7 +486,6 @@ def find_histogram_files(histogram: Path, store: StoreSettings | None = None) ->
     """
     if file_exists(histogram, store):
         return [histogram]
-    names = (path.name for path in histogram.parent.glob(f"{histogram.stem}-*-of-*.json"))
-    return find_complete_parts(
-        histogram, ObjectStore(store).list(histogram.parent, direct_only=True) if is_in_store(histogram) else names
-    )
+    if is_in_store(histogram):
+        return find_complete_parts(histogram, ObjectStore(store).list(histogram.parent, direct_only=True))
+    return find_complete_parts(histogram, (path.name for path in histogram.parent.glob(f"{histogram.stem}-*-of-*.json")))

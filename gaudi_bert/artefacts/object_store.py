@@ -107,11 +107,11 @@ Answer = TypeVar("Answer")
 # The size of the parts in which larger objects are uploaded, so that no object has to fit into memory.
 PART_BYTES = 16 << 20
 
-_NO_CREDENTIALS = frozenset(["NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"])
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_CREDENTIAL_ERRORS = frozenset(["NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"])
+_NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # A message about a failing request is printed after this time, and then at most once in this time.
-_PATIENCE_SECONDS = 2.0
-_FINAL = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
+_SECONDS_UNTIL_MESSAGE = 2.0
+_PERMANENT_ERRNOS = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True)
@@ -193,10 +193,9 @@ class ObjectStore:
             filesystem.get_file(url, str(temporary))
             after, size = _parse_object_info(filesystem.info(url)), temporary.stat().st_size
             if after != before:
-                sizes = f"{before.bytes:,} bytes before, {after.bytes:,} bytes now"
                 raise InputError(
-                    f"{url}: the object changed while it was read ({sizes}); do not write to it, and run the same "
-                    "command again"
+                    f"{url}: the object changed while it was read ({before.bytes:,} bytes before, {after.bytes:,} bytes "
+                    "now); do not write to it, and run the same command again"
                 )
             if size != before.bytes:
                 raise OSError(errno.EIO, f"received {size:,} of {before.bytes:,} bytes")
@@ -218,8 +217,9 @@ class ObjectStore:
             InputError: There is no such bucket.
         """
         url = store_url(url)
-        is_s3 = EXTRAS.get(store_scheme(url)) == "s3"
-        options: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 1} if is_s3 else {}
+        options: dict[str, Any] = {}
+        if EXTRAS.get(store_scheme(url)) == "s3":
+            options = {"chunksize": PART_BYTES, "max_concurrency": 1}
         self._write_object(url, lambda filesystem: filesystem.put_file(str(path), url, **options))
 
     def write(self, url: str | Path, data: bytes) -> None:
@@ -292,7 +292,7 @@ class ObjectStore:
         with self._lock:
             if scheme not in self._filesystems:
                 self._filesystems[scheme] = _open_filesystem(scheme, settings)
-        filesystem, passing = self._filesystems[scheme], _retryable_errors(scheme)
+        filesystem, retryable = self._filesystems[scheme], _retryable_errors(scheme)
         pause, attempt, waited, start = settings.first_pause_seconds, 0, 0.0, time.monotonic()
         while True:
             attempt += 1
@@ -304,22 +304,24 @@ class ObjectStore:
                 raise FailedError(
                     f"{url}: cannot {action}: {_describe_error(error)}; grant this account the permission"
                 ) from error
-            except passing as error:
+            except retryable as error:
                 self._raise_if_permanent(action, url, error)
                 if attempt == settings.attempts:
-                    remedy = "check store.endpoint_url and store.ca_file, and run the same command again"
                     raise FailedError(
-                        f"{url}: cannot {action}: {_describe_error(error)} after {attempt} attempts; {remedy}"
+                        f"{url}: cannot {action}: {_describe_error(error)} after {attempt} attempts; check "
+                        "store.endpoint_url and store.ca_file, and run the same command again"
                     ) from error
                 waited += pause
                 now = time.monotonic()
-                if max(waited, now - start) >= _PATIENCE_SECONDS:
+                if max(waited, now - start) >= _SECONDS_UNTIL_MESSAGE:
                     with self._lock:  # print at most one such line every two seconds, whichever thread it comes from
-                        is_due = now - self._shown_at >= _PATIENCE_SECONDS
+                        is_due = now - self._shown_at >= _SECONDS_UNTIL_MESSAGE
                         self._shown_at = now if is_due else self._shown_at
                     if is_due:
-                        coming = f"attempt {attempt + 1} of {settings.attempts} follows in {pause:g} s"
-                        Reporter().say(f"{url}: cannot {action}: {_describe_error(error)}; {coming}")
+                        Reporter().say(
+                            f"{url}: cannot {action}: {_describe_error(error)}; attempt {attempt + 1} of "
+                            f"{settings.attempts} follows in {pause:g} s"
+                        )
             self._sleep(pause)
             pause = min(2 * pause, settings.longest_pause_seconds)
 
@@ -331,15 +333,15 @@ class ObjectStore:
             InputError: The request is invalid.
         """
         number = getattr(error, "errno", None)
-        if number in _NO_SPACE:
+        if number in _NO_SPACE_ERRNOS:
             raise FailedError(
                 f"{url}: cannot {action}: {_describe_error(error)}; free disk space, or set store.scratch to another folder"
             ) from error
-        if not _NO_CREDENTIALS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
+        if not _CREDENTIAL_ERRORS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
             raise FailedError(
                 f"{url}: cannot {action}: found no credentials; provide them in the way that the tools of the store expect"
             ) from error
-        if number in _FINAL or isinstance(error, ValueError):
+        if number in _PERMANENT_ERRNOS or isinstance(error, ValueError):
             raise InputError(
                 f"{url}: cannot {action}: {_describe_error(error)}; check the URL and store.endpoint_url"
             ) from error

@@ -46,9 +46,9 @@ def check_no_row_tables(folder: Path) -> None:
     tables = RowLengthTables.read_if_present(folder)
     if tables is not None:
         lengths = join_with_and(f"{length:,}" for length in tables.row_lengths)
-        table = row_table_path(folder, tables.row_lengths[0])
         raise InputError(
-            f"{folder}: contains packed tables with rows of {lengths} tokens; pass one of these tables, such as {table}"
+            f"{folder}: contains packed tables with rows of {lengths} tokens; pass one of these tables, such as "
+            f"{row_table_path(folder, tables.row_lengths[0])}"
         )
 
 

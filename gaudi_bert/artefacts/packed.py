@@ -262,9 +262,12 @@ class RecordMetadata(PackedMetadata):
 
     def summary(self) -> dict[str, Any]:
         """Return the totals, without the lists of groups and shards."""
-        figures = ("sequences", "packs", "tokens", "padding_tokens", "efficiency", "packing_factor", "lower_bound", "gap")
-        shown = {name: getattr(self, name) for name in (*figures, "algorithm", "depth", "masked_slots")}
-        return {**shown, "shards": len(self.shard_table), "bytes": int(self.shard_table.bytes.sum())}
+        keys = (
+            *("sequences", "packs", "tokens", "padding_tokens", "efficiency", "packing_factor", "lower_bound", "gap"),
+            *("algorithm", "depth", "masked_slots"),
+        )
+        totals = {key: getattr(self, key) for key in keys}
+        return {**totals, "shards": len(self.shard_table), "bytes": int(self.shard_table.bytes.sum())}
 
 
 class TableMetadata(PackedMetadata):
@@ -313,8 +316,10 @@ class TableMetadata(PackedMetadata):
         """
         lines = super().format_lines(out, verbose)
         if self.gap and self.algorithm != "optimal":
-            saved = f"{format_count(self.gap, 'pack')} might be saved"
-            lines.append(f"{saved}: pass --algorithm optimal, which takes a few seconds per group")
+            lines.append(
+                f"{format_count(self.gap, 'pack')} might be saved: pass --algorithm optimal, which takes a few seconds per "
+                "group"
+            )
         return [*lines, self.too_long.format_line()]
 
     @property
@@ -352,7 +357,7 @@ class PackedTotals:
 
     def add_group(self, manifest: GroupManifest, crc32c: int = 0) -> None:
         """Add the values in the manifest of a group to the totals. `crc32c` is the checksum of the manifest file."""
-        self._add(manifest, "sequences", "packs", "tokens")
+        self._add_values(manifest, "sequences", "packs", "tokens")
         counts = np.array(manifest.counts, np.int64)
         self._counts = self._counts + counts if self._counts.size else counts
         packs, sizes = (tuple(getattr(shard, key) for shard in manifest.shards) for key in ("packs", "bytes"))
@@ -360,13 +365,13 @@ class PackedTotals:
         if isinstance(manifest, RecordManifest):
             self.input_names += [file.name for file in manifest.inputs]
         if isinstance(manifest, TableManifest):
-            self._add(manifest, "rows", "lower_bound")
+            self._add_values(manifest, "rows", "lower_bound")
             self.deepest_pack = max(self.deepest_pack, manifest.deepest_pack)
             self.algorithms.add(manifest.algorithm_used)
             for key in self.too_long:
                 self.too_long[key] += getattr(manifest.too_long, key)
 
-    def _add(self, manifest: GroupManifest, *keys: str) -> None:
+    def _add_values(self, manifest: GroupManifest, *keys: str) -> None:
         """Add the manifest's values for the given keys to the attributes with the same names."""
         for key in keys:
             setattr(self, key, getattr(self, key) + getattr(manifest, key))
@@ -378,7 +383,10 @@ class PackedTotals:
             max_sequence_length: The number of tokens in a pack, including padding.
             lower_bound: The proven minimum number of packs.
         """
-        slots = self.packs * max_sequence_length
-        figures = PackingMetrics(self.sequences, self.packs, self.tokens, slots, lower_bound)
-        groups = tuple(self._groups[number] for number in sorted(self._groups))
-        return {"format_version": 2, **figures.to_json_fields(), "groups": groups, "histogram": tuple(self._counts.tolist())}
+        metrics = PackingMetrics(self.sequences, self.packs, self.tokens, self.packs * max_sequence_length, lower_bound)
+        return {
+            "format_version": 2,
+            **metrics.to_json_fields(),
+            "groups": tuple(self._groups[number] for number in sorted(self._groups)),
+            "histogram": tuple(self._counts.tolist()),
+        }

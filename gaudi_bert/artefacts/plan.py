@@ -23,11 +23,11 @@ from gaudi_bert.common.files import hash_json
 from gaudi_bert.common.progress import format_count
 
 # The maximum of `shard_multiple`. The settings of a pipeline have the same limit.
-_LARGEST_SHARD_MULTIPLE = 4096
+_MAX_SHARD_MULTIPLE = 4096
 
 # A file contains at most this many sequences per byte, because DEFLATE compresses by at most 1032 times and an empty record
 # takes 16 bytes.
-_MOST_SEQUENCES_PER_BYTE = 64
+_MAX_SEQUENCES_PER_BYTE = 64
 
 # A strategy: the lengths of the sequences in one pack, in ascending order.
 Strategy = Annotated[tuple[Length, ...], Field(min_length=1)]
@@ -82,9 +82,9 @@ class PlanTotals(Artefact):
 
     def format_lines(self, verbose: bool = False) -> list[str]:
         """Return lines of text with the metrics. If `verbose` is set, also describe how the packs were chosen."""
-        return [*describe_packing(self), *(self.format_choices() if verbose else [])]
+        return [*describe_packing(self), *(self.format_algorithm_lines() if verbose else [])]
 
-    def format_choices(self) -> list[str]:
+    def format_algorithm_lines(self) -> list[str]:
         """Return lines of text that describe how the packs were chosen."""
         tokens = f"the tokens alone need {format_count(self.token_bound, 'pack')}"
         masked = f"{self.masked_slots} masked slots per pack (the data need {self.masked_slots_needed})"
@@ -144,7 +144,7 @@ class PlannedGroup(Artefact):
         if self.files and self.sequences != in_files:
             raise ValueError(f"contains {self.sequences} sequences, but its files contain {in_files}")
         for file in self.files:
-            if file.sequences > _MOST_SEQUENCES_PER_BYTE * file.bytes:
+            if file.sequences > _MAX_SEQUENCES_PER_BYTE * file.bytes:
                 raise ValueError(f"a file of {file.bytes} bytes cannot contain {file.sequences} sequences")
         for strategy, _ in self.strategies:
             if len(strategy) > depth or sum(strategy) > max_sequence_length:
@@ -205,7 +205,7 @@ class Plan(Artefact):
     max_predictions: Length | None
     masked_slots: Length | None
     seed: int
-    shard_multiple: int = Field(ge=1, le=_LARGEST_SHARD_MULTIPLE)
+    shard_multiple: int = Field(ge=1, le=_MAX_SHARD_MULTIPLE)
     shard_bytes: Positive
     histogram_sha256: Sha256
     vocabulary: VocabularyInfo | None
@@ -241,8 +241,8 @@ class Plan(Artefact):
         names = [file.name for group in self.groups for file in group.files]
         if len(set(names)) != len(names):
             raise ValueError("a file is in more than one group")
-        right = {**compute_totals(self.groups, self.max_sequence_length, self.algorithm), "masked_slots": self.masked_slots}
-        for key, value in right.items():
+        sums = {**compute_totals(self.groups, self.max_sequence_length, self.algorithm), "masked_slots": self.masked_slots}
+        for key, value in sums.items():
             if getattr(self.totals, key) != value:
                 raise ValueError(f"totals.{key} is {getattr(self.totals, key)}, but the groups add up to {value}")
         return self

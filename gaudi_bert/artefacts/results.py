@@ -81,11 +81,14 @@ def to_json(result: Any) -> Any:
     return [to_json(value) for value in result] if isinstance(result, list | tuple) else result
 
 
-def _fields_as_json(result: Any, *others: str) -> dict[str, Any]:
-    """Return the fields of a data class as JSON values, except those in `others` and those with their default value."""
-    known = [field for field in fields(result) if field.name not in others]
+def _fields_as_json(result: Any, *omitted: str) -> dict[str, Any]:
+    """Return the fields of a data class as JSON values. Fields in `omitted` and fields with their default value are left
+    out.
+    """
     return {
-        field.name: to_json(getattr(result, field.name)) for field in known if getattr(result, field.name) != field.default
+        field.name: to_json(getattr(result, field.name))
+        for field in fields(result)
+        if field.name not in omitted and getattr(result, field.name) != field.default
     }
 
 
@@ -160,9 +163,8 @@ def build_part_result(groups: int, groups_written: int, totals: PackedTotals | V
     if not groups:
         return PlainResult(["there are fewer groups than parts, so this part has nothing to do"], facts)
     counted = f"{format_count(totals.sequences, 'sequence')} in {format_count(totals.packs, 'pack')}"
-    there = "" if groups_written else NOTHING_TO_DO
-    line = f"{format_count(groups, 'group')}: {counted}{there}; run --finish after all parts"
-    return PlainResult([line], facts)
+    state = "" if groups_written else NOTHING_TO_DO
+    return PlainResult([f"{format_count(groups, 'group')}: {counted}{state}; run --finish after all parts"], facts)
 
 
 def require_complete(result: StageOutput[Content] | PlainResult) -> StageOutput[Content]:
@@ -172,7 +174,7 @@ def require_complete(result: StageOutput[Content] | PlainResult) -> StageOutput[
         InputError: The run did only one part of the work.
     """
     if isinstance(result, PlainResult):
-        raise InputError("expected a complete result, found that of a part; omit --shard")
+        raise InputError("--shard: only one part of the work was done, but a complete result is required; omit the option")
     return result
 
 
@@ -195,8 +197,11 @@ class PackResult:
         verification.
         """
         planned = {} if self.planned is None else self.planned.as_json()
-        verified = {} if self.verified is None else {"verify": self.verified.as_json()}
-        return {**planned, **self.written.as_json(), **verified}
+        return {
+            **planned,
+            **self.written.as_json(),
+            **({} if self.verified is None else {"verify": self.verified.as_json()}),
+        }
 
     def format_lines(self, out: Path, verbose: bool) -> list[str]:
         """Return lines of text that describe the result.
@@ -208,10 +213,11 @@ class PackResult:
         planned = self.planned
         skipped = self.written.skipped or (planned is not None and planned.skipped)
         lines = StageOutput(self.written.content, skipped=skipped).format_lines(out=out, verbose=verbose and planned is None)
-        lines += planned.content.format_choices() if verbose and planned is not None else []
+        lines += planned.content.format_algorithm_lines() if verbose and planned is not None else []
         if self.verified is not None:
-            sequences = format_count(self.verified.content.sequences, "sequence")
-            lines.append(f"verified: each of {sequences} is in the packs exactly once")
+            lines.append(
+                f"verified: each of {format_count(self.verified.content.sequences, 'sequence')} is in the packs exactly once"
+            )
         return lines
 
 

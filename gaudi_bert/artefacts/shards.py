@@ -169,8 +169,8 @@ def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes:
         return -(-packs // shards) * (total_bytes / max(packs, 1))
 
     for fewer in range(1, shard_multiple):
-        few_packs = shard_multiple % fewer == 0 and -(-packs // fewer) <= small_shard_packs
-        if few_packs and bytes_of(fewer) <= shard_bytes:
+        are_small = -(-packs // fewer) <= small_shard_packs and bytes_of(fewer) <= shard_bytes
+        if are_small and shard_multiple % fewer == 0:
             return fewer
     shards = shard_multiple
     while shards < packs and bytes_of(shards) > shard_bytes:
@@ -230,8 +230,8 @@ def write_index(path: Path, entries: Sequence[IndexArray]) -> int:
     """
     crc = 0
     with atomic_file(path) as handle:
-        for of_shard in entries:
-            data = np.ascontiguousarray(of_shard, "<u4").view(np.uint8)
+        for shard_entries in entries:
+            data = np.ascontiguousarray(shard_entries, "<u4").view(np.uint8)
             handle.write(data.data)
             crc = crc32c(data, crc)
     return crc
@@ -292,8 +292,9 @@ def check_shard_sizes(folder: Path, table: ShardTable, remedy: str = "write the 
             sizes[number] = size
     if (sizes != table.bytes).any():
         number = int(np.argmax(sizes != table.bytes))
-        differs = f"expected {table.bytes[number]:,} bytes, as in the metadata, found {sizes[number]:,}"
-        problem = "the shard is missing, although the metadata lists it" if sizes[number] < 0 else differs
+        problem = f"expected {table.bytes[number]:,} bytes, as in the metadata, found {sizes[number]:,}"
+        if sizes[number] < 0:
+            problem = "the shard is missing, although the metadata lists it"
         raise InputError(f"{folder / table.file_name(number)}: {problem}; {remedy}")
 
 

@@ -98,11 +98,11 @@ class _RunResult(ExtensibleArtefact):
     def format_lines(self) -> list[str]:
         """Return lines of text with the amount of training, the speed, and whether the target accuracy was reached."""
         speed = "" if self.sequences_per_second is None else f", {format_rate(self.sequences_per_second, 'sequences')}"
-        line = (
+        return [
             f"{format_count(self.updates, 'update')} on {format_count(self.sequences, 'sequence')} "
-            f"({format_count(self.tokens, 'token')}) by {format_count(self.processes, 'process')}{speed}"
-        )
-        return [line, *(["the run reached the target accuracy"] if self.reached_target else [])]
+            f"({format_count(self.tokens, 'token')}) by {format_count(self.processes, 'process')}{speed}",
+            *(["the run reached the target accuracy"] if self.reached_target else []),
+        ]
 
 
 class TrainingResult(_RunResult):
@@ -123,8 +123,9 @@ class TrainingResult(_RunResult):
         """Return lines of text with the amount of training, the speed, the measured speedup and the last evaluation."""
         lines = super().format_lines()
         if self.realized_speedup is not None:
-            gain, limit = self.realized_speedup, self.packing_factor
-            lines.append(f"{gain:.2f} times as fast as unpacked (measured); the limit is {limit:.2f}")
+            lines.append(
+                f"{self.realized_speedup:.2f} times as fast as unpacked (measured); the limit is {self.packing_factor:.2f}"
+            )
         return lines if self.evaluation is None else [*lines, f"held out: {self.evaluation.format_line()}"]
 
 

@@ -66,19 +66,17 @@ class Verification(ExtensibleArtefact):
         """
         stored = cls.read(path)
         if stored.packs_sha256 != metadata.compute_packs_sha256() or stored.sequences != metadata.sequences:
-            raise InputError(f"{cls.path_in(path)}: verifies other packs than those of metadata.json; {cls.remedy}")
+            raise InputError(f"{cls.path_in(path)}: belongs to other packs than metadata.json describes; {cls.remedy}")
         return stored
 
     def format_lines(self) -> list[str]:
         """Return lines of text that describe what was verified."""
         if self.too_long is None:
             return [f"each of {format_count(self.sequences, 'sequence')} is in the packs exactly once"]
-        sequences, packs = format_count(self.sequences, "sequence"), format_count(self.packs, "pack")
-        counted = f"{format_count(self.rows, 'row')}, {sequences} in {packs}"
-        columns = ", ".join(self.columns)
         return [
-            counted,
-            f"each sequence is in the packs exactly once, with equal values in {columns}",
+            f"{format_count(self.rows, 'row')}, {format_count(self.sequences, 'sequence')} in "
+            f"{format_count(self.packs, 'pack')}",
+            f"each sequence is in the packs exactly once, with equal values in {', '.join(self.columns)}",
             self.too_long.format_line(),
         ]
 

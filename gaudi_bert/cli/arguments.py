@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from importlib import import_module
 from inspect import Parameter, Signature, signature
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -116,22 +115,16 @@ def join_expanded_pattern(words: Sequence[str]) -> str:
         return words[0]
     # The shell has replaced the pattern, so guess it from the common beginning and end of the words. The guess is right if
     # it matches exactly these files.
-    start = _common_prefix(words)
-    end = _common_prefix([word[len(start) :][::-1] for word in words])[::-1]
+    start = os.path.commonprefix(words)  # noqa: RUF071 - compare characters, not path components
+    end = os.path.commonprefix([word[len(start) :][::-1] for word in words])[::-1]  # noqa: RUF071
     pattern = f"{glob.escape(start)}*{glob.escape(end)}"
-    is_one = not pattern.endswith(".json") and sorted(glob.glob(pattern)) == sorted(words)
-    if not is_one or not any(map(os.path.isfile, words)):
+    is_guess_right = not pattern.endswith(".json") and sorted(glob.glob(pattern)) == sorted(words)
+    if not is_guess_right or not any(map(os.path.isfile, words)):
         quoted = Path(words[1]).parent / f"*{Path(words[1]).suffix}"
         raise InputError(
             f"{words[1]}: expected a single file, folder or pattern, found {len(words)}; put a pattern in quotes: '{quoted}'"
         )
     return pattern
-
-
-def _common_prefix(texts: Sequence[str]) -> str:
-    """Return the longest prefix that all texts have in common."""
-    first, last = min(texts), max(texts)
-    return first[: sum(1 for _ in takewhile(lambda letters: letters[0] == letters[1], zip(first, last, strict=False)))]
 
 
 def make_stage_run(
@@ -145,8 +138,7 @@ def make_stage_run(
         workers: The number of processes or threads, or None for one per core.
         overwrite: Whether to replace output that was made with other settings.
     """
-    part = None if shard is None else parse_part(shard)
-    return StageRun(Reporter(), overwrite, workers, part=part, finish=finish)
+    return StageRun(Reporter(), overwrite, workers, part=None if shard is None else parse_part(shard), finish=finish)
 
 
 def load_pipeline_settings(
@@ -175,8 +167,9 @@ def load_packing_settings(overrides: list[str] | None, options: Options | None =
     for override in overrides or ():
         if override.partition(".")[0].strip() != "packing":
             raise InputError(f"--set {override}: this command only accepts keys of `packing`, for example packing.depth=4")
-    typed = {f"packing.{name}": value for name, value in (options or {}).items()}
-    return load_pipeline_settings(None, overrides, typed).packing
+    return load_pipeline_settings(
+        None, overrides, {f"packing.{name}": value for name, value in (options or {}).items()}
+    ).packing
 
 
 # --- options that are derived from settings
@@ -259,9 +252,11 @@ def _add_options(
                 options[key] = TypedValue(text, value)
         command(options=options, **values)
 
-    needed = [each for each in own if each.default is Parameter.empty]
-    others = [each for each in own if each.default is not Parameter.empty]
-    listed = [*needed, *(_make_option(option, field) for option, field in fields.items()), *others]
+    listed = [
+        *(each for each in own if each.default is Parameter.empty),
+        *(_make_option(option, field) for option, field in fields.items()),
+        *(each for each in own if each.default is not Parameter.empty),
+    ]
     call.__signature__ = Signature(listed)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in listed}
     return call

@@ -45,9 +45,8 @@ def estimate(
     """Show how well each algorithm would pack the data at each depth, without writing anything."""
     from gaudi_bert.reporting import estimate
 
-    data = arguments.join_expanded_pattern(source)
     result = estimate.estimate(
-        data,
+        arguments.join_expanded_pattern(source),
         depths=depths.split(","),
         algorithms=algorithms.split(","),
         picture=picture,
@@ -135,14 +134,13 @@ def histogram(
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Count the sequences of each length in each file."""
+    """Count how many sequences of each length each file contains."""
     from gaudi_bert.tfrecords import histogram
 
-    run = arguments.make_stage_run(shard, workers=workers, overwrite=overwrite)
     result = histogram.count_records(
         arguments.join_expanded_pattern(records),
         out,
-        run,
+        arguments.make_stage_run(shard, workers=workers, overwrite=overwrite),
         on_bad_file=on_bad_file,  # type: ignore[arg-type]
     )
     following = output.quote_command("plan", out, "--out", out.with_name("plan.json"))
@@ -162,7 +160,7 @@ def plan(
     verbose: arguments.Verbose = False,
     json: arguments.Json = False,
 ) -> None:
-    """Decide which lengths share a row, and prove how close the packing is to the optimum."""
+    """Plan which sequence lengths share a row, and prove how close the plan is to the optimum."""
     from gaudi_bert.packs import plan
 
     run = arguments.make_stage_run(workers=workers, overwrite=overwrite)
@@ -276,11 +274,10 @@ def pack(
         )
     from gaudi_bert.tfrecords.write import pack_records
 
-    settings = arguments.load_packing_settings(set_, options)
     packed = pack_records(
         source,
         out,
-        settings,
+        arguments.load_packing_settings(set_, options),
         arguments.make_stage_run(workers=workers, overwrite=overwrite),
         on_bad_file=on_bad_file,  # type: ignore[arg-type]
         verify=verify,
@@ -320,7 +317,7 @@ def _make_table_settings(source: str, options: arguments.Options, overrides: lis
     length = longest if texts is None else longest or texts.max_sequence_length
     if length is None:
         raise InputError(
-            f"{source}: a table does not say how many slots a pack has; pass it, for example --max-sequence-length 2048"
+            f"{source}: the number of slots in a pack is unknown; pass it, for example --max-sequence-length 2048"
         )
     return settings.model_copy(update={"max_sequence_length": length})
 
@@ -367,13 +364,14 @@ def convert(
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Write packed TFRecords as HDF5, for Habana's PyTorch BERT."""
+    """Convert packed TFRecords to HDF5, for Habana's PyTorch BERT."""
     from gaudi_bert.tfrecords import convert
 
     if to != "hdf5":
         raise InputError(f"--to {to}: must be hdf5, which is the only supported format")
-    result = convert.convert_to_hdf5(packed, out, reporter=Reporter(), overwrite=overwrite, workers=workers)
-    output.print_result(result, json)
+    output.print_result(
+        convert.convert_to_hdf5(packed, out, reporter=Reporter(), overwrite=overwrite, workers=workers), json
+    )
 
 
 def inspect(
@@ -390,5 +388,4 @@ def inspect(
     """Print one record in a form that people can read."""
     from gaudi_bert.tfrecords import inspect
 
-    result = inspect.inspect_record(file, record=record, vocabulary=vocab)
-    output.print_result(result, json)
+    output.print_result(inspect.inspect_record(file, record=record, vocabulary=vocab), json)

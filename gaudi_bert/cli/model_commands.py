@@ -68,9 +68,13 @@ def evaluate(
     """Evaluate a checkpoint on held-out data."""
     from gaudi_bert.training import evaluate
 
-    engine = arguments.load_pipeline_settings(None, None, options).training.engine
     result = evaluate.evaluate(
-        data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, engine=engine, reporter=Reporter()
+        data=data,
+        checkpoint=checkpoint,
+        unpacked=unpacked,
+        out=out,
+        engine=arguments.load_pipeline_settings(None, None, options).training.engine,
+        reporter=Reporter(),
     )
     output.print_result(result, json, shared=True)
 
@@ -82,11 +86,10 @@ def verify_model(
     ] = None,
     json: arguments.Json = False,
 ) -> None:
-    """Prove that packing changes no output, loss or gradient, and that sequences do not see each other."""
+    """Prove that packing changes no output, loss or gradient, and that packed sequences do not affect each other."""
     from gaudi_bert.training import verify_model
 
-    result = verify_model.verify_model(checkpoint=checkpoint, reporter=Reporter())
-    output.print_result(result, json)
+    output.print_result(verify_model.verify_model(checkpoint=checkpoint, reporter=Reporter()), json)
 
 
 def export(

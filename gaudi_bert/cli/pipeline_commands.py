@@ -45,15 +45,6 @@ def _run_docker(
     return run_on_docker(run.settings, stages, pipeline, run.work, how.reporter, extra_options=flags)
 
 
-def _run_kubernetes(run: RunRequest, stages: Sequence[str]) -> Mapping[str, str]:
-    from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
-
-    how = run.options
-    passed = {"--overwrite": how.overwrite, "--shard": how.part, "--finish": how.finish, "--workers": how.workers}
-    check_combination({"--on kubernetes": True, **passed})
-    return run_on_kubernetes(run.settings, stages, how.reporter)
-
-
 _RUNNERS = ("local", "docker", "kubernetes")
 # The stages that several processes of a launcher, such as mpirun, run together. Every other stage runs in a single process.
 _STAGES_OF_A_LAUNCHER = ("train", "evaluate", "finetune")
@@ -122,7 +113,12 @@ def _run_and_print(
         objects = {stage: loads(lines[-1])[stage] if lines else {} for stage, lines in printed.items()} if json else {}
         output.print_result(objects, json, list(chain(*printed.values())))
     elif on == "kubernetes":
-        steps = _run_kubernetes(run, stages)
+        from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
+
+        how = run.options
+        passed = {"--overwrite": how.overwrite, "--shard": how.part, "--finish": how.finish, "--workers": how.workers}
+        check_combination({"--on kubernetes": True, **passed})
+        steps = run_on_kubernetes(run.settings, stages, how.reporter)
         words = {"done": "done", "skipped": "already complete, nothing to do"}
         output.print_result(steps, json, [f"{step}: {words[state]}" for step, state in steps.items()])
     else:
@@ -187,8 +183,7 @@ def _print_dry_run(
     changed = ", ".join(_iterate_setting_lines(settings.model_dump(mode="json", exclude_defaults=True)))
     lines += [f"settings that are not the defaults: {changed or 'none'}"]
     if verbose:
-        text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
-        lines += ["", *text.splitlines()]
+        lines += ["", *yaml.safe_dump(values, sort_keys=False, default_flow_style=None).splitlines()]
     else:
         lines.append("every setting: --verbose")
     planned = {"stages": list(stages), "work": root, "made": finished, "missing": missing}
@@ -274,11 +269,13 @@ def wait(
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.runners.local import wait_for_inputs
 
-    settings = arguments.load_pipeline_settings(pipeline, None)
-    folder = WorkFolder.from_settings(settings, work, pipeline.parent)
+    folder = WorkFolder.from_settings(arguments.load_pipeline_settings(pipeline, None), work, pipeline.parent)
     seconds = wait_for_inputs(folder, for_, timeout, Reporter())
-    waited = {"stage": for_, "waited_seconds": round(seconds, 1)}
-    output.print_result(waited, json, [f"all inputs of {for_} exist ({format_seconds(seconds)})"])
+    output.print_result(
+        {"stage": for_, "waited_seconds": round(seconds, 1)},
+        json,
+        [f"all inputs of {for_} exist ({format_seconds(seconds)})"],
+    )
 
 
 def _load_settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[PipelineSettings, Cluster]:

@@ -34,7 +34,7 @@ LARGEST_SIZES = {
 }
 
 # The upper limit of all settings that are floats.
-_LARGEST_NUMBER = 1_000_000
+_MAX_FLOAT = 1_000_000
 
 
 class ModelSizes(NamedTuple):
@@ -78,20 +78,26 @@ class BertConfig:
     attention: Literal["bidirectional", "causal"] = "bidirectional"
 
     def __post_init__(self) -> None:
-        for name, most in LARGEST_SIZES.items():
+        for name, maximum in LARGEST_SIZES.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise InputError(f"model: {name} = {short_repr(value)}; must be an integer from 1 to {most:,}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+                raise InputError(f"model: {name} is {short_repr(value)}, but must be an integer from 1 to {maximum:,}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0 <= self._number_or_nan(name) < 1:
-                raise InputError(f"model: {name} = {short_repr(getattr(self, name))}; must be at least 0 and less than 1")
+                raise InputError(
+                    f"model: {name} is {short_repr(getattr(self, name))}, but must be at least 0 and less than 1"
+                )
         for name in ("initializer_range", "layer_norm_eps"):
-            if not 0 < self._number_or_nan(name) < _LARGEST_NUMBER:
-                value = short_repr(getattr(self, name))
-                raise InputError(f"model: {name} = {value}; must be greater than 0 and less than {_LARGEST_NUMBER:,}")
+            if not 0 < self._number_or_nan(name) < _MAX_FLOAT:
+                raise InputError(
+                    f"model: {name} is {short_repr(getattr(self, name))}, but must be greater than 0 and less than "
+                    f"{_MAX_FLOAT:,}"
+                )
         for name, allowed in (("hidden_act", _ACTIVATIONS), ("attention", _ATTENTIONS)):
             if getattr(self, name) not in allowed:
-                raise InputError(f"model: {name} = {short_repr(getattr(self, name))}; must be one of {', '.join(allowed)}")
+                raise InputError(
+                    f"model: {name} is {short_repr(getattr(self, name))}, but must be one of {', '.join(allowed)}"
+                )
         if self.hidden_size % self.num_attention_heads:
             raise InputError(
                 f"model: hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
@@ -127,18 +133,18 @@ class BertConfig:
         """
         kind = values.get("model_type", "bert")
         if kind != "bert":
-            raise InputError(f"model: model_type = {short_repr(kind)}; only bert is supported")
+            raise InputError(f"model: model_type is {short_repr(kind)}, but only bert is supported; use a BERT")
         positions = values.get("position_embedding_type", "absolute")
         if positions != "absolute":
             raise InputError(
-                f"model: position_embedding_type = {short_repr(positions)}; only absolute positions are supported"
+                f"model: position_embedding_type is {short_repr(positions)}, but only absolute positions are supported; use "
+                "another model"
             )
         if values.get("add_cross_attention"):
-            raise InputError("model: add_cross_attention = true: cross-attention is not supported; set it to false")
+            raise InputError("model: add_cross_attention is true, but cross-attention is not supported; set it to false")
         if values.get("is_decoder"):
             values = {**values, "attention": "causal"}
-        names = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in names})
+        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values})
 
 
 # The remedy in messages about encoders that cannot process packs.
@@ -187,21 +193,23 @@ def parameter_specs(config: BertConfig) -> dict[str, ParameterSpec]:
     The pretraining heads are included. The variables are in the order of the forward pass.
     """
     hidden = config.hidden_size
-    specs: dict[str, ParameterSpec] = {}
-    embeddings = "bert/embeddings"
-    specs[f"{embeddings}/word_embeddings"] = ParameterSpec((config.vocab_size, hidden), "normal")
-    specs[f"{embeddings}/token_type_embeddings"] = ParameterSpec((config.type_vocab_size, hidden), "normal")
-    specs[f"{embeddings}/position_embeddings"] = ParameterSpec((config.max_position_embeddings, hidden), "normal")
-    specs.update(_layer_norm_specs(f"{embeddings}/LayerNorm", hidden))
+    specs = {
+        "bert/embeddings/word_embeddings": ParameterSpec((config.vocab_size, hidden), "normal"),
+        "bert/embeddings/token_type_embeddings": ParameterSpec((config.type_vocab_size, hidden), "normal"),
+        "bert/embeddings/position_embeddings": ParameterSpec((config.max_position_embeddings, hidden), "normal"),
+        **dict(_layer_norm_specs("bert/embeddings/LayerNorm", hidden)),
+    }
     for layer in range(config.num_hidden_layers):
         specs.update(_encoder_layer_specs(layer_name_prefix(layer), config))
-    specs.update(_dense_specs("bert/pooler/dense", hidden, hidden))
-    specs.update(_dense_specs("cls/predictions/transform/dense", hidden, hidden))
-    specs.update(_layer_norm_specs("cls/predictions/transform/LayerNorm", hidden))
-    specs["cls/predictions/output_bias"] = ParameterSpec((config.vocab_size,), "zeros")
-    specs["cls/seq_relationship/output_weights"] = ParameterSpec((2, hidden), "normal")
-    specs["cls/seq_relationship/output_bias"] = ParameterSpec((2,), "zeros")
-    return specs
+    return {
+        **specs,
+        **dict(_dense_specs("bert/pooler/dense", hidden, hidden)),
+        **dict(_dense_specs("cls/predictions/transform/dense", hidden, hidden)),
+        **dict(_layer_norm_specs("cls/predictions/transform/LayerNorm", hidden)),
+        "cls/predictions/output_bias": ParameterSpec((config.vocab_size,), "zeros"),
+        "cls/seq_relationship/output_weights": ParameterSpec((2, hidden), "normal"),
+        "cls/seq_relationship/output_bias": ParameterSpec((2,), "zeros"),
+    }
 
 
 def count_parameters(config: BertConfig) -> int:
@@ -228,7 +236,7 @@ def find_shape_mismatch(
 
 
 # The maximum number of pairs of random numbers that are drawn at once, which limits the memory.
-_LARGEST_DRAW = 1 << 18
+_MAX_PAIRS_PER_DRAW = 1 << 18
 
 
 def draw_initial_value(name: str, spec: ParameterSpec, deviation: float, seed: int | None) -> Float32Array:
@@ -249,7 +257,7 @@ def draw_initial_value(name: str, spec: ParameterSpec, deviation: float, seed: i
     if spec.start == "normal" and seed is not None:
         generator, filled = philox(seed, f"initial value of {name}"), 0
         while filled < len(values):
-            pairs = min(_LARGEST_DRAW, (len(values) - filled) * 5 // 9 + 8)
+            pairs = min(_MAX_PAIRS_PER_DRAW, (len(values) - filled) * 5 // 9 + 8)
             uniform_2P = ((generator.random_raw(2 * pairs) >> np.uint64(11)) + 0.5).reshape(2, pairs) * 2.0**-53
             radius_P, angle_P = np.sqrt(-2.0 * np.log(uniform_2P[0])), 2.0 * np.pi * uniform_2P[1]
             noise = np.concatenate([radius_P * np.cos(angle_P), radius_P * np.sin(angle_P)])
@@ -260,12 +268,12 @@ def draw_initial_value(name: str, spec: ParameterSpec, deviation: float, seed: i
 
 
 # Weight decay does not apply to variables whose names contain one of these words.
-_NOT_DECAYED = ("layernorm", "layer_norm", "bias")
+_NAMES_WITHOUT_WEIGHT_DECAY = ("layernorm", "layer_norm", "bias")
 
 
 def has_weight_decay(name: str) -> bool:
     """Return whether weight decay applies to the variable with this name. It does not apply to biases and layer norms."""
-    return not any(part in name.lower() for part in _NOT_DECAYED)
+    return not any(part in name.lower() for part in _NAMES_WITHOUT_WEIGHT_DECAY)
 
 
 def _encoder_layer_specs(name_prefix: str, config: BertConfig) -> Iterator[tuple[str, ParameterSpec]]:

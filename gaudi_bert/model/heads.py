@@ -213,7 +213,7 @@ def check_labels(labels: Sequence[str], source: str, *, has_exactly_one: bool) -
 
 
 # The maximum number of elements that int32 can index.
-_MOST_LOGITS = 2**31 - 1
+_MAX_LOGITS = 2**31 - 1
 
 
 def check_logit_count(packs: int, slots: int, vocabulary_size: int) -> None:
@@ -228,8 +228,8 @@ def check_logit_count(packs: int, slots: int, vocabulary_size: int) -> None:
         InputError: There are too many logits.
     """
     logits = packs * slots * vocabulary_size
-    if logits > _MOST_LOGITS:
+    if logits > _MAX_LOGITS:
         raise InputError(
             f"batch: {packs} packs x {slots} slots x {vocabulary_size} words are {logits:,} logits, but int32 can index "
-            f"only {_MOST_LOGITS:,}; use smaller micro-batches (training.micro_batch_packs, finetune.micro_batch_packs)"
+            f"only {_MAX_LOGITS:,}; use smaller micro-batches (training.micro_batch_packs, finetune.micro_batch_packs)"
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.base import InputFile
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_place, is_artefact_finished
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_path, is_artefact_finished
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
 from gaudi_bert.artefacts.mirrored_folder import mirror_folder, open_local_copy
 from gaudi_bert.artefacts.plan import Plan, PlannedGroup, PlanTotals, compute_totals
@@ -56,7 +56,7 @@ def plan_packs(histograms: Sequence[Path], out: Path, settings: PackingSettings,
         path = stack.enter_context(mirror_folder(out.parent, run.store)) / out.name
         finished = is_artefact_finished(path, path, signature)
         if not finished:
-            check_output_place(path, path, signature.stage, run.overwrite)
+            check_output_path(path, path, signature.stage, run.overwrite)
             with exclusive_lock(path, str(out), wait=True):
                 finished = begin_artefact(path, path, signature, run.overwrite)
         if finished:
@@ -146,7 +146,6 @@ def _build_plan(
     )
     masked_slots = max(packing.masked_slots or 0 for packing in packings) or None
     needed = [packing.masked_slots_needed for packing in packings if packing.masked_slots_needed is not None]
-    totals = compute_totals(planned, histogram_file.max_sequence_length, settings.algorithm)
     return Plan(
         format_version=2,
         algorithm=settings.algorithm,
@@ -160,7 +159,11 @@ def _build_plan(
         histogram_sha256=histogram_sha256,
         vocabulary=histogram_file.vocabulary,
         writable=histogram_file.files is not None,
-        totals=PlanTotals(**totals, masked_slots=masked_slots, masked_slots_needed=max(needed, default=None)),
+        totals=PlanTotals(
+            **compute_totals(planned, histogram_file.max_sequence_length, settings.algorithm),
+            masked_slots=masked_slots,
+            masked_slots_needed=max(needed, default=None),
+        ),
         bad_files=histogram_file.bad_files,
         groups=planned,
     )

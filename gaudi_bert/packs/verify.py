@@ -85,18 +85,20 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
             check_shard_sizes(self.path, table, metadata.remedy)
         except InputError as error:
             raise FailedError(str(error)) from error
-        foreign = [
+        unlisted = [
             name for name, _ in list_file_sizes(self.path) if name.startswith("packed-") and table.find_shard(name) is None
         ]
-        if foreign:
+        if unlisted:
             raise FailedError(
-                f"{self.path / min(foreign)}: the file is not listed in metadata.json; remove it, or {metadata.remedy}"
+                f"{self.path / min(unlisted)}: the file is not listed in metadata.json; remove it, or {metadata.remedy}"
             )
         for number, shards in enumerate(table.shards_per_group.tolist()):
             fewer = isinstance(metadata, TableMetadata) and shards and metadata.shard_multiple % shards == 0
             if shards % metadata.shard_multiple and not fewer:
-                problem = f"shard_multiple is {metadata.shard_multiple}, but group {number} has {shards} shards"
-                raise FailedError(f"{metadata.path_in(self.path)}: {problem}; {metadata.remedy}")
+                raise FailedError(
+                    f"{metadata.path_in(self.path)}: shard_multiple is {metadata.shard_multiple}, but group {number} has "
+                    f"{shards} shards; {metadata.remedy}"
+                )
         known = {
             path(self.json_folder, number).name for number in self.group_numbers for path in (manifest_path, index_path)
         }
@@ -171,8 +173,9 @@ def check_inputs_unchanged(
     known, now = ({file.name: (file.identity, file.sequences) for file in files} for files in (packed_files, current_files))
     for name in [*now, *known]:
         if now.get(name) != known.get(name):
-            problem_of_known = "was packed but is missing now" if name not in now else "has changed since it was packed"
-            problem = problem_of_known if name in known else "was not there when the folder was packed"
+            problem = "has changed since it was packed" if name in known else "was not there when the folder was packed"
+            if name not in now:
+                problem = "was packed but is missing now"
             raise FailedError(f"{packed_folder}: input file {name} {problem}; {remedy}")
 
 
@@ -245,22 +248,21 @@ def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Ver
     """
     folder = verifier.folder
     path = folder.json_folder / VERIFICATION_NAME
-    writable = is_mirrored(folder.path) or os.access(folder.json_folder, os.W_OK)
-    if not writable and not run.does_all_parts:
+    is_writable = is_mirrored(folder.path) or os.access(folder.json_folder, os.W_OK)
+    if not is_writable and not run.does_all_parts:
         raise InputError(
             f"{folder.path}: the folder is read-only, but the sums of a part are stored in it; verify the complete "
             "folder, without --shard"
         )
     folder.check_file_list()
+    parts = find_complete_parts(path, list_names(path.parent)) if run.finish else []
     if run.finish:
-        parts = find_complete_parts(path, list_names(path.parent))
         proof = _combine_part_verifications(folder, path, parts)
     else:
-        parts = []
         try:
             proof = _verify_groups(verifier, run.select_part(folder.group_numbers))
         except FailedError:
-            if writable:
+            if is_writable:
                 remove_files(path)
             raise
     if run.part is not None:
@@ -281,7 +283,7 @@ def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Ver
         check_lower_bound(
             metadata.path_in(folder.path), metadata.lower_bound, metadata.packs, counts, depth, metadata.remedy
         )
-    if writable:
+    if is_writable:
         proof.write(path)
         remove_files(*parts)
     else:
@@ -317,8 +319,12 @@ def _verify_groups(verifier: GroupVerifier[Any], group_numbers: Sequence[int]) -
         bad_files=len(metadata.bad_files) if isinstance(metadata, RecordMetadata) else 0,
     )
     if isinstance(metadata, TableMetadata):
-        columns = (*metadata.aligned_columns, *metadata.scalar_columns)
-        return proof.model_copy(update={"columns": columns, "too_long": metadata.too_long.model_copy(update=sums.too_long)})
+        return proof.model_copy(
+            update={
+                "columns": (*metadata.aligned_columns, *metadata.scalar_columns),
+                "too_long": metadata.too_long.model_copy(update=sums.too_long),
+            }
+        )
     return proof.model_copy(update={"fingerprint": f"{fingerprint % 2**64:016x}"})
 
 
@@ -332,15 +338,10 @@ def _combine_part_verifications(
     if not part_paths and verification_path.exists():
         return Verification.read_matching(verification_path, folder.metadata)
     proofs = [Verification.read(part) for part in part_paths]
-    of_others = [
-        part
-        for part, proof in zip(part_paths, proofs, strict=True)
-        if proof.packs_sha256 != folder.metadata.compute_packs_sha256()
-    ]
-    if of_others or sum(proof.groups for proof in proofs) != len(folder.group_numbers):
-        problem = (
-            f"{of_others[0].name} is the verification of other packs" if of_others else "some parts are not verified yet"
-        )
+    packs_sha256 = folder.metadata.compute_packs_sha256()
+    outdated = [path for path, proof in zip(part_paths, proofs, strict=True) if proof.packs_sha256 != packs_sha256]
+    if outdated or sum(proof.groups for proof in proofs) != len(folder.group_numbers):
+        problem = f"{outdated[0].name} is the verification of other packs" if outdated else "some parts are not verified yet"
         raise FailedError(
             f"{folder.path}: {problem}; run `gaudi-bert verify --shard K/N` for every K, and then --finish again"
         )

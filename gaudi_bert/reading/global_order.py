@@ -268,8 +268,7 @@ class GlobalOrder:
         last_turn, shards_of_turn = (epoch, -1), set[int]()
         step = _NUMBERS_PER_STEP * world_size
         epochs = (epoch, packs_done), (epoch + 1, 0)
-        epochs_and_starts = [(number, begin) for number, first in epochs for begin in range(first, self.packs, step)]
-        for visit_epoch, begin in epochs_and_starts:
+        for visit_epoch, begin in [(number, begin) for number, first in epochs for begin in range(first, self.packs, step)]:
             locations = self.locate(
                 visit_epoch, pack_numbers_of_rank(begin, min(begin + step, self.packs), rank, world_size)
             )

@@ -134,8 +134,10 @@ class StreamReader(Generic[Prepared]):
         locations = self._order.locate(epoch, pack_numbers)
         if len(pack_numbers):
             self._advance_to(epoch, locations, int(pack_numbers[0]))
-        pairs = zip(locations.shards.tolist(), locations.positions.tolist(), strict=True)
-        records = [self._open[shard].order.records[position] for shard, position in pairs]
+        records = [
+            self._open[shard].order.records[position]
+            for shard, position in zip(locations.shards.tolist(), locations.positions.tolist(), strict=True)
+        ]
         return PackRecords(locations.shards, np.array(records, np.int64))
 
     def close(self) -> None:
@@ -149,20 +151,14 @@ class StreamReader(Generic[Prepared]):
         self._process = os.getpid()
         self._preparer = _ShardPreparer(self._files, self._order)
         self._open: dict[int, _OpenShard] = {}
-        self._closed_shards: dict[int, _OpenShard] = {}  # of this epoch, the last one closed at the end
+        self._closed_shards: dict[int, _OpenShard] = {}  # the shards closed in this epoch, in the order of closing
         self._is_open = np.zeros(len(self._order.sizes), np.bool_)
         self._last_turn = np.full(len(self._order.sizes), -1)
         self._prefetch_at = np.full(len(self._order.sizes), _NEVER)
-        self._is_read = np.zeros(
-            self._order.streams, np.bool_
-        )  # by number of the stream in its set: whether this process has read from it
-        self._epoch, self._turn_and_round, self._first_end, self._read_ahead_from, self._reads_ahead = (
-            -1,
-            (0, 0),
-            _NEVER,
-            0,
-            False,
-        )
+        # Whether this process has read from a stream, by the number of the stream in its set.
+        self._is_read = np.zeros(self._order.streams, np.bool_)
+        self._epoch, self._turn_and_round, self._first_end = -1, (0, 0), _NEVER
+        self._read_ahead_from, self._reads_ahead = 0, False
         self._visits: Iterator[_EpochVisit] = iter(())
         self._upcoming_visits: list[_EpochVisit] = []
 
@@ -200,7 +196,7 @@ class StreamReader(Generic[Prepared]):
         self._reads_ahead = self._reads_ahead or begins_read_ahead
         if ended or begins_read_ahead or not is_open.all():
             self._open_missing_shards(locations, np.flatnonzero(~is_open))
-        self._preparer.submit_waiting()
+        self._preparer.submit_waiting_shards()
         due = locations.positions >= self._prefetch_at[locations.shards]
         if due.any():
             for shard in np.unique(locations.shards[due]).tolist():
@@ -333,9 +329,9 @@ class _ShardPreparer(Generic[Prepared]):
             if not future.cancel():
                 future.add_done_callback(lambda _, shard=key[1]: self._files.discard_shard(shard))  # type: ignore[misc]
         self._waiting = [key for key in keys if key not in self._begun]
-        self.submit_waiting()
+        self.submit_waiting_shards()
 
-    def submit_waiting(self) -> None:
+    def submit_waiting_shards(self) -> None:
         """Submit the next shards in the queue to the background threads.
 
         Only a few shards are submitted at a time, because a process cannot end before its threads have prepared them.
@@ -354,7 +350,7 @@ class _ShardPreparer(Generic[Prepared]):
         """
         prepared = {}
         for epoch, shard in reversed(keys):
-            self.submit_waiting()
+            self.submit_waiting_shards()
             future = self._begun.pop((epoch, shard), None)
             if future is None:
                 self._waiting.remove((epoch, shard))

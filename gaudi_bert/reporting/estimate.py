@@ -123,7 +123,7 @@ def estimate(
         require_libraries(["matplotlib"], "a picture")
     histogram = _read_histogram(source, reporter, max_sequence_length, input_column)
     rows = _estimate_packings(histogram, requested, names, reporter)
-    factor = max((row.packing_factor for row in rows if row.algorithm != "sort"), default=1.0)
+    best_factor = max((row.packing_factor for row in rows if row.algorithm != "sort"), default=1.0)
     result = EstimateResult(
         source=str(source),
         max_sequence_length=histogram.max_sequence_length,
@@ -132,12 +132,12 @@ def estimate(
         token_bound=histogram.token_bound,
         rows=rows,
         length_scan=estimate_longer_packs(histogram, requested[-1]),
-        unpadding=compare_with_unpadding(histogram, factor),
+        unpadding=compare_with_unpadding(histogram, best_factor),
     )
     if picture is None:
         return result
-    usual = PackingSettings().depth
-    depth = usual if usual in requested else requested[-1]
+    default_depth = PackingSettings().depth
+    depth = default_depth if default_depth in requested else requested[-1]
     return replace(result, pictures=_draw_pictures(histogram, result, depth, picture, reporter))
 
 
@@ -260,9 +260,9 @@ def _count_checked_lengths(lengths: IntArray, max_sequence_length: int | None) -
     """
     longest = int(lengths.max(initial=1))
     if max_sequence_length is not None and longest > max_sequence_length:
-        position = int(np.argmax(lengths)) + 1
         raise InputError(
-            f"--max-sequence-length {max_sequence_length:,}: sequence {position:,} has {longest:,} tokens; raise the option"
+            f"--max-sequence-length {max_sequence_length:,}: sequence {int(np.argmax(lengths)) + 1:,} has {longest:,} "
+            "tokens; raise the option"
         )
     return count_lengths(lengths, max_sequence_length or longest)
 
@@ -286,8 +286,9 @@ def _find_bundled_histogram(source: str | Path) -> Path | None:
         return None
     near = difflib.get_close_matches(name, bundled, n=1, cutoff=0.7)
     if name not in bundled and near:
-        others = ", ".join(bundled)
-        raise InputError(f"{name}: no such file or folder; did you mean `{near[0]}`? The built-in histograms are {others}")
+        raise InputError(
+            f"{name}: no such file or folder; did you mean `{near[0]}`? The built-in histograms are {', '.join(bundled)}"
+        )
     return bundled.get(name)
 
 
@@ -342,10 +343,13 @@ def _read_csv_lengths(path: Path) -> AnyArray:
         names = [name.strip().lower() for name in header]
         known = [name for name in _LENGTH_COLUMNS if name in names]
         if not known:
-            raise InputError(f"{path}: has the columns {', '.join(header)}; rename the column of lengths to `length`")
+            raise InputError(
+                f"{path}: none of the columns {', '.join(header)} is known to contain lengths; rename the column of lengths "
+                "to `length`"
+            )
         column = names.index(known[0])
     elif rows and len(rows[0]) > 1:
-        raise InputError(f"{path}: has {len(rows[0])} columns without a header; keep only the column of lengths")
+        raise InputError(f"{path}: contains {len(rows[0])} columns without a header; keep only the column of lengths")
     return _parse_integers([row[column].strip() if column < len(row) else "" for row in rows[bool(header) :]])
 
 
@@ -406,31 +410,33 @@ def _format_overview(result: EstimateResult) -> list[str]:
 
 def _format_details(result: EstimateResult) -> list[str]:
     """Format every packing with its time, the estimates for other pack lengths, and the comparison with un-padding."""
-    lines = [*_format_headline(result), "", *_format_all_packings(result)]
-    lines += ["", "packs of other lengths (LPFHP; slots and cost of attention relative to one sequence per row):"]
-    lines += [
-        f"  {row.max_sequence_length:>6}: {row.packs:>12,} packs, efficiency {100 * row.efficiency:.2f} %,"
-        f" {row.fewer_slots:.3f} times fewer slots, {row.attention_cost:.3f} times the cost of attention"
-        for row in result.length_scan
-    ]
-    lines += [
+    return [
+        *_format_headline(result),
+        "",
+        *_format_all_packings(result),
+        "",
+        "packs of other lengths (LPFHP; slots and cost of attention relative to one sequence per row):",
+        *(
+            f"  {row.max_sequence_length:>6}: {row.packs:>12,} packs, efficiency {100 * row.efficiency:.2f} %,"
+            f" {row.fewer_slots:.3f} times fewer slots, {row.attention_cost:.3f} times the cost of attention"
+            for row in result.length_scan
+        ),
         "",
         "speed-up by number of accelerators: un-padding (packing paper) / ideal un-padding of these data / packing:",
+        *(
+            f"  {row.accelerators:>6}: {row.unpadding:.3f} / {row.ideal_unpadding:.3f} / {row.packing:.3f}"
+            for row in result.unpadding
+        ),
     ]
-    lines += [
-        f"  {row.accelerators:>6}: {row.unpadding:.3f} / {row.ideal_unpadding:.3f} / {row.packing:.3f}"
-        for row in result.unpadding
-    ]
-    return lines
 
 
 def _format_headline(result: EstimateResult) -> list[str]:
     """Format two lines about the sequences before they are packed."""
-    share, least = result.tokens / (result.sequences * result.max_sequence_length), result.token_bound
+    efficiency = result.tokens / (result.sequences * result.max_sequence_length)
     return [
         f"{result.source}: {format_count(result.sequences, 'sequence')} of up to {result.max_sequence_length:,} tokens",
-        f"With one sequence per row, {100 * share:.2f} % of the slots hold tokens; full packs would need "
-        f"{format_count(least, 'row')}.",
+        f"With one sequence per row, {100 * efficiency:.2f} % of the slots hold tokens; full packs would need "
+        f"{format_count(result.token_bound, 'row')}.",
     ]
 
 
@@ -440,18 +446,18 @@ def _format_table_row(label: str, cells: list[str]) -> str:
     return f"  {label:<{_LABEL_WIDTH}}" + "".join(f"{cell:>{width}}" for cell in cells)
 
 
-def _format_table(rows: list[Estimate], depths: list[int | str], cell: Callable[[Estimate], str]) -> list[str]:
+def _format_table(rows: list[Estimate], depths: list[int | str], format_cell: Callable[[Estimate], str]) -> list[str]:
     """Format a table with one line per algorithm and one column per depth.
 
     Args:
         rows: The estimates.
         depths: The depths, in the order of the columns.
-        cell: Returns the text in the cell of an estimate.
+        format_cell: Returns the text in the cell of an estimate.
     """
     lines = []
     for algorithm in dict.fromkeys(row.algorithm for row in rows):
-        own = {row.depth: cell(row) for row in rows if row.algorithm == algorithm}
-        lines.append(_format_table_row(algorithm, [own.get(depth, "") for depth in depths]).rstrip())
+        cells = {row.depth: format_cell(row) for row in rows if row.algorithm == algorithm}
+        lines.append(_format_table_row(algorithm, [cells.get(depth, "") for depth in depths]).rstrip())
     return lines
 
 

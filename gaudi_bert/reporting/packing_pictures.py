@@ -53,8 +53,10 @@ def draw_histogram(counts: Sequence[int], packs: int, lower_bound: int, prices: 
     sequences = sum(counts)
     tokens = sum(length * count for length, count in zip(lengths, counts, strict=True))
     efficiency = 100 * tokens / max(sequences * len(counts), 1)
-    title = f"{sequences:,} sequences; without packing, {efficiency:.1f} % of the slots hold tokens"
-    axes.set_title(f"{title}\nno packing has fewer than {lower_bound:,} packs; this one has {packs:,}")
+    axes.set_title(
+        f"{sequences:,} sequences; without packing, {efficiency:.1f} % of the slots hold tokens\n"
+        f"no packing has fewer than {lower_bound:,} packs; this one has {packs:,}"
+    )
     right = axes.twinx()
     highest = max(1, *prices)
     right.plot(lengths, [price / highest for price in prices], color=ORANGE, label="price in the proof of the bound")
@@ -89,8 +91,8 @@ def draw_strategy_counts(
                 axes.text(start + length / 2, row, str(length), **style)
             start += length
         axes.barh(row, max_sequence_length - start, left=start, color=GREY)
-        share = f"{100 * strategy_counts[strategy] / packs:.2f} %"
-        axes.text(max_sequence_length * 1.01, row, share, va="center", fontsize=size)
+        percentage = f"{100 * strategy_counts[strategy] / packs:.2f} %"
+        axes.text(max_sequence_length * 1.01, row, percentage, va="center", fontsize=size)
     axes.invert_yaxis()
     axes.set(yticks=[], xlim=(0, max_sequence_length), xlabel="slots of a pack; right: share of all packs")
     covered = sum(strategy_counts[strategy] for strategy in shown)
@@ -126,8 +128,8 @@ def draw_row_fill(before: NDArray[np.int64], after: NDArray[np.int64] | None) ->
         panel.bar(middles, share, widths, color=colour)
         if share[-1] > top:
             lengths = f"{spans[-1][0] + 1} to {slots}" if width > 1 else str(slots)
-            words = f"{format_percent(share[-1] / 100)} of rows: {lengths} tokens ↑"
-            panel.set_title(words, loc="right", fontsize="medium")
+            title = f"{format_percent(share[-1] / 100)} of rows: {lengths} tokens ↑"
+            panel.set_title(title, loc="right", fontsize="medium")
         panel.set(xlim=(0, slots), ylim=(0, top), xlabel=f"tokens in a row {when}", ylabel="% of rows")
         panel.grid(axis="y", alpha=0.3)
     return figure
@@ -168,9 +170,9 @@ def draw_efficiency_over_depth(rows: Sequence[Mapping[str, Any]]) -> Figure:
     for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
         own = {row["depth"]: 100 * row["efficiency"] for row in rows if row["algorithm"] == algorithm}
         positions = [position for position, depth in enumerate(depths) if depth in own]
-        line = "--" if algorithm == "optimal" else "-"
+        line_style = "--" if algorithm == "optimal" else "-"
         values = [own[depths[position]] for position in positions]
-        axes.plot(positions, values, line, marker="o", markersize=4, label=algorithm)
+        axes.plot(positions, values, line_style, marker="o", markersize=4, label=algorithm)
     axes.set_xticks(range(len(depths)), [str(depth) for depth in depths])
     axes.set(xlabel="depth: largest number of sequences in a pack", ylabel="efficiency, % of slots that hold tokens")
     axes.grid(alpha=0.3)
@@ -282,19 +284,19 @@ def use_page_style() -> Iterator[None]:
         yield
 
 
-def encode_picture(figure: Figure, kind: str) -> bytes:
+def encode_picture(figure: Figure, picture_format: str) -> bytes:
     """Return a picture as the bytes of a PNG or SVG file.
 
     Args:
         figure: The picture.
-        kind: The format of the file, "png" or "svg".
+        picture_format: The format of the file, "png" or "svg".
     """
     import matplotlib
 
     buffer = io.BytesIO()
-    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type") if kind == "svg" else ("Software",))
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type") if picture_format == "svg" else ("Software",))
     with matplotlib.rc_context({"svg.hashsalt": "gaudi-bert", "svg.fonttype": "none"}):
-        figure.savefig(buffer, format=kind, dpi=120, metadata=metadata)
+        figure.savefig(buffer, format=picture_format, dpi=120, metadata=metadata)
     return buffer.getvalue()
 
 
@@ -313,17 +315,17 @@ def get_picture_format(path: Path) -> str:
     Raises:
         InputError: The name has another ending.
     """
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in ("png", "svg"):
-        raise InputError(f"{path}: must end in .png or .svg, the formats of pictures; change the name")
-    return kind
+    suffix = path.suffix.lower().removeprefix(".")
+    if suffix not in ("png", "svg"):
+        raise InputError(f"{path}: pictures can only be written as .png or .svg; change the file name")
+    return suffix
 
 
 def save_picture(figure: Figure, path: Path) -> None:
     """Write a picture to a .png or .svg file, atomically."""
-    kind = get_picture_format(path)
+    content = encode_picture(figure, get_picture_format(path))
     with atomic_file(path) as handle:
-        handle.write(encode_picture(figure, kind))
+        handle.write(content)
 
 
 def format_percent(fraction: float, decimals: int = 1) -> str:

@@ -68,16 +68,14 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
         path = WorkFolder.from_existing(folder).report_path
         write_text(path, page)
         name = format_path(path)
-    figures = {card.name: f"{card.figure} ({card.note})" for card in _make_summary_cards(inputs)}
+    metrics = {card.name: f"{card.value} ({card.note})" for card in _make_summary_cards(inputs)}
     size = len(page.encode("utf-8"))
-    text = [f"{figure}: {value}" for figure, value in figures.items()]
-    text.append(f"report: {name} ({format_bytes(size)}); open it in a browser")
-    return PlainResult(text, {"report": name, "bytes": size, **figures})
+    lines = [f"{metric}: {value}" for metric, value in metrics.items()]
+    lines.append(f"report: {name} ({format_bytes(size)}); open it in a browser")
+    return PlainResult(lines, {"report": name, "bytes": size, **metrics})
 
 
 # --- the files of a work folder that the report reads. Each of them may be missing.
-
-StrategyCounts = dict[tuple[int, ...], int]
 
 
 def _list_input_files(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
@@ -167,7 +165,7 @@ class _ReportInputs:
         return self.plan.totals if self.plan is not None else None
 
     @property
-    def strategy_counts(self) -> StrategyCounts | None:
+    def strategy_counts(self) -> dict[tuple[int, ...], int] | None:
         """The number of packs of each strategy (the sequence lengths that share a pack), over all groups of the plan."""
         return self.plan.strategy_counts if self.plan is not None else None
 
@@ -180,16 +178,15 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
     """
     if not workdir.is_dir():
         raise InputError(f"{workdir}: no such folder; pass a work folder, for example work/demo")
-    sources = {key: (path, reader) for key, (path, reader) in _list_input_files(workdir).items() if path.exists()}
+    sources = {key: (path, read_file) for key, (path, read_file) in _list_input_files(workdir).items() if path.exists()}
     if not sources.keys() & set(_SUFFICIENT_INPUTS):
         names = ", ".join(INPUT_NAMES[key] for key in _SUFFICIENT_INPUTS)
         raise InputError(f"{workdir}: contains none of the files that a report needs ({names}); run the pipeline first")
-    read = dict.fromkeys(INPUT_NAMES) | {key: reader(path) for key, (path, reader) in sources.items()}
-    inputs = _ReportInputs(name=workdir.resolve().name, **read)
+    contents = dict.fromkeys(INPUT_NAMES) | {key: read_file(path) for key, (path, read_file) in sources.items()}
+    inputs = _ReportInputs(name=workdir.resolve().name, **contents)
     if inputs.metadata is not None and inputs.verification is not None:
-        Verification.read_matching(
-            sources["verification"][0], inputs.metadata
-        )  # raises an error if these packs were not verified
+        # Raise an error if other packs were verified than those that the folder contains now.
+        Verification.read_matching(sources["verification"][0], inputs.metadata)
     histogram, plan = inputs.histogram, workdir / INPUT_NAMES["plan"]
     if histogram is not None and histogram.sequences == 0:
         raise InputError(
@@ -197,9 +194,9 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
         )
     largest = max((sum(strategy) for strategy in inputs.strategy_counts or {}), default=0)
     if histogram is not None and largest > histogram.max_sequence_length:
-        slots = histogram.max_sequence_length
         raise InputError(
-            f"{plan}: contains a pack of {largest} tokens, but the histogram is for packs of {slots}; create the plan again"
+            f"{plan}: contains a pack of {largest} tokens, but the histogram is for packs of "
+            f"{histogram.max_sequence_length}; create the plan again"
         )
     return inputs
 
@@ -212,12 +209,12 @@ class _Card(NamedTuple):
 
     Attributes:
         name: The name of the metric.
-        figure: The value as text.
+        value: The value as text.
         note: The explanation below the value.
     """
 
     name: str
-    figure: str
+    value: str
     note: str
 
 
@@ -278,15 +275,17 @@ def _make_summary_cards(inputs: _ReportInputs) -> list[_Card]:
             cards.append(_Card("Efficiency", format_percent(before), "tokens / slots, not packed yet"))
         else:
             packs, bound = totals.packs, totals.lower_bound
-            factor = f"{totals.packing_factor:.3f}"
-            cards.append(_Card("Packing factor", factor, f"{histogram.sequences:,} sequences in {packs:,} packs"))
-            cards += _make_speedup_card(inputs, totals.packing_factor)
-            after = format_percent(totals.efficiency, 2)
-            cards.append(_Card("Efficiency", after, f"tokens / slots; {format_percent(before)} before packing"))
             gap, note = packs - bound, f"{bound:,} packs: proven optimal"
             if gap:
                 note = f"{format_percent(gap / bound, 2)} above {bound:,}, which is proven" if bound else ""
-            cards.append(_Card("Above the bound", f"{gap:,} {'pack' if gap == 1 else 'packs'}", note))
+            packing_note = f"{histogram.sequences:,} sequences in {packs:,} packs"
+            efficiency_note = f"tokens / slots; {format_percent(before)} before packing"
+            cards += [
+                _Card("Packing factor", f"{totals.packing_factor:.3f}", packing_note),
+                *_make_speedup_card(inputs, totals.packing_factor),
+                _Card("Efficiency", format_percent(totals.efficiency, 2), efficiency_note),
+                _Card("Above the bound", f"{gap:,} {'pack' if gap == 1 else 'packs'}", note),
+            ]
     if inputs.verification is not None:
         note = f"each of {inputs.verification.sequences:,} sequences is in the packs exactly once"
         cards.append(_Card("Verified", "yes", note))
@@ -330,15 +329,15 @@ def _make_learning_cards(inputs: _ReportInputs) -> list[_Card]:
 
 def _make_task_cards(inputs: _ReportInputs) -> list[_Card]:
     """Return a list with the card of the fine-tuned model's main metric. The list is empty if there is no such model."""
-    learnt = inputs.finetuning
-    if learnt is None or learnt.best_metric is None:
+    summary = inputs.finetuning
+    if summary is None or summary.best_metric is None:
         return []
-    name = learnt.best_metric
-    note = f"{learnt.task}, {learnt.evaluated_rows:,} held-out rows"
-    if name in learnt.baseline:
-        what = "before training" if learnt.task in SEARCH_TASKS else "always the same answer"
-        note += f"; {what}: {_format_metric(learnt.baseline[name], name)}"
-    return [_Card(name.replace("_", " ").capitalize(), _format_metric(learnt.metrics[name], name), note)]
+    name = summary.best_metric
+    note = f"{summary.task}, {summary.evaluated_rows:,} held-out rows"
+    if name in summary.baseline:
+        baseline = "before training" if summary.task in SEARCH_TASKS else "always the same answer"
+        note += f"; {baseline}: {_format_metric(summary.baseline[name], name)}"
+    return [_Card(name.replace("_", " ").capitalize(), _format_metric(summary.metrics[name], name), note)]
 
 
 def _format_metric(value: float, name: str) -> str:
@@ -422,8 +421,7 @@ def _describe_missing_files(inputs: _ReportInputs) -> list[str]:
     If a work folder contains only the files of a task, no file is considered missing.
     """
     stages = {"plan": "plan", "metadata": "write", "verification": "verify", "metrics": "train", "evaluation": "evaluate"}
-    tasks_alone = inputs.histogram is None and (inputs.finetuning is not None or inputs.predictions is not None)
-    if tasks_alone:
+    if inputs.histogram is None and (inputs.finetuning is not None or inputs.predictions is not None):
         return []
     missing = [f"{INPUT_NAMES[key]} (stage {stage})" for key, stage in stages.items() if not getattr(inputs, key)]
     return missing if inputs.histogram is not None else [f"{INPUT_NAMES['histogram_file']} (stage histogram)", *missing]
@@ -454,19 +452,19 @@ def _divide_settings_into_tables(inputs: _ReportInputs) -> tuple[_Tables, _Table
     else:
         stored = {"prepare": inputs.prepare_settings, "packing": inputs.plan_settings}
         sections = {name: dict(value.settings) for name, value in stored.items() if value is not None}
-    usual = PipelineSettings().model_dump(mode="json")
+    all_defaults = PipelineSettings().model_dump(mode="json")
     changed: _Tables = []
-    others: _Tables = []
-    for name, rows in sections.items():
-        defaults = usual.get(name, {})
-        for tables, is_usual in ((changed, False), (others, True)):
-            own = [
+    unchanged: _Tables = []
+    for name, settings in sections.items():
+        defaults = all_defaults.get(name, {})
+        for tables, is_default in ((changed, False), (unchanged, True)):
+            rows = [
                 (key, _format_setting(value))
-                for key, value in rows.items()
-                if (defaults.get(key, value) == value) == is_usual
+                for key, value in settings.items()
+                if (defaults.get(key, value) == value) == is_default
             ]
-            tables += [(name, own)] if own else []
-    return changed, others
+            tables += [(name, rows)] if rows else []
+    return changed, unchanged
 
 
 def _format_setting(value: Any) -> str:

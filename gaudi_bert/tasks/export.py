@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors.numpy import save
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_place
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_path
 from gaudi_bert.artefacts.mirrored_folder import format_path, mirror_folder, open_local_copies
 from gaudi_bert.artefacts.results import PlainResult
 from gaudi_bert.common.errors import InputError
@@ -50,7 +50,7 @@ def export(
         open_local_copies((vocabulary,)) as (words,),
         mirror_folder(out) as folder,
     ):
-        check_output_place(folder, folder / _CONFIG, "export", overwrite)
+        check_output_path(folder, folder / _CONFIG, "export", overwrite)
         check_run_is_finished(weights)
         return _write_export(read_weights(weights), folder, words, reporter, overwrite)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
 from gaudi_bert.artefacts.base import Artefact, Count, Sha256
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_place, is_artefact_finished
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_path, is_artefact_finished
 from gaudi_bert.artefacts.mirrored_folder import format_path
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.files import (
@@ -241,7 +241,7 @@ def open_prediction_output(
         yield PredictionStream(rows, reporter, task)
         return
     if not is_artefact_finished(Path(out), Path(out), signature):
-        check_output_place(Path(out), Path(out), signature.stage, overwrite)
+        check_output_path(Path(out), Path(out), signature.stage, overwrite)
     with exclusive_lock(Path(out), str(Path(out))):
         yield _PredictionFile(Path(out), signature, rows, reporter, overwrite, task)
 

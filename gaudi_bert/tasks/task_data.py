@@ -19,7 +19,7 @@ from typing import cast
 
 import numpy as np
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_place
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, check_output_path
 from gaudi_bert.common.arrays import Float32Array, FloatArray, IntArray, random_words
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.features import BUILT_IN_ROWS
@@ -166,7 +166,7 @@ def make_built_in_rows(
     pairs = task == "embedding"
     settings = {"held_out_of": HELD_OUT_OF, **({"task": task} if pairs else {"labels": LABELS})}
     signature = Signature("rows", settings, {name: platform.python_version()})
-    check_output_place(folder, held_out, signature.stage, overwrite)
+    check_output_path(folder, held_out, signature.stage, overwrite)
     with exclusive_lock(folder, str(folder), wait=True):
         if begin_artefact(folder, held_out, signature, overwrite):
             return

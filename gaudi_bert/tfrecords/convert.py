@@ -22,7 +22,7 @@ import numpy as np
 from gaudi_bert.artefacts.completion import (
     Signature,
     begin_artefact,
-    check_output_place,
+    check_output_path,
     is_artefact_finished,
     settings_path,
 )
@@ -78,7 +78,7 @@ def convert_to_hdf5(
     if is_artefact_finished(out, final, signature):
         reporter.say(f"{out}: the result exists already, so there is nothing to do")
         return StageOutput(Conversion.read(final), skipped=True)
-    check_output_place(out, final, signature.stage, overwrite)
+    check_output_path(out, final, signature.stage, overwrite)
     if os.path.lexists(sibling) and not settings_path(out, final).exists():
         raise InputError(
             f"{sibling}: the file exists already, but was not written by `gaudi-bert convert`; choose another output folder"

@@ -18,7 +18,7 @@ import numpy as np
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.base import METADATA_NAME, InputFile, VocabularyInfo, counts_to_json_fields, manifest_path
-from gaudi_bert.artefacts.completion import Signature, check_output_place
+from gaudi_bert.artefacts.completion import Signature, check_output_path
 from gaudi_bert.artefacts.mirrored_folder import mirror_folder, open_local_copy, remove_local_copies
 from gaudi_bert.artefacts.packed import GroupManifest, PackedMetadata, PackedTotals, RecordManifest, RecordMetadata
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
@@ -80,7 +80,7 @@ def pack_records(
         )
     _check_separate_folders(records, out)
     with mirror_folder(out, run.store) as folder:  # otherwise the plan of other packs would be replaced before the error
-        check_output_place(folder, folder / METADATA_NAME, "write", run.overwrite)
+        check_output_path(folder, folder / METADATA_NAME, "write", run.overwrite)
     histogram_path = out.with_name(f"{out.name}-plan") / "histogram.json"
     plan_path = histogram_path.with_name("plan.json")
     count_records(records, histogram_path, run, on_bad_file=on_bad_file)

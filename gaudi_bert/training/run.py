@@ -21,7 +21,7 @@ from typing_extensions import Required, Unpack
 from gaudi_bert.artefacts.completion import (
     Signature,
     begin_artefact,
-    check_output_place,
+    check_output_path,
     is_artefact_finished,
     remove_artefact,
     settings_path,
@@ -324,7 +324,7 @@ def _open_run_folder(
         # A finished folder may be read-only and could not be locked, so check for a result before locking the folder.
         is_done = watched.run_on_first(lambda: not overwrite and is_artefact_finished(folder, result_path, signature))
         if not is_done:
-            watched.run_on_first(lambda: check_output_place(folder, result_path, signature.stage, overwrite))
+            watched.run_on_first(lambda: check_output_path(folder, result_path, signature.stage, overwrite))
             if watched.is_first:
                 stack.enter_context(exclusive_lock(folder, str(folder)))
             named = section.model_copy(update={"engine": engine.NAME})
@@ -395,7 +395,7 @@ def _begin_unless_finished(
     folder, settings_file = result_path.parent, settings_path(result_path.parent)
     fetch_files(settings_file)
     if overwrite:
-        check_output_place(folder, result_path, signature.stage, overwrite)
+        check_output_path(folder, result_path, signature.stage, overwrite)
         remove_artefact(folder, result_path, signature.stage)
     before = _find_fewer_stored_updates(settings_file, signature)
     if before is not None:
