@@ -174,7 +174,7 @@ def require_complete(result: StageOutput[Content] | PlainResult) -> StageOutput[
         InputError: The run did only one part of the work.
     """
     if isinstance(result, PlainResult):
-        raise InputError("--shard: only one part of the work was done, but a complete result is required; omit the option")
+        raise InputError("this run did only one part of the work, but a complete result is required; omit --shard")
     return result
 
 

@@ -56,7 +56,7 @@ def words_of(page: str) -> str:
 
 def test_the_summary(tmp_path: Path) -> None:
     cards = _make_summary_cards(_read_inputs(write_workdir(tmp_path)))
-    assert {card.name: (card.figure.replace("\u00a0", " "), card.note.replace("\u00a0", " ")) for card in cards} == {
+    assert {card.name: (card.value.replace("\u00a0", " "), card.note.replace("\u00a0", " ")) for card in cards} == {
         "Packing factor": ("1.452", "45 sequences in 31 packs"),
         "Realized speed-up": ("1.400", "packed to padded sequences per second, 96 % of the packing factor"),
         "Efficiency": ("98.51 %", "tokens / slots; 67.9 % before packing"),
@@ -127,7 +127,7 @@ def test_no_sequence_above_the_bound_is_proven_optimal(tmp_path: Path) -> None:
     folder = write_workdir(tmp_path, without=("packed/train/metadata.json",))
     plan = folder / "plan.json"
     plan.write_text(plan.read_text().replace('"lower_bound": 30', '"lower_bound": 31').replace('"gap": 1', '"gap": 0'))
-    cards = [(card.figure, card.note) for card in _make_summary_cards(_read_inputs(folder))]
+    cards = [(card.value, card.note) for card in _make_summary_cards(_read_inputs(folder))]
     assert ("0 packs", "31 packs: proven optimal") in cards
 
 
