@@ -281,8 +281,8 @@ def _is_settings_file_of(path: Path, stages: Sequence[str]) -> bool:
 
 
 def _is_hidden(path: Path, artefact: Path, final_file: Path) -> bool:
-    """Return whether the name of a file begins with a dot, or the name of a folder between the file and its output folder
-    does.
+    """Return whether a file is hidden. Its name, or the name of a folder between it and the output folder, then begins with
+    a dot.
     """
     folder = next((folder for folder in (artefact, final_file.parent) if path.is_relative_to(folder)), path.parent)
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
@@ -373,7 +373,7 @@ class GroupedOutput(Generic[Group, Summary]):
 
     @contextmanager
     def remove_files_on_bad_input(self) -> Iterator[None]:
-        """Remove all files that this stage wrote to the folder if the block raises an InputError.
+        """Remove all files that this stage wrote to the folder if the `with` block raises an InputError.
 
         The input has to be corrected, and unfinished work cannot be resumed with another input.
         """
@@ -404,7 +404,7 @@ class GroupedOutput(Generic[Group, Summary]):
             remove_local_copies(*map(self.summary_path, some))
 
     def find_missing_groups(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups that still have to be written, and print how many groups are complete."""
+        """Return the groups of output files that still have to be written, and print how many groups are complete."""
         completed = {group for group, _ in self.read_complete_groups(groups)}
         if completed:
             self.reporter.say(f"{format_path(self.folder)}: {len(completed)} of {len(groups)} groups exist already")
@@ -412,7 +412,7 @@ class GroupedOutput(Generic[Group, Summary]):
 
     @contextmanager
     def lock_group(self, group: Group, name: str) -> Iterator[bool]:
-        """Lock a group for the duration of the block, so that no other process writes it.
+        """Lock a group of output files for the duration of the `with` block, so that no other process writes it.
 
         Args:
             group: The group.
@@ -428,7 +428,7 @@ class GroupedOutput(Generic[Group, Summary]):
             yield is_mirrored(self.folder) or self._read_summary(group) is None
 
     def _read_summary(self, group: Group) -> Summary | None:
-        """Read the summary file of a group. Return None if the group is not complete."""
+        """Read the summary file of a group. Return None if files of the group are missing."""
         summary = self.summary.read_if_present(self.summary_path(group))
         return summary if summary is not None and self.is_group_complete(summary) else None
 

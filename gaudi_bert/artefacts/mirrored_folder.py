@@ -60,11 +60,11 @@ class _MirroredFolder(Mirror):
     uploaded_states: dict[Path, _FileState] = field(default_factory=dict)
 
     def object_url(self, path: Path) -> str:
-        """Return the URL of the object that a local path stands for."""
+        """Return the URL of the object that is mirrored at a local path."""
         return "/".join((self.url, *path.relative_to(self.folder).parts))
 
     def has_visible_path(self, path: Path) -> bool:
-        """Return whether neither a file's name nor the name of a folder between it and this folder begins with a dot."""
+        """Return whether a path is visible. It is hidden if any part of it below this folder begins with a dot."""
         return not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
 
     def upload_completed(self, path: Path) -> None:
@@ -125,10 +125,10 @@ def _find_mirrored_folder(path: Path) -> _MirroredFolder | None:
 
 @contextmanager
 def mirror_folder(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
-    """Provide a local folder in which a stage can read and write the files of `path`, for the duration of the block.
+    """Provide a local folder in which a stage can read and write the files of `path`, for the duration of the `with` block.
 
     A local path is provided unchanged. For a URL, the folder is empty at first and mirrors the objects below the URL. Errors
-    that are raised in the block name the URL instead of the local folder.
+    that are raised in the `with` block name the URL instead of the local folder.
 
     Args:
         path: A local folder or the URL of a folder.
@@ -142,8 +142,7 @@ def mirror_folder(path: Path, store: StoreSettings | None = None) -> Iterator[Pa
         return
     objects, url = ObjectStore(store), store_url(path)
     with _create_scratch_folder(objects.settings.scratch) as scratch:
-        # Settings files of folders and of single files have different names, and a path with a suffix is treated as a file.
-        # Therefore the name of this folder must not contain a dot.
+        # The rules for settings files treat a path with a suffix as a single file, so replace the dots in the folder's name.
         folder = scratch / Path(url).name.replace(".", "_")
         folder.mkdir()
         with mount_mirror(folder, _MirroredFolder(folder, url, objects)):
@@ -302,7 +301,7 @@ class _BatchPrefetcher:
 
     @contextmanager
     def provide_batch(self, number: int) -> Iterator[None]:
-        """Make the files of a batch available locally for the duration of the block.
+        """Make the files of a batch available locally for the duration of the `with` block.
 
         Each batch may be requested once. The order should be approximately ascending, because all batches before the
         requested one are downloaded too.
@@ -334,7 +333,7 @@ _PREFIX = "gaudi-bert-scratch-"
 
 @contextmanager
 def _create_scratch_folder(parent: str | None) -> Iterator[Path]:
-    """Create an empty scratch folder, and lock it for the duration of the block.
+    """Create an empty scratch folder, and lock it for the duration of the `with` block.
 
     Args:
         parent: The folder in which it is created, or None for the system's folder of temporary files.
@@ -381,7 +380,7 @@ _WILDCARD = re.compile(r"[*?[]")
 
 @contextmanager
 def mirror_bucket(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
-    """Provide a local path for a URL for the duration of the block.
+    """Provide a local path for a URL for the duration of the `with` block.
 
     The path is in a folder that mirrors the bucket. Files are only downloaded when `fetch_files` is called.
 
@@ -423,7 +422,7 @@ def fetch_matching_files(path: Path) -> None:
 
 @contextmanager
 def open_local_copy(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
-    """Provide a local copy of a file or folder for the duration of the block.
+    """Provide a local copy of a file or folder for the duration of the `with` block.
 
     Args:
         location: A local path, which is used in place, or the URL of an object or a prefix, which is downloaded.
@@ -440,7 +439,7 @@ def open_local_copy(location: str | Path, store: StoreSettings | None = None) ->
 def open_local_copies(
     locations: Sequence[str | Path | None], store: StoreSettings | None = None
 ) -> Iterator[list[Path | None]]:
-    """Provide local copies of several files or folders for the duration of the block.
+    """Provide local copies of several files or folders for the duration of the `with` block.
 
     Args:
         locations: Local paths and URLs. None stands for a file that is not used. Equal URLs have the same local path.
@@ -478,8 +477,8 @@ def file_exists(path: Path, store: StoreSettings | None = None) -> bool:
 
 
 def find_histogram_files(histogram: Path, store: StoreSettings | None = None) -> list[Path]:
-    """Return the paths of the complete histogram file, or of all the parts that several runs have written. The path may be a
-    URL.
+    """Return the path of a histogram file if it exists. Otherwise, return the paths of the parts that several runs have
+    written.
 
     Returns:
         The histogram file if it exists. Otherwise all of its parts, or an empty list if a part is missing.

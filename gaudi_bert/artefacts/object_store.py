@@ -109,7 +109,7 @@ PART_BYTES = 16 << 20
 
 _CREDENTIAL_ERRORS = frozenset(["NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"])
 _NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-# A message about a failing request is printed after this time, and then at most once in this time.
+# A message is printed after a request has failed for this many seconds, and then at most once in this time.
 _SECONDS_UNTIL_MESSAGE = 2.0
 _PERMANENT_ERRNOS = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
 

@@ -34,7 +34,7 @@ Strategy = Annotated[tuple[Length, ...], Field(min_length=1)]
 
 
 class PlanTotals(Artefact):
-    """The metrics of a plan, summed over all groups of input files.
+    """The metrics of a plan over all groups of input files.
 
     Attributes:
         packs: The number of packs.

@@ -29,7 +29,7 @@ from gaudi_bert.common.files import atomic_file, open_file
 
 
 class Shard(Artefact):
-    """A shard, as the manifest of its group lists it.
+    """A shard, which is a file of packs, as the manifest of its group lists it.
 
     Attributes:
         name: The name of the file in the packed folder.
@@ -45,7 +45,7 @@ class Shard(Artefact):
 
 
 class GroupShards(Artefact):
-    """The shards of one group in order, as metadata.json lists them.
+    """The shards of one group, in order, as metadata.json lists them.
 
     Attributes:
         packs: The number of packs of each shard.

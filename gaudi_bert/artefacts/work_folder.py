@@ -212,7 +212,7 @@ class OwnedFiles:
 
 
 def is_owned(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether the name of a file matches one of the patterns of an output's files.
+    """Return whether the name of a file matches one of the patterns of a stage's output files.
 
     If a file belongs to an output, then its lock file and its temporary files do too.
 

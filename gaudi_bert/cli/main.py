@@ -189,11 +189,11 @@ def _run_and_exit(command: Callable[[], int | None]) -> NoReturn:
 
 @contextmanager
 def _interrupt_on_signals() -> Iterator[None]:
-    """Raise a KeyboardInterrupt in the block if the process receives SIGTERM or Ctrl-C. Kubernetes and Slurm send SIGTERM.
+    """Raise a KeyboardInterrupt in the `with` block if the process receives SIGTERM or Ctrl-C.
 
-    Stages that can only stop at certain moments install their own handlers. A signal that this process inherited as ignored,
-    as in background jobs of a shell, stays ignored. A second signal within a second is ignored, because it could interrupt
-    the release of a lock.
+    Kubernetes and Slurm send SIGTERM. Stages that can only stop at certain moments install their own handlers. A signal that
+    this process inherited as ignored, as in background jobs of a shell, stays ignored. A second signal within a second is
+    ignored, because it could interrupt the release of a lock.
     """
     last = -math.inf
 

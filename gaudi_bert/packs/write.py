@@ -76,7 +76,7 @@ class PackingJob(ABC, Generic[Inputs]):
 
     @abstractmethod
     def open_inputs(self) -> AbstractContextManager[Inputs]:
-        """List the input files, and keep them available for the duration of the block.
+        """List the input files, and keep them available for the duration of the `with` block.
 
         Listing the files takes time, and a finished folder does not need them. Therefore this method is only called for an
         unfinished folder, after the folder was prepared under its lock.

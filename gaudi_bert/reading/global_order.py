@@ -43,9 +43,9 @@ from gaudi_bert.common.arrays import IntArray, check_integer, permutation, rando
 
 # The maximum number of sets of streams that take turns.
 MAX_STREAM_SETS = 4
-# The distance of each set's parts of the input from the parts of the first set. The second of four sets is in the middle.
+# The first part of the input that each set of streams reads. With four sets, the second set begins in the middle of them.
 _SET_OFFSETS = (0, 2, 1, 3)
-# Shards are moved at random by at most this fraction (1/8) of a part.
+# Shards are shuffled within a part. Each shard moves by at most 1/8 of the part.
 _MAX_SHIFT_DIVISOR = 8
 
 
@@ -104,7 +104,7 @@ def _assign_shards_to_streams(
 
 # The version of this order, which is stored with every position, because a position means other packs in another order.
 ORDER_VERSION = 4
-# The default size of a window, in packs.
+# The default number of packs in a window, within which the packs of a shard are shuffled.
 WINDOW_PACKS = 4096
 # The number of rounds in a turn, after which the next set of streams is read.
 TURN_ROUNDS = 32

@@ -155,7 +155,7 @@ class StreamReader(Generic[Prepared]):
         self._is_open = np.zeros(len(self._order.sizes), np.bool_)
         self._last_turn = np.full(len(self._order.sizes), -1)
         self._prefetch_at = np.full(len(self._order.sizes), _NEVER)
-        # Whether this process has read from a stream, by the number of the stream in its set.
+        # Record whether this process has read from a stream, by the number of the stream in its set.
         self._is_read = np.zeros(self._order.streams, np.bool_)
         self._epoch, self._turn_and_round, self._first_end = -1, (0, 0), _NEVER
         self._read_ahead_from, self._reads_ahead = 0, False
@@ -344,7 +344,7 @@ class _ShardPreparer(Generic[Prepared]):
         self._waiting = [key for key in self._waiting if key not in self._begun]
 
     def take_prepared_shards(self, keys: Sequence[_EpochAndShard]) -> dict[int, tuple[Prepared, ShardOrder]]:
-        """Return, by shard number, the result of preparing each of the given shards, and its reading order.
+        """Wait until the given shards are prepared. For each shard number, return the result and the reading order.
 
         Shards that no thread has begun to prepare are prepared in this thread, the last ones first.
         """

@@ -261,7 +261,7 @@ def draw_learning_curve(
 
 @contextmanager
 def use_page_style() -> Iterator[None]:
-    """Apply the style of the report to all pictures that are drawn in the block.
+    """Apply the style of the report to all pictures that are drawn in the `with` block.
 
     The text is larger and dark grey, and the background is transparent. Pictures are 8 inches wide. On a telephone, where
     they are 345 pixels wide, their text is 10 pixels high.
