@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.algorithms import resolve_depth, run_algorithm
-from gaudi_bert.packing.exact.bounds import prove_lower_bound
-from gaudi_bert.packing.exact.optimal import FULL_WORK
+from gaudi_bert.packing.bounds import prove_lower_bound
+from gaudi_bert.packing.optimal import FULL_WORK
 from gaudi_bert.packing.histogram import MAX_ROW_LENGTH
 from gaudi_bert.packing.strategies import NNLS_WORK, WorkBudget, count_packs
 from tests.builders.histograms import bimodal, lognormal, perfect_triplets, scattered, uniform
@@ -124,12 +124,12 @@ def run_case(name: str, algorithm: str, depth: str) -> None:
     run_algorithm(np.ones(8, np.int64), algorithm, 3)  # loads what is compiled
     counts = CASES[name].make()
     limit = NNLS_WORK if algorithm == "nnls" else FULL_WORK
-    most, work = resolve_depth(depth if depth == "max" else int(depth), len(counts)), WorkBudget(limit)
+    most, budget = resolve_depth(depth if depth == "max" else int(depth), len(counts)), WorkBudget(limit)
     started = time.process_time()
-    solved = run_algorithm(counts, algorithm, most, work=work)
+    solved = run_algorithm(counts, algorithm, most, budget=budget)
     bound = (solved.certificate or prove_lower_bound(counts, most)).bound
     seconds, packs = time.process_time() - started, count_packs(solved.strategy_counts)
-    used, memory = 100 * (1 - max(work.remaining, 0) / limit), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    used, memory = 100 * (1 - max(budget.remaining, 0) / limit), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{packs:,}\t{bound:,}\t{100 * (packs - bound) / bound:.4f}\t{seconds:.1f}\t{used:.0f}\t{memory:.2f}")
 
 

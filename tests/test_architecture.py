@@ -93,7 +93,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "scipy": (set(), {"tasks/ranking"}),
     "seqeval": (set(), {"tasks/classification"}),
     "sklearn": (set(), {"tasks/classification"}),
-    "highspy": (set(), {"packing/exact/linear_program"}),
+    "highspy": (set(), {"packing/linear_program"}),
     "tokenizers": (set(), {"corpus/vocabulary", "rows/tokenizer", "rows/tokenizer_files"}),
     "tensorflow": ({"engines/tensorflow"}, set()),
     "horovod": (set(), {"engines/tensorflow/engine", "runners/training_processes"}),

@@ -16,8 +16,8 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray, check_integer
 from gaudi_bert.common.errors import ArgumentError, InputError, short_repr, shorten
 from gaudi_bert.packing.certificate import certify_token_or_count_bound
-from gaudi_bert.packing.exact.bounds import prove_lower_bound
-from gaudi_bert.packing.exact.optimal import pack_optimally
+from gaudi_bert.packing.bounds import prove_lower_bound
+from gaudi_bert.packing.optimal import pack_optimally
 from gaudi_bert.packing.heuristics import (
     pack_first_fit,
     pack_greedily,
@@ -146,7 +146,7 @@ def run_algorithm(
     *,
     leftovers: Leftovers = "best-fit",
     seed: int = 0,
-    work: WorkBudget | None = None,
+    budget: WorkBudget | None = None,
     effort: Effort = "bounded",
 ) -> AlgorithmResult:
     """Pack a histogram with the given algorithm, without checking the packing.
@@ -157,7 +157,7 @@ def run_algorithm(
         depth: the most sequences per pack.
         leftovers: how `nnls` packs what its loop leaves over. Other algorithms ignore it.
         seed: the seed of `greedy`. Other algorithms ignore it.
-        work: the budget of operations, or None for the algorithm's default budget.
+        budget: the operation budget, or None for the algorithm's default budget.
         effort: how long `optimal` searches. Other algorithms ignore it.
 
     Returns:
@@ -174,7 +174,7 @@ def run_algorithm(
             "the lengths up"
         )
     pack = ALGORITHMS[algorithm]
-    options: dict[str, Any] = {"leftovers": leftovers, "seed": seed, "work": work, "effort": effort}
+    options: dict[str, Any] = {"leftovers": leftovers, "seed": seed, "budget": budget, "effort": effort}
     result = pack(
         length_counts, depth, **{name: options[name] for name in options.keys() & signature(pack).parameters.keys()}
     )
@@ -192,7 +192,7 @@ def pack_histogram(
     seed: int = 0,
     quick_bound: bool = False,
     effort: Effort = "bounded",
-    work: WorkBudget | None = None,
+    budget: WorkBudget | None = None,
 ) -> Packing:
     """Pack a histogram, check the packing, and prove a lower bound on the number of packs.
 
@@ -207,7 +207,7 @@ def pack_histogram(
         seed: the seed of `greedy`, which is the only randomized algorithm.
         quick_bound: use only the token and count bounds if the algorithm does not prove a bound itself.
         effort: "unlimited" lets `optimal` continue its search even if hardly any packs can be saved.
-        work: a budget of operations, which also counts the operations done; None for the algorithm's default budget.
+        budget: an operation budget, which also counts the operations done; None for the algorithm's default budget.
 
     Returns:
         The checked packing with its certificate.
@@ -217,7 +217,7 @@ def pack_histogram(
         FailedError: the algorithm returned something that is not a packing, which is a defect.
     """
     max_depth = resolve_depth(depth, histogram.max_sequence_length)
-    result = run_algorithm(histogram.counts, algorithm, max_depth, leftovers=leftovers, seed=seed, work=work, effort=effort)
+    result = run_algorithm(histogram.counts, algorithm, max_depth, leftovers=leftovers, seed=seed, budget=budget, effort=effort)
     strategy_counts = sort_strategies(result.strategy_counts)
     masked_depth = max(map(len, strategy_counts), default=1) if depth == "max" else max_depth
     needed, slots = _determine_masked_slots(strategy_counts, histogram, max_predictions, masked_depth, masked_slots)

@@ -6,7 +6,7 @@ linear program. However, any prices prove a bound, so the solver that computed t
 are the lengths themselves, or 1 for every sequence.
 
 `check_certificate` is the complete check. It takes the prices, the histogram and the depth, calculates in integers only, and
-shares no code with the solvers. Better certificates than the simple ones are computed in `exact/bounds.py`.
+shares no code with the solvers. Better certificates than the simple ones are computed in `bounds.py`.
 
 Computing the worth M of the best pack takes L^2 steps. For packs of more than `MAX_EXACT_LENGTH` tokens, M is computed
 exactly only if the prices have few distinct values. Otherwise an upper limit of M is used, which proves a slightly weaker
@@ -26,7 +26,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 MAX_EXACT_LENGTH = 1 << 17
 
 # A check may take at most this many steps, which is about ten seconds. The number of steps is (distinct prices) * (tokens of
-# a pack). `exact/bounds.py` rounds prices so that its certificates need at most half of this.
+# a pack). `bounds.py` rounds prices so that its certificates need at most half of this.
 MAX_STEPS = 2**34
 
 # The ways to fill a pack are enumerated only if (ways) * (distinct prices) is at most this number.

@@ -63,7 +63,7 @@ class LengthEstimate:
 
 
 def estimate_packing(
-    histogram: Histogram, algorithm: str, depth: int | str, lower_bound: int | None, work: WorkBudget | None = None
+    histogram: Histogram, algorithm: str, depth: int | str, lower_bound: int | None, budget: WorkBudget | None = None
 ) -> Estimate:
     """Pack the histogram with one algorithm at one depth, and return the quality metrics and the time.
 
@@ -73,11 +73,11 @@ def estimate_packing(
         depth: the most sequences per pack, or "max".
         lower_bound: a bound already proven for this depth, or None. If the algorithm proves a higher bound, the higher one
             is used.
-        work: a budget of operations shared by several estimates, or None for the algorithm's own budget.
+        budget: an operation budget shared by several estimates, or None for the algorithm's own budget.
     """
     length, max_depth = histogram.max_sequence_length, resolve_depth(depth, histogram.max_sequence_length)
     started = time.perf_counter()
-    slots, result = _run_and_count_slots(histogram, algorithm, max_depth, work)
+    slots, result = _run_and_count_slots(histogram, algorithm, max_depth, budget)
     seconds = time.perf_counter() - started
     packs = -(-slots // length)
     if algorithm == "sort":
@@ -105,7 +105,7 @@ class _SlotUsage(NamedTuple):
     result: AlgorithmResult | None
 
 
-def _run_and_count_slots(histogram: Histogram, algorithm: str, depth: int, work: WorkBudget | None) -> _SlotUsage:
+def _run_and_count_slots(histogram: Histogram, algorithm: str, depth: int, budget: WorkBudget | None) -> _SlotUsage:
     """Run an algorithm on a histogram, and return how many slots its packs or batches have in total."""
     if algorithm == "sort":
         return _SlotUsage(count_tokens_of_sorted_batches(histogram.counts, SORTED_BATCH_SEQUENCES), None)
@@ -113,7 +113,7 @@ def _run_and_count_slots(histogram: Histogram, algorithm: str, depth: int, work:
     if algorithm == "greedy" or algorithm in SEPARATORS:
         packs = count_greedy_packs(histogram.counts, depth, seed=0, separators=SEPARATORS.get(algorithm, 0))
     else:
-        result = run_algorithm(histogram.counts, algorithm, depth, work=work)
+        result = run_algorithm(histogram.counts, algorithm, depth, budget=budget)
         packs = count_packs(result.strategy_counts)
     return _SlotUsage(packs * histogram.max_sequence_length, result)
 

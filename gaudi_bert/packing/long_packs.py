@@ -107,7 +107,7 @@ class AssignedPacks(NamedTuple):
 
 
 def assign_sequences_to_slots(
-    coarse_plan: Mapping[Strategy, int], length_counts: IntArray, bins: int, depth: int, work: WorkBudget
+    coarse_plan: Mapping[Strategy, int], length_counts: IntArray, bins: int, depth: int, budget: WorkBudget
 ) -> AssignedPacks:
     """Assign sequences to the slots of packs that were planned for rounded lengths. Swap sequences between packs until no
     pack is too full.
@@ -117,7 +117,7 @@ def assign_sequences_to_slots(
         length_counts: int64 [L], the number of sequences of length 1 .. L.
         bins: the number of bins that fill a pack.
         depth: the most sequences per pack.
-        work: the budget of operations.
+        budget: the operation budget.
     """
     max_length = len(length_counts)
     spare = max(LEAST_SPARE, int(SPARE_SHARE * sum(coarse_plan.values())))
@@ -140,11 +140,11 @@ def assign_sequences_to_slots(
         excess=np.full(len(first_slot) - 1, -max_length),
         pointer=np.zeros(max_length + 2, dtype=np.int64),
     )
-    work.spend(OPERATIONS_PER_ASSIGNED * len(lengths))
+    budget.spend(OPERATIONS_PER_ASSIGNED * len(lengths))
     _assign_all_slots(
         assignment, slot_bins, np.repeat(np.arange(len(first_slot) - 1), np.diff(first_slot)), max_length / bins
     )
-    _swap_until_packs_fit(assignment, spare, work)
+    _swap_until_packs_fit(assignment, spare, budget)
     removed = _remove_excess_sequences(assignment)
     packs = count_strategies(assignment.lengths[assignment.sequence], assignment.first_slot)
     return AssignedPacks(packs, np.bincount(removed, minlength=max_length + 1)[1:].astype(np.int64))
@@ -198,7 +198,7 @@ def _assign_slot_groups(
             error[pack] += assignment.lengths[sequence] - planned_lengths[slot]
 
 
-def _swap_until_packs_fit(assignment: _SlotAssignment, spare_packs: int, work: WorkBudget) -> None:
+def _swap_until_packs_fit(assignment: _SlotAssignment, spare_packs: int, budget: WorkBudget) -> None:
     """Swap sequences between packs until no pack is too full, or until swaps no longer help.
 
     The first `spare_packs` packs are empty. They are closed at first, and opened one by one if swaps stall.
@@ -208,13 +208,13 @@ def _swap_until_packs_fit(assignment: _SlotAssignment, spare_packs: int, work: W
     opened = stalled = 0
     for _ in range(MOST_ROUNDS):
         over = np.flatnonzero(assignment.excess > 0)
-        if len(over) == 0 or work.is_exhausted:
+        if len(over) == 0 or budget.is_exhausted:
             break
         over = over[np.argsort(-_shortest_lengths_covering_excess(assignment, over), kind="stable")]
         roomy = np.argpartition(assignment.excess, min(ROOMY, len(assignment.excess) - 1))[:ROOMY]
         roomy = roomy[np.argsort(assignment.excess[roomy], kind="stable")]
         tried, fitted = _remove_excess_by_swaps(assignment, over, roomy)
-        work.spend(OPERATIONS_PER_PACK * len(assignment.excess) + OPERATIONS_PER_TRIAL * tried)
+        budget.spend(OPERATIONS_PER_PACK * len(assignment.excess) + OPERATIONS_PER_TRIAL * tried)
         if fitted > FEW_FITTED * tried:
             continue
         stalled += 1
@@ -452,7 +452,7 @@ OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 
 def rematch_pack_halves(
-    strategy_counts: StrategyCounts, max_length: int, depth: int, target_packs: int, work: WorkBudget
+    strategy_counts: StrategyCounts, max_length: int, depth: int, target_packs: int, budget: WorkBudget
 ) -> StrategyCounts:
     """Try to save packs: repeatedly cut all packs in two, and match the halves again so that they need fewer packs.
 
@@ -461,7 +461,7 @@ def rematch_pack_halves(
         max_length: tokens of a pack.
         depth: the most sequences per pack.
         target_packs: the search ends once there are at most this many packs, such as a lower bound.
-        work: the budget of operations.
+        budget: the operation budget.
     """
     half = depth // 2
     if not strategy_counts or half == 0:
@@ -469,11 +469,11 @@ def rematch_pack_halves(
     lengths, starts = flatten_packs(strategy_counts)
     patience = max(LEAST_STALLED, STALLED_SEQUENCES // max(len(lengths), FEWEST_SEQUENCES))
     stalled = rounds = 0
-    while len(starts) - 1 > target_packs and stalled < patience and not work.is_exhausted:
+    while len(starts) - 1 > target_packs and stalled < patience and not budget.is_exhausted:
         before = len(starts)
         words = (random_words(len(lengths), 0, "halves", rounds) >> np.uint64(1)).astype(np.int64)
         lengths, starts = _rematch_halves_once(lengths, starts, words, max_length, half)
-        work.spend(OPERATIONS_PER_SEQUENCE * len(lengths) + OPERATIONS_PER_TOKEN * max_length)
+        budget.spend(OPERATIONS_PER_SEQUENCE * len(lengths) + OPERATIONS_PER_TOKEN * max_length)
         stalled = 0 if len(starts) < before else stalled + 1
         rounds += 1
     return count_strategies(lengths, starts)

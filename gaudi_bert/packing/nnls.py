@@ -234,7 +234,7 @@ def iterative_residual_weights(max_sequence_length: int) -> FloatArray:
 
 
 def pack_by_nnls(
-    length_counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", work: WorkBudget | None = None
+    length_counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", budget: WorkBudget | None = None
 ) -> AlgorithmResult:
     """Pack a histogram by iterative NNLS with padding feedback. Return the packs of LPFHP instead if they are fewer.
 
@@ -245,23 +245,23 @@ def pack_by_nnls(
         length_counts: int64 [L], the number of sequences of length 1 .. L.
         depth: the most sequences per pack.
         leftovers: how the sequences that remain after the rounds are packed.
-        work: the budget of operations for all rounds, or None for `NNLS_WORK`.
+        budget: the operation budget for all rounds, or None for `NNLS_WORK`.
     """
     if np.count_nonzero(length_counts) > MOST_LENGTHS:
         solved: list[AlgorithmResult] = []
 
         def pack(part: IntArray) -> StrategyCounts:
             """Pack the subsample, and store the result for the name of the algorithm used."""
-            solved.append(pack_by_nnls(part, depth, leftovers, work))
+            solved.append(pack_by_nnls(part, depth, leftovers, budget))
             return solved[0].strategy_counts
 
         return AlgorithmResult(pack_by_subsample(length_counts, depth, pack, MOST_LENGTHS), solved[0].algorithm_used)
     if leftovers == "complement":
-        return AlgorithmResult(_pack_iteratively(length_counts, depth, leftovers, work=work), "iterative-nnls-complement")
+        return AlgorithmResult(_pack_iteratively(length_counts, depth, leftovers, budget=budget), "iterative-nnls-complement")
     heuristic = pack_longest_first(length_counts, depth)
     if _is_near_bound(heuristic, length_counts, depth):
         return AlgorithmResult(heuristic, "lpfhp")
-    loop = _pack_iteratively(length_counts, depth, leftovers, packs_to_beat=count_packs(heuristic), work=work)
+    loop = _pack_iteratively(length_counts, depth, leftovers, packs_to_beat=count_packs(heuristic), budget=budget)
     if count_packs(loop) <= count_packs(heuristic):
         return AlgorithmResult(loop, "iterative-nnls")
     return AlgorithmResult(heuristic, "lpfhp")
@@ -272,7 +272,7 @@ def _pack_iteratively(
     depth: int,
     leftovers: Leftovers = "best-fit",
     packs_to_beat: int | None = None,
-    work: WorkBudget | None = None,
+    budget: WorkBudget | None = None,
 ) -> StrategyCounts:
     """Pack a histogram by iterative NNLS. The packs contain every sequence exactly once.
 
@@ -282,14 +282,14 @@ def _pack_iteratively(
         leftovers: how the sequences that remain after the rounds are packed.
         packs_to_beat: with "best-fit", the rounds end once they cannot need fewer packs than this, which the caller
             already has.
-        work: the budget of operations for all rounds, or None for `NNLS_WORK`.
+        budget: the operation budget for all rounds, or None for `NNLS_WORK`.
     """
-    work = WorkBudget(NNLS_WORK) if work is None else work
+    budget = WorkBudget(NNLS_WORK) if budget is None else budget
     if len(length_counts) > MAX_NNLS_LENGTH:
-        return _pack_on_coarse_grid(length_counts, depth, leftovers, work)
+        return _pack_on_coarse_grid(length_counts, depth, leftovers, budget)
     best: StrategyCounts | None = None
     strategy_counts: StrategyCounts = {}
-    for strategy_counts, remaining in _iterate_nnls_rounds(length_counts, depth, work, leftovers):
+    for strategy_counts, remaining in _iterate_nnls_rounds(length_counts, depth, budget, leftovers):
         if leftovers == "best-fit":
             finished = add_by_best_fit(drop_surplus_slots(strategy_counts, length_counts - remaining), remaining, depth)
             if best is not None and count_packs(finished) >= count_packs(best):
@@ -314,15 +314,15 @@ def _is_near_bound(strategy_counts: StrategyCounts, length_counts: IntArray, dep
     return count_packs(strategy_counts) <= bound + bound // NEAR
 
 
-def _pack_on_coarse_grid(length_counts: IntArray, depth: int, leftovers: Leftovers, work: WorkBudget) -> StrategyCounts:
+def _pack_on_coarse_grid(length_counts: IntArray, depth: int, leftovers: Leftovers, budget: WorkBudget) -> StrategyCounts:
     """Pack long packs by iterative NNLS on rounded lengths.
 
     The sequences are assigned to the slots of the rounded plan. Those that do not fit are added by best fit.
     """
     if length_counts.sum() > MAX_ASSIGNED_SEQUENCES:
-        return pack_by_subsample(length_counts, depth, lambda part: _pack_on_coarse_grid(part, depth, leftovers, work))
-    coarse = _pack_iteratively(split_counts_into_bins(length_counts, BINS), depth, leftovers, work=work.take_fraction(0.5))
-    strategy_counts, remaining = assign_sequences_to_slots(coarse, length_counts, BINS, depth, work.take_fraction(0.5))
+        return pack_by_subsample(length_counts, depth, lambda part: _pack_on_coarse_grid(part, depth, leftovers, budget))
+    coarse = _pack_iteratively(split_counts_into_bins(length_counts, BINS), depth, leftovers, budget=budget.take_fraction(0.5))
+    strategy_counts, remaining = assign_sequences_to_slots(coarse, length_counts, BINS, depth, budget.take_fraction(0.5))
     return add_by_best_fit(strategy_counts, remaining, depth)
 
 
@@ -338,7 +338,7 @@ class _Round(NamedTuple):
     uncovered: IntArray
 
 
-def _iterate_nnls_rounds(length_counts: IntArray, depth: int, work: WorkBudget, leftovers: Leftovers) -> Iterator[_Round]:
+def _iterate_nnls_rounds(length_counts: IntArray, depth: int, budget: WorkBudget, leftovers: Leftovers) -> Iterator[_Round]:
     """Solve and round NNLS problems for the uncovered sequences. After each round, yield all packs so far and the sequences
     still uncovered.
     """
@@ -348,20 +348,20 @@ def _iterate_nnls_rounds(length_counts: IntArray, depth: int, work: WorkBudget, 
         depth = limit_depth_by_bound(length_counts, certify_token_or_count_bound(length_counts, depth).bound, depth)
     strategy_counts: StrategyCounts = {}
     remaining = length_counts.copy()
-    allowed = work
+    allowed = budget
     for _ in range(MAX_ROUNDS):
         before = int(remaining.sum())
-        if before == 0 or work.is_exhausted:
+        if before == 0 or budget.is_exhausted:
             break
-        before_spent = work.spent
+        before_spent = budget.spent
         most_rounds = int(ROUNDS_PER_LENGTH * np.count_nonzero(remaining)) + 1 if is_long else None
-        solution = solve_nnls(remaining, weights, depth, max_rounds=most_rounds, work=allowed)
+        solution = solve_nnls(remaining, weights, depth, max_rounds=most_rounds, budget=allowed)
         usage = np.where(solution.usage < 2, np.rint(solution.usage), np.floor(solution.usage)).astype(np.int64)
         packs: StrategyCounts = {}
         for strategy, count in zip(solution.strategies, usage.tolist(), strict=True):
             add_packs(packs, strategy, count)
-        if is_long and allowed is work:
-            allowed = work.take_fraction(LATER_ROUNDS * (work.spent - before_spent) / max(work.remaining, 1.0))
+        if is_long and allowed is budget:
+            allowed = budget.take_fraction(LATER_ROUNDS * (budget.spent - before_spent) / max(budget.remaining, 1.0))
         for strategy, count in packs.items():
             add_packs(strategy_counts, strategy, count)
         remaining = np.maximum(remaining - count_slots(packs, len(length_counts)), 0)

@@ -79,7 +79,7 @@ class _Scratch(NamedTuple):
 
 
 def solve_nnls(
-    target: AnyArray, weights: FloatArray, depth: int, *, max_rounds: int | None = None, work: WorkBudget | None = None
+    target: AnyArray, weights: FloatArray, depth: int, *, max_rounds: int | None = None, budget: WorkBudget | None = None
 ) -> _NnlsSolution:
     """Minimize || weights (A x - target) || over x >= 0, where the columns of A are the strategies of at most `depth`
     lengths that fill a pack exactly.
@@ -89,7 +89,7 @@ def solve_nnls(
         weights: float64 [L], positive.
         depth: the most lengths per strategy; L or more limits nothing.
         max_rounds: the most pricing rounds, or None for no limit.
-        work: the budget of operations, or None for no limit.
+        budget: the operation budget, or None for no limit.
 
     Returns:
         The optimum, or the best solution so far if a limit was reached.
@@ -103,19 +103,19 @@ def solve_nnls(
             f"this algorithm supports packs of at most {MAX_NNLS_LENGTH} tokens, but they have {max_length}; use nnls or "
             "optimal"
         )
-    work = WorkBudget() if work is None else work
+    budget = WorkBudget() if budget is None else budget
     depth = max(1, min(depth, max_length))
     scale = max(float(np.max(target, initial=0)), 1.0)
     counts = np.concatenate(([0.0], np.asarray(target, dtype=np.float64) / scale))
     squared_weights = np.concatenate(([0.0], np.asarray(weights, dtype=np.float64) ** 2))
     state = _allocate_active_set(max_length, depth)
-    chain = plan_max_plus_products(depth - 1, max_length)
+    product_plan = plan_max_plus_products(depth - 1, max_length)
     residual = np.empty(max_length + 1)
     most_rounds = np.iinfo(np.int64).max if max_rounds is None else max_rounds
-    scratch = _allocate_scratch(max_length, len(chain))
-    limits = most_rounds, max(work.remaining, 0.0)
-    size = _run_active_set_method(counts, squared_weights, chain, state, scratch, residual, *limits)
-    work.spend(float(state.operations[0]))
+    scratch = _allocate_scratch(max_length, len(product_plan))
+    limits = most_rounds, max(budget.remaining, 0.0)
+    size = _run_active_set_method(counts, squared_weights, product_plan, state, scratch, residual, *limits)
+    budget.spend(float(state.operations[0]))
     strategies = []
     for lengths, copies, distinct in zip(state.lengths[:size], state.copies[:size], state.distinct[:size], strict=True):
         items = np.repeat(lengths[:distinct], copies[:distinct].astype(np.int64))
@@ -169,7 +169,7 @@ def _allocate_scratch(max_length: int, products: int) -> _Scratch:
 def _run_active_set_method(
     counts: FloatArray,
     squared_weights: FloatArray,
-    chain: IntArray,
+    product_plan: IntArray,
     state: _ActiveSet,
     scratch: _Scratch,
     residual: FloatArray,
@@ -197,13 +197,13 @@ def _run_active_set_method(
         if stalled >= STALLED_ROUNDS or rounds >= max_rounds or state.operations[0] >= max_operations:
             break
         rounds += 1
-        state.operations[0] += OPERATIONS_PER_PRODUCT * chain.shape[0] * top * top
+        state.operations[0] += OPERATIONS_PER_PRODUCT * product_plan.shape[0] * top * top
         for length in range(top + 1):
             prices[length] = squared_weights[length] * residual[length]
-        completion = compiled_fill_max_plus_power_table(chain, scratch.table, scratch.every_length)
+        completion = compiled_fill_max_plus_power_table(product_plan, scratch.table, scratch.every_length)
         for length in range(1, top + 1):
             values[length] = prices[length] + completion[top - length]
-        entered = _append_best_columns(threshold, chain, counts, squared_weights, state, scratch, size)
+        entered = _append_best_columns(threshold, product_plan, counts, squared_weights, state, scratch, size)
         if entered == size:
             break
         size = _remove_infeasible_columns(state, scratch.products, entered)
@@ -213,7 +213,7 @@ def _run_active_set_method(
 @inner_kernel
 def _append_best_columns(
     min_gradient: float,
-    chain: IntArray,
+    product_plan: IntArray,
     counts: FloatArray,
     squared_weights: FloatArray,
     state: _ActiveSet,
@@ -236,7 +236,7 @@ def _append_best_columns(
         if values[anchor] <= min_gradient:
             break
         values[anchor] = MINUS_INFINITY
-        if _write_best_column(anchor, chain, state, scratch, size) and _append_passive_column(
+        if _write_best_column(anchor, product_plan, state, scratch, size) and _append_passive_column(
             counts, squared_weights, state, scratch, size
         ):
             size += 1
@@ -244,14 +244,14 @@ def _append_best_columns(
 
 
 @inlined_kernel
-def _write_best_column(anchor: int, chain: IntArray, state: _ActiveSet, scratch: _Scratch, column: int) -> bool:
+def _write_best_column(anchor: int, product_plan: IntArray, state: _ActiveSet, scratch: _Scratch, column: int) -> bool:
     """Write the best strategy that contains the length `anchor` to column number `column`, and mark its lengths as taken.
 
     Return False, without writing anything, if one of its lengths is already taken.
     """
     items, taken = scratch.items, scratch.taken
     items[0] = anchor
-    size = trace_best_lengths(chain, scratch.table, taken.size - 1 - anchor, items, 1, scratch.pending)
+    size = trace_best_lengths(product_plan, scratch.table, taken.size - 1 - anchor, items, 1, scratch.pending)
     is_free = True
     for index in range(size):
         is_free &= not taken[items[index]]

@@ -271,8 +271,8 @@ def _pack_and_prove(histogram: Histogram, depth: int | str, algorithm: str, seed
     if effort not in get_args(Effort):
         raise ArgumentError(f"effort must be {' or '.join(get_args(Effort))}, but is {short_repr(effort)}")
     try:
-        with _report_progress_if_long(f"packing {histogram.sequences:,} sequences by {algorithm}") as work:
-            return pack_counts(histogram, algorithm, depth, seed=seed, effort=cast(Effort, effort), work=work)
+        with _report_progress_if_long(f"packing {histogram.sequences:,} sequences by {algorithm}") as budget:
+            return pack_counts(histogram, algorithm, depth, seed=seed, effort=cast(Effort, effort), budget=budget)
     except InputError as error:
         raise ArgumentError(str(error)) from None
 
@@ -288,20 +288,20 @@ def _report_progress_if_long(description: str) -> Iterator[WorkBudget]:
     Yields:
         A `WorkBudget` without limit, whose spent operations the progress lines show.
     """
-    work, started, ended = WorkBudget(), time.monotonic(), threading.Event()
+    budget, started, ended = WorkBudget(), time.monotonic(), threading.Event()
 
     def watch() -> None:
         """Write the first progress line after two seconds and then one every ten seconds, until the `with` block ends."""
         pause = SILENT_SECONDS
         while not ended.wait(pause):
-            done = f"{work.spent / 1e9:.1f} billion operations" if work.spent else "heuristics are running"
+            done = f"{budget.spent / 1e9:.1f} billion operations" if budget.spent else "heuristics are running"
             Reporter().say(f"{description}: {format_seconds(time.monotonic() - started)} so far, {done}")
             pause = BETWEEN_LINES_SECONDS
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
     try:
-        yield work
+        yield budget
     finally:
         ended.set()
         watching.join()

@@ -138,16 +138,16 @@ def compute_max_plus_closure(values: Worths, items: IntArray, result: Worths) ->
             update_elementwise_maximum(result[start:stop], values[item], result[start - item : stop - item])
 
 
-def fill_max_plus_power_table(chain: IntArray, table: Worths, lengths: IntArray) -> Worths:
+def fill_max_plus_power_table(product_plan: IntArray, table: Worths, lengths: IntArray) -> Worths:
     """Compute all rows of a table of max-plus powers from the prices in its first row, and return the last row.
 
     Args:
-        chain: the products to compute, from `plan_max_plus_products`.
+        product_plan: the products to compute, from `plan_max_plus_products`.
         table: float64 or int64 [products + 1, s + 1]; table[0, 0] must be 0.
         lengths: int64 [s], the lengths 1 .. s.
     """
-    for product in range(chain.shape[0]):
-        left, right = chain[product, 0], chain[product, 1]
+    for product in range(product_plan.shape[0]):
+        left, right = product_plan[product, 0], product_plan[product, 1]
         result = table[product + 1]
         if left == NOTHING:
             for total in range(result.size):
@@ -157,7 +157,7 @@ def fill_max_plus_power_table(chain: IntArray, table: Worths, lengths: IntArray)
             compute_max_plus_closure(table[0], lengths, result)
         else:
             _multiply_max_plus(table[left], table[right], 1 if left == right else 0, result)
-    last: Worths = table[chain.shape[0]]
+    last: Worths = table[product_plan.shape[0]]
     return last
 
 
@@ -187,10 +187,10 @@ def compute_best_pack_worth(prices: Worths, depth: int) -> int | float:
 
 def _compute_max_plus_power_worth(prices: Worths, depth: int) -> int | float:
     """Return the largest total price of at most `depth` sequences in one pack, in the number type of the prices."""
-    chain = plan_max_plus_products(depth, len(prices))
-    table = np.zeros((len(chain) + 1, len(prices) + 1), dtype=prices.dtype)
+    product_plan = plan_max_plus_products(depth, len(prices))
+    table = np.zeros((len(product_plan) + 1, len(prices) + 1), dtype=prices.dtype)
     table[0, 1:] = prices
-    result: int | float = fill_max_plus_power_table(chain, table, np.arange(1, len(prices) + 1))[-1].item()
+    result: int | float = fill_max_plus_power_table(product_plan, table, np.arange(1, len(prices) + 1))[-1].item()
     return result
 
 
@@ -204,11 +204,11 @@ def _find_best_split(left: Worths, right: Worths, total: int, value: float) -> i
 
 
 @inlined_kernel
-def trace_best_lengths(chain: IntArray, table: Worths, total: int, lengths: IntArray, size: int, pending: IntArray) -> int:
+def trace_best_lengths(product_plan: IntArray, table: Worths, total: int, lengths: IntArray, size: int, pending: IntArray) -> int:
     """Find the items that produced the entry `total` in the last row of the table, and append them to `lengths`.
 
     Args:
-        chain: the products that filled the table.
+        product_plan: the products that filled the table.
         table: the table of max-plus powers.
         total: the entry to trace.
         lengths: the output; items are written from index `size` on.
@@ -226,8 +226,8 @@ def trace_best_lengths(chain: IntArray, table: Worths, total: int, lengths: IntA
         if rest == 0:
             continue
         left = right = row
-        if row > 0 and chain[row - 1, 0] >= 0:
-            left, right = chain[row - 1, 0], chain[row - 1, 1]
+        if row > 0 and product_plan[row - 1, 0] >= 0:
+            left, right = product_plan[row - 1, 0], product_plan[row - 1, 1]
         worth = table[row, rest]
         if row == 0 or (left == row and table[0, rest] >= worth):
             lengths[size] = rest
@@ -283,11 +283,11 @@ def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray 
 class EnumeratedPricer:
     """A pricer that finds the best strategies in a list of all strategies.
 
-    It has the same methods as `exact.pricers.TablePricer`.
+    It has the same methods as `pricers.TablePricer`.
     """
 
-    def __init__(self, lengths: IntArray, max_length: int, copies: IntArray, work: WorkBudget) -> None:
-        self.work = work
+    def __init__(self, lengths: IntArray, max_length: int, copies: IntArray, budget: WorkBudget) -> None:
+        self.budget = budget
         self.lengths = lengths
         self.max_length = max_length
         self._copies = copies
@@ -295,7 +295,7 @@ class EnumeratedPricer:
 
     def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
         """Return for each length the largest total price of a pack that contains it. Both arrays are float64 [rows]."""
-        self.work.spend(2 * self._copies.size)
+        self.budget.spend(2 * self._copies.size)
         self._worth = self._copies @ prices
         worth: FloatArray = np.max(np.where(self._copies > 0, self._worth[:, None], 0.0), axis=0)
         return worth
@@ -309,7 +309,7 @@ class EnumeratedPricer:
             prices: float64 [rows], prices that decide which of the strategies are returned.
             min_worth: only strategies that are worth more than this at `prices` are returned.
         """
-        self.work.spend(2 * self._copies.size)
+        self.budget.spend(2 * self._copies.size)
         best = np.argmax(np.where(self._copies[:, rows] > 0, self._worth[:, None], -1.0), axis=0)
         chosen = self._copies[np.unique(best)]
         return [tuple(np.repeat(self.lengths, row).tolist()) for row in chosen[chosen @ prices > min_worth]]

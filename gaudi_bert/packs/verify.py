@@ -375,7 +375,7 @@ def prove_group_lower_bound(folder: PackedFolder[Any, Any], counts: Sequence[int
     simple = certify_token_or_count_bound(np.array(counts, np.int64), depth).bound
     if (packs - simple) * len(folder.group_numbers) <= folder.metadata.gap:
         return simple
-    from gaudi_bert.packing.exact.bounds import prove_lower_bound  # this import is slow, and rarely needed here
+    from gaudi_bert.packing.bounds import prove_lower_bound  # this import is slow, and rarely needed here
 
     return max(simple, prove_lower_bound(np.array(counts, np.int64), depth).bound)
 
@@ -403,7 +403,7 @@ def check_lower_bound(
         return
     # These solvers are slow to import and rarely needed, so import them only here.
     from gaudi_bert.packing.algorithms import pack_histogram
-    from gaudi_bert.packing.exact.bounds import prove_lower_bound
+    from gaudi_bert.packing.bounds import prove_lower_bound
     from gaudi_bert.packing.histogram import Histogram
 
     proven = sum(prove_lower_bound(counts, depth).bound for counts in counts_by_group())

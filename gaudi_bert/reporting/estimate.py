@@ -37,7 +37,7 @@ from gaudi_bert.packing.estimate import (
     estimate_longer_packs,
     estimate_packing,
 )
-from gaudi_bert.packing.exact.bounds import prove_lower_bound
+from gaudi_bert.packing.bounds import prove_lower_bound
 from gaudi_bert.packing.histogram import MAX_ROW_LENGTH, Histogram, count_lengths, resize_histogram
 from gaudi_bert.packing.strategies import shared_estimate_budget
 from gaudi_bert.packs.plan import build_histogram
@@ -171,11 +171,11 @@ def _estimate_packings(
     jobs = [(name, depth) for name in algorithms for depth in ([FIXED_DEPTHS[name]] if name in FIXED_DEPTHS else depths)]
     limits = sorted({to_number(depth) for _, depth in jobs})
     rows: list[Estimate] = []
-    work = shared_estimate_budget(histogram.max_sequence_length)
+    budget = shared_estimate_budget(histogram.max_sequence_length)
     with reporter.task("estimate", len(limits) + len(jobs), "packings") as task:
         bounds = {}
         for limit in limits:
-            share = work and work.take_fraction(1 / (len(limits) + len(jobs)))
+            share = budget and budget.take_fraction(1 / (len(limits) + len(jobs)))
             bounds[limit] = prove_lower_bound(histogram.counts, limit, share).bound
             task.advance()
         tiny = Histogram(16, np.arange(1, 17))
@@ -184,8 +184,8 @@ def _estimate_packings(
         for index, (name, depth) in enumerate(jobs):
             # Give each packing an equal fraction of the remaining budget, so that later packings can use what earlier
             # packings did not need.
-            share = work and work.take_fraction(1 / (len(jobs) - index))
-            rows.append(estimate_packing(histogram, name, depth, bounds[to_number(depth)], work=share))
+            share = budget and budget.take_fraction(1 / (len(jobs) - index))
+            rows.append(estimate_packing(histogram, name, depth, bounds[to_number(depth)], budget=share))
             bounds[to_number(depth)] = max(bounds[to_number(depth)], rows[-1].lower_bound or 0)
             task.advance()
     # A bound for a depth holds for all algorithms, so every estimate gets the best bound that was found for its depth.

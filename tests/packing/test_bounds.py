@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gaudi_bert.packing.certificate import check_certificate
-from gaudi_bert.packing.exact.bounds import prove_lower_bound
+from gaudi_bert.packing.bounds import prove_lower_bound
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.nnls import _pack_iteratively
@@ -35,5 +35,5 @@ def test_a_bound_is_a_bound_however_little_was_done(operations: float) -> None:
     assert certificate.bound <= check_certificate(certificate, counts) <= count_packs(pack_longest_first(counts, 4))
     for leftovers in ("best-fit", "complement"):  # a loop that is cut off ends with a packing too
         check_packing(
-            _pack_iteratively(counts, 4, leftovers, work=WorkBudget(operations)), Histogram(len(counts), counts), 4
+            _pack_iteratively(counts, 4, leftovers, budget=WorkBudget(operations)), Histogram(len(counts), counts), 4
         )

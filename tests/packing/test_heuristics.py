@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.arrays import permutation
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.packing.exact.optimal import pack_optimally
+from gaudi_bert.packing.optimal import pack_optimally
 from gaudi_bert.packing.heuristics import (
     count_greedy_packs,
     count_tokens_of_sorted_batches,

@@ -99,12 +99,12 @@ def test_best_fit_uses_room_first() -> None:
 
 def test_long_packs_as_few_as_the_tokens_need_take_no_least_squares() -> None:
     counts = lognormal(1283, 300_000)
-    work = WorkBudget(1e9)
-    solved = pack_by_nnls(counts, 1283, work=work)
+    budget = WorkBudget(1e9)
+    solved = pack_by_nnls(counts, 1283, budget=budget)
     assert solved.algorithm_used == "lpfhp"
     least = Histogram(1283, counts).token_bound
     assert count_packs(solved.strategy_counts) <= least * 1.0001
-    assert work.remaining == 1e9
+    assert budget.remaining == 1e9
 
 
 def test_the_least_squares_of_long_packs_cost_no_more_at_any_depth_than_a_little_above_the_mean() -> None:
@@ -112,7 +112,7 @@ def test_the_least_squares_of_long_packs_cost_no_more_at_any_depth_than_a_little
     mean = counts.sum() / Histogram(1283, counts).token_bound
     assert 6 < mean < 7
     shallow, deep = WorkBudget(25e9), WorkBudget(25e9)
-    _pack_iteratively(counts, 8, work=shallow)
-    strategy_counts = _pack_iteratively(counts, 1283, work=deep)
+    _pack_iteratively(counts, 8, budget=shallow)
+    strategy_counts = _pack_iteratively(counts, 1283, budget=deep)
     check_packing(strategy_counts, Histogram(1283, counts), 1283)
     assert 0 < 25e9 - deep.remaining <= 25e9 - shallow.remaining

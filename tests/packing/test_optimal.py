@@ -13,8 +13,8 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing import certificate
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import check_certificate
-from gaudi_bert.packing.exact.bounds import prove_lower_bound
-from gaudi_bert.packing.exact.optimal import NEAR_WORK, _pack_by_linear_programs, pack_optimally
+from gaudi_bert.packing.bounds import prove_lower_bound
+from gaudi_bert.packing.optimal import NEAR_WORK, _pack_by_linear_programs, pack_optimally
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.nnls import pack_by_nnls
@@ -96,15 +96,15 @@ ALLOWED = [0.0, 1e5, 3e6, 1e9]
 @pytest.mark.parametrize("depth", [3, 600])
 def test_optimal_stops_with_a_packing_and_its_bound(operations: float, depth: int) -> None:
     counts = perfect_triplets(600, 60)
-    optimum = proven(_pack_by_linear_programs(counts, depth, work=WorkBudget(operations)), counts, depth)
+    optimum = proven(_pack_by_linear_programs(counts, depth, budget=WorkBudget(operations)), counts, depth)
     assert optimum.certificate.bound == 20
     assert count_packs(optimum.strategy_counts) <= count_packs(pack_longest_first(counts, depth))
 
 
 def effort_of(counts: np.ndarray, depth: int, effort: Any = "bounded") -> tuple[Any, float]:
     """The plan, and the operations that were counted."""
-    work = WorkBudget()
-    return proven(pack_optimally(counts, depth, work, effort), counts, depth), work.spent
+    budget = WorkBudget()
+    return proven(pack_optimally(counts, depth, budget, effort), counts, depth), budget.spent
 
 
 CLOSE = {
@@ -135,7 +135,7 @@ def test_effort_without_a_limit_goes_on() -> None:
 
 
 def test_very_many_sequences_make_no_more_strategies() -> None:
-    few, many = (_pack_by_linear_programs(lognormal(3000, 10**6) * factor, 4, work=WorkBudget(1e9)) for factor in (1, 10**5))
+    few, many = (_pack_by_linear_programs(lognormal(3000, 10**6) * factor, 4, budget=WorkBudget(1e9)) for factor in (1, 10**5))
     assert len(many.strategy_counts) < 3 * len(few.strategy_counts)
     assert many.gap <= 0.01 * many.certificate.bound
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.packing.exact.pricers import BoundedPricer, max_sequences_per_pack
+from gaudi_bert.packing.pricers import BoundedPricer, max_sequences_per_pack
 from gaudi_bert.packing.strategies import WorkBudget
 from tests.builders.agree import agree
 from tests.builders.properties import examples

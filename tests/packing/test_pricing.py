@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.packing.exact.pricers import TablePricer
+from gaudi_bert.packing.pricers import TablePricer
 from gaudi_bert.packing.pricing import (
     EnumeratedPricer,
     compute_best_pack_worth,
@@ -42,10 +42,10 @@ def test_a_list_prices_as_the_tables_do(lengths: set[int], depth: int, seed: int
 @examples(60)
 def test_completions_and_their_items(max_total: int, max_items: int, seed: int) -> None:
     prices = np.concatenate(([0.0], np.random.default_rng(seed).integers(-5, 20, max_total).astype(float)))
-    chain = plan_max_plus_products(max_items, max_total)
-    table = np.zeros((len(chain) + 1, max_total + 1))
+    product_plan = plan_max_plus_products(max_items, max_total)
+    table = np.zeros((len(product_plan) + 1, max_total + 1))
     table[0] = prices
-    completion = fill_max_plus_power_table(chain, table, np.arange(1, max_total + 1))
+    completion = fill_max_plus_power_table(product_plan, table, np.arange(1, max_total + 1))
     best = dict.fromkeys(range(1, max_total + 1), -1e300) | {0: 0.0}
     if max_items:
         for total in range(1, max_total + 1):
@@ -56,7 +56,7 @@ def test_completions_and_their_items(max_total: int, max_items: int, seed: int) 
         if best[total] > -1e299:
             items = np.zeros(max_total + 2, dtype=np.int64)
             found = trace_best_lengths(
-                chain, table, total, items, 0, np.zeros(2 * (max_total + len(chain) + 5), dtype=np.int64)
+                product_plan, table, total, items, 0, np.zeros(2 * (max_total + len(product_plan) + 5), dtype=np.int64)
             )
             assert found <= max_items
             assert items[:found].sum() == total

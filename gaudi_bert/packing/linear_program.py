@@ -26,7 +26,7 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, Int32Array, IntArray
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.certificate import MAX_EXACT_LENGTH
-from gaudi_bert.packing.exact.pricers import BoundedPricer, TablePricer
+from gaudi_bert.packing.pricers import BoundedPricer, TablePricer
 from gaudi_bert.packing.heuristics import OpenPacks, pack_longest_first
 from gaudi_bert.packing.long_packs import MANY_LENGTHS
 from gaudi_bert.packing.pricing import LONGEST_TABLE, EnumeratedPricer, list_strategies
@@ -74,16 +74,16 @@ class _MasterProgram:
     Args:
         lengths: int64 [rows], the lengths that occur, ascending.
         demand: float64 [rows], the number of sequences of each length.
-        work: the budget of operations.
+        budget: the operation budget.
 
     Attributes:
         strategies: the known strategies.
         iterations: simplex iterations so far, which are the same on every machine.
     """
 
-    def __init__(self, lengths: IntArray, demand: FloatArray, work: WorkBudget) -> None:
+    def __init__(self, lengths: IntArray, demand: FloatArray, budget: WorkBudget) -> None:
         self.lengths = lengths
-        self.work = work
+        self.budget = budget
         self.strategies: list[Strategy] = []
         self.iterations = 0
         self._columns_at_first: int | None = None
@@ -178,16 +178,16 @@ class _MasterProgram:
             self._columns_at_first = len(self.strategies)
         per_iteration = OPERATIONS_PER_ITERATION * size
         per_iteration += OPERATIONS_PER_ADDED_COLUMN * (len(self.strategies) - self._columns_at_first)
-        affordable = (self.work.remaining - OPERATIONS_PER_SOLVE * size) / per_iteration
+        affordable = (self.budget.remaining - OPERATIONS_PER_SOLVE * size) / per_iteration
         self._solver.setOptionValue("simplex_strategy", 1 if use_dual_simplex else 4)
         self._solver.setOptionValue("simplex_iteration_limit", int(min(max(affordable, 0), MOST_ITERATIONS)))
         self._solver.run()
         status, information = self._solver.getModelStatus(), self._solver.getInfo()
         iterations = max(information.simplex_iteration_count, 0)
         self.iterations += iterations
-        self.work.spend(per_iteration * iterations + OPERATIONS_PER_SOLVE * size)
+        self.budget.spend(per_iteration * iterations + OPERATIONS_PER_SOLVE * size)
         if status == self._highs.HighsModelStatus.kIterationLimit:
-            self.work.spend(max(self.work.remaining, 0.0))
+            self.budget.spend(max(self.budget.remaining, 0.0))
             if information.primal_solution_status != self._highs.SolutionStatus.kSolutionStatusFeasible:
                 return float("inf")
         elif status != self._highs.HighsModelStatus.kOptimal:
@@ -286,7 +286,7 @@ def run_column_generation(
             or bound > target_objective > 0.0
             or Relaxation(objective, bound, centre).is_gap_closed
             or master.iterations > last
-            or master.work.is_exhausted
+            or master.budget.is_exhausted
         ):
             break
         prices = master.dual_prices()
@@ -300,7 +300,7 @@ def run_column_generation(
                 bound, centre = float(trial @ demand) / best, trial / best
             if new:
                 break
-            if master.work.is_exhausted:
+            if master.budget.is_exhausted:
                 break
         if not master.add_strategies(new):
             break
@@ -313,23 +313,23 @@ class LinearProgram:
     Args:
         counts: int64 [L], the number of sequences of length 1 .. L; at least one sequence.
         depth: the most sequences per pack.
-        work: the budget of operations, or None for no limit.
+        budget: the operation budget, or None for no limit.
     """
 
-    def __init__(self, length_counts: IntArray, depth: int, work: WorkBudget | None = None) -> None:
-        self.work = WorkBudget() if work is None else work
+    def __init__(self, length_counts: IntArray, depth: int, budget: WorkBudget | None = None) -> None:
+        self.budget = WorkBudget() if budget is None else budget
         self.counts = length_counts
         self.max_length = len(length_counts)
         self.depth = depth
         self.lengths = np.flatnonzero(length_counts) + 1
         self.deepest = self.max_length // int(self.lengths[0])
         self.demand = length_counts[self.lengths - 1]
-        self.master = _MasterProgram(self.lengths, self.demand.astype(np.float64), self.work)
+        self.master = _MasterProgram(self.lengths, self.demand.astype(np.float64), self.budget)
         copies = list_strategies(self.lengths, self.max_length, depth) if self.max_length > LONGEST_TABLE else None
         self.pricer: Pricer = (
-            TablePricer(self.lengths, self.max_length, depth, self.work)
+            TablePricer(self.lengths, self.max_length, depth, self.budget)
             if copies is None
-            else EnumeratedPricer(self.lengths, self.max_length, copies, self.work)
+            else EnumeratedPricer(self.lengths, self.max_length, copies, self.budget)
         )
         self.relaxation: Relaxation | None = None
         self._row_below = np.searchsorted(self.lengths, np.arange(self.max_length + 1), side="right") - 1
@@ -352,20 +352,20 @@ class LinearProgram:
         return int(np.ceil(self.relaxation.objective - self.relaxation.rounding_tolerance))
 
     @classmethod
-    def from_heuristic(cls, length_counts: IntArray, depth: int, work: WorkBudget | None = None) -> LinearProgram:
+    def from_heuristic(cls, length_counts: IntArray, depth: int, budget: WorkBudget | None = None) -> LinearProgram:
         """Create a linear program that starts with the strategies of LPFHP at this depth."""
-        linear_program = cls(length_counts, depth, work)
+        linear_program = cls(length_counts, depth, budget)
         linear_program.add_strategies(pack_longest_first(length_counts, depth, OpenPacks(depth, np.inf)))
         return linear_program
 
     @classmethod
-    def with_bounded_copies(cls, unbounded_program: LinearProgram, work: WorkBudget) -> LinearProgram:
+    def with_bounded_copies(cls, unbounded_program: LinearProgram, budget: WorkBudget) -> LinearProgram:
         """Create a linear program of the same sequences, where a strategy contains a length at most as often as there are
         sequences of it.
         """
-        linear_program = cls(unbounded_program.counts, unbounded_program.depth, work)
+        linear_program = cls(unbounded_program.counts, unbounded_program.depth, budget)
         linear_program.pricer = BoundedPricer(
-            unbounded_program.lengths, unbounded_program.max_length, unbounded_program.depth, unbounded_program.demand, work
+            unbounded_program.lengths, unbounded_program.max_length, unbounded_program.depth, unbounded_program.demand, budget
         )
         available = dict(zip(unbounded_program.lengths.tolist(), unbounded_program.demand.tolist(), strict=True))
         linear_program.add_strategies(
@@ -388,7 +388,7 @@ class LinearProgram:
 
     def replace_budget(self, budget: WorkBudget) -> None:
         """Use another operation budget from now on."""
-        self.work = self.master.work = self.pricer.work = budget
+        self.budget = self.master.budget = self.pricer.budget = budget
 
     def add_strategies(self, strategies: Iterable[Strategy]) -> None:
         """Add strategies to the program. A length that does not occur in the histogram is replaced by the next shorter

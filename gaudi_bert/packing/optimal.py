@@ -21,10 +21,10 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.certificate import Certificate, certify_threshold_bound, certify_token_or_count_bound
-from gaudi_bert.packing.exact.bounds import certify_linear_program, certify_prices
-from gaudi_bert.packing.exact.linear_program import MOST_CLOSED, LinearProgram, needs_coarse_grid
-from gaudi_bert.packing.exact.pricers import can_use_bounded_pricer, max_sequences_per_pack
-from gaudi_bert.packing.exact.whole_packs import WHOLE, DiveSettings, dive_to_whole_packs
+from gaudi_bert.packing.bounds import certify_linear_program, certify_prices
+from gaudi_bert.packing.linear_program import MOST_CLOSED, LinearProgram, needs_coarse_grid
+from gaudi_bert.packing.pricers import can_use_bounded_pricer, max_sequences_per_pack
+from gaudi_bert.packing.whole_packs import WHOLE, DiveSettings, dive_to_whole_packs
 from gaudi_bert.packing.heuristics import add_by_best_fit, pack_longest_first
 from gaudi_bert.packing.long_packs import (
     FEW_LENGTHS,
@@ -110,7 +110,7 @@ class _Incumbent:
 
 
 def pack_optimally(
-    length_counts: IntArray, depth: int, work: WorkBudget | None = None, effort: Effort = "bounded"
+    length_counts: IntArray, depth: int, budget: WorkBudget | None = None, effort: Effort = "bounded"
 ) -> AlgorithmResult:
     """Pack a histogram in as few packs as possible, and prove a lower bound on the number of packs.
 
@@ -120,14 +120,14 @@ def pack_optimally(
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
         depth: the most sequences per pack.
-        work: the budget of operations, or None for a budget that depends on what can be saved.
+        budget: the operation budget, or None for a budget that depends on what can be saved.
         effort: "unlimited" continues until nothing helps.
     """
     lengths = np.flatnonzero(length_counts) + 1
     deepest = max_sequences_per_pack(lengths, length_counts[lengths - 1], len(length_counts))
-    work = WorkBudget() if work is None else work
-    first = _pack_heuristically(length_counts, depth if depth < deepest else len(length_counts), work)
-    allowed = work.take_at_most(_count_allowed_operations(first, length_counts, depth, effort))
+    budget = WorkBudget() if budget is None else budget
+    first = _pack_heuristically(length_counts, depth if depth < deepest else len(length_counts), budget)
+    allowed = budget.take_at_most(_count_allowed_operations(first, length_counts, depth, effort))
     before = allowed.spent
     incumbent = _search_fewer_packs(first, length_counts, depth if depth < deepest else len(length_counts), allowed, effort)
     smaller = min(depth, deepest)
@@ -146,7 +146,7 @@ def pack_optimally(
     return AlgorithmResult(incumbent.strategy_counts, "optimal", incumbent.certificate)
 
 
-def _pack_heuristically(length_counts: IntArray, depth: int, work: WorkBudget) -> _Incumbent:
+def _pack_heuristically(length_counts: IntArray, depth: int, budget: WorkBudget) -> _Incumbent:
     """Pack a histogram by LPFHP, and return the packing with the best lower bound that can be computed without a linear
     program.
 
@@ -156,7 +156,7 @@ def _pack_heuristically(length_counts: IntArray, depth: int, work: WorkBudget) -
         strategy_counts = pack_by_subsample(length_counts, depth, lambda part: pack_longest_first(part, depth), MOST_LENGTHS)
     else:
         strategy_counts = sort_strategies(pack_longest_first(length_counts, depth))
-    work.spend_on_heuristic(strategy_counts)
+    budget.spend_on_heuristic(strategy_counts)
     incumbent = _add_threshold_bound(
         _Incumbent(strategy_counts, certify_token_or_count_bound(length_counts, depth)), length_counts, depth
     )
@@ -165,7 +165,7 @@ def _pack_heuristically(length_counts: IntArray, depth: int, work: WorkBudget) -
     ):
         return incumbent
     share = MATCHING_SHARE if np.count_nonzero(length_counts) > FEW_LENGTHS else QUICK_MATCHING_SHARE
-    return _rematch_pack_halves(incumbent, len(length_counts), depth, work.take_at_most(share * NEAR_WORK))
+    return _rematch_pack_halves(incumbent, len(length_counts), depth, budget.take_at_most(share * NEAR_WORK))
 
 
 def _is_gap_negligible(incumbent: _Incumbent, length_counts: IntArray, depth: int) -> bool:
@@ -192,34 +192,34 @@ def _count_allowed_operations(incumbent: _Incumbent, length_counts: IntArray, de
 
 
 def _search_fewer_packs(
-    initial: _Incumbent, length_counts: IntArray, depth: int, work: WorkBudget, effort: Effort
+    initial: _Incumbent, length_counts: IntArray, depth: int, budget: WorkBudget, effort: Effort
 ) -> _Incumbent:
     """Search for a packing with fewer packs by linear programs, by `nnls` if the gap is still large, and by rematching
     halves of packs.
     """
-    if initial.gap == 0 or work.is_exhausted:
+    if initial.gap == 0 or budget.is_exhausted:
         return initial
     near_work = np.inf if effort == "unlimited" else NEAR_WORK
     incumbent = _pack_by_linear_programs(
-        length_counts, depth, work.take_fraction(SEARCH_SHARE), initial, max_operations_near_bound=near_work
+        length_counts, depth, budget.take_fraction(SEARCH_SHARE), initial, max_operations_near_bound=near_work
     )
     bound = incumbent.certificate.bound
     if incumbent.gap > max(1, bound // FAR):
         incumbent = _update_incumbent(
-            incumbent, pack_by_nnls(length_counts, depth, work=work).strategy_counts, incumbent.certificate
+            incumbent, pack_by_nnls(length_counts, depth, budget=budget).strategy_counts, incumbent.certificate
         )
-    return _rematch_pack_halves(incumbent, len(length_counts), depth, work)
+    return _rematch_pack_halves(incumbent, len(length_counts), depth, budget)
 
 
-def _rematch_pack_halves(incumbent: _Incumbent, max_length: int, depth: int, work: WorkBudget) -> _Incumbent:
+def _rematch_pack_halves(incumbent: _Incumbent, max_length: int, depth: int, budget: WorkBudget) -> _Incumbent:
     """Try to save packs by cutting packs in two and matching the halves again. Return `incumbent` if no pack is saved.
 
     With more than `MATCHED` sequences, only part of the packs is matched.
     """
-    if incumbent.gap == 0 or work.is_exhausted:
+    if incumbent.gap == 0 or budget.is_exhausted:
         return incumbent
     part = select_packs_with_room(incumbent.strategy_counts, max_length, MATCHED)
-    matched = rematch_pack_halves(part, max_length, depth, count_packs(part) - incumbent.gap, work)
+    matched = rematch_pack_halves(part, max_length, depth, count_packs(part) - incumbent.gap, budget)
     if count_packs(matched) == count_packs(part):
         return incumbent
     strategy_counts = dict(incumbent.strategy_counts)
@@ -235,7 +235,7 @@ def _rematch_pack_halves(incumbent: _Incumbent, max_length: int, depth: int, wor
 def _pack_by_linear_programs(
     length_counts: IntArray,
     depth: int,
-    work: WorkBudget | None = None,
+    budget: WorkBudget | None = None,
     initial: _Incumbent | None = None,
     *,
     max_operations_near_bound: float = np.inf,
@@ -247,15 +247,15 @@ def _pack_by_linear_programs(
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
         depth: the most sequences per pack.
-        work: the budget of operations, or None for `FULL_WORK`.
+        budget: the operation budget, or None for `FULL_WORK`.
         initial: a packing to start from, or None for LPFHP.
         max_operations_near_bound: the budget of operations once the packing is near its bound.
         stop_early: stop early, as is sufficient on a coarse grid.
     """
-    work = WorkBudget(FULL_WORK) if work is None else work
+    budget = WorkBudget(FULL_WORK) if budget is None else budget
     if np.count_nonzero(length_counts) > MOST_LENGTHS:
         planned = _add_threshold_bound(
-            _pack_subsample_with_bound(length_counts, depth, MOST_LENGTHS, work), length_counts, depth
+            _pack_subsample_with_bound(length_counts, depth, MOST_LENGTHS, budget), length_counts, depth
         )
         return planned if initial is None else _update_incumbent(initial, planned.strategy_counts, planned.certificate)
     incumbent = initial
@@ -263,7 +263,7 @@ def _pack_by_linear_programs(
         incumbent = _Incumbent(
             sort_strategies(pack_longest_first(length_counts, depth)), certify_token_or_count_bound(length_counts, depth)
         )
-        work.spend_on_heuristic(incumbent.strategy_counts)
+        budget.spend_on_heuristic(incumbent.strategy_counts)
     if incumbent.gap == 0:
         return incumbent
     lengths, can_be_assigned = np.count_nonzero(length_counts), length_counts.sum() <= MAX_ASSIGNED_SEQUENCES
@@ -272,24 +272,24 @@ def _pack_by_linear_programs(
     if must_be_coarse or len(length_counts) > MAX_NNLS_LENGTH:
         incumbent = _add_threshold_bound(incumbent, length_counts, depth)
     if must_be_coarse and not can_be_assigned:
-        planned = _pack_subsample_with_bound(length_counts, depth, THINNED, work)
+        planned = _pack_subsample_with_bound(length_counts, depth, THINNED, budget)
         return _update_incumbent(incumbent, planned.strategy_counts, planned.certificate)
     if must_be_coarse or (len(length_counts) > MAX_NNLS_LENGTH and lengths > FEW_LENGTHS and can_be_assigned):
-        incumbent = _pack_on_coarse_grids(length_counts, depth, incumbent, work.take_fraction(0.8))
+        incumbent = _pack_on_coarse_grids(length_counts, depth, incumbent, budget.take_fraction(0.8))
         if incumbent.gap == 0 or (must_be_coarse and (is_limited or lengths * len(length_counts) > MOST_CLOSED)):
             return incumbent
-        work = work.take_fraction(LAST_PACK_SHARE) if _is_near_bound(incumbent) else work
+        budget = budget.take_fraction(LAST_PACK_SHARE) if _is_near_bound(incumbent) else budget
     linear_program = LinearProgram.from_heuristic(
-        length_counts, len(length_counts), work.take_fraction(0.4 if is_limited else 0.7)
+        length_counts, len(length_counts), budget.take_fraction(0.4 if is_limited else 0.7)
     )
     linear_program.solve()
-    incumbent = _update_incumbent(incumbent, None, certify_linear_program(linear_program, depth, work))
+    incumbent = _update_incumbent(incumbent, None, certify_linear_program(linear_program, depth, budget))
     if is_limited and incumbent.gap:
         linear_program = _solve_depth_limited_program(
-            length_counts, depth, linear_program, stop_early, work.take_fraction(0.6)
+            length_counts, depth, linear_program, stop_early, budget.take_fraction(0.6)
         )
-        incumbent = _update_incumbent(incumbent, None, certify_linear_program(linear_program, depth, work))
-    linear_program.replace_budget(work)
+        incumbent = _update_incumbent(incumbent, None, certify_linear_program(linear_program, depth, budget))
+    linear_program.replace_budget(budget)
     incumbent = _add_threshold_bound(incumbent, length_counts, depth)
     incumbent, is_hopeless = _improve_by_dives(
         linear_program, incumbent, _QUICK_DIVES if stop_early else _DIVES, max_operations_near_bound
@@ -301,7 +301,7 @@ def _pack_by_linear_programs(
         and length_counts.sum() <= FEW_SEQUENCES  # with so few, the number of sequences of each length matters
         and can_use_bounded_pricer(linear_program.lengths, len(length_counts), depth, linear_program.demand)
     ):
-        bounded = LinearProgram.with_bounded_copies(linear_program, linear_program.work)
+        bounded = LinearProgram.with_bounded_copies(linear_program, linear_program.budget)
         if np.ceil(bounded.solve().bound - WHOLE) < count_packs(incumbent.strategy_counts):
             incumbent, _ = _improve_by_dives(bounded, incumbent, _BOUNDED_DIVES, max_operations_near_bound)
     return incumbent
@@ -329,10 +329,10 @@ def _improve_by_dives(
     is_limited = False
     for number, settings in enumerate(dive_settings):
         if _is_near_bound(incumbent) and not is_limited:
-            linear_program.replace_budget(linear_program.work.take_at_most(max_operations_near_bound))
+            linear_program.replace_budget(linear_program.budget.take_at_most(max_operations_near_bound))
             is_limited = True
         least, packs = max(least, incumbent.certificate.bound), count_packs(incumbent.strategy_counts)
-        if least >= packs or (linear_program.work.is_exhausted and number > 0):
+        if least >= packs or (linear_program.budget.is_exhausted and number > 0):
             break
         target = least if number % 2 == 0 else packs - 1
         packs_of_dive, waiting, is_hopeless = dive_to_whole_packs(linear_program, target, settings)
@@ -341,7 +341,7 @@ def _improve_by_dives(
         strategy_counts = add_by_best_fit(
             fill_planned_slots(packs_of_dive, linear_program.counts - unpacked), unpacked, linear_program.depth
         )
-        linear_program.work.spend_on_heuristic(strategy_counts)
+        linear_program.budget.spend_on_heuristic(strategy_counts)
         incumbent = _update_incumbent(incumbent, strategy_counts, incumbent.certificate)
         if is_hopeless:
             least = target + 1
@@ -366,7 +366,7 @@ def _max_gap_near_bound(bound: int) -> int:
     return max(1, bound // NEAR)
 
 
-def _pack_on_coarse_grids(length_counts: IntArray, depth: int, incumbent: _Incumbent, work: WorkBudget) -> _Incumbent:
+def _pack_on_coarse_grids(length_counts: IntArray, depth: int, incumbent: _Incumbent, budget: WorkBudget) -> _Incumbent:
     """Search for fewer packs on coarse grids of lengths, and return the best packing and bound.
 
     For each grid, pack the rounded lengths, assign the sequences to the slots of this plan, and swap sequences until no pack
@@ -376,30 +376,30 @@ def _pack_on_coarse_grids(length_counts: IntArray, depth: int, incumbent: _Incum
     mean = float(length_counts @ np.arange(1, length + 1)) / sequences
     slack = max(SLACK_SHARE * mean, SLACK_PACKS * length / sequences)
     for bins, slacks in GRIDS:
-        if _is_near_bound(incumbent) or work.is_exhausted:
+        if _is_near_bound(incumbent) or budget.is_exhausted:
             break
         coarse = _pack_by_linear_programs(
-            split_counts_into_bins(length_counts, bins, slack * slacks), depth, work.take_fraction(0.3), stop_early=True
+            split_counts_into_bins(length_counts, bins, slack * slacks), depth, budget.take_fraction(0.3), stop_early=True
         )
-        proof = certify_prices(length_counts, interpolate_prices(coarse.certificate.prices, len(length_counts)), depth, work)
+        proof = certify_prices(length_counts, interpolate_prices(coarse.certificate.prices, len(length_counts)), depth, budget)
         incumbent = _update_incumbent(incumbent, None, proof)
         if _is_near_bound(incumbent):
             break
         strategy_counts, remaining = assign_sequences_to_slots(
-            coarse.strategy_counts, length_counts, bins, depth, work.take_fraction(0.4)
+            coarse.strategy_counts, length_counts, bins, depth, budget.take_fraction(0.4)
         )
         strategy_counts = add_by_best_fit(strategy_counts, remaining, depth)
-        work.spend_on_heuristic(strategy_counts)
+        budget.spend_on_heuristic(strategy_counts)
         incumbent = _update_incumbent(incumbent, strategy_counts, proof)
         bound = incumbent.certificate.bound
         matched = rematch_pack_halves(
-            incumbent.strategy_counts, length, depth, bound + _max_gap_near_bound(bound), work.take_fraction(0.3)
+            incumbent.strategy_counts, length, depth, bound + _max_gap_near_bound(bound), budget.take_fraction(0.3)
         )
         incumbent = _update_incumbent(incumbent, matched, proof)
     return incumbent
 
 
-def _pack_subsample_with_bound(length_counts: IntArray, depth: int, max_sequences: int, work: WorkBudget) -> _Incumbent:
+def _pack_subsample_with_bound(length_counts: IntArray, depth: int, max_sequences: int, budget: WorkBudget) -> _Incumbent:
     """Pack a subsample of the sequences, use each of its packs several times for all sequences, and return the packing with
     a bound.
 
@@ -409,12 +409,12 @@ def _pack_subsample_with_bound(length_counts: IntArray, depth: int, max_sequence
 
     def pack(part: IntArray) -> StrategyCounts:
         """Pack the subsample. Store the certificate that its prices give for all sequences."""
-        planned = _pack_by_linear_programs(part, depth, work=work)
-        proofs.append(certify_prices(length_counts, planned.certificate.prices, depth, work))
+        planned = _pack_by_linear_programs(part, depth, budget=budget)
+        proofs.append(certify_prices(length_counts, planned.certificate.prices, depth, budget))
         return planned.strategy_counts
 
     strategy_counts = pack_by_subsample(length_counts, depth, pack, max_sequences)
-    work.spend_on_heuristic(strategy_counts)
+    budget.spend_on_heuristic(strategy_counts)
     return _Incumbent(strategy_counts, proofs[0])
 
 
@@ -430,10 +430,10 @@ def _update_incumbent(incumbent: _Incumbent, strategy_counts: StrategyCounts | N
 
 
 def _solve_depth_limited_program(
-    length_counts: IntArray, depth: int, unlimited_program: LinearProgram, stop_early: bool, work: WorkBudget
+    length_counts: IntArray, depth: int, unlimited_program: LinearProgram, stop_early: bool, budget: WorkBudget
 ) -> LinearProgram:
     """Solve the linear program with a depth limit, starting from the prices of the program without this limit."""
-    linear_program = LinearProgram.from_heuristic(length_counts, depth, work)
+    linear_program = LinearProgram.from_heuristic(length_counts, depth, budget)
     linear_program.relaxation = unlimited_program.relaxation
     iterations = _QUICK_ITERATIONS * len(linear_program.lengths) if stop_early else np.inf
     relaxation = linear_program.solve(PATIENCE * len(linear_program.lengths))
@@ -445,9 +445,9 @@ def _solve_depth_limited_program(
             iterative_residual_weights(len(length_counts)),
             limit_depth_by_bound(length_counts, relaxation.bound, depth),
             max_rounds=int(NNLS_ROUNDS * len(linear_program.lengths)),
-            work=work.take_fraction(0.6),
+            budget=budget.take_fraction(0.6),
         )
-        linear_program = LinearProgram(length_counts, depth, work)
+        linear_program = LinearProgram(length_counts, depth, budget)
         linear_program.relaxation = relaxation
         linear_program.add_strategies(solution.strategies)
         linear_program.solve(iterations)

@@ -19,7 +19,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray, philox
 from gaudi_bert.common.compiled import borrowing_kernel, inner_kernel
-from gaudi_bert.packing.exact.linear_program import LinearProgram, run_column_generation
+from gaudi_bert.packing.linear_program import LinearProgram, run_column_generation
 from gaudi_bert.packing.strategies import Strategy, StrategyCounts, WorkBudget, add_packs, count_packs
 
 # --- the last few packs by exhaustive search: do these sequences fit into that many packs?
@@ -96,7 +96,7 @@ def _search_exhaustively(
     depth: int,
     max_packs: int,
     max_nodes: int,
-    work: WorkBudget,
+    budget: WorkBudget,
 ) -> _SearchResult:
     """Search for at most `max_packs` packs that contain all given sequences, and return them if they are found.
 
@@ -108,7 +108,7 @@ def _search_exhaustively(
         depth: the most sequences per pack.
         max_packs: the most packs.
         max_nodes: the most nodes of each attempt.
-        work: the budget of operations.
+        budget: the operation budget.
     """
     order = np.flatnonzero(counts)[::-1]
     lengths, counts, prices = (
@@ -126,16 +126,16 @@ def _search_exhaustively(
     deepest = min(depth, max_length // int(lengths[-1]), sequences)
     levels = min(deepest, MAX_LEVELS)
     table_operations = 2.0 * levels * max_length * len(lengths)
-    if table_operations > min(work.remaining, MOST_TABLE_OPERATIONS):
+    if table_operations > min(budget.remaining, MOST_TABLE_OPERATIONS):
         return _SearchResult(None, False)
-    work.spend(table_operations)
+    budget.spend(table_operations)
     best = np.zeros((levels + 1, max_length + 1))
     _fill_best_worth_table(lengths, prices, best, levels < deepest)
     problem = _SearchProblem(lengths, prices, best, max_packs, depth, deepest)
     for attempt in ATTEMPTS:
-        if work.is_exhausted:
+        if budget.is_exhausted:
             break
-        work.spend(OPERATIONS_PER_NODE * max_nodes)
+        budget.spend(OPERATIONS_PER_NODE * max_nodes)
         path = _SearchPath(
             counts=counts.copy(),
             stack=np.zeros(sequences, dtype=np.int64),
@@ -399,7 +399,7 @@ def dive_to_whole_packs(linear_program: LinearProgram, target_packs: int, settin
     levels = [_DiveState(path, linear_program.master.strategy_usage(), settings.share)]
     steps = failures = 0
     while packs is None and levels and steps < settings.max_steps and failures < settings.max_failures:
-        if linear_program.work.is_exhausted and path.fixed:
+        if linear_program.budget.is_exhausted and path.fixed:
             break
         path.fix_packs(linear_program.master.strategies, levels[-1].choose_packs_to_fix(settings))
         steps += 1
@@ -437,7 +437,7 @@ def _search_packs_for_rest(linear_program: LinearProgram, fixed_packs: _FixedPac
         linear_program.depth,
         target_packs - fixed_packs.packs,
         SEARCH_NODES,
-        linear_program.work,
+        linear_program.budget,
     )
 
 

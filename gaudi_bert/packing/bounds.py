@@ -21,7 +21,7 @@ from gaudi_bert.packing.certificate import (
     max_pack_worth_by_enumeration,
     sum_prices,
 )
-from gaudi_bert.packing.exact.linear_program import LinearProgram, Relaxation, needs_coarse_grid
+from gaudi_bert.packing.linear_program import LinearProgram, Relaxation, needs_coarse_grid
 from gaudi_bert.packing.long_packs import BINS, interpolate_prices, split_counts_into_bins
 from gaudi_bert.packing.pricing import (
     LONGEST_TABLE,
@@ -49,59 +49,59 @@ STEP_WORK = 2**33
 ALWAYS_PROVEN = 2e8
 
 
-def prove_lower_bound(length_counts: IntArray, depth: int, work: WorkBudget | None = None) -> Certificate:
+def prove_lower_bound(length_counts: IntArray, depth: int, budget: WorkBudget | None = None) -> Certificate:
     """Compute several lower bounds on the number of packs, and return the certificate of the largest.
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
         depth: the most sequences per pack.
-        work: the budget of operations, or None for `BOUND_WORK`.
+        budget: the operation budget, or None for `BOUND_WORK`.
     """
-    work = WorkBudget(BOUND_WORK) if work is None else work
+    budget = WorkBudget(BOUND_WORK) if budget is None else budget
     best = certify_token_or_count_bound(length_counts, depth)
     if depth == 1 or not length_counts.any():
         return best
-    proofs = _prove_by_linear_programs(length_counts, depth, work)
+    proofs = _prove_by_linear_programs(length_counts, depth, budget)
     return max(best, *proofs, certify_threshold_bound(length_counts, depth), key=lambda certificate: certificate.bound)
 
 
-def _prove_by_linear_programs(length_counts: IntArray, depth: int, work: WorkBudget) -> list[Certificate]:
+def _prove_by_linear_programs(length_counts: IntArray, depth: int, budget: WorkBudget) -> list[Certificate]:
     """Solve the linear programs of packing without and with a depth limit, and return a certificate from each."""
     if needs_coarse_grid(length_counts, depth):
-        coarse = prove_lower_bound(split_counts_into_bins(length_counts, BINS), depth, work)
-        return [certify_prices(length_counts, interpolate_prices(coarse.prices, len(length_counts)), depth, work)]
-    linear_program = LinearProgram.from_heuristic(length_counts, len(length_counts), work.take_fraction(0.5))
+        coarse = prove_lower_bound(split_counts_into_bins(length_counts, BINS), depth, budget)
+        return [certify_prices(length_counts, interpolate_prices(coarse.prices, len(length_counts)), depth, budget)]
+    linear_program = LinearProgram.from_heuristic(length_counts, len(length_counts), budget.take_fraction(0.5))
     iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(linear_program.lengths))
     linear_program.solve(iterations)
-    proofs = [certify_linear_program(linear_program, depth, work)]
+    proofs = [certify_linear_program(linear_program, depth, budget)]
     if depth < linear_program.deepest:
-        limited = LinearProgram.from_heuristic(length_counts, depth, work)
+        limited = LinearProgram.from_heuristic(length_counts, depth, budget)
         limited.relaxation = linear_program.relaxation
         limited.solve(iterations)
-        proofs.append(certify_linear_program(limited, depth, work))
+        proofs.append(certify_linear_program(limited, depth, budget))
     return proofs
 
 
-def certify_linear_program(linear_program: LinearProgram, depth: int, work: WorkBudget) -> Certificate:
+def certify_linear_program(linear_program: LinearProgram, depth: int, budget: WorkBudget) -> Certificate:
     """Round the prices of a solved linear program to integers, and return the certificate of the lower bound that they
     prove.
 
     Args:
         linear_program: the program. If it has no relaxation yet, the simple certificate is returned.
         depth: the most sequences per pack, for which the certificate is valid.
-        work: the budget of operations.
+        budget: the operation budget.
     """
     relaxation = linear_program.relaxation
     if relaxation is None:
         return certify_token_or_count_bound(linear_program.counts, depth)
     scale = min(LARGEST_PRICE, 2**61 // min(depth, linear_program.max_length))
     prices = _extend_prices_to_all_lengths(linear_program, np.floor(relaxation.prices * scale).astype(np.int64))
-    certificate = certify_prices(linear_program.counts, prices, depth, work)
+    certificate = certify_prices(linear_program.counts, prices, depth, budget)
     if certificate.bound < np.ceil(relaxation.bound - 1e-6):
         common = _find_prices_with_common_denominator(relaxation)
         if common is not None:
             snapped = certify_prices(
-                linear_program.counts, _extend_prices_to_all_lengths(linear_program, common), depth, work
+                linear_program.counts, _extend_prices_to_all_lengths(linear_program, common), depth, budget
             )
             certificate = max(certificate, snapped, key=lambda candidate: candidate.bound)
     return certificate
@@ -117,7 +117,7 @@ def _extend_prices_to_all_lengths(linear_program: LinearProgram, prices: IntArra
     return result
 
 
-def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, work: WorkBudget | None = None) -> Certificate:
+def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, budget: WorkBudget | None = None) -> Certificate:
     """Return a certificate with the lower bound that the given integer prices prove.
 
     Prices that are too large, or too many for long packs, are rounded down, which proves nearly as much. If the proof would
@@ -127,18 +127,18 @@ def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, work: 
         length_counts: int64 [L], the number of sequences of length 1 .. L.
         prices: int64 [L], which must not fall with length.
         depth: the most sequences per pack.
-        work: the budget of operations, or None for no limit.
+        budget: the operation budget, or None for no limit.
     """
-    work = WorkBudget() if work is None else work
+    budget = WorkBudget() if budget is None else budget
     length = len(length_counts)
     if length > MAX_EXACT_LENGTH:
-        prices = _round_prices_down_in_steps(prices, min(STEP_WORK, max(work.remaining, ALWAYS_PROVEN)))
+        prices = _round_prices_down_in_steps(prices, min(STEP_WORK, max(budget.remaining, ALWAYS_PROVEN)))
     max_items = length // max(1, int(np.argmax(prices > 0)) + 1)  # shorter sequences are worth nothing
     products = len(plan_max_plus_products(depth, length)) if depth < max_items and length <= MAX_EXACT_LENGTH else 1
     operations = OPERATIONS_PER_PRODUCT * products * length * min(length, STEP_WORK / length)
-    if operations > max(work.remaining, ALWAYS_PROVEN):
+    if operations > max(budget.remaining, ALWAYS_PROVEN):
         return certify_token_or_count_bound(length_counts, depth)
-    work.spend(operations)
+    budget.spend(operations)
     items = min(depth, length) if length <= LONGEST_TABLE else max(min(depth, length), max_items)
     divisor = -(-int(prices.max()) * items // (LARGEST_WORTH - 1))
     if divisor > 1:

@@ -33,11 +33,11 @@ class TablePricer:
         lengths: int64 [rows], the lengths that occur, ascending.
         max_length: tokens of a pack.
         depth: the most sequences per pack.
-        work: the budget of operations.
+        budget: the operation budget.
     """
 
-    def __init__(self, lengths: IntArray, max_length: int, depth: int, work: WorkBudget) -> None:
-        self.work = work
+    def __init__(self, lengths: IntArray, max_length: int, depth: int, budget: WorkBudget) -> None:
+        self.budget = budget
         self.lengths = lengths
         self.max_length = max_length
         self.depth = depth
@@ -46,8 +46,8 @@ class TablePricer:
         # Without a depth limit, tracing finds the smallest part of a split first, so it scans the table at most twice per
         # pack.
         self._operations_per_trace = (2 if self._closes else min(depth, deepest)) * max_length
-        self.chain = plan_max_plus_products(max_length if self._closes else depth - 1, max_length)
-        self._table = np.zeros((len(self.chain) + 1, max_length + 1))
+        self.product_plan = plan_max_plus_products(max_length if self._closes else depth - 1, max_length)
+        self._table = np.zeros((len(self.product_plan) + 1, max_length + 1))
         self._worth = np.zeros(len(lengths))
         self._row_below = np.searchsorted(lengths, np.arange(max_length + 1), side="right") - 1
         self._traced = _TracedPacks(
@@ -55,21 +55,21 @@ class TablePricer:
             ends=np.empty(len(lengths), dtype=np.int64),
             worths=np.empty(len(lengths)),
             pack=np.empty(max_length + 2, dtype=np.int64),
-            pending=np.empty(2 * (max_length + len(self.chain) + 5), dtype=np.int64),
+            pending=np.empty(2 * (max_length + len(self.product_plan) + 5), dtype=np.int64),
         )
 
     def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
         """Return for each length the largest total price of a pack that contains it, float64 [rows]. Prices must not
         decrease with length.
         """
-        tried = len(self.lengths) if self._closes else len(self.chain) * self.max_length
-        self.work.spend(OPERATIONS_PER_PRODUCT * tried * self.max_length)
+        tried = len(self.lengths) if self._closes else len(self.product_plan) * self.max_length
+        self.budget.spend(OPERATIONS_PER_PRODUCT * tried * self.max_length)
         self._table[0] = np.where(self._row_below >= 0, prices[self._row_below], 0.0)
         if self._closes:
             completion = self._table[1]
             compute_max_plus_closure(self._table[0], self.lengths, completion)
         else:
-            completion = fill_max_plus_power_table(self.chain, self._table, self.lengths)
+            completion = fill_max_plus_power_table(self.product_plan, self._table, self.lengths)
         self._worth = prices + completion[self.max_length - self.lengths]
         return self._worth
 
@@ -84,13 +84,13 @@ class TablePricer:
             prices: float64 [rows], prices that decide which of the strategies are returned.
             min_worth: only strategies that are worth more than this at `prices` are returned.
         """
-        affordable = max(1, int(min(max(self.work.remaining, 0.0) / 4, TRACING_WORK) // self._operations_per_trace))
+        affordable = max(1, int(min(max(self.budget.remaining, 0.0) / 4, TRACING_WORK) // self._operations_per_trace))
         if len(rows) > affordable:
             rows = np.sort(rows[np.argsort(-self._worth[rows], kind="stable")[:affordable]])
-        self.work.spend(len(rows) * self._operations_per_trace)
+        self.budget.spend(len(rows) * self._operations_per_trace)
         strategies: list[Strategy] = []
         while len(rows):
-            done = _trace_best_packs(self.chain, self._table, self.lengths, self._row_below, rows, prices, self._traced)
+            done = _trace_best_packs(self.product_plan, self._table, self.lengths, self._row_below, rows, prices, self._traced)
             start = 0
             for end, worth in zip(self._traced.ends[:done].tolist(), self._traced.worths[:done].tolist(), strict=True):
                 if worth > min_worth:
@@ -112,7 +112,7 @@ class _TracedPacks(NamedTuple):
 
 @borrowing_kernel
 def _trace_best_packs(
-    chain: IntArray,
+    product_plan: IntArray,
     table: FloatArray,
     lengths: IntArray,
     row_below: IntArray,
@@ -131,7 +131,7 @@ def _trace_best_packs(
     for number in range(rows.size):
         length = lengths[rows[number]]
         pack[0] = length
-        size = trace_best_lengths(chain, table, top - length, pack, 1, traced.pending)
+        size = trace_best_lengths(product_plan, table, top - length, pack, 1, traced.pending)
         if end + size > items.size:
             return number
         worth = 0.0
@@ -166,11 +166,11 @@ class BoundedPricer:
         max_length: tokens of a pack.
         depth: the most sequences per pack.
         counts: int64 [rows], the number of sequences of each length; the attribute `counts` may be changed later.
-        work: the budget of operations.
+        budget: the operation budget.
     """
 
-    def __init__(self, lengths: IntArray, max_length: int, depth: int, counts: IntArray, work: WorkBudget) -> None:
-        self.work = work
+    def __init__(self, lengths: IntArray, max_length: int, depth: int, counts: IntArray, budget: WorkBudget) -> None:
+        self.budget = budget
         self.lengths = lengths
         self.max_length = max_length
         self.counts = counts.copy()
@@ -184,7 +184,7 @@ class BoundedPricer:
 
         `prices` are float64 [rows] and must not fall with length.
         """
-        self.work.spend(self._table.size)
+        self.budget.spend(self._table.size)
         self._prices, worth = prices.copy(), np.zeros(len(prices))
         _fill_bounded_worth_table(self.lengths, self.counts, prices, self._is_limited, self._table, worth)
         return worth
@@ -198,7 +198,7 @@ class BoundedPricer:
             prices: float64 [rows], prices that decide which of the strategies are returned.
             min_worth: only strategies that are worth more than this at `prices` are returned.
         """
-        self.work.spend(len(rows) * len(self.lengths))
+        self.budget.spend(len(rows) * len(self.lengths))
         pack, result = np.empty(self.max_length, dtype=np.int64), []
         for row in rows[self.counts[rows] > 0].tolist():
             size = _trace_bounded_pack(self.lengths, self.counts, self._prices, self._is_limited, self._table, row, pack)
