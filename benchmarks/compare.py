@@ -23,7 +23,7 @@ from peers import PEERS, ListedLengths
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packing.algorithms import pack_histogram, resolve_depth
-from gaudi_bert.packing.heuristics import _shuffled_lengths
+from gaudi_bert.packing.heuristics import _shuffle_lengths
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.reporting.estimate import _read_histogram, list_bundled_histograms, parse_depth
 
@@ -53,7 +53,7 @@ class Comparison:
 def compare(source: str, depth: str) -> Comparison:
     """Pack the same lengths with everybody's packer; each packs a few lengths first, so that no time is a compiler's."""
     histogram = _read_histogram(source, Reporter(quiet=True))
-    lengths = _shuffled_lengths(histogram.counts, SEED)
+    lengths = _shuffle_lengths(histogram.counts, SEED)
     listed = ListedLengths(lengths, lengths, histogram, resolve_depth(parse_depth(depth), histogram.max_sequence_length))
     lengths = np.repeat(np.arange(1, 17, dtype=np.int32), np.arange(1, 17))
     few = ListedLengths(lengths, lengths, Histogram(16, np.arange(1, 17)), 3)

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.algorithms import resolve_depth, run_algorithm
 from gaudi_bert.packing.bounds import prove_lower_bound
-from gaudi_bert.packing.optimal import FULL_WORK
 from gaudi_bert.packing.histogram import MAX_ROW_LENGTH
+from gaudi_bert.packing.optimal import FULL_WORK
 from gaudi_bert.packing.strategies import NNLS_WORK, WorkBudget, count_packs
 from tests.builders.histograms import bimodal, lognormal, perfect_triplets, scattered, uniform
 

@@ -38,11 +38,11 @@ QUIET = Reporter(quiet=True)
 def real_text() -> list[list[str]]:
     """Documents of sentences."""
     from gaudi_bert.corpus.documents import detect_text_format, find_sources, read_documents
-    from gaudi_bert.corpus.python_texts import convert_texts_to_documents, python_texts
+    from gaudi_bert.corpus.python_texts import convert_texts_to_documents, load_python_texts
 
     folder = Path(os.environ.get("GAUDI_BERT_SHARED", ROOT.parent / "shared")) / "data" / "wiki-sample"
     if not folder.is_dir():
-        return list(convert_texts_to_documents(python_texts("python-docs")).values())
+        return list(convert_texts_to_documents(load_python_texts("python-docs")).values())
     sources = find_sources([str(folder / "text-*.txt")], folder)
     return [document for source in sources for document in read_documents(source, detect_text_format(source))]
 

@@ -34,7 +34,7 @@ from measuring import InOwnProcess, show, show_processor
 
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
-from gaudi_bert.corpus.python_texts import make_titled_docstring_rows, python_texts
+from gaudi_bert.corpus.python_texts import load_python_texts, make_titled_docstring_rows
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec
 from gaudi_bert.rows.tokenizer import open_tokenizer
@@ -58,7 +58,9 @@ GOALS = {"docstrings": {"longest": ">= 2.8", "256": ">= 5.5"}, "xquad": {"longes
 def read_pairs(name: str) -> list[Pair]:
     """All pairs of a data set."""
     if name == "docstrings":
-        return [(row["anchor"], row["positive"]) for row, _ in make_titled_docstring_rows(python_texts("python-docstrings"))]
+        return [
+            (row["anchor"], row["positive"]) for row, _ in make_titled_docstring_rows(load_python_texts("python-docstrings"))
+        ]
     articles = json.loads((SHARED / "data/tasks/xquad/xquad.en.json").read_text())["data"]
     paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
     return [(question["question"], paragraph["context"]) for paragraph in paragraphs for question in paragraph["qas"]]

@@ -104,7 +104,11 @@ def chosen_rows(lengths: IntArray, given: tuple[int, ...] | None) -> RowLengths:
     """The rows of the sequences: of given lengths, or of those that cost least."""
     counts = np.bincount(lengths)[1:]
     return choose_row_lengths(
-        counts, partial(estimate_row_cost, hidden_size=HIDDEN), lengths=given, longest=POSITIONS, batch_sequences=BATCH
+        counts,
+        partial(estimate_row_cost, hidden_size=HIDDEN),
+        row_lengths=given,
+        max_row_length=POSITIONS,
+        batch_sequences=BATCH,
     )
 
 

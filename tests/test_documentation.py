@@ -20,8 +20,8 @@ import yaml
 
 from gaudi_bert.cli.main import app
 from gaudi_bert.cli.output import EXAMPLES
-from gaudi_bert.config.bundled import new_pipeline_text
-from gaudi_bert.config.pipeline import pipeline_json_schema
+from gaudi_bert.config.bundled import create_pipeline_text
+from gaudi_bert.config.pipeline import build_pipeline_json_schema
 from tests.builders.pages import PAGES, ROOT, blocks, name
 
 PROSE = {page: re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S) for page in PAGES}
@@ -147,14 +147,14 @@ def test_every_option_is_explained_and_every_command_has_an_example_that_parses(
 
 def test_the_schema_of_pipeline_files_is_current_and_takes_all_that_we_ship(repository: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    schema = pipeline_json_schema()
+    schema = build_pipeline_json_schema()
     written = json.loads((repository / "pipelines" / "pipeline.schema.json").read_text(encoding="utf-8"))
     assert written == schema, "write it again: gaudi-bert settings --json > pipelines/pipeline.schema.json"
     files = sorted((repository / "pipelines").glob("*.yaml"))
     texts = [
         *(path.read_text(encoding="utf-8") for path in files),
-        new_pipeline_text("wiki"),
-        new_pipeline_text("retrieval"),
+        create_pipeline_text("wiki"),
+        create_pipeline_text("retrieval"),
     ]
     assert len(texts) > 7
     for text in texts:

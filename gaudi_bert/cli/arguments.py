@@ -228,7 +228,7 @@ def _add_options(
         names: The keys that are also names of options, as in `add_settings_options`.
         keys: The keys of options with another name, as in `add_settings_options`.
     """
-    from gaudi_bert.config.values import find_field, types_without_metadata
+    from gaudi_bert.config.values import extract_types, find_field
 
     module, _, name = section.partition(":")
     settings = getattr(import_module(module), name)
@@ -247,7 +247,7 @@ def _add_options(
                 raise InputError(f"{flag}: must not be empty; pass a value, or leave the option out")
             if value is not None:
                 text = f"{flag} {value}"
-                if tuple[str, ...] in types_without_metadata(fields[option].annotation):
+                if tuple[str, ...] in extract_types(fields[option].annotation):
                     value = tuple(name.strip() for name in value.split(","))
                 options[key] = TypedValue(text, value)
         command(options=options, **values)
@@ -267,9 +267,9 @@ def _make_option(name: str, field: FieldInfo) -> Parameter:
 
     The value of the parameter is None if the user does not type the option.
     """
-    from gaudi_bert.config.values import types_without_metadata
+    from gaudi_bert.config.values import extract_types
 
-    option, kinds = f"--{name.replace('_', '-')}", types_without_metadata(field.annotation) - {type(None)}
+    option, kinds = f"--{name.replace('_', '-')}", extract_types(field.annotation) - {type(None)}
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     text = field.description or name.replace("_", " ")
     if not text.split()[0].endswith(":"):

@@ -38,13 +38,13 @@ def train(
     json: arguments.Json = False,
 ) -> None:
     """Train a BERT on packed or unpacked records, or any language model on a packed table."""
-    from gaudi_bert.config.bundled import is_bert, model_size_overrides
+    from gaudi_bert.config.bundled import get_model_size_overrides, is_bert
     from gaudi_bert.runs import records, tables
     from gaudi_bert.training.run import RunOptions
 
     is_table = tables.is_packed_table(data, arguments.load_pipeline_settings(pipeline, set_, options).store)
     given = model if is_table and model is not None and not is_bert(model) else None
-    sizes = model_size_overrides(model) if model is not None and given is None else []
+    sizes = get_model_size_overrides(model) if model is not None and given is None else []
     settings = arguments.load_pipeline_settings(pipeline, [*sizes, *(set_ or ())], options)
     begins: RunOptions = {"reporter": Reporter(), "resume": resume, "overwrite": overwrite, "dry_run": dry_run}
     if is_table:

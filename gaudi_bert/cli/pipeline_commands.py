@@ -223,11 +223,11 @@ def settings(
     """Print the keys of pipeline files with their allowed values, defaults and meanings."""
     from json import dumps
 
-    from gaudi_bert.config.pipeline import format_settings_page, pipeline_json_schema
+    from gaudi_bert.config.pipeline import build_pipeline_json_schema, format_settings_page
 
     check_combination({"SECTION": section, "--json": json})
     for line in (
-        [dumps(pipeline_json_schema(), indent=1)]
+        [dumps(build_pipeline_json_schema(), indent=1)]
         if json
         else format_settings_page(section, markdown=not sys.stdout.isatty())
     ):
@@ -239,14 +239,14 @@ def init(
 ) -> None:
     """Write a new pipeline file with the keys that most users change. `init retrieval` writes one for embedding models."""
     from gaudi_bert.common.files import write_text
-    from gaudi_bert.config.bundled import new_pipeline_text
+    from gaudi_bert.config.bundled import create_pipeline_text
     from gaudi_bert.config.pipeline import PipelineSettings, section_from_mapping
 
     section_from_mapping(PipelineSettings, {"name": name}, "the command line", {"name": name})
     path = Path(f"{name}.yaml")
     if path.exists():
         raise InputError(f"{path}: already exists; choose another name, or remove the file")
-    write_text(path, new_pipeline_text(name))
+    write_text(path, create_pipeline_text(name))
     typer.echo(f"Wrote {path}; its first lines say what to change")
     if not os.environ.get(ONLY_RESULT_VARIABLE):
         typer.echo(f"Next: gaudi-bert run {path} --dry-run")

@@ -29,7 +29,7 @@ def find_pipeline_file(path: Path) -> Path:
     return bundled if path.name == str(path) and not path.exists() and bundled.is_file() else path
 
 
-def new_pipeline_text(name: str) -> str:
+def create_pipeline_text(name: str) -> str:
     """Return the content of a new pipeline file, with the keys that most users change.
 
     Args:
@@ -51,7 +51,7 @@ MODELS = {
 }
 
 
-def model_size_overrides(model: str) -> list[str]:
+def get_model_size_overrides(model: str) -> list[str]:
     """Return `--set` overrides for the model sizes that the value of `train --model` specifies.
 
     Args:
@@ -97,7 +97,7 @@ def is_bert(model: str) -> bool:
     return isinstance(content, dict) and content.get("model_type", "bert") == "bert"
 
 
-def preset_name_for(settings: ModelSettings) -> str | None:
+def find_preset_name(settings: ModelSettings) -> str | None:
     """Return the name in `MODELS` whose model sizes equal those in the settings, or None."""
     sizes = {key: getattr(settings, key) for key in _SIZES}
     return next((name for name, known in MODELS.items() if known == sizes), None)

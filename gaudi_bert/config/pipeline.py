@@ -33,11 +33,11 @@ from gaudi_bert.config.values import (
     EngineName,
     Settings,
     describe_allowed_values,
+    extract_types,
     find_field,
     format_first_problem,
     require_pattern,
     suggest_keys,
-    types_without_metadata,
 )
 
 
@@ -185,7 +185,7 @@ def parse_override(override: str) -> tuple[str, TypedValue]:
     typed = f"--set {override}"
     value = parse_yaml(text, shorten(typed))
     field = find_field(PipelineSettings, key.split("."))
-    kinds = types_without_metadata(field.annotation) if field is not None else set()
+    kinds = extract_types(field.annotation) if field is not None else set()
     # YAML parses a version such as 9.90 as a number or a date. If the key accepts only text, keep the text that the user
     # typed.
     is_number = isinstance(value, int | float | date) and not isinstance(value, bool)
@@ -193,49 +193,49 @@ def parse_override(override: str) -> tuple[str, TypedValue]:
 
 
 def section_from_mapping(
-    section: type[Section], values: Mapping[str, Any], source: str, typed: Mapping[str, str] | None = None
+    section_class: type[Section], values: Mapping[str, Any], source: str, typed_by_key: Mapping[str, str] | None = None
 ) -> Section:
     """Validate values, and return them as a section of settings. Missing keys get their defaults.
 
     Args:
-        section: The class of the section.
+        section_class: The class of the section.
         values: The values by key.
         source: The file or other place that the values come from. Messages begin with it.
-        typed: For each key that the user typed on the command line, the option with its value. Messages about such a key
-            begin with this text instead.
+        typed_by_key: For each key that the user typed on the command line, the option with its value. Messages about such a
+            key begin with this text instead.
 
     Raises:
         InputError: A key or value is wrong.
     """
     try:
-        return section.model_validate(values)
+        return section_class.model_validate(values)
     except ValidationError as error:
-        raise InputError(format_first_problem(error, section, values, source, typed or {})) from error
+        raise InputError(format_first_problem(error, section_class, values, source, typed_by_key or {})) from error
 
 
-def section_from_options(section: type[Section], options: Mapping[str, TypedValue], **values: Any) -> Section:
+def section_from_options(section_class: type[Section], options: Mapping[str, TypedValue], **values: Any) -> Section:
     """Create a single section of settings from command-line options.
 
     Validating all sections of a pipeline would take 0.1 s.
 
     Args:
-        section: The class of the section.
+        section_class: The class of the section.
         options: The options that the user typed, by the key that they set.
         **values: Values of keys that have no option.
 
     Raises:
         InputError: A key or value is wrong.
     """
-    return _section_from_typed_values(section, values, "the options", options.items())
+    return _section_from_typed_values(section_class, values, "the options", options.items())
 
 
 def _section_from_typed_values(
-    section: type[Section], mapping: dict[str, Any], source: str, typed_values: Iterable[tuple[str, TypedValue]]
+    section_class: type[Section], mapping: dict[str, Any], source: str, typed_values: Iterable[tuple[str, TypedValue]]
 ) -> Section:
     """Add the values that the user typed to `mapping`, validate it, and return it as a section of settings.
 
     Args:
-        section: The class of the section.
+        section_class: The class of the section.
         mapping: The other values by key. It is changed in place.
         source: The file or other place that these values come from. Messages begin with it.
         typed_values: The full key and the value of each option or `--set`, in the order in which they apply.
@@ -243,9 +243,9 @@ def _section_from_typed_values(
     Raises:
         InputError: A key or value is wrong.
     """
-    typed = {}
+    typed_by_key = {}
     for key, (text, value) in typed_values:
-        typed[key] = text
+        typed_by_key[key] = text
         *parents, last = key.split(".")
         keys = mapping
         for parent in parents:
@@ -253,15 +253,17 @@ def _section_from_typed_values(
                 keys[parent] = {}
             keys = keys[parent]
             if not isinstance(keys, dict):
-                raise InputError(f"{shorten(text)}: `{shorten(parent)}` is a single value, so it has no keys; check it")
+                raise InputError(
+                    f"{shorten(text)}: `{shorten(parent)}` is a single value and contains no keys; correct the key"
+                )
         keys[last] = value
-    return section_from_mapping(section, mapping, source, typed)
+    return section_from_mapping(section_class, mapping, source, typed_by_key)
 
 
 # --- the page that lists all keys, which `gaudi-bert settings` prints and docs/settings.md contains
 
 
-def pipeline_json_schema() -> dict[str, Any]:
+def build_pipeline_json_schema() -> dict[str, Any]:
     """Return the JSON schema of pipeline files, with which editors complete and check keys."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **PipelineSettings.model_json_schema()}
 

@@ -38,7 +38,7 @@ class ImageSettings(Settings):
             ),
         ]
         | None
-    ) = Field(None, description="tag of both images; default: the version of this program")
+    ) = Field(None, description="tag of both images; default: the installed version of gaudi-bert")
     pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     pull_secret: KubernetesName | None = Field(
         None, description="name of a Secret in the namespace that contains the credentials of the registry"
@@ -58,7 +58,7 @@ class PodResources(Settings):
         "train on cards are always limited to `cpu`",
     )
     memory: Quantity = Field("256Mi", description="memory that is requested")
-    memory_limit: Quantity | None = Field("2Gi", description="largest memory; if `memory` is set, it is the default")
+    memory_limit: Quantity | None = Field("2Gi", description="memory limit; default: `memory`, if that is set")
 
     @model_validator(mode="before")
     @classmethod
@@ -74,7 +74,7 @@ class TrainingPodResources(PodResources):
     cpu: Quantity = Field("200m", description="number of cores that are requested")
     memory: Quantity = Field("1Gi", description="memory that is requested")
     memory_limit: Quantity | None = Field(
-        "4Gi", description="largest memory, but not for training on cards; if `memory` is set, it is the default"
+        "4Gi", description="memory limit, which does not apply to training on cards; default: `memory`, if that is set"
     )
 
 
@@ -83,13 +83,13 @@ class WaitingPodResources(PodResources):
 
     cpu: Quantity = Field("50m", description="number of cores that are requested")
     memory: Quantity = Field("128Mi", description="memory that is requested")
-    memory_limit: Quantity | None = Field("256Mi", description="largest memory; if `memory` is set, it is the default")
+    memory_limit: Quantity | None = Field("256Mi", description="memory limit; default: `memory`, if that is set")
 
 
 class LauncherPodResources(WaitingPodResources):
     """Resources of the launcher of an MPIJob, which only starts the workers' processes."""
 
-    memory_limit: Quantity | None = Field("512Mi", description="largest memory; if `memory` is set, it is the default")
+    memory_limit: Quantity | None = Field("512Mi", description="memory limit; default: `memory`, if that is set")
 
 
 class ResourceSettings(Settings):
@@ -123,7 +123,8 @@ class ResourceSettings(Settings):
         None, description="folder of Open MPI in the training image; by default, Open MPI is found on the PATH"
     )
     environment: dict[EnvironmentName, str] = Field(
-        {}, description="additional environment variables for training, but no secrets, because everyone can read them"
+        {},
+        description="additional environment variables for training; do not put secrets here, because everyone can read them",
     )
 
     @property
@@ -179,7 +180,8 @@ class KubernetesSettings(Settings):
     version: str = Field(
         "1.24",
         pattern=r"^1\.(2[4-9]|[3-9]\d)$",
-        description="oldest version of Kubernetes that must accept the rendered manifests; a run asks the server instead",
+        description="oldest version of Kubernetes that must accept the rendered manifests; a run uses the version of the "
+        "server instead",
     )
     failure_policy: bool | Literal["auto"] = Field(
         "auto",
@@ -206,8 +208,8 @@ class KubernetesSettings(Settings):
         | None
     ) = Field(
         None,
-        description="URL in an object store, such as s3://bucket/prefix, that contains the work folder; no volume is needed "
-        "then, and pods work in their scratch folders",
+        description="URL in an object store, such as s3://bucket/prefix, for the work folder; no volume is needed in this "
+        "case, and pods work in their scratch folders",
     )
     store_secret: KubernetesName | None = Field(
         None,
@@ -218,7 +220,9 @@ class KubernetesSettings(Settings):
         None, description="name of an existing claim with text or records, which is mounted read-only at /data"
     )
     user: int = Field(
-        1000, ge=1, description="user and group id of all pods that need not run as root; the id must be able to write"
+        1000,
+        ge=1,
+        description="user and group id of all pods that need not run as root; it must have write access to the work folder",
     )
     node_selector: dict[str, str] = Field(
         {}, description="labels that the nodes for training must have; see also training_pods"
@@ -247,7 +251,7 @@ class KubernetesSettings(Settings):
     wait_seconds: int = Field(86_400, ge=1, description="how long a stage waits for its inputs")
     start_seconds: int = Field(600, ge=1, description="how long a pod may wait for a node, a volume or an image")
     outage_seconds: int = Field(
-        3600, ge=1, description="how long a command that follows a run retries an API server that cannot be reached"
+        3600, ge=1, description="how long a command that follows a run keeps retrying if the API server cannot be reached"
     )
     keep_seconds: int = Field(604_800, ge=60, description="how long a finished Job is kept")
 

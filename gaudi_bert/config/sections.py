@@ -71,8 +71,7 @@ class PackingSettings(Settings):
     depth: Depth = Field(3, description="largest number of sequences in a pack, from 1 to 1,024, or `max` for no limit")
     leftovers: Literal["best-fit", "complement"] = Field(
         "best-fit",
-        description="with `nnls`: how the sequences that remain at the end are packed, by best fit, or with padding as "
-        "published",
+        description="with `nnls`: pack the sequences that remain at the end by best fit, or with padding as published",
     )
     effort: Literal["bounded", "unlimited"] = Field(
         "bounded",
@@ -82,7 +81,8 @@ class PackingSettings(Settings):
         None,
         ge=1,
         le=32768,
-        description="number of masked positions in a pack (Q), at least max_predictions + depth, which is the default",
+        description="largest number of masked positions in a pack (Q); must be at least max_predictions + depth, which is "
+        "the default",
     )
     group_sequences: int = Field(
         500_000, ge=1, description="largest number of sequences in a group of files; each group is packed by itself"
@@ -189,26 +189,28 @@ class LoopSettings(Settings):
 
     engine: Annotated[Engine, CHANGEABLE_ON_RESUME] = Field(
         "auto",
-        description="`auto` takes TensorFlow if it is installed and the model is a BERT, and otherwise PyTorch; a resumed "
+        description="`auto` chooses TensorFlow if it is installed and the model is a BERT, and otherwise PyTorch; a resumed "
         "run keeps its engine",
     )
     device: Annotated[Literal["auto", "cpu", "cuda", "hpu"], CHANGEABLE_ON_RESUME] = Field(
         "auto",
-        description="`cuda` is a GPU and `hpu` a Gaudi card; `auto` takes a card or GPU if there is one, and otherwise the "
-        "CPU",
+        description="`cuda` is a GPU and `hpu` a Gaudi card; `auto` chooses a card or GPU if there is one, and otherwise "
+        "the CPU",
     )
     compile: Annotated[bool | None, CHANGEABLE_ON_RESUME] = Field(
         None,
-        description="compile the training step with XLA or torch.compile; by default, where that makes training faster; a "
-        "resumed run keeps its choice",
+        description="compile the training step with XLA or torch.compile; by default, only if this makes training faster; a "
+        "resumed run keeps the choice of the first run",
     )
     recompute: Annotated[bool, CHANGEABLE_ON_RESUME] = Field(
         False,
         description="PyTorch: keep only the input of each layer in memory, and compute the layer again in the backward "
-        "pass; gives the same bits, and costs a third more computation",
+        "pass; the results are bit-identical, but the computation grows by a third",
     )
     deterministic: Annotated[bool, CHANGEABLE_ON_RESUME] = Field(
-        True, description="PyTorch on a GPU: use only deterministic kernels; otherwise a resumed run may differ by rounding"
+        True,
+        description="PyTorch on a GPU: use only deterministic kernels; without them, a resumed run may differ by rounding "
+        "errors",
     )
     gaudi_fused_attention: Annotated[bool, CHANGEABLE_ON_RESUME] = Field(
         False, description="PyTorch, a BERT on a Gaudi card: compute attention with the vendor's kernel FusedSDPA"
@@ -221,8 +223,8 @@ class LoopSettings(Settings):
     )
     decay_from: Literal["warmup", "start"] = Field(
         "warmup",
-        description="`warmup` begins the decay at the peak, at the end of the warm-up; `start` counts it from the first "
-        "update, as published for LAMB, so that the learning rate drops where the warm-up ends",
+        description="`warmup` begins the decay at the end of the warm-up; `start` counts it from the first update, as "
+        "published for LAMB, so that the learning rate drops when the warm-up ends",
     )
     weight_decay: float = Field(
         0.01, ge=0, description="decoupled weight decay, which is never applied to biases and layer norms"
@@ -251,8 +253,8 @@ class LoopSettings(Settings):
     stall_seconds: Annotated[float, CHANGEABLE_ON_RESUME] = Field(
         300,
         ge=1,
-        description="several workers: if a worker shows no sign of work for this long, all workers end; a worker that "
-        "builds its graph or saves has three times as long",
+        description="several workers: if a worker makes no progress for this long, all workers are stopped; the limit is "
+        "three times as long while a worker builds its graph or saves a checkpoint",
     )
     seed: int = 12345
 
@@ -266,7 +268,9 @@ class TrainingSettings(LoopSettings):
     updates: int = Field(1500, ge=1)
     warmup_updates: int = Field(100, ge=0)
     loss: Literal["token", "sequence"] = Field(
-        "token", description="masked-LM loss: the mean over all masked tokens, or the mean of the means of the sequences"
+        "token",
+        description="masked-LM loss: `token` is the mean over all masked tokens, and `sequence` the mean of the mean losses "
+        "of all sequences",
     )
     loss_normalization: Literal["global", "balanced", "local"] = Field(
         "global",
@@ -276,9 +280,9 @@ class TrainingSettings(LoopSettings):
     )
     packing_correction: Literal["batch", "betas"] = Field(
         "batch",
-        description="`batch` puts fewer packs into an update, so that it still has global_batch_sequences; `betas` keeps as "
-        "many packs as there would be unpacked rows, raises both betas to the power of the packing factor, and makes fewer "
-        "updates",
+        description="`batch` puts fewer packs into an update, so that it still contains global_batch_sequences; `betas` "
+        "uses as many packs as there would be unpacked rows, raises both betas to the power of the packing factor, and "
+        "makes fewer updates",
     )
     target_masked_lm_accuracy: float | None = Field(
         None, gt=0, le=1, description="stop as soon as an evaluation reaches this masked-LM accuracy (MLPerf: 0.72)"
@@ -292,10 +296,10 @@ class TrainingSettings(LoopSettings):
         None, ge=1, description="number of packs in an evaluation during training; default: all"
     )
     measure_speedup: Annotated[bool, CHANGEABLE_ON_RESUME] = Field(
-        False, description="before training, measure the speed-up over unpacked rows, which needs two more graphs"
+        False, description="before training, measure the speed-up over unpacked rows; this compiles two additional graphs"
     )
     shuffle_packs: int = Field(
-        4096, ge=1, description="size of the windows in which the packs of a file are shuffled when they are read"
+        4096, ge=1, description="number of consecutive packs of a file that are shuffled together when they are read"
     )
 
 
@@ -317,7 +321,7 @@ class FineTuneSettings(LoopSettings):
     init_checkpoint: str | None = Field(
         None,
         description="stage finetune: initial weights, from a Hugging Face folder, a TF1 checkpoint, or a run of gaudi-bert; "
-        "by default, the weights that this pipeline pretrains; if the key is set, `finetune` is the first stage",
+        "by default, the pipeline pretrains them; if the key is set, `finetune` is the first stage",
     )
     vocab: str | None = Field(
         None, description="stage finetune: the folder with the tokenizer; default: the folder of the weights"
@@ -343,9 +347,9 @@ class FineTuneSettings(LoopSettings):
         description="metric that selects the best checkpoint; default: accuracy, f1_micro, pearson, f1 or loss, depending "
         "on the task",
     )
-    evaluate_every_updates: int | None = Field(None, ge=1, description="default: after each epoch")
+    evaluate_every_updates: int | None = Field(None, ge=1, description="default: number of updates in an epoch")
     save_every_updates: Annotated[int | None, CHANGEABLE_ON_RESUME] = Field(
-        None, ge=1, description="default: after each epoch"
+        None, ge=1, description="default: number of updates in an epoch"
     )
 
 
@@ -420,8 +424,8 @@ class TaskSettings(Settings):
     )
     on_bad_row: OnBadRow = Field(
         "stop",
-        description="what to do with a row that cannot be read: `stop` the command, or `skip` the row, which is then "
-        "counted, but neither used for training nor predicted",
+        description="what to do with a row that cannot be read: `stop` the command, or `skip` and count the row, which is "
+        "then neither used for training nor predicted",
     )
     too_long: TooLong | None = Field(
         None,
@@ -445,7 +449,7 @@ class TaskSettings(Settings):
     null_score_threshold: float | None = Field(
         None,
         description="question answering: give no answer if the score of the empty answer is better by more than this; "
-        "default: 0 if the training data contain questions without an answer, and otherwise always give an answer",
+        "default: 0 if the training data contain questions without an answer; otherwise, an answer is always given",
     )
     loss: RetrievalLoss | None = Field(
         None,
@@ -454,14 +458,15 @@ class TaskSettings(Settings):
     )
     scale: float = Field(20.0, gt=0, description="embedding: factor of the cosines, which is the inverse of the temperature")
     symmetric: bool = Field(
-        False, description="embedding, in-batch negatives: also learn to find the anchor of each positive"
+        False, description="embedding, in-batch negatives: also train the model to find the anchor of each positive"
     )
     dimensions: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (), description="embedding: lengths to which the vectors can be truncated later (Matryoshka)"
     )
     pooling: Literal["cls", "mean", "max", "last"] | None = Field(
         None,
-        description="embedding: how the vectors of the tokens become one vector; default: as the model folder says, or mean",
+        description="embedding: how the vectors of the tokens are combined into one vector; default: the setting in the "
+        "model folder, or mean",
     )
     query_prompt: str | None = Field(
         None,

@@ -159,7 +159,7 @@ RowLengthChoice = Annotated[
 CHANGEABLE_ON_RESUME = "free"
 
 
-def keys_changeable_on_resume(section: type[BaseModel]) -> set[str]:
+def find_keys_changeable_on_resume(section: type[BaseModel]) -> set[str]:
     """Return the keys of a settings section whose values may change when a run is resumed."""
     return {name for name, field in section.model_fields.items() if CHANGEABLE_ON_RESUME in field.metadata}
 
@@ -225,26 +225,26 @@ def _describe_type(annotation: Any) -> str:
     return _TYPE_DESCRIPTIONS.get(origin or annotation, _TYPE_DESCRIPTIONS[dict])
 
 
-def types_without_metadata(annotation: Any) -> set[Any]:
+def extract_types(annotation: Any) -> set[Any]:
     """Return the set of types that a type annotation allows, without the metadata of `Annotated`.
 
     For example, return {str, NoneType} for `Annotated[str, ...] | None`.
     """
     if get_origin(annotation) is Annotated:
-        return types_without_metadata(get_args(annotation)[0])
+        return extract_types(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return {kind for one in get_args(annotation) for kind in types_without_metadata(one)}
+        return {kind for one in get_args(annotation) for kind in extract_types(one)}
     return {annotation}
 
 
-def find_field(settings: type[Settings], keys: Sequence[str]) -> FieldInfo | None:
+def find_field(settings_class: type[Settings], keys: Sequence[str]) -> FieldInfo | None:
     """Return the pydantic field of a settings key in nested sections, or None if there is no such key.
 
     Args:
-        settings: The outermost section.
+        settings_class: The outermost section.
         keys: The names of the inner sections, and the key, such as ["packing", "depth"].
     """
-    field, section = None, _find_section_class(settings)
+    field, section = None, _find_section_class(settings_class)
     for key in keys:
         field = section.model_fields.get(key) if section is not None else None
         section = _find_section_class(field.annotation) if field is not None else None
@@ -253,19 +253,17 @@ def find_field(settings: type[Settings], keys: Sequence[str]) -> FieldInfo | Non
 
 def _find_section_class(annotation: Any) -> type[Settings] | None:
     """Return the settings class in a type annotation, or None if the annotation is of a single value."""
-    return next(
-        (kind for kind in types_without_metadata(annotation) if isinstance(kind, type) and issubclass(kind, Settings)), None
-    )
+    return next((kind for kind in extract_types(annotation) if isinstance(kind, type) and issubclass(kind, Settings)), None)
 
 
-def iterate_full_keys(settings: type[Settings], prefix: str = "") -> Iterator[str]:
+def iterate_full_keys(settings_class: type[Settings], prefix: str = "") -> Iterator[str]:
     """Yield the full names of all sections, such as `packing`, and of all keys, such as `packing.depth`.
 
     Args:
-        settings: The outermost section.
+        settings_class: The outermost section.
         prefix: The text before each name.
     """
-    for name, field in settings.model_fields.items():
+    for name, field in settings_class.model_fields.items():
         yield f"{prefix}{name}"
         section = _find_section_class(field.annotation)
         if section is not None:
@@ -311,27 +309,29 @@ def format_problem(problem: ErrorDetails) -> str:
 
 
 def format_first_problem(
-    error: ValidationError, settings: type[Settings], values: Any, source: str, typed: Mapping[str, str]
+    error: ValidationError, settings_class: type[Settings], values: Any, source: str, typed_by_key: Mapping[str, str]
 ) -> str:
     """Return a one-line message about the first problem that pydantic has found in a section of settings.
 
     Args:
         error: The problems that pydantic found.
-        settings: The class of the section.
+        settings_class: The class of the section.
         values: The values that were validated.
         source: The file or other place that the values come from. The message begins with it.
-        typed: For each key that the user typed on the command line, the option with its value. The message begins with this
-            text if the key is wrong.
+        typed_by_key: For each key that the user typed on the command line, the option with its value. The message begins
+            with this text if the key is wrong.
     """
     problems = [(_find_problem_key(each, values), each) for each in error.errors()]
     key, problem = problems[0]
     others = len({other for other, _ in problems}) - 1
     more = f" (and {others} more)" if others else ""
-    typed_key = max((each for each in typed if _contains_key(each, key) or _contains_key(key, each)), key=len, default=None)
-    where = shorten(source if typed_key is None else typed[typed_key])
+    typed_key = max(
+        (each for each in typed_by_key if _contains_key(each, key) or _contains_key(key, each)), key=len, default=None
+    )
+    where = shorten(source if typed_key is None else typed_by_key[typed_key])
     if problem["type"] in ("extra_forbidden", "invalid_key"):
-        return f"{where}: unknown key `{shorten(key)}`; {suggest_keys(key, settings)}{more}"
-    field, message = find_field(settings, key.split(".")), format_problem(problem)
+        return f"{where}: unknown key `{shorten(key)}`; {suggest_keys(key, settings_class)}{more}"
+    field, message = find_field(settings_class, key.split(".")), format_problem(problem)
     is_one_of_several = sum(other == key for other, _ in problems) > 1
     if field is not None and (is_one_of_several or problem["type"].partition("_")[0] in _DESCRIBED_BY_FIELD):
         message = "must be " + re.sub(r"\b(?=number\b|list\b)", "a ", describe_allowed_values(field)).replace(
@@ -381,7 +381,7 @@ _NAMES_IN_OTHER_PROGRAMS = {
 }
 
 
-def suggest_keys(key: str, settings: type[Settings]) -> str:
+def suggest_keys(key: str, settings_class: type[Settings]) -> str:
     """Return a sentence that suggests existing keys for an unknown key, such as "did you mean `packing.depth`?".
 
     Keys with this name, or with this name in another program, come first, and those in the same section are preferred. If
@@ -390,9 +390,9 @@ def suggest_keys(key: str, settings: type[Settings]) -> str:
 
     Args:
         key: The unknown key, such as "packing.dept".
-        settings: The outermost section.
+        settings_class: The outermost section.
     """
-    known = list(iterate_full_keys(settings))
+    known = list(iterate_full_keys(settings_class))
     section, _, name = key[:160].rpartition(".")
     siblings = [each for each in known if section and each.rpartition(".")[0] == section]
     names = {name, *(own for own, others in _NAMES_IN_OTHER_PROGRAMS.items() if name in others.split())}

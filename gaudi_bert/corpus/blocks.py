@@ -221,7 +221,7 @@ def read_blocks(
             document = next(documents, None)
             if document is None:
                 raise FailedError(
-                    f"{scan.source.display_name}: the text has changed while it was read; run the same command again"
+                    f"{scan.source.display_name}: the text was changed while it was read; run the same command again"
                 )
             if number < block.first or not is_in_split[number]:
                 continue

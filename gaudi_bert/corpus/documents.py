@@ -30,7 +30,7 @@ from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, shorten
 from gaudi_bert.common.features import BUILT_IN_TEXTS
 from gaudi_bert.common.files import LONGEST_ROW_BYTES, explain_os_errors, open_file
-from gaudi_bert.corpus.python_texts import convert_texts_to_documents, python_texts
+from gaudi_bert.corpus.python_texts import convert_texts_to_documents, load_python_texts
 from gaudi_bert.corpus.sentences import Layout, detect_layout, split_lines_into_sentences
 
 Compression = Literal["gzip", "zstd"]
@@ -126,7 +126,7 @@ def compute_source_identity(source: Source) -> dict[str, Any]:
     """Return the name, size and CRC-32 of a text source. They are stored in settings.json to detect changed input."""
     checksum, size = 0, 0
     if source.path is None:
-        content = json.dumps(python_texts(source.name), sort_keys=True, ensure_ascii=True).encode("utf-8")
+        content = json.dumps(load_python_texts(source.name), sort_keys=True, ensure_ascii=True).encode("utf-8")
         checksum, size = zlib.crc32(content), len(content)
     else:
         with explain_os_errors(source.path, "read"), open_file(source.path) as handle:
@@ -163,7 +163,7 @@ class TextFormat:
         lines = {"sentences": "one sentence a line", "paragraphs": "paragraphs to split", "wrapped": "wrapped lines to join"}
         if self.name == "Python documentation":
             return self.name
-        warning = "; its lines end no sentence, so each document is one: write one sentence a line, or give full stops"
+        warning = "; no line ends a sentence, so each document is one sentence; write one sentence per line or add full stops"
         description = f"{self.name}{', gzipped' if self.gzipped else ''}, {lines[self.layout]}"
         return description + warning if self.lacks_sentence_ends else description
 
@@ -230,7 +230,7 @@ def read_documents(source: Source, text_format: TextFormat) -> Iterator[list[str
         InputError: The file is damaged, is not UTF-8, or does not follow its format.
     """
     if source.path is None:
-        yield from convert_texts_to_documents(python_texts(source.name)).values()
+        yield from convert_texts_to_documents(load_python_texts(source.name)).values()
         return
     lines = _read_document_lines(source.path, text_format.name, text_format.gzipped)
     for _, document in itertools.groupby(lines, key=itemgetter(0)):
@@ -291,9 +291,7 @@ def _parse_wikiextractor(path: Path, lines: Iterator[_Line]) -> Iterator[_Docume
     for number, text in lines:
         if text.startswith("<doc "):
             if is_inside:
-                raise InputError(
-                    f"{path}: line {number}: a <doc> begins before the previous one ended; add the missing </doc>"
-                )
+                raise InputError(f"{path}: line {number}: a <doc> block begins inside another one; add the missing </doc>")
             title_match = _TITLE.search(text)
             title = html.unescape(title_match[1]) if title_match else ""
             is_inside, document = True, document + 1
@@ -374,7 +372,7 @@ def _read_lines(path: Path, gzipped: bool) -> Iterator[_Line]:
             except UnicodeDecodeError as error:
                 position = f"byte {offset + error.start}{' of the unpacked text' if gzipped else ''} (line {number})"
                 raise InputError(
-                    f"{path}: the text must be UTF-8, but is not at {position}; convert it, for example with iconv -t UTF-8"
+                    f"{path}: the text is not valid UTF-8 at {position}; convert it, for example with iconv -t UTF-8"
                 ) from error
             offset += len(line)
             yield number, text.strip()

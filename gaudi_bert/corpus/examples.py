@@ -274,8 +274,8 @@ def _choose_segment_pairs(
 
 def _append_pairs_of_document(
     rows: list[tuple[int, int, int, int, int]],
-    starts: list[int],
-    documents: list[int],
+    sentence_starts: list[int],
+    document_starts: list[int],
     document: int,
     target: int,
     max_tokens: int,
@@ -285,47 +285,49 @@ def _append_pairs_of_document(
 
     Args:
         rows: Receives (start of A, end of A, start of B, end of B, label) for each pair.
-        starts: The index of the first token of each sentence.
-        documents: The index of the first sentence of each document.
+        sentence_starts: The index of the first token of each sentence.
+        document_starts: The index of the first sentence of each document.
         document: The number of the document.
         target: The number of tokens to collect for a pair.
         max_tokens: The maximum number of tokens of a pair.
         random: The source of random numbers.
     """
-    first, end = documents[document], documents[document + 1]
+    first, end = document_starts[document], document_starts[document + 1]
     while first < end:
         stop = first + 1
-        while stop < end and starts[stop] - starts[first] < target:
+        while stop < end and sentence_starts[stop] - sentence_starts[first] < target:
             stop += 1
         cut = first + random.draw_between(1, stop - first - 1) if stop - first >= 2 else stop
         # A random segment B requires a sentence outside segment A (`first` to `cut` - 1) that does not directly follow it.
-        has_random_next = len(documents) > 2 or first > documents[document] or cut + 1 < documents[document + 1]
+        has_random_next = (
+            len(document_starts) > 2 or first > document_starts[document] or cut + 1 < document_starts[document + 1]
+        )
         if not has_random_next:
             if stop - first == 1:
                 first = stop  # a pair needs two sentences
                 continue
-            label, following, second = 0, stop, (starts[cut], starts[stop])
+            label, following, second = 0, stop, (sentence_starts[cut], sentence_starts[stop])
         elif stop - first == 1 or random.draw_bool(_RANDOM_NEXT_PROBABILITY):
-            min_tokens = target - (starts[cut] - starts[first])
-            second = _choose_random_segment(starts, documents, document, first, cut, min_tokens, random)
+            min_tokens = target - (sentence_starts[cut] - sentence_starts[first])
+            second = _choose_random_segment(sentence_starts, document_starts, document, first, cut, min_tokens, random)
             label, following = 1, cut
         else:
-            second = (starts[cut], starts[stop])
+            second = (sentence_starts[cut], sentence_starts[stop])
             label, following = 0, stop
-        first_tokens, second_tokens = starts[cut] - starts[first], second[1] - second[0]
+        first_tokens, second_tokens = sentence_starts[cut] - sentence_starts[first], second[1] - second[0]
         first_length, second_length = first_tokens, second_tokens
         if first_tokens + second_tokens > max_tokens:
             second_length = min(second_tokens, max(max_tokens // 2, max_tokens - first_tokens))
             first_length = max_tokens - second_length
-        first_start = starts[first] + random.count_heads(first_tokens - first_length)
+        first_start = sentence_starts[first] + random.count_heads(first_tokens - first_length)
         second_start = second[0] + random.count_heads(second_tokens - second_length)
         rows.append((first_start, first_start + first_length, second_start, second_start + second_length, label))
         first = following
 
 
 def _choose_random_segment(
-    starts: list[int],
-    documents: list[int],
+    sentence_starts: list[int],
+    document_starts: list[int],
     document: int,
     first: int,
     cut: int,
@@ -341,21 +343,21 @@ def _choose_random_segment(
     If the block has only one document, the segment is taken from this document. It then begins before segment A (the
     sentences `first` to `cut` - 1) or after the sentence that follows A, so that it cannot be the real next segment.
     """
-    others = len(documents) - 2
+    others = len(document_starts) - 2
     if others > 0:
         other = random.draw_below(others)
         other += other >= document
-        end = documents[other + 1]
-        chosen = documents[other] + random.draw_below(end - documents[other])
+        end = document_starts[other + 1]
+        chosen = document_starts[other] + random.draw_below(end - document_starts[other])
     else:
-        before, behind = first - documents[document], max(0, documents[document + 1] - cut - 1)
+        before, behind = first - document_starts[document], max(0, document_starts[document + 1] - cut - 1)
         drawn = random.draw_below(before + behind)
-        chosen = documents[document] + drawn if drawn < before else cut + 1 + drawn - before
-        end = first if drawn < before else documents[document + 1]
+        chosen = document_starts[document] + drawn if drawn < before else cut + 1 + drawn - before
+        end = first if drawn < before else document_starts[document + 1]
     stop = chosen + 1
-    while stop < end and starts[stop] - starts[chosen] < min_tokens:
+    while stop < end and sentence_starts[stop] - sentence_starts[chosen] < min_tokens:
         stop += 1
-    return starts[chosen], starts[stop]
+    return sentence_starts[chosen], sentence_starts[stop]
 
 
 # --- masking

@@ -48,7 +48,7 @@ HELD_OUT_OF = 5
 
 
 @lru_cache(maxsize=2)
-def python_texts(corpus_name: str) -> dict[str, str]:
+def load_python_texts(corpus_name: str) -> dict[str, str]:
     """Return the texts of a built-in corpus by name.
 
     Args:
@@ -170,7 +170,7 @@ def make_labelled_docstring_rows(docstrings: Mapping[str, str]) -> HeldOutRows:
     a training row.
 
     Args:
-        docstrings: The docstrings by qualified name, from `python_texts`.
+        docstrings: The docstrings by qualified name, from `load_python_texts`.
 
     Returns:
         Rows with the columns `text` and `label`, each with whether it is held out, sorted by name.
@@ -194,7 +194,7 @@ def make_titled_docstring_rows(docstrings: Mapping[str, str]) -> HeldOutRows:
     Docstrings with too few words after the first line are left out. Each anchor and each positive occurs only once.
 
     Args:
-        docstrings: The docstrings by qualified name, from `python_texts`.
+        docstrings: The docstrings by qualified name, from `load_python_texts`.
 
     Returns:
         Rows with the columns `anchor` and `positive`, each with whether it is held out, sorted by name.

@@ -15,9 +15,8 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray, check_integer
 from gaudi_bert.common.errors import ArgumentError, InputError, short_repr, shorten
-from gaudi_bert.packing.certificate import certify_token_or_count_bound
 from gaudi_bert.packing.bounds import prove_lower_bound
-from gaudi_bert.packing.optimal import pack_optimally
+from gaudi_bert.packing.certificate import certify_token_or_count_bound
 from gaudi_bert.packing.heuristics import (
     pack_first_fit,
     pack_greedily,
@@ -27,6 +26,7 @@ from gaudi_bert.packing.heuristics import (
 )
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.nnls import pack_by_nnls, pack_ennlshp, pack_nnlshp
+from gaudi_bert.packing.optimal import pack_optimally
 from gaudi_bert.packing.strategies import (
     AlgorithmResult,
     Effort,
@@ -217,7 +217,9 @@ def pack_histogram(
         FailedError: the algorithm returned something that is not a packing, which is a defect.
     """
     max_depth = resolve_depth(depth, histogram.max_sequence_length)
-    result = run_algorithm(histogram.counts, algorithm, max_depth, leftovers=leftovers, seed=seed, budget=budget, effort=effort)
+    result = run_algorithm(
+        histogram.counts, algorithm, max_depth, leftovers=leftovers, seed=seed, budget=budget, effort=effort
+    )
     strategy_counts = sort_strategies(result.strategy_counts)
     masked_depth = max(map(len, strategy_counts), default=1) if depth == "max" else max_depth
     needed, slots = _determine_masked_slots(strategy_counts, histogram, max_predictions, masked_depth, masked_slots)

@@ -17,8 +17,8 @@ from gaudi_bert.packing.certificate import (
     Certificate,
     certify_threshold_bound,
     certify_token_or_count_bound,
-    limit_pack_worth_by_longest_sequence,
-    max_pack_worth_by_enumeration,
+    compute_pack_worth_limit,
+    enumerate_max_pack_worth,
     sum_prices,
 )
 from gaudi_bert.packing.linear_program import LinearProgram, Relaxation, needs_coarse_grid
@@ -171,14 +171,14 @@ def _limit_worth_of_long_packs(prices: IntArray, depth: int, max_items: int) -> 
     """
     length, best = len(prices), np.concatenate(([0], prices))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
-    listed = max_pack_worth_by_enumeration(best[rises], rises, length, depth)
+    listed = enumerate_max_pack_worth(best[rises], rises, length, depth)
     if listed is not None:
         return listed
     if length <= MAX_EXACT_LENGTH and depth < max_items:
         return int(compute_best_pack_worth(prices, depth))
     at_any_depth = np.empty_like(best)
     compute_max_plus_closure(best, rises, at_any_depth)
-    return min(int(at_any_depth[-1]), limit_pack_worth_by_longest_sequence(best[rises], rises, length, min(depth, length)))
+    return min(int(at_any_depth[-1]), compute_pack_worth_limit(best[rises], rises, length, min(depth, length)))
 
 
 def _find_prices_with_common_denominator(relaxation: Relaxation) -> IntArray | None:

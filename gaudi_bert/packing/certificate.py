@@ -110,7 +110,7 @@ def check_certificate(certificate: Certificate, length_counts: IntArray) -> int:
         FailedError: the prices prove less than the certificate claims.
         InputError: a price is negative, or so large that sums would overflow.
     """
-    max_pack_worth = _max_pack_worth(certificate.prices, certificate.depth)
+    max_pack_worth = _compute_max_pack_worth(certificate.prices, certificate.depth)
     worth = sum_prices(certificate.prices, length_counts)
     bound = -(-worth // max_pack_worth) if max_pack_worth else 0
     if bound < certificate.bound:
@@ -118,7 +118,7 @@ def check_certificate(certificate: Certificate, length_counts: IntArray) -> int:
     return bound
 
 
-def _max_pack_worth(prices: IntArray, depth: int) -> int:
+def _compute_max_pack_worth(prices: IntArray, depth: int) -> int:
     """Return the largest total price of the sequences that fit into one pack. For very long packs, the result may be an
     upper limit of this price.
     """
@@ -129,11 +129,11 @@ def _max_pack_worth(prices: IntArray, depth: int) -> int:
     # best[t] is the highest price of a single sequence of at most t tokens.
     best = np.maximum.accumulate(np.concatenate(([0], prices)))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
-    listed = max_pack_worth_by_enumeration(best[rises], rises, pack_tokens, depth) if len(rises) else 0
+    listed = enumerate_max_pack_worth(best[rises], rises, pack_tokens, depth) if len(rises) else 0
     if listed is not None:
         return listed
     if pack_tokens > MAX_EXACT_LENGTH:
-        limit = limit_pack_worth_by_longest_sequence(best[rises], rises, pack_tokens, depth)
+        limit = compute_pack_worth_limit(best[rises], rises, pack_tokens, depth)
         if len(rises) * pack_tokens <= MAX_STEPS and int(best[-1]) * (pack_tokens // int(rises[0])) < LARGEST_WORTH:
             # If it is fast enough, also compute the limit that applies without a depth limit: best[t] becomes the largest
             # total price of any number of sequences in t tokens.
@@ -148,13 +148,13 @@ def _max_pack_worth(prices: IntArray, depth: int) -> int:
     power, best = best, nothing
     while depth:
         if depth % 2:
-            best = _max_plus_product(best, power)
+            best = _compute_max_plus_product(best, power)
         depth //= 2
-        power = _max_plus_product(power, power) if depth else power
+        power = _compute_max_plus_product(power, power) if depth else power
     return int(best[-1])
 
 
-def max_pack_worth_by_enumeration(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int | None:
+def enumerate_max_pack_worth(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int | None:
     """Enumerate all ways to fill a pack, and return the largest total price. Return None if there are more than `MAX_LISTED`
     ways.
 
@@ -177,7 +177,7 @@ def max_pack_worth_by_enumeration(prices: IntArray, lengths: IntArray, pack_toke
     return int(np.max(worth + np.minimum(room // int(lengths[0]), slots) * prices[0]))
 
 
-def limit_pack_worth_by_longest_sequence(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int:
+def compute_pack_worth_limit(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int:
     """Return an upper limit of the total price of the sequences in one pack.
 
     For each possible longest sequence of the pack, the other sequences (at most `depth` - 1) fill the remaining room at the
@@ -198,7 +198,7 @@ def limit_pack_worth_by_longest_sequence(prices: IntArray, lengths: IntArray, pa
     return int(np.max(prices + np.minimum(by_tokens, (depth - 1) * np.concatenate(([0], prices))[others])))
 
 
-def _max_plus_product(left: IntArray, right: IntArray) -> IntArray:
+def _compute_max_plus_product(left: IntArray, right: IntArray) -> IntArray:
     """Compute the max-plus product of two arrays: result[t] = max over a of left[a] + right[t - a]."""
     result: IntArray = left + right[0]
     for part in range(1, len(left)):

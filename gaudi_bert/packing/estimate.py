@@ -185,7 +185,7 @@ class _Gumbel(NamedTuple):
 MEASURED_ON_8 = _Gumbel(1.6038, 0.1288)
 
 
-def _gumbel_quantiles(distribution: _Gumbel, probabilities: FloatArray) -> FloatArray:
+def _compute_gumbel_quantiles(distribution: _Gumbel, probabilities: FloatArray) -> FloatArray:
     """Return the quantiles of a Gumbel distribution at the given probabilities, which must lie between 0 and 1."""
     location, scale = distribution
     value: FloatArray = location - scale * np.log(-np.log(probabilities))
@@ -200,8 +200,8 @@ def compare_with_unpadding(histogram: Histogram, packing_factor: float) -> list[
     # Fit the distribution of a single device such that the slowest of 8 devices has the measured median and mode (equations
     # 13 and 14).
     probabilities = np.array([0.5, np.exp(-1.0)])
-    median, mode = _gumbel_quantiles(MEASURED_ON_8, probabilities)
-    scores = _gumbel_quantiles(_Gumbel(0.0, 1.0), 1 - (1 - probabilities) ** (1 / 8))
+    median, mode = _compute_gumbel_quantiles(MEASURED_ON_8, probabilities)
+    scores = _compute_gumbel_quantiles(_Gumbel(0.0, 1.0), 1 - (1 - probabilities) ** (1 / 8))
     scale = float((median - mode) / (scores[0] - scores[1]))
     one_device = _Gumbel(float(mode - scale * scores[1]), scale)
     # The slowest of n devices is below s with probability 1 - (1 - P(s))^n. Computing this directly would lose small
@@ -210,15 +210,15 @@ def compare_with_unpadding(histogram: Histogram, packing_factor: float) -> list[
     return [
         UnpaddingEstimate(
             accelerators=count,
-            unpadding=float(_gumbel_quantiles(one_device, -np.expm1(draws / count)).mean()),
-            ideal_unpadding=_ideal_unpadding_speedup(histogram, count),
+            unpadding=float(_compute_gumbel_quantiles(one_device, -np.expm1(draws / count)).mean()),
+            ideal_unpadding=_estimate_ideal_unpadding_speedup(histogram, count),
             packing=packing_factor,
         )
         for count in ACCELERATORS
     ]
 
 
-def _ideal_unpadding_speedup(histogram: Histogram, accelerators: int) -> float:
+def _estimate_ideal_unpadding_speedup(histogram: Histogram, accelerators: int) -> float:
     """Return the expected speed-up of ideal un-padding, where the time of a batch is exactly proportional to its non-padding
     tokens.
 

@@ -68,7 +68,8 @@ class OpenPacks:
         self._listed += len(pack)
         if self._listed > self._most_listed:
             raise InputError(
-                f"the strategies would list more than {self._most_listed:,} sequences; use a smaller depth, such as 8"
+                f"the strategies would contain more than {self._most_listed:,} sequences in total; use a smaller depth, "
+                "such as 8"
             )
         if room == 0 or len(pack) == self.depth:
             add_packs(self._closed, pack, count)
@@ -80,22 +81,22 @@ class OpenPacks:
         else:
             stack.append((count, pack))
 
-    def largest_room(self) -> int | None:
+    def find_largest_room(self) -> int | None:
         """Return the largest number of free tokens in any open pack, or None if no pack is open."""
         return self._rooms[-1] if self._rooms else None
 
-    def smallest_room_for(self, length: int) -> int | None:
+    def find_smallest_room_for(self, length: int) -> int | None:
         """Return the smallest number of free tokens in any open pack that can hold `length` tokens. Return None if there is
         no such pack.
         """
         position = bisect_left(self._rooms, length)
         return self._rooms[position] if position < len(self._rooms) else None
 
-    def top_entry(self, room: int) -> tuple[int, Strategy]:
+    def get_newest_entry(self, room: int) -> tuple[int, Strategy]:
         """Return the newest (count, pack) entry among the open packs with `room` free tokens, without removing it."""
         return self._stacks[room][-1]
 
-    def remove_from_top(self, room: int, count: int) -> None:
+    def remove_newest(self, room: int, count: int) -> None:
         """Remove `count` packs from the newest entry of the packs with `room` free tokens. The entry must contain at least
         this many.
         """
@@ -131,13 +132,13 @@ def pack_shortest_first(length_counts: IntArray, depth: int) -> StrategyCounts:
     for length in (np.flatnonzero(length_counts)[::-1] + 1).tolist():
         waiting = int(length_counts[length - 1])
         while waiting:
-            room = open_packs.largest_room()
+            room = open_packs.find_largest_room()
             if room is None or room < length:
                 open_packs.add_packs((length,), waiting, len(length_counts) - length)
                 break
-            available, pack = open_packs.top_entry(room)
+            available, pack = open_packs.get_newest_entry(room)
             moved = min(available, waiting)
-            open_packs.remove_from_top(room, moved)
+            open_packs.remove_newest(room, moved)
             open_packs.add_packs((*pack, length), moved, room - length)
             waiting -= moved
     return open_packs.close_all()
@@ -178,13 +179,13 @@ def fill_open_packs(open_packs: OpenPacks, length: int, sequence_count: int) -> 
         sequence_count: the number of sequences to place.
     """
     while sequence_count:
-        room = open_packs.smallest_room_for(length)
+        room = open_packs.find_smallest_room_for(length)
         if room is None:
             break
-        available, pack = open_packs.top_entry(room)
+        available, pack = open_packs.get_newest_entry(room)
         copies = min(room // length, open_packs.depth - len(pack), sequence_count)
         moved = min(available, sequence_count // copies)
-        open_packs.remove_from_top(room, moved)
+        open_packs.remove_newest(room, moved)
         open_packs.add_packs(pack + (length,) * copies, moved, room - copies * length)
         sequence_count -= moved * copies
     return sequence_count
@@ -262,7 +263,7 @@ def count_greedy_packs(length_counts: IntArray, depth: int, *, seed: int, separa
     Raises:
         InputError: there are more than `MOST_SEQUENCES` sequences.
     """
-    lengths = _shuffled_lengths(length_counts, seed)
+    lengths = _shuffle_lengths(length_counts, seed)
     return int(_pack_by_next_fit(lengths, len(length_counts), depth, separators, np.zeros(0, dtype=np.int64)))
 
 
@@ -273,19 +274,19 @@ def pack_greedily(length_counts: IntArray, depth: int, *, seed: int) -> Strategy
     This is what "just concatenate" does. It leaves about a fifth of the slots empty. For the arguments, see
     `count_greedy_packs`.
     """
-    lengths = _shuffled_lengths(length_counts, seed)
+    lengths = _shuffle_lengths(length_counts, seed)
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     packs = int(_pack_by_next_fit(lengths, len(length_counts), depth, 0, starts))
     starts[packs] = len(lengths)
     return sort_strategies(count_strategies(lengths, starts[: packs + 1]))
 
 
-def _shuffled_lengths(length_counts: IntArray, seed: int) -> Int32Array:
+def _shuffle_lengths(length_counts: IntArray, seed: int) -> Int32Array:
     """Expand a histogram to the length of each sequence, in an order shuffled by the seed, and return int32 [sequences]."""
     sequences = int(length_counts.sum())
     if sequences > MOST_SEQUENCES:
         raise InputError(
-            f"the algorithm greedy supports at most {MOST_SEQUENCES:,} sequences, but there are {sequences:,}; use another "
+            f"algorithm `greedy` supports at most {MOST_SEQUENCES:,} sequences, but there are {sequences:,}; use another "
             "algorithm, such as nnls"
         )
     lengths = np.repeat(np.arange(1, len(length_counts) + 1, dtype=np.int32), length_counts)

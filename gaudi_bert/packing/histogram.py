@@ -125,7 +125,9 @@ def resize_histogram(histogram: Histogram, max_sequence_length: int) -> Histogra
     """
     longest = int(np.flatnonzero(histogram.counts)[-1]) + 1 if histogram.sequences else 0
     if longest > max_sequence_length:
-        raise InputError(f"max_sequence_length is {max_sequence_length}, but the longest sequence has {longest} tokens")
+        raise InputError(
+            f"max_sequence_length is {max_sequence_length}, but the longest sequence has {longest} tokens; increase it"
+        )
 
     def resized(values: IntArray) -> IntArray:
         """Truncate an array to the new length, or extend it with zeros."""
@@ -165,7 +167,7 @@ def validate_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
         remedy = "truncate or split longer sequences, and drop empty ones" if is_integer else "use `lengths.astype(int)`"
         value = _format_entry(values, index) + ("" if is_integer else f", of type {values.dtype}")
         raise ArgumentError(
-            f"lengths[{index}] is {value}; lengths must be integers from 1 to {longest}, the row length; {remedy}"
+            f"lengths[{index}] is {value}; lengths must be integers from 1 to the row length, {longest}; {remedy}"
         )
     return values.astype(np.uint16 if longest < 2**16 else np.int32)
 

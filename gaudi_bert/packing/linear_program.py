@@ -26,9 +26,9 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, Int32Array, IntArray
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.certificate import MAX_EXACT_LENGTH
-from gaudi_bert.packing.pricers import BoundedPricer, TablePricer
 from gaudi_bert.packing.heuristics import OpenPacks, pack_longest_first
 from gaudi_bert.packing.long_packs import MANY_LENGTHS
+from gaudi_bert.packing.pricers import BoundedPricer, TablePricer
 from gaudi_bert.packing.pricing import LONGEST_TABLE, EnumeratedPricer, list_strategies
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
@@ -194,12 +194,12 @@ class _MasterProgram:
             raise FailedError(f"the LP solver stopped with status {status} on {len(self.lengths)} lengths; this is a defect")
         return float(information.objective_function_value) * self._unit
 
-    def dual_prices(self) -> FloatArray:
+    def get_dual_prices(self) -> FloatArray:
         """Return the dual price of each length, float64 [rows]. Prices are non-negative and do not decrease with length."""
         duals = np.array(self._solver.getSolution().row_dual)
         return np.maximum.accumulate(np.maximum(duals, 0.0))
 
-    def strategy_usage(self) -> FloatArray:
+    def get_strategy_usage(self) -> FloatArray:
         """Return the number of packs of each strategy in the last solution, float64 [strategies]. It may be a fraction."""
         return np.maximum(np.array(self._solver.getSolution().col_value)[self._exchanges :], 0.0) * self._unit
 
@@ -289,7 +289,7 @@ def run_column_generation(
             or master.budget.is_exhausted
         ):
             break
-        prices = master.dual_prices()
+        prices = master.get_dual_prices()
         new: Iterable[Strategy] = ()
         for share in CENTRE_SHARES:
             trial = share * centre + (1.0 - share) * prices
@@ -365,7 +365,11 @@ class LinearProgram:
         """
         linear_program = cls(unbounded_program.counts, unbounded_program.depth, budget)
         linear_program.pricer = BoundedPricer(
-            unbounded_program.lengths, unbounded_program.max_length, unbounded_program.depth, unbounded_program.demand, budget
+            unbounded_program.lengths,
+            unbounded_program.max_length,
+            unbounded_program.depth,
+            unbounded_program.demand,
+            budget,
         )
         available = dict(zip(unbounded_program.lengths.tolist(), unbounded_program.demand.tolist(), strict=True))
         linear_program.add_strategies(

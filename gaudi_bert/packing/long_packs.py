@@ -210,7 +210,7 @@ def _swap_until_packs_fit(assignment: _SlotAssignment, spare_packs: int, budget:
         over = np.flatnonzero(assignment.excess > 0)
         if len(over) == 0 or budget.is_exhausted:
             break
-        over = over[np.argsort(-_shortest_lengths_covering_excess(assignment, over), kind="stable")]
+        over = over[np.argsort(-_find_shortest_lengths_covering_excess(assignment, over), kind="stable")]
         roomy = np.argpartition(assignment.excess, min(ROOMY, len(assignment.excess) - 1))[:ROOMY]
         roomy = roomy[np.argsort(assignment.excess[roomy], kind="stable")]
         tried, fitted = _remove_excess_by_swaps(assignment, over, roomy)
@@ -228,7 +228,7 @@ def _swap_until_packs_fit(assignment: _SlotAssignment, spare_packs: int, budget:
 
 
 @kernel
-def _shortest_lengths_covering_excess(assignment: _SlotAssignment, packs: IntArray) -> IntArray:
+def _find_shortest_lengths_covering_excess(assignment: _SlotAssignment, packs: IntArray) -> IntArray:
     """For each pack, return the length of its shortest sequence that is at least as long as the excess of the pack, int64
     [packs].
 

@@ -116,7 +116,7 @@ LINE_SEARCH_HALVINGS = 60
 SMALL_GAIN = 1e-6
 
 
-def _ennls_row_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> FloatArray:
+def _compute_ennls_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> FloatArray:
     """Return the weight of each length in the objective of ENNLSHP (equation 23), float64 [L].
 
     Args:
@@ -128,9 +128,9 @@ def _ennls_row_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_W
     return weights
 
 
-def _ennls_objective(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> float:
+def _compute_ennls_objective(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> float:
     """Return the value of the ENNLSHP objective (equation 23) for a residual."""
-    return float(np.sum((_ennls_row_weights(residual, shortage_weight) * residual) ** 2))
+    return float(np.sum((_compute_ennls_weights(residual, shortage_weight) * residual) ** 2))
 
 
 class _EnnlsSolution(NamedTuple):
@@ -150,15 +150,15 @@ def _solve_ennls(length_counts: IntArray, depth: int) -> _EnnlsSolution:
     residual = target = np.asarray(length_counts, dtype=np.float64)
     for shortage_weight in (*EASY_WEIGHTS, SHORTAGE_WEIGHT):
         for _ in range(STEPS_AT_A_WEIGHT):
-            value = _ennls_objective(residual, shortage_weight)
-            solution = solve_nnls(target, _ennls_row_weights(residual, shortage_weight), depth)
+            value = _compute_ennls_objective(residual, shortage_weight)
+            solution = solve_nnls(target, _compute_ennls_weights(residual, shortage_weight), depth)
             change = solution.residual - residual
             step = _find_step_size(residual, change, shortage_weight)
             usage = {strategy: (1 - step) * count for strategy, count in usage.items() if step < 1.0}
             for strategy, count in zip(solution.strategies, solution.usage.tolist(), strict=True):
                 usage[strategy] = usage.get(strategy, 0.0) + step * count
             residual = residual + step * change
-            reached = _ennls_objective(residual, shortage_weight)
+            reached = _compute_ennls_objective(residual, shortage_weight)
             if min(reached - solution.objective**2, value - reached) <= SMALL_GAIN * reached:
                 break
     return _EnnlsSolution(usage, residual)
@@ -170,7 +170,7 @@ def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: f
     def rises(step: float) -> bool:
         """Return whether the objective increases with the step size at this point."""
         moved = residual + step * change
-        return bool(np.sum(_ennls_row_weights(moved, shortage_weight) ** 2 * moved * change) > 0)
+        return bool(np.sum(_compute_ennls_weights(moved, shortage_weight) ** 2 * moved * change) > 0)
 
     if not rises(1.0):
         return 1.0
@@ -209,9 +209,6 @@ MAX_ROUNDS = 20
 # The rounds end if fewer sequences than this remain.
 FEW_SEQUENCES = 100
 
-# The residual of lengths up to this has a smaller weight, because they can be padding.
-PADDING_LENGTHS = 8
-
 # Packs with more tokens than this count as long, and the work on them is limited more strictly.
 LONG = 1280
 
@@ -229,7 +226,7 @@ def iterative_residual_weights(max_sequence_length: int) -> FloatArray:
     length 8, otherwise 1.
     """
     weights = np.ones(max_sequence_length)
-    weights[:PADDING_LENGTHS] = np.sqrt(min(1.0, PADDING_LENGTHS / (2 * max_sequence_length)))
+    weights[:SHORT_LENGTH] = np.sqrt(min(1.0, SHORT_LENGTH / (2 * max_sequence_length)))
     return weights
 
 
@@ -257,7 +254,9 @@ def pack_by_nnls(
 
         return AlgorithmResult(pack_by_subsample(length_counts, depth, pack, MOST_LENGTHS), solved[0].algorithm_used)
     if leftovers == "complement":
-        return AlgorithmResult(_pack_iteratively(length_counts, depth, leftovers, budget=budget), "iterative-nnls-complement")
+        return AlgorithmResult(
+            _pack_iteratively(length_counts, depth, leftovers, budget=budget), "iterative-nnls-complement"
+        )
     heuristic = pack_longest_first(length_counts, depth)
     if _is_near_bound(heuristic, length_counts, depth):
         return AlgorithmResult(heuristic, "lpfhp")
@@ -321,7 +320,9 @@ def _pack_on_coarse_grid(length_counts: IntArray, depth: int, leftovers: Leftove
     """
     if length_counts.sum() > MAX_ASSIGNED_SEQUENCES:
         return pack_by_subsample(length_counts, depth, lambda part: _pack_on_coarse_grid(part, depth, leftovers, budget))
-    coarse = _pack_iteratively(split_counts_into_bins(length_counts, BINS), depth, leftovers, budget=budget.take_fraction(0.5))
+    coarse = _pack_iteratively(
+        split_counts_into_bins(length_counts, BINS), depth, leftovers, budget=budget.take_fraction(0.5)
+    )
     strategy_counts, remaining = assign_sequences_to_slots(coarse, length_counts, BINS, depth, budget.take_fraction(0.5))
     return add_by_best_fit(strategy_counts, remaining, depth)
 

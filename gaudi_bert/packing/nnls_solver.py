@@ -108,20 +108,22 @@ def solve_nnls(
     scale = max(float(np.max(target, initial=0)), 1.0)
     counts = np.concatenate(([0.0], np.asarray(target, dtype=np.float64) / scale))
     squared_weights = np.concatenate(([0.0], np.asarray(weights, dtype=np.float64) ** 2))
-    state = _allocate_active_set(max_length, depth)
+    active_set = _allocate_active_set(max_length, depth)
     product_plan = plan_max_plus_products(depth - 1, max_length)
     residual = np.empty(max_length + 1)
     most_rounds = np.iinfo(np.int64).max if max_rounds is None else max_rounds
     scratch = _allocate_scratch(max_length, len(product_plan))
     limits = most_rounds, max(budget.remaining, 0.0)
-    size = _run_active_set_method(counts, squared_weights, product_plan, state, scratch, residual, *limits)
-    budget.spend(float(state.operations[0]))
+    size = _run_active_set_method(counts, squared_weights, product_plan, active_set, scratch, residual, *limits)
+    budget.spend(float(active_set.operations[0]))
     strategies = []
-    for lengths, copies, distinct in zip(state.lengths[:size], state.copies[:size], state.distinct[:size], strict=True):
+    for lengths, copies, distinct in zip(
+        active_set.lengths[:size], active_set.copies[:size], active_set.distinct[:size], strict=True
+    ):
         items = np.repeat(lengths[:distinct], copies[:distinct].astype(np.int64))
         strategies.append(tuple(np.sort(items).tolist()))
     objective = scale * float(np.sqrt(np.sum(squared_weights * residual**2)))
-    return _NnlsSolution(strategies, state.usage[:size] * scale, residual[1:] * scale, objective)
+    return _NnlsSolution(strategies, active_set.usage[:size] * scale, residual[1:] * scale, objective)
 
 
 def limit_depth_by_bound(length_counts: IntArray, min_packs: float, depth: int) -> int:
@@ -170,7 +172,7 @@ def _run_active_set_method(
     counts: FloatArray,
     squared_weights: FloatArray,
     product_plan: IntArray,
-    state: _ActiveSet,
+    active_set: _ActiveSet,
     scratch: _Scratch,
     residual: FloatArray,
     max_rounds: int,
@@ -190,23 +192,23 @@ def _run_active_set_method(
     size, rounds, stalled = 0, 0, 0
     objective = np.inf
     while True:
-        improved = _recompute_residual(counts, squared_weights, state, size, residual)
+        improved = _recompute_residual(counts, squared_weights, active_set, size, residual)
         if rounds > 0:
             stalled = 0 if improved < objective * (1.0 - 1e-15) else stalled + 1
         objective = min(objective, improved)
-        if stalled >= STALLED_ROUNDS or rounds >= max_rounds or state.operations[0] >= max_operations:
+        if stalled >= STALLED_ROUNDS or rounds >= max_rounds or active_set.operations[0] >= max_operations:
             break
         rounds += 1
-        state.operations[0] += OPERATIONS_PER_PRODUCT * product_plan.shape[0] * top * top
+        active_set.operations[0] += OPERATIONS_PER_PRODUCT * product_plan.shape[0] * top * top
         for length in range(top + 1):
             prices[length] = squared_weights[length] * residual[length]
         completion = compiled_fill_max_plus_power_table(product_plan, scratch.table, scratch.every_length)
         for length in range(1, top + 1):
             values[length] = prices[length] + completion[top - length]
-        entered = _append_best_columns(threshold, product_plan, counts, squared_weights, state, scratch, size)
+        entered = _append_best_columns(threshold, product_plan, counts, squared_weights, active_set, scratch, size)
         if entered == size:
             break
-        size = _remove_infeasible_columns(state, scratch.products, entered)
+        size = _remove_infeasible_columns(active_set, scratch.products, entered)
     return size
 
 
@@ -216,14 +218,14 @@ def _append_best_columns(
     product_plan: IntArray,
     counts: FloatArray,
     squared_weights: FloatArray,
-    state: _ActiveSet,
+    active_set: _ActiveSet,
     scratch: _Scratch,
     size: int,
 ) -> int:
     """Append the columns with the largest gradients to the passive set, and return the new number of columns. The appended
     columns share no lengths.
     """
-    limit = min(size + ADDITIONS, state.usage.size - 1)
+    limit = min(size + ADDITIONS, active_set.usage.size - 1)
     values, taken = scratch.values, scratch.taken
     for length in range(taken.size):
         taken[length] = False
@@ -236,15 +238,15 @@ def _append_best_columns(
         if values[anchor] <= min_gradient:
             break
         values[anchor] = MINUS_INFINITY
-        if _write_best_column(anchor, product_plan, state, scratch, size) and _append_passive_column(
-            counts, squared_weights, state, scratch, size
+        if _write_best_column(anchor, product_plan, active_set, scratch, size) and _append_passive_column(
+            counts, squared_weights, active_set, scratch, size
         ):
             size += 1
     return size
 
 
 @inlined_kernel
-def _write_best_column(anchor: int, product_plan: IntArray, state: _ActiveSet, scratch: _Scratch, column: int) -> bool:
+def _write_best_column(anchor: int, product_plan: IntArray, active_set: _ActiveSet, scratch: _Scratch, column: int) -> bool:
     """Write the best strategy that contains the length `anchor` to column number `column`, and mark its lengths as taken.
 
     Return False, without writing anything, if one of its lengths is already taken.
@@ -256,7 +258,7 @@ def _write_best_column(anchor: int, product_plan: IntArray, state: _ActiveSet, s
     for index in range(size):
         is_free &= not taken[items[index]]
     if is_free:
-        lengths, copies = state.lengths[column], state.copies[column]
+        lengths, copies = active_set.lengths[column], active_set.copies[column]
         distinct = 0
         for index in range(size):
             item = items[index]
@@ -269,14 +271,14 @@ def _write_best_column(anchor: int, product_plan: IntArray, state: _ActiveSet, s
                 distinct += 1
             copies[entry] += 1.0
             taken[item] = True
-        state.distinct[column] = distinct
-        state.usage[column] = 0.0
+        active_set.distinct[column] = distinct
+        active_set.usage[column] = 0.0
     return is_free
 
 
 @inlined_kernel
 def _append_passive_column(
-    counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, scratch: _Scratch, size: int
+    counts: FloatArray, squared_weights: FloatArray, active_set: _ActiveSet, scratch: _Scratch, size: int
 ) -> bool:
     """Extend the Cholesky factor by column number `size`, which has just been written. Return False if this column depends
     linearly on the others.
@@ -285,32 +287,32 @@ def _append_passive_column(
     for length in range(weighted.size):
         weighted[length] = 0.0
     diagonal, moment = 0.0, 0.0
-    for entry in range(state.distinct[size]):
-        length, copies = state.lengths[size, entry], state.copies[size, entry]
+    for entry in range(active_set.distinct[size]):
+        length, copies = active_set.lengths[size, entry], active_set.copies[size, entry]
         weighted[length] = squared_weights[length] * copies
         diagonal += copies * weighted[length]
         moment += weighted[length] * counts[length]
-    state.operations[0] += 0.5 * size * size
+    active_set.operations[0] += 0.5 * size * size
     for other in range(size):
         product = 0.0
-        for entry in range(state.distinct[other]):
-            product += state.copies[other, entry] * weighted[state.lengths[other, entry]]
+        for entry in range(active_set.distinct[other]):
+            product += active_set.copies[other, entry] * weighted[active_set.lengths[other, entry]]
         products[other] = product
-    return _append_cholesky_column(state.factor, size, products, diagonal, state.projected, moment)
+    return _append_cholesky_column(active_set.factor, size, products, diagonal, active_set.projected, moment)
 
 
 @inner_kernel
-def _remove_infeasible_columns(state: _ActiveSet, scratch: FloatArray, size: int) -> int:
+def _remove_infeasible_columns(active_set: _ActiveSet, scratch: FloatArray, size: int) -> int:
     """Move the usages towards the unconstrained optimum, remove columns whose usage becomes zero, and return the new number
     of columns.
 
     This is the inner loop of Lawson and Hanson.
     """
-    usage, solution = state.usage, state.solution
+    usage, solution = active_set.usage, active_set.solution
     blocking = 0
     while size > 0 and blocking >= 0:
-        state.operations[0] += 0.5 * size * size
-        _substitute_backward(state.factor, size, state.projected, solution)
+        active_set.operations[0] += 0.5 * size * size
+        _substitute_backward(active_set.factor, size, active_set.projected, solution)
         step, blocking = 1.0, -1
         for column in range(size):
             if solution[column] <= 0.0:
@@ -326,29 +328,29 @@ def _remove_infeasible_columns(state: _ActiveSet, scratch: FloatArray, size: int
             usage[blocking] = 0.0
             for column in range(size - 1, -1, -1):
                 if solution[column] <= 0.0 and usage[column] <= 1e-15:
-                    state.operations[0] += 1.5 * (size - column) * (size - column)
-                    _remove_cholesky_column(state.factor, size, column, state.projected, scratch)
+                    active_set.operations[0] += 1.5 * (size - column) * (size - column)
+                    _remove_cholesky_column(active_set.factor, size, column, active_set.projected, scratch)
                     size -= 1
-                    _shift_columns_down(state, column, size)
+                    _shift_columns_down(active_set, column, size)
     return size
 
 
 @inner_kernel
-def _shift_columns_down(state: _ActiveSet, first: int, size: int) -> None:
+def _shift_columns_down(active_set: _ActiveSet, first: int, size: int) -> None:
     """Move the columns after number `first` down by one, so that `size` columns remain."""
     for column in range(first, size):
-        state.usage[column] = state.usage[column + 1]
-        state.solution[column] = state.solution[column + 1]
-        distinct = state.distinct[column + 1]
-        state.distinct[column] = distinct
+        active_set.usage[column] = active_set.usage[column + 1]
+        active_set.solution[column] = active_set.solution[column + 1]
+        distinct = active_set.distinct[column + 1]
+        active_set.distinct[column] = distinct
         for entry in range(distinct):
-            state.lengths[column, entry] = state.lengths[column + 1, entry]
-            state.copies[column, entry] = state.copies[column + 1, entry]
+            active_set.lengths[column, entry] = active_set.lengths[column + 1, entry]
+            active_set.copies[column, entry] = active_set.copies[column + 1, entry]
 
 
 @inner_kernel
 def _recompute_residual(
-    counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, size: int, residual: FloatArray
+    counts: FloatArray, squared_weights: FloatArray, active_set: _ActiveSet, size: int, residual: FloatArray
 ) -> float:
     """Compute residual = counts - A x anew, so that rounding errors do not accumulate. Return the weighted sum of its
     squares.
@@ -356,8 +358,8 @@ def _recompute_residual(
     for length in range(counts.size):
         residual[length] = counts[length]
     for column in range(size):
-        for entry in range(state.distinct[column]):
-            residual[state.lengths[column, entry]] -= state.copies[column, entry] * state.usage[column]
+        for entry in range(active_set.distinct[column]):
+            residual[active_set.lengths[column, entry]] -= active_set.copies[column, entry] * active_set.usage[column]
     total = 0.0
     for length in range(counts.size):
         total += squared_weights[length] * residual[length] * residual[length]

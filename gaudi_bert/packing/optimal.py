@@ -20,12 +20,10 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.packing.certificate import Certificate, certify_threshold_bound, certify_token_or_count_bound
 from gaudi_bert.packing.bounds import certify_linear_program, certify_prices
-from gaudi_bert.packing.linear_program import MOST_CLOSED, LinearProgram, needs_coarse_grid
-from gaudi_bert.packing.pricers import can_use_bounded_pricer, max_sequences_per_pack
-from gaudi_bert.packing.whole_packs import WHOLE, DiveSettings, dive_to_whole_packs
+from gaudi_bert.packing.certificate import Certificate, certify_threshold_bound, certify_token_or_count_bound
 from gaudi_bert.packing.heuristics import add_by_best_fit, pack_longest_first
+from gaudi_bert.packing.linear_program import MOST_CLOSED, LinearProgram, needs_coarse_grid
 from gaudi_bert.packing.long_packs import (
     FEW_LENGTHS,
     GRIDS,
@@ -46,6 +44,7 @@ from gaudi_bert.packing.long_packs import (
 )
 from gaudi_bert.packing.nnls import iterative_residual_weights, pack_by_nnls
 from gaudi_bert.packing.nnls_solver import MAX_NNLS_LENGTH, limit_depth_by_bound, solve_nnls
+from gaudi_bert.packing.pricers import can_use_bounded_pricer, compute_max_sequences_per_pack
 from gaudi_bert.packing.strategies import (
     AlgorithmResult,
     Effort,
@@ -56,6 +55,7 @@ from gaudi_bert.packing.strategies import (
     fill_planned_slots,
     sort_strategies,
 )
+from gaudi_bert.packing.whole_packs import WHOLE, DiveSettings, dive_to_whole_packs
 
 # NNLS may take this many rounds per distinct length. If lengths exist that fill packs exactly, fewer are needed. Otherwise,
 # more rounds do not help.
@@ -124,7 +124,7 @@ def pack_optimally(
         effort: "unlimited" continues until nothing helps.
     """
     lengths = np.flatnonzero(length_counts) + 1
-    deepest = max_sequences_per_pack(lengths, length_counts[lengths - 1], len(length_counts))
+    deepest = compute_max_sequences_per_pack(lengths, length_counts[lengths - 1], len(length_counts))
     budget = WorkBudget() if budget is None else budget
     first = _pack_heuristically(length_counts, depth if depth < deepest else len(length_counts), budget)
     allowed = budget.take_at_most(_count_allowed_operations(first, length_counts, depth, effort))
@@ -381,7 +381,9 @@ def _pack_on_coarse_grids(length_counts: IntArray, depth: int, incumbent: _Incum
         coarse = _pack_by_linear_programs(
             split_counts_into_bins(length_counts, bins, slack * slacks), depth, budget.take_fraction(0.3), stop_early=True
         )
-        proof = certify_prices(length_counts, interpolate_prices(coarse.certificate.prices, len(length_counts)), depth, budget)
+        proof = certify_prices(
+            length_counts, interpolate_prices(coarse.certificate.prices, len(length_counts)), depth, budget
+        )
         incumbent = _update_incumbent(incumbent, None, proof)
         if _is_near_bound(incumbent):
             break

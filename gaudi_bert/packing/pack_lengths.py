@@ -200,7 +200,7 @@ def pack_lengths(
     packing = _pack_and_prove(count_lengths(checked, int(max_sequence_length)), depth, algorithm, seed, effort)
     indices, offsets = sample_packs(checked, list(packing.strategy_counts.items()), seed, 0, np.int64)
     return PackedLengths(
-        **_packing_metrics(packing),
+        **_extract_packing_metrics(packing),
         indices=indices,
         offsets=offsets,
         max_sequence_length=packing.histogram.max_sequence_length,
@@ -255,10 +255,10 @@ def pack_histogram(
     except InputError as error:
         raise ArgumentError(str(error)) from None
     if histogram.sequences == 0:
-        raise ArgumentError("counts contains no sequence; counts[0] is the number of sequences of length 1")
+        raise ArgumentError("counts contains no sequences; pass the number of sequences of length 1, 2, and so on")
     packing = _pack_and_prove(histogram, depth, algorithm, seed, effort)
     return PackedHistogram(
-        **_packing_metrics(packing),
+        **_extract_packing_metrics(packing),
         strategies=tuple(packing.strategy_counts),
         counts=np.fromiter(packing.strategy_counts.values(), np.int64, len(packing.strategy_counts)),
         max_sequence_length=histogram.max_sequence_length,
@@ -336,6 +336,6 @@ def _draw_depth_histogram(pack_sizes: IntArray) -> str:
     )
 
 
-def _packing_metrics(packing: Packing) -> dict[str, int]:
+def _extract_packing_metrics(packing: Packing) -> dict[str, int]:
     """Return the metrics of a packing by the names of the fields of `PackingMetrics`."""
     return {field.name: getattr(packing, field.name) for field in fields(PackingMetrics)}

@@ -90,7 +90,9 @@ class TablePricer:
         self.budget.spend(len(rows) * self._operations_per_trace)
         strategies: list[Strategy] = []
         while len(rows):
-            done = _trace_best_packs(self.product_plan, self._table, self.lengths, self._row_below, rows, prices, self._traced)
+            done = _trace_best_packs(
+                self.product_plan, self._table, self.lengths, self._row_below, rows, prices, self._traced
+            )
             start = 0
             for end, worth in zip(self._traced.ends[:done].tolist(), self._traced.worths[:done].tolist(), strict=True):
                 if worth > min_worth:
@@ -174,8 +176,8 @@ class BoundedPricer:
         self.lengths = lengths
         self.max_length = max_length
         self.counts = counts.copy()
-        self._is_limited = depth < max_sequences_per_pack(lengths, counts, max_length)
-        self._table = np.zeros(_bounded_table_shape(lengths, max_length, depth, counts))
+        self._has_depth_limit = depth < compute_max_sequences_per_pack(lengths, counts, max_length)
+        self._table = np.zeros(_compute_bounded_table_shape(lengths, max_length, depth, counts))
         self._prices = np.zeros(len(lengths))
 
     def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
@@ -186,7 +188,7 @@ class BoundedPricer:
         """
         self.budget.spend(self._table.size)
         self._prices, worth = prices.copy(), np.zeros(len(prices))
-        _fill_bounded_worth_table(self.lengths, self.counts, prices, self._is_limited, self._table, worth)
+        _fill_bounded_worth_table(self.lengths, self.counts, prices, self._has_depth_limit, self._table, worth)
         return worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
@@ -201,13 +203,15 @@ class BoundedPricer:
         self.budget.spend(len(rows) * len(self.lengths))
         pack, result = np.empty(self.max_length, dtype=np.int64), []
         for row in rows[self.counts[rows] > 0].tolist():
-            size = _trace_bounded_pack(self.lengths, self.counts, self._prices, self._is_limited, self._table, row, pack)
+            size = _trace_bounded_pack(
+                self.lengths, self.counts, self._prices, self._has_depth_limit, self._table, row, pack
+            )
             if float(prices[pack[:size]].sum()) > min_worth:
                 result.append(tuple(self.lengths[pack[:size][::-1]].tolist()))
         return result
 
 
-def max_sequences_per_pack(lengths: IntArray, counts: IntArray, max_length: int) -> int:
+def compute_max_sequences_per_pack(lengths: IntArray, counts: IntArray, max_length: int) -> int:
     """Return how many sequences fit into a single pack if the shortest ones are put into it.
 
     Args:
@@ -226,20 +230,20 @@ def max_sequences_per_pack(lengths: IntArray, counts: IntArray, max_length: int)
 
 def can_use_bounded_pricer(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> bool:
     """Return whether the table of a `BoundedPricer` would be small enough."""
-    return bool(np.prod(_bounded_table_shape(lengths, max_length, depth, counts), dtype=np.float64) <= MOST_ENTRIES)
+    return bool(np.prod(_compute_bounded_table_shape(lengths, max_length, depth, counts), dtype=np.float64) <= MOST_ENTRIES)
 
 
-def _bounded_table_shape(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> tuple[int, int, int]:
+def _compute_bounded_table_shape(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> tuple[int, int, int]:
     """Return the shape (lengths + 1, slots + 1, tokens + 1) of the table in a `BoundedPricer`. Without a depth limit, slots
     is 0.
     """
-    slots = depth if depth < max_sequences_per_pack(lengths, counts, max_length) else 0
+    slots = depth if depth < compute_max_sequences_per_pack(lengths, counts, max_length) else 0
     return len(lengths) + 1, slots + 1, max_length + 1
 
 
 @borrowing_kernel
 def _fill_bounded_worth_table(
-    lengths: IntArray, counts: IntArray, prices: FloatArray, is_limited: bool, table: FloatArray, worth: FloatArray
+    lengths: IntArray, counts: IntArray, prices: FloatArray, has_depth_limit: bool, table: FloatArray, worth: FloatArray
 ) -> None:
     """Fill the table of a `BoundedPricer`, and write to `worth` the largest total price of a pack for each longest length.
 
@@ -253,8 +257,8 @@ def _fill_bounded_worth_table(
         for slot in range(slots + 1):
             for room in range(top + 1):
                 table[row + 1, slot, room] = table[row, slot, room]
-            for copies in range(1, min(most, slot if is_limited else most) + 1):
-                added, before = copies * prices[row], table[row, slot - copies if is_limited else slot]
+            for copies in range(1, min(most, slot if has_depth_limit else most) + 1):
+                added, before = copies * prices[row], table[row, slot - copies if has_depth_limit else slot]
                 update_elementwise_maximum(table[row + 1, slot, copies * length :], added, before)
                 if slot == slots:
                     worth[row] = max(worth[row], added + before[top - copies * length])
@@ -265,30 +269,32 @@ def _trace_bounded_pack(
     lengths: IntArray,
     counts: IntArray,
     prices: FloatArray,
-    is_limited: bool,
+    has_depth_limit: bool,
     table: FloatArray,
-    longest: int,
+    longest_row: int,
     pack: IntArray,
 ) -> int:
-    """Write the best pack whose longest sequence has the length of row `longest` to `pack`, as rows of lengths. Return how
-    many sequences it contains.
+    """Write the best pack whose longest sequence has the length of row `longest_row` to `pack`, as rows of lengths. Return
+    how many sequences it contains.
     """
     room, slot, size = table.shape[2] - 1, table.shape[1] - 1, 0
-    for row in range(longest, -1, -1):
+    for row in range(longest_row, -1, -1):
         most = min(counts[row], room // lengths[row])
-        if is_limited:
+        if has_depth_limit:
             most = min(most, slot)
         best, taken = table[row, slot, room], 0
-        if row == longest:
+        if row == longest_row:
             best = -1.0
         for copies in range(1, most + 1):
-            value = copies * prices[row] + table[row, slot - copies if is_limited else slot, room - copies * lengths[row]]
+            value = (
+                copies * prices[row] + table[row, slot - copies if has_depth_limit else slot, room - copies * lengths[row]]
+            )
             if value > best:
                 best, taken = value, copies
         for _ in range(taken):
             pack[size] = row
             size += 1
         room -= taken * lengths[row]
-        if is_limited:
+        if has_depth_limit:
             slot -= taken
     return size

@@ -195,16 +195,18 @@ def _compute_max_plus_power_worth(prices: Worths, depth: int) -> int | float:
 
 
 @inner_kernel
-def _find_best_split(left: Worths, right: Worths, total: int, value: float) -> int:
-    """Return the smallest index `part` such that left[part] + right[total - part] is at least `value`."""
+def _find_best_split(left: Worths, right: Worths, total: int, min_worth: float) -> int:
+    """Return the smallest index `part` such that left[part] + right[total - part] is at least `min_worth`."""
     for part in range(total + 1):
-        if left[part] + right[total - part] >= value:
+        if left[part] + right[total - part] >= min_worth:
             return part
     return total
 
 
 @inlined_kernel
-def trace_best_lengths(product_plan: IntArray, table: Worths, total: int, lengths: IntArray, size: int, pending: IntArray) -> int:
+def trace_best_lengths(
+    product_plan: IntArray, table: Worths, total: int, lengths: IntArray, size: int, pending: IntArray
+) -> int:
     """Find the items that produced the entry `total` in the last row of the table, and append them to `lengths`.
 
     Args:

@@ -71,7 +71,9 @@ class RowLengths:
     @property
     def packings(self) -> tuple[Packing, ...]:
         """The packing for each row length. It is computed when this property is first used."""
-        return tuple(self._rows.plan_interval(*interval) for interval in self._rows.intervals_with_sequences(self.lengths))
+        return tuple(
+            self._rows.plan_interval(*interval) for interval in self._rows.list_intervals_with_sequences(self.lengths)
+        )
 
     def format_cost(self) -> str:
         """Format a line that compares the cost of these rows with that of a single row length and that of padded batches."""
@@ -84,23 +86,23 @@ class RowLengths:
 
 def choose_row_lengths(
     length_counts: IntArray,
-    cost: Cost,
+    row_cost: Cost,
     *,
-    lengths: tuple[int, ...] | None = None,
-    multiple: int = 64,
-    longest: int | None = None,
+    row_lengths: tuple[int, ...] | None = None,
+    length_multiple: int = 64,
+    max_row_length: int | None = None,
     depth: int | str = "max",
     algorithm: str = "optimal",
     batch_sequences: int = 32,
 ) -> RowLengths:
-    """Choose the row lengths with the smallest estimated cost for a histogram, unless `lengths` specifies them.
+    """Choose the row lengths with the smallest estimated cost for a histogram, unless `row_lengths` specifies them.
 
     Args:
         length_counts: int64 [longest sequence], the number of sequences of length 1, 2, and so on; at least one sequence.
-        cost: the cost of a row, as a function of its length.
-        lengths: the row lengths to use, ascending, or None to choose them. Lengths that no sequence needs are dropped.
-        multiple: chosen lengths are multiples of this, except `longest` itself.
-        longest: the longest row allowed, such as the positions of a model; None for no limit.
+        row_cost: the cost of a row, as a function of its length.
+        row_lengths: the row lengths to use, ascending, or None to choose them. Lengths that no sequence needs are dropped.
+        length_multiple: chosen lengths are multiples of this number, except `max_row_length` itself.
+        max_row_length: the longest row allowed, such as the number of positions of a model; None for no limit.
         depth: the most sequences per pack, or "max" for no limit.
         algorithm: the packing algorithm.
         batch_sequences: sequences per batch in the padded batches with which the cost is compared.
@@ -112,29 +114,31 @@ def choose_row_lengths(
         InputError: a sequence is longer than the longest row, or there is no sequence.
     """
     if not length_counts.any():
-        raise InputError("there are no sequences, so row lengths cannot be chosen")
+        raise InputError("row lengths cannot be chosen, because there are no sequences; add some")
     needed = int(np.flatnonzero(length_counts)[-1]) + 1
-    if longest is not None and needed > longest:
-        raise InputError(f"the longest sequence has {needed} tokens, but rows have at most {longest}; truncate or drop it")
-    if lengths is not None and needed > lengths[-1]:
+    if max_row_length is not None and needed > max_row_length:
         raise InputError(
-            f"the longest sequence has {needed} tokens, but the longest row has {lengths[-1]}; add a longer row"
+            f"the longest sequence has {needed} tokens, but rows have at most {max_row_length}; truncate or drop it"
         )
-    planner = _RowPlanner(length_counts, cost, depth, algorithm)
-    last = -(-needed // multiple)
+    if row_lengths is not None and needed > row_lengths[-1]:
+        raise InputError(
+            f"the longest sequence has {needed} tokens, but the longest row has {row_lengths[-1]}; add a longer row"
+        )
+    planner = _RowPlanner(length_counts, row_cost, depth, algorithm)
+    last = -(-needed // length_multiple)
     steps = range(1, last + 1) if last <= _MOST_CANDIDATES else np.geomspace(1, last, _MOST_CANDIDATES).round().astype(int)
-    candidates = sorted({min(int(step) * multiple, longest or last * multiple) for step in steps})
-    best = lengths or _choose_cheapest_lengths(planner, candidates)
+    candidates = sorted({min(int(step) * length_multiple, max_row_length or last * length_multiple) for step in steps})
+    best = row_lengths or _choose_cheapest_lengths(planner, candidates)
     # A batch is padded to its longest sequence. Therefore compute the probability that each length is the longest in a batch
     # of random sequences.
     occurring, sequences = np.flatnonzero(length_counts) + 1, int(length_counts.sum())
     none_longer = (np.cumsum(length_counts[occurring - 1]) / sequences) ** min(batch_sequences, sequences)
     is_longest = np.diff(none_longer, prepend=0.0)
     return RowLengths(
-        lengths=tuple(length for _, length in planner.intervals_with_sequences(best)),
+        lengths=tuple(length for _, length in planner.list_intervals_with_sequences(best)),
         cost=planner.total_cost(best),
         one_length_cost=planner.total_cost((candidates[-1],)),
-        padded_cost=float(sequences * (is_longest @ np.array([cost(length) for length in occurring.tolist()]))),
+        padded_cost=float(sequences * (is_longest @ np.array([row_cost(length) for length in occurring.tolist()]))),
         _rows=planner,
     )
 
@@ -168,14 +172,14 @@ class _RowPlanner:
         self._bounds: dict[tuple[int, int], int] = {}
         self._packings: dict[tuple[int, int], Packing] = {}
 
-    def intervals_with_sequences(self, row_lengths: tuple[int, ...]) -> list[tuple[int, int]]:
+    def list_intervals_with_sequences(self, row_lengths: tuple[int, ...]) -> list[tuple[int, int]]:
         """Return the interval (above, length) of each row length. Intervals without sequences are left out."""
         return [(above, length) for above, length in pairwise((0, *row_lengths)) if self._counts[above:length].any()]
 
     def plan_interval(self, above: int, row_length: int) -> Packing:
         """Pack the sequences of an interval into rows of `row_length` tokens, or return the packing from an earlier call."""
         if (above, row_length) not in self._packings:
-            histogram = Histogram(row_length, self._counts_between(above, row_length))
+            histogram = Histogram(row_length, self._select_counts(above, row_length))
             self._packings[above, row_length] = pack_histogram(histogram, self._algorithm, self._depth)
         return self._packings[above, row_length]
 
@@ -189,7 +193,8 @@ class _RowPlanner:
         """
         pack_count_of = count_interval_packs or self._estimate_packs
         return sum(
-            pack_count_of(*interval) * self._cost(interval[1]) for interval in self.intervals_with_sequences(row_lengths)
+            pack_count_of(*interval) * self._cost(interval[1])
+            for interval in self.list_intervals_with_sequences(row_lengths)
         )
 
     def _estimate_packs(self, above: int, row_length: int) -> int:
@@ -204,12 +209,12 @@ class _RowPlanner:
     def min_packs(self, above: int, row_length: int) -> int:
         """Return a lower bound on the number of rows for an interval."""
         if (above, row_length) not in self._bounds:
-            part, depth = self._counts_between(above, row_length), resolve_depth(self._depth, row_length)
+            part, depth = self._select_counts(above, row_length), resolve_depth(self._depth, row_length)
             proofs = certify_token_or_count_bound(part, depth), certify_threshold_bound(part, depth)
             self._bounds[above, row_length] = max(proof.bound for proof in proofs)
         return self._bounds[above, row_length]
 
-    def _counts_between(self, above: int, row_length: int) -> IntArray:
+    def _select_counts(self, above: int, row_length: int) -> IntArray:
         """Return the histogram counts of the sequences in an interval, int64 [row_length]."""
         part = np.zeros(row_length, dtype=np.int64)
         own = self._counts[above:row_length]

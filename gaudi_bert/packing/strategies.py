@@ -309,7 +309,9 @@ class Packing(PackingMetrics):
     def __post_init__(self) -> None:
         check_packing(self.strategy_counts, self.histogram, self.depth, self.masked_slots)
         if self.packs < self.lower_bound:
-            raise FailedError(f"{self.packs} packs are fewer than the bound {self.lower_bound}; the bound is wrong")
+            raise FailedError(
+                f"there are {self.packs} packs, fewer than the lower bound {self.lower_bound}; this is a defect"
+            )
 
     @property
     def depth_used(self) -> int:
@@ -402,7 +404,7 @@ class WorkBudget:
         return WorkBudget(min(max_operations, max(self.remaining, 0.0)), self)
 
 
-def shared_estimate_budget(max_sequence_length: int) -> WorkBudget | None:
+def create_estimate_budget(max_sequence_length: int) -> WorkBudget | None:
     """Return the budget that all rows of an estimate share. Return None for short packs, because each of their rows has its
     own budget.
     """

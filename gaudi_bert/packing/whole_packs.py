@@ -314,7 +314,7 @@ class _FixedPacks:
         unplaced = np.maximum.accumulate(np.maximum(balance, 0))
         return np.diff(unplaced, prepend=0)[::-1]
 
-    def combined_strategy_counts(self, rest: StrategyCounts | None = None) -> StrategyCounts:
+    def combine_strategy_counts(self, rest: StrategyCounts | None = None) -> StrategyCounts:
         """Return the strategy counts of the fixed packs and of the packs in `rest` together."""
         result = dict(rest or {})
         for strategy, count in self.fixed:
@@ -327,8 +327,8 @@ class _DiveState:
     have failed.
     """
 
-    def __init__(self, path: _FixedPacks, usage: FloatArray, share: float) -> None:
-        self.fixed, self.packs, self.uncovered = len(path.fixed), path.packs, path.uncovered.copy()
+    def __init__(self, fixed_packs: _FixedPacks, usage: FloatArray, share: float) -> None:
+        self.fixed, self.packs, self.uncovered = len(fixed_packs.fixed), fixed_packs.packs, fixed_packs.uncovered.copy()
         self._usage = usage
         self._share = share
         self._barred: list[int] = []
@@ -388,26 +388,26 @@ def dive_to_whole_packs(linear_program: LinearProgram, target_packs: int, settin
         target_packs: the number of packs to reach.
         settings: how the dive rounds fractions up.
     """
-    path = _FixedPacks(linear_program.lengths, linear_program.demand)
+    fixed_packs = _FixedPacks(linear_program.lengths, linear_program.demand)
     furthest: StrategyCounts = {}
-    not_held = path.unplaced_sequences
-    packs, is_certain = _search_packs_for_rest(linear_program, path, target_packs)
+    not_held = fixed_packs.unplaced_sequences
+    packs, is_certain = _search_packs_for_rest(linear_program, fixed_packs, target_packs)
     if is_certain and packs is None:
         return DiveResult(furthest, not_held, True)
-    linear_program.set_remaining_demand(path.uncovered, path.unplaced_sequences)
+    linear_program.set_remaining_demand(fixed_packs.uncovered, fixed_packs.unplaced_sequences)
     linear_program.master.minimize_packs(use_dual_simplex=True)
-    levels = [_DiveState(path, linear_program.master.strategy_usage(), settings.share)]
+    levels = [_DiveState(fixed_packs, linear_program.master.get_strategy_usage(), settings.share)]
     steps = failures = 0
     while packs is None and levels and steps < settings.max_steps and failures < settings.max_failures:
-        if linear_program.budget.is_exhausted and path.fixed:
+        if linear_program.budget.is_exhausted and fixed_packs.fixed:
             break
-        path.fix_packs(linear_program.master.strategies, levels[-1].choose_packs_to_fix(settings))
+        fixed_packs.fix_packs(linear_program.master.strategies, levels[-1].choose_packs_to_fix(settings))
         steps += 1
-        packs, is_certain = _search_packs_for_rest(linear_program, path, target_packs)
-        if packs is None and not is_certain and _solve_rest_within_target(linear_program, path, target_packs):
-            levels.append(_DiveState(path, linear_program.master.strategy_usage(), settings.share))
-            if path.packs > count_packs(furthest):
-                furthest, not_held = path.combined_strategy_counts(), path.unplaced_sequences
+        packs, is_certain = _search_packs_for_rest(linear_program, fixed_packs, target_packs)
+        if packs is None and not is_certain and _solve_rest_within_target(linear_program, fixed_packs, target_packs):
+            levels.append(_DiveState(fixed_packs, linear_program.master.get_strategy_usage(), settings.share))
+            if fixed_packs.packs > count_packs(furthest):
+                furthest, not_held = fixed_packs.combine_strategy_counts(), fixed_packs.unplaced_sequences
         elif packs is None:  # undo the step, and those before it for which no other choice is left
             failures += 1
             levels[-1].record_lost_target()
@@ -416,10 +416,10 @@ def dive_to_whole_packs(linear_program: LinearProgram, target_packs: int, settin
                 if levels:
                     levels[-1].record_lost_target()
             if levels:
-                path.undo_back_to(levels[-1])
+                fixed_packs.undo_back_to(levels[-1])
     if packs is None:
         return DiveResult(furthest, not_held, False)
-    return DiveResult(path.combined_strategy_counts(packs), np.zeros_like(linear_program.demand), False)
+    return DiveResult(fixed_packs.combine_strategy_counts(packs), np.zeros_like(linear_program.demand), False)
 
 
 def _search_packs_for_rest(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> _SearchResult:

@@ -28,6 +28,7 @@ from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter, format_count, format_seconds
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.algorithms import check_algorithm_name, pack_histogram, resolve_depth
+from gaudi_bert.packing.bounds import prove_lower_bound
 from gaudi_bert.packing.estimate import (
     ESTIMATE_ALGORITHMS,
     Estimate,
@@ -37,9 +38,8 @@ from gaudi_bert.packing.estimate import (
     estimate_longer_packs,
     estimate_packing,
 )
-from gaudi_bert.packing.bounds import prove_lower_bound
 from gaudi_bert.packing.histogram import MAX_ROW_LENGTH, Histogram, count_lengths, resize_histogram
-from gaudi_bert.packing.strategies import shared_estimate_budget
+from gaudi_bert.packing.strategies import create_estimate_budget
 from gaudi_bert.packs.plan import build_histogram
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.tables.groups import count_row_tokens
@@ -171,7 +171,7 @@ def _estimate_packings(
     jobs = [(name, depth) for name in algorithms for depth in ([FIXED_DEPTHS[name]] if name in FIXED_DEPTHS else depths)]
     limits = sorted({to_number(depth) for _, depth in jobs})
     rows: list[Estimate] = []
-    budget = shared_estimate_budget(histogram.max_sequence_length)
+    budget = create_estimate_budget(histogram.max_sequence_length)
     with reporter.task("estimate", len(limits) + len(jobs), "packings") as task:
         bounds = {}
         for limit in limits:

@@ -20,7 +20,7 @@ from gaudi_bert.common.arrow import open_parquet, validate_content
 from gaudi_bert.common.errors import InputError, short_repr, shorten
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import OnBadRow, TaskName, TaskSettings
-from gaudi_bert.corpus.python_texts import convert_texts_to_documents, python_texts
+from gaudi_bert.corpus.python_texts import convert_texts_to_documents, load_python_texts
 from gaudi_bert.rows.fields import (
     NAMING_OPTIONS,
     RowParser,
@@ -362,7 +362,7 @@ def _list_read_columns(task: TaskName | None, settings: TaskSettings, row: Row, 
 def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, labelled: bool) -> Iterator[PlacedRecord]:
     """Yield the records of a part with their positions. If a record cannot be read, an error takes its place."""
     if part.kind == "built-in":
-        documents = convert_texts_to_documents(python_texts(part.name)).values()
+        documents = convert_texts_to_documents(load_python_texts(part.name)).values()
         yield from (
             (RowPosition(number), {settings.text: "\n".join(lines)}) for number, lines in enumerate(documents, start=1)
         )

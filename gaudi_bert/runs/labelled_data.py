@@ -277,8 +277,8 @@ def pack_into_row_lengths(counts: IntArray, section: FineTuneSettings, sizes: Mo
     return choose_row_lengths(
         counts,
         partial(estimate_row_cost, hidden_size=sizes.hidden_size),
-        lengths=get_explicit_row_lengths(section) or None,
-        longest=sizes.positions,
+        row_lengths=get_explicit_row_lengths(section) or None,
+        max_row_length=sizes.positions,
         depth=depth,
         algorithm=section.algorithm,
         batch_sequences=section.batch_sequences,

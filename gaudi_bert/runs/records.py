@@ -26,11 +26,11 @@ from gaudi_bert.artefacts.training import EvaluationMetrics, LossMetrics, Traini
 from gaudi_bert.common.arrays import AnyArray, BatchArrays
 from gaudi_bert.common.files import read_text, write_json, write_text
 from gaudi_bert.common.progress import Reporter, format_count
-from gaudi_bert.config.bundled import preset_name_for
+from gaudi_bert.config.bundled import find_preset_name
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.config.values import keys_changeable_on_resume
+from gaudi_bert.config.values import find_keys_changeable_on_resume
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig, count_parameters
 from gaudi_bert.model.heads import PretrainingHead
@@ -153,7 +153,7 @@ class _RecordsJob(Job[TrainingResult]):
             vocabulary += " (the data does not state its own)"
         has_default_rate = "learning_rate" not in self._settings.training.model_fields_set
         return [
-            f"{preset_name_for(chosen) or 'a BERT'}: {format_count(config.num_hidden_layers, 'layer')}, "
+            f"{find_preset_name(chosen) or 'a BERT'}: {format_count(config.num_hidden_layers, 'layer')}, "
             f"hidden size {config.hidden_size}, {count_parameters(config) / 1e6:,.1f} million parameters; {origin}",
             f"{format_path(source.path)} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
             f"{training.optimizer}, learning rate {training.learning_rate:g}"
@@ -230,7 +230,7 @@ def _make_signature(
     training: TrainingSettings, config: BertConfig, source: RecordSource, held_out: RecordSource | None
 ) -> Signature:
     """Return the signature of a run, which contains the settings, the model and the data that determine its result."""
-    section = training.model_dump(exclude=keys_changeable_on_resume(TrainingSettings))
+    section = training.model_dump(exclude=find_keys_changeable_on_resume(TrainingSettings))
     # The path of the initial checkpoint may differ between machines. Therefore the signature contains only its name, which
     # is sufficient to detect another checkpoint.
     section["init_checkpoint"] = Path(section["init_checkpoint"]).name if section["init_checkpoint"] else None

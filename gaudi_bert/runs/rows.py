@@ -21,7 +21,7 @@ from gaudi_bert.common.errors import join_with_and
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import FineTuneSettings, LoopSettings
-from gaudi_bert.config.values import keys_changeable_on_resume
+from gaudi_bert.config.values import find_keys_changeable_on_resume
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
@@ -236,7 +236,9 @@ def _make_signature(section: FineTuneSettings, read: LabelledData) -> Signature:
     """
     # Older versions did not have the setting row_lengths. Omit it if it is not set, so that their runs can be resumed.
     unused = {"row_lengths"} if section.row_lengths is None else set()
-    values = section.model_dump(mode="json", exclude=keys_changeable_on_resume(FineTuneSettings) | _PATH_SETTINGS | unused)
+    values = section.model_dump(
+        mode="json", exclude=find_keys_changeable_on_resume(FineTuneSettings) | _PATH_SETTINGS | unused
+    )
     task = read.task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
     inputs = {
         "data": read.data.identity,

@@ -35,7 +35,7 @@ from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.config.values import keys_changeable_on_resume
+from gaudi_bert.config.values import find_keys_changeable_on_resume
 from gaudi_bert.engines.protocol import ModelSpec
 from gaudi_bert.model.config import BertConfig, ModelSizes
 from gaudi_bert.model.heads import TaskKind
@@ -174,7 +174,9 @@ class _TableJob(Job[TableTraining]):
             "train",
             {
                 "model": start.config.to_json(),
-                "training": training.model_dump(exclude=keys_changeable_on_resume(TrainingSettings) | {"init_checkpoint"}),
+                "training": training.model_dump(
+                    exclude=find_keys_changeable_on_resume(TrainingSettings) | {"init_checkpoint"}
+                ),
                 "task": {"name": task.name, "masked_lm_probability": masked_fraction},
             },
             {

@@ -317,8 +317,8 @@ def _choose_row_lengths(table: str | Path, settings: TableSettings, reporter: Re
     chosen = choose_row_lengths(
         counts,
         partial(estimate_row_cost, hidden_size=USUAL_HIDDEN_SIZE),
-        lengths=settings.explicit_row_lengths or None,
-        longest=most,
+        row_lengths=settings.explicit_row_lengths or None,
+        max_row_length=most,
         depth=settings.depth,
         algorithm=settings.algorithm,
     )

@@ -29,9 +29,9 @@ from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import (
     HELD_OUT_OF,
     LABELS,
+    load_python_texts,
     make_labelled_docstring_rows,
     make_titled_docstring_rows,
-    python_texts,
 )
 from gaudi_bert.model.heads import TaskHead
 from gaudi_bert.packing.strategies import Packing
@@ -170,7 +170,7 @@ def make_built_in_rows(
     with exclusive_lock(folder, str(folder), wait=True):
         if begin_artefact(folder, held_out, signature, overwrite):
             return
-        texts = python_texts(name)
+        texts = load_python_texts(name)
         rows = make_titled_docstring_rows(texts) if pairs else make_labelled_docstring_rows(texts)
         for path, is_held_out in ((training, False), (held_out, True)):
             chosen = (row for row, out in rows if out == is_held_out)

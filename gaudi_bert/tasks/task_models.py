@@ -21,7 +21,7 @@ from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError, install_command, shorten
 from gaudi_bert.common.files import atomic_file, check_model_exists, file_identity, read_json, write_json
 from gaudi_bert.common.progress import format_count
-from gaudi_bert.config.bundled import MODELS, preset_name_for
+from gaudi_bert.config.bundled import MODELS, find_preset_name
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.model.config import (
@@ -175,7 +175,7 @@ def start_language_model(
     if path is None:
         config = make_bert_config(settings.model, tokenizer.vocabulary_size, length)
         task = _make_language_task(_language_task_of_bert(config), settings, tokenizer)
-        name = preset_name_for(settings.model) or "sizes of the settings"
+        name = find_preset_name(settings.model) or "sizes of the settings"
         return task, StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
     _check_transformers_installed(f"--model {path}")
     from gaudi_bert.encoders import encoder_weights as encoders

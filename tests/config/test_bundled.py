@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.bundled import MODELS, model_size_overrides, preset_name_for
+from gaudi_bert.config.bundled import MODELS, find_preset_name, get_model_size_overrides
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.config.sections import ModelSettings
 
@@ -22,21 +22,21 @@ def test_every_committed_pipeline_is_valid(repository: Path) -> None:
 
 
 def test_a_model_by_its_name(tmp_path: Path) -> None:
-    assert load_pipeline(None, model_size_overrides("tiny")).model == ModelSettings()
-    large = load_pipeline(None, [*model_size_overrides("bert-large"), "model.num_hidden_layers=3"]).model
+    assert load_pipeline(None, get_model_size_overrides("tiny")).model == ModelSettings()
+    large = load_pipeline(None, [*get_model_size_overrides("bert-large"), "model.num_hidden_layers=3"]).model
     assert (large.hidden_size, large.num_attention_heads, large.num_hidden_layers) == (1024, 16, 3)
-    assert [preset_name_for(load_pipeline(None, model_size_overrides(name)).model) for name in MODELS] == list(MODELS)
-    assert preset_name_for(large) is None
+    assert [find_preset_name(load_pipeline(None, get_model_size_overrides(name)).model) for name in MODELS] == list(MODELS)
+    assert find_preset_name(large) is None
     config = {"model_type": "bert", "hidden_size": 48, "num_attention_heads": 3, "hidden_act": "relu", "vocab_size": 99}
     (tmp_path / "config.json").write_text(json.dumps({**config, "pad_token_id": 0, "max_position_embeddings": None}))
-    model = load_pipeline(None, model_size_overrides(str(tmp_path / "config.json"))).model
+    model = load_pipeline(None, get_model_size_overrides(str(tmp_path / "config.json"))).model
     assert (model.hidden_size, model.hidden_act, model.vocab_size, model.max_position_embeddings) == (48, "relu", 99, None)
     for name, message in (
         ("bert-bse", r"did you mean bert-base\?"),
         ("x", "tiny, bert-base, bert-large or a config.json"),
     ):
         with pytest.raises(InputError, match=message):
-            model_size_overrides(name)
+            get_model_size_overrides(name)
     (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
     with pytest.raises(InputError, match="type roberta"):
-        model_size_overrides(str(tmp_path / "config.json"))
+        get_model_size_overrides(str(tmp_path / "config.json"))

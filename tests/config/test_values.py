@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.config.sections import FineTuneSettings, TableSettings, TaskSettings, TokenizeSettings, TrainingSettings
-from gaudi_bert.config.values import describe_allowed_values, keys_changeable_on_resume
+from gaudi_bert.config.values import describe_allowed_values, find_keys_changeable_on_resume
 
 
 def test_sizes_in_bytes() -> None:
@@ -60,8 +60,8 @@ def test_what_is_free_is_no_part_of_a_run() -> None:
     both = {"device", "threads", "keep_checkpoints", "log_every_updates", "save_every_updates"}
     both |= {"fusion_bytes", "meeting_seconds", "stall_seconds", "engine", "compile"}
     both |= {"recompute", "deterministic", "gaudi_fused_attention"}
-    assert keys_changeable_on_resume(FineTuneSettings) == both
-    assert keys_changeable_on_resume(TrainingSettings) == both | {
+    assert find_keys_changeable_on_resume(FineTuneSettings) == both
+    assert find_keys_changeable_on_resume(TrainingSettings) == both | {
         "evaluate_every_updates",
         "evaluate_packs",
         "measure_speedup",

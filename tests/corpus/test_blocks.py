@@ -84,7 +84,7 @@ def test_blocks_are_read_over_the_borders_of_files(tmp_path: Path, monkeypatch: 
     assert read == [(0, [["0."], ["2."], ["3."]]), (1, [["5."], ["6."]])]
     assert [documents for _, documents in read_blocks(scans, chosen, blocks[1:])] == [[["5."], ["6."]]]
     (tmp_path / "c").write_text("4.\n")
-    with pytest.raises(FailedError, match="the text has changed while it was read"):
+    with pytest.raises(FailedError, match="the text was changed while it was read"):
         list(read_blocks(scans, chosen, blocks))
 
 

@@ -89,7 +89,7 @@ def test_a_document_without_end_takes_no_memory(tmp_path: Path, monkeypatch: pyt
         (b"BZh91AY", "bzip2 compression is not supported"),
         ('{"text": "a"}\n[1]\n', "line 2: the field `text`"),
         ('{"text": "a"}\n{"text": \n', "line 2: the line is not valid JSON"),
-        ('<doc id="1" title="t">\na.\n<doc id="2" title="u">\n', "line 3: a <doc> begins before the previous one ended"),
+        ('<doc id="1" title="t">\na.\n<doc id="2" title="u">\n', "line 3: a <doc> block begins inside another one"),
         ('<doc id="1" title="t">\na.\n</doc>\nlost\n', "line 4: all text must be between"),
     ],
 )

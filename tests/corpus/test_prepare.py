@@ -143,7 +143,7 @@ def test_few_documents_make_few_files(folder: Path) -> None:
     ("changes", "message"),
     [
         ({"text": "blank.txt"}, r"blank\.txt: the source contains no text"),
-        ({"text": "latin.txt"}, r"latin\.txt: the text must be UTF-8, but is not at byte 3"),
+        ({"text": "latin.txt"}, r"latin\.txt: the text is not valid UTF-8 at byte 3"),
         ({"vocab": "blank.txt"}, r"blank\.txt: the vocabulary lacks \[PAD\]"),
         ({"vocab": None, "train_vocab": 64, "text": "letters.txt"}, "different characters"),
     ],
@@ -161,7 +161,7 @@ def test_bad_input_leaves_nothing_that_looks_finished(folder: Path, changes: dic
 
 def test_bad_input_found_by_a_worker_process_is_told_alike(folder: Path) -> None:
     (folder / "text/1.txt").write_bytes(b"fine.\n\xff")
-    with pytest.raises(InputError, match=r"1\.txt: the text must be UTF-8, but is not at byte 6"):
+    with pytest.raises(InputError, match=r"1\.txt: the text is not valid UTF-8 at byte 6"):
         run(folder, how={"workers": 2})
 
 

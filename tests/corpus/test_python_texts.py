@@ -13,8 +13,8 @@ from gaudi_bert.corpus.python_texts import (
     LABELS,
     _find_docstrings,
     convert_texts_to_documents,
+    load_python_texts,
     make_labelled_docstring_rows,
-    python_texts,
 )
 from tests.builders.agree import agree
 
@@ -57,7 +57,7 @@ def test_docstrings_are_those_of_modules_classes_and_functions_wherever_they_sta
 
 def test_every_built_in_text_is_there_about_as_long_as_stated_and_without_repetition() -> None:
     for name, size in BUILT_IN_TEXTS.items():
-        texts = python_texts(name)
+        texts = load_python_texts(name)
         agree(sum(map(len, texts.values())), size, 0.2)
         documents = convert_texts_to_documents(texts).values()
         assert len(documents) > (60 if name == "python-docs" else 5000)
@@ -110,7 +110,7 @@ def test_what_becomes_a_sentence() -> None:
 
 
 def test_the_standard_library_gives_enough_of_each_label() -> None:
-    rows = make_labelled_docstring_rows(python_texts("python-docstrings"))
+    rows = make_labelled_docstring_rows(load_python_texts("python-docstrings"))
     held_out = [row for row, is_held_out in rows if is_held_out]
     assert len({row["label"] for row, _ in rows}) == len({row["label"] for row in held_out}) == LABELS
     assert len(rows) > 1500

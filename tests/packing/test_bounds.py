@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.bounds import prove_lower_bound
+from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.nnls import _pack_iteratively

@@ -15,7 +15,7 @@ from gaudi_bert.packing.certificate import (
     certify_threshold_bound,
     certify_token_or_count_bound,
     check_certificate,
-    limit_pack_worth_by_longest_sequence,
+    compute_pack_worth_limit,
 )
 from gaudi_bert.packing.histogram import Histogram
 from tests.builders.histograms import small_histograms
@@ -72,5 +72,5 @@ def test_no_pack_is_worth_more_than_its_longest_and_the_most_of_others(price_of:
     prices = np.maximum.accumulate([price_of[length] for length in lengths.tolist()])
     worth_of = dict(zip(lengths.tolist(), prices.tolist(), strict=True))
     packs = [pack for pack in naive.strategies(17, depth, full=False) if worth_of.keys() >= set(pack)]
-    limit = limit_pack_worth_by_longest_sequence(prices, lengths, 17, depth)
+    limit = compute_pack_worth_limit(prices, lengths, 17, depth)
     assert max(sum(map(worth_of.__getitem__, pack)) for pack in packs) <= limit <= depth * prices[-1]

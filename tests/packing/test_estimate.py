@@ -7,7 +7,7 @@ import numpy as np
 from gaudi_bert.packing.estimate import (
     ACCELERATORS,
     ESTIMATE_ALGORITHMS,
-    _ideal_unpadding_speedup,
+    _estimate_ideal_unpadding_speedup,
     compare_with_unpadding,
     estimate_longer_packs,
     estimate_packing,
@@ -48,10 +48,10 @@ def test_the_papers_speed_ups() -> None:
 
 def test_own_data() -> None:
     histogram = published("wikipedia-512")
-    values = [_ideal_unpadding_speedup(histogram, number) for number in ACCELERATORS]
+    values = [_estimate_ideal_unpadding_speedup(histogram, number) for number in ACCELERATORS]
     agree(values[0], 2.001, 0.001, scale=1.0)
     assert values == sorted(values, reverse=True)
     lengths = np.repeat(np.arange(1, 513), histogram.counts // 100)
     drawn = np.random.default_rng(0).choice(lengths, (2_000, 64, 32)).sum(axis=2).max(axis=1)
-    agree(_ideal_unpadding_speedup(histogram, 64), 512 * 32 / drawn.mean(), 0.01)
-    assert _ideal_unpadding_speedup(Histogram(4, [0, 0, 0, 9]), 2048) == 1.0
+    agree(_estimate_ideal_unpadding_speedup(histogram, 64), 512 * 32 / drawn.mean(), 0.01)
+    assert _estimate_ideal_unpadding_speedup(Histogram(4, [0, 0, 0, 9]), 2048) == 1.0

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.arrays import permutation
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.packing.optimal import pack_optimally
 from gaudi_bert.packing.heuristics import (
     count_greedy_packs,
     count_tokens_of_sorted_batches,
@@ -19,6 +18,7 @@ from gaudi_bert.packing.heuristics import (
     pack_shortest_first,
 )
 from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.optimal import pack_optimally
 from gaudi_bert.packing.strategies import check_packing, count_packs
 from tests.builders.agree import agree
 from tests.builders.histograms import NAMES, depth_number, expected, published, small_histograms

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing import bounds, linear_program
-from gaudi_bert.packing.optimal import _pack_by_linear_programs
+from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.optimal import _pack_by_linear_programs
 from gaudi_bert.packing.strategies import count_packs
 from tests.builders.histograms import small_histograms
 from tests.builders.properties import examples

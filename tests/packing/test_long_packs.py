@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.packing import certificate, nnls
+from gaudi_bert.packing import bounds, certificate, linear_program, nnls, optimal
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import check_certificate
-from gaudi_bert.packing import bounds, linear_program, optimal
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.long_packs import (

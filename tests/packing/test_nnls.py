@@ -9,7 +9,7 @@ from scipy.optimize import nnls
 from gaudi_bert.packing.heuristics import add_by_best_fit
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.nnls import (
-    _ennls_objective,
+    _compute_ennls_objective,
     _pack_iteratively,
     _pad_uncovered_sequences,
     _solve_ennls,
@@ -66,7 +66,7 @@ def test_solves_the_stated_problem(seed: int) -> None:
     matrix = strategy_matrix(list(usage), size)
     agree(counts - matrix @ np.array(list(usage.values())), residual, 1e-6, scale=1.0)
     objective = objective_of_equation_24(counts, 3)
-    agree(_ennls_objective(residual), objective, 1e-3, scale=max(objective, 1))
+    agree(_compute_ennls_objective(residual), objective, 1e-3, scale=max(objective, 1))
 
 
 def test_better_than_one_shot_where_padding_cannot_be_avoided() -> None:

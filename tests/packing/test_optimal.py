@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing import certificate
 from gaudi_bert.packing.algorithms import pack_histogram
-from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.bounds import prove_lower_bound
-from gaudi_bert.packing.optimal import NEAR_WORK, _pack_by_linear_programs, pack_optimally
+from gaudi_bert.packing.certificate import check_certificate
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.nnls import pack_by_nnls
+from gaudi_bert.packing.optimal import NEAR_WORK, _pack_by_linear_programs, pack_optimally
 from gaudi_bert.packing.strategies import WorkBudget, check_packing, count_packs
 from tests.builders.effort import LONG, sampled
 from tests.builders.histograms import bin_packing, lognormal, perfect_triplets, published, scattered
@@ -135,7 +135,9 @@ def test_effort_without_a_limit_goes_on() -> None:
 
 
 def test_very_many_sequences_make_no_more_strategies() -> None:
-    few, many = (_pack_by_linear_programs(lognormal(3000, 10**6) * factor, 4, budget=WorkBudget(1e9)) for factor in (1, 10**5))
+    few, many = (
+        _pack_by_linear_programs(lognormal(3000, 10**6) * factor, 4, budget=WorkBudget(1e9)) for factor in (1, 10**5)
+    )
     assert len(many.strategy_counts) < 3 * len(few.strategy_counts)
     assert many.gap <= 0.01 * many.certificate.bound
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.packing.pricers import BoundedPricer, max_sequences_per_pack
+from gaudi_bert.packing.pricers import BoundedPricer, compute_max_sequences_per_pack
 from gaudi_bert.packing.strategies import WorkBudget
 from tests.builders.agree import agree
 from tests.builders.properties import examples
@@ -29,7 +29,7 @@ def test_bounded_prices_are_those_of_all_packs(available: dict[int, int], depth:
     ]
     best = [max(sum(map(price_of.get, pack)) for pack in packs if pack[-1] == length) for length in lengths.tolist()]
     agree(worth, np.array(best), 1e-12, scale=1.0)
-    assert max_sequences_per_pack(lengths, counts, 17) == max(
+    assert compute_max_sequences_per_pack(lengths, counts, 17) == max(
         len(pack) for pack in naive.strategies(17, 17, full=False) if all(pack.count(i) <= available.get(i, 0) for i in pack)
     )
     chosen = pricer.find_improving_strategies(np.arange(len(lengths)), prices, -1.0)

@@ -53,7 +53,7 @@ def test_against_every_choice(lengths: list[int], multiple: int, depth: int, par
     def cost(length: int) -> float:
         return length * (linear + quadratic * length)
 
-    chosen = choose_row_lengths(counts, cost, multiple=multiple, depth=depth)
+    chosen = choose_row_lengths(counts, cost, length_multiple=multiple, depth=depth)
     best, one_length = best_of_all(counts, cost, multiple, depth)
     agree(chosen.one_length_cost, one_length)
     agree(chosen.cost, best if best < (1.0 - LEAST_GAIN) * one_length else one_length)
@@ -73,7 +73,7 @@ def test_many_packs_are_chosen_by_bounds_within_a_hundredth_of_the_best_plans(ma
         return sum(packs[one, length] * ENCODER(length) for one, length in pairwise((0, *choice)))
 
     best = min(total((*some, 512)) for number in range(3) for some in combinations(above[1:], number))
-    chosen = choose_row_lengths(counts, ENCODER, multiple=multiple, depth=depth)
+    chosen = choose_row_lengths(counts, ENCODER, length_multiple=multiple, depth=depth)
     gains = best < (1.0 - LEAST_GAIN) * total((512,))
     assert gains == (make != uniform)
     assert total(chosen.lengths) <= (1.01 * best if gains else total((512,)))
@@ -91,18 +91,18 @@ def test_the_cost_of_padded_batches_is_that_of_drawn_ones() -> None:
 
 def test_given_lengths_are_taken_as_they_are() -> None:
     counts = np.bincount([3, 90, 90, 99])[1:]
-    chosen = choose_row_lengths(counts, ENCODER, lengths=(4, 60, 128))
+    chosen = choose_row_lengths(counts, ENCODER, row_lengths=(4, 60, 128))
     assert chosen.lengths == (4, 128)
     assert [packing.packs for packing in chosen.packings] == [1, 3]
     agree(chosen.cost, ENCODER(4) + 3 * ENCODER(128))
     with pytest.raises(InputError, match=r"99 .*98"):
-        choose_row_lengths(counts, ENCODER, lengths=(4, 98))
+        choose_row_lengths(counts, ENCODER, row_lengths=(4, 98))
 
 
 def test_a_position_limit_and_lengths_that_fit_none() -> None:
     counts = np.bincount([3, 90, 90, 99])[1:]
-    assert choose_row_lengths(counts, float, longest=99).lengths[-1] == 99
+    assert choose_row_lengths(counts, float, max_row_length=99).lengths[-1] == 99
     with pytest.raises(InputError, match=r"99 .*98"):
-        choose_row_lengths(counts, float, longest=98)
+        choose_row_lengths(counts, float, max_row_length=98)
     with pytest.raises(InputError, match="no sequence"):
         choose_row_lengths(counts * 0, float)

@@ -15,9 +15,9 @@ from gaudi_bert.packing.strategies import (
     check_packing,
     count_packs,
     count_slots,
+    create_estimate_budget,
     drop_surplus_slots,
     fill_planned_slots,
-    shared_estimate_budget,
     sort_strategies,
 )
 from tests.builders.properties import examples
@@ -97,5 +97,5 @@ def test_a_share_is_spent_from_the_whole() -> None:
 
 
 def test_rows_of_an_estimate_share_a_limit_where_packs_are_long() -> None:
-    limits = [shared_estimate_budget(length) for length in (512, 1024, 1025, 2048, 4097, 32_768)]
+    limits = [create_estimate_budget(length) for length in (512, 1024, 1025, 2048, 4097, 32_768)]
     assert [limit and limit.remaining for limit in limits] == [None, None, 180e9, 180e9, 40e9, 40e9]

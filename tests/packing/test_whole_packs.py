@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.packing.whole_packs import _search_exhaustively
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.strategies import WorkBudget, check_packing, count_packs
+from gaudi_bert.packing.whole_packs import _search_exhaustively
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
 

@@ -32,7 +32,7 @@ def make_data(lengths: tuple[int, ...], depth: int | str = 4) -> TaskData:
     sequences = Sequences(
         np.arange(len(LENGTHS)), offsets, ids, np.zeros(len(ids), np.int8), target=np.arange(len(LENGTHS)).astype(np.int32)
     )
-    packings = choose_row_lengths(np.bincount(LENGTHS)[1:], float, lengths=lengths, depth=depth).packings
+    packings = choose_row_lengths(np.bincount(LENGTHS)[1:], float, row_lengths=lengths, depth=depth).packings
     return TaskData(Path("x"), "x", (), sequences, packings)
 
 
