@@ -163,7 +163,7 @@ class TextFormat:
         lines = {"sentences": "one sentence a line", "paragraphs": "paragraphs to split", "wrapped": "wrapped lines to join"}
         if self.name == "Python documentation":
             return self.name
-        warning = "; no line ends a sentence, so each document is one sentence; write one sentence per line or add full stops"
+        warning = "; no line ends a sentence, so each document is one sentence; write one sentence per line or add stops"
         description = f"{self.name}{', gzipped' if self.gzipped else ''}, {lines[self.layout]}"
         return description + warning if self.lacks_sentence_ends else description
 

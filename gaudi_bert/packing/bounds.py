@@ -23,13 +23,13 @@ from gaudi_bert.packing.certificate import (
 )
 from gaudi_bert.packing.linear_program import LinearProgram, Relaxation, needs_coarse_grid
 from gaudi_bert.packing.long_packs import BINS, interpolate_prices, split_counts_into_bins
-from gaudi_bert.packing.pricing import (
-    LONGEST_TABLE,
+from gaudi_bert.packing.max_plus import (
     OPERATIONS_PER_PRODUCT,
     compute_best_pack_worth,
     compute_max_plus_closure,
     plan_max_plus_products,
 )
+from gaudi_bert.packing.pricers import LONGEST_TABLE
 from gaudi_bert.packing.strategies import BOUND_WORK, WorkBudget
 
 # A price of 1 is represented by this integer.

@@ -28,8 +28,7 @@ from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.certificate import MAX_EXACT_LENGTH
 from gaudi_bert.packing.heuristics import OpenPacks, pack_longest_first
 from gaudi_bert.packing.long_packs import MANY_LENGTHS
-from gaudi_bert.packing.pricers import BoundedPricer, TablePricer
-from gaudi_bert.packing.pricing import LONGEST_TABLE, EnumeratedPricer, list_strategies
+from gaudi_bert.packing.pricers import LONGEST_TABLE, BoundedPricer, EnumeratedPricer, TablePricer, list_strategies
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
 # A simplex iteration takes this many operations for each row and column.

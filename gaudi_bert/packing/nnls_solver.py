@@ -4,7 +4,7 @@ The packing problem of the paper (3.1.2, F.4.3) is: find usages x >= 0 of the st
 || w (A x - b) || is minimal. Here b are the counts per length, and column p of A counts the lengths in strategy p.
 
 It is solved by the active-set method of Lawson and Hanson (1974, chapter 23). The gradient of a column is the sum of the
-prices w^2 (b - A x) of its lengths. Therefore the best column is found by a max-plus knapsack (`pricing`), and A is never
+prices w^2 (b - A x) of its lengths. Therefore the best column is found by a max-plus knapsack (`max_plus`), and A is never
 built. The normal equations of the passive columns are kept as a Cholesky factor, which is updated as columns enter and
 leave. Several columns without common lengths enter in one round. Objective and residual are unique; x is not, because
 columns are linearly dependent.
@@ -20,7 +20,7 @@ import numpy as np
 from gaudi_bert.common.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, inner_kernel
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.packing.pricing import (
+from gaudi_bert.packing.max_plus import (
     MINUS_INFINITY,
     OPERATIONS_PER_PRODUCT,
     compiled_fill_max_plus_power_table,

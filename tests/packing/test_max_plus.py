@@ -6,15 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.packing.pricers import TablePricer
-from gaudi_bert.packing.pricing import (
-    EnumeratedPricer,
+from gaudi_bert.packing.max_plus import (
     compute_best_pack_worth,
     fill_max_plus_power_table,
-    list_strategies,
     plan_max_plus_products,
     trace_best_lengths,
 )
+from gaudi_bert.packing.pricers import EnumeratedPricer, TablePricer, list_strategies
 from gaudi_bert.packing.strategies import WorkBudget
 from tests.builders.agree import agree
 from tests.builders.properties import examples

@@ -1,5 +1,4 @@
-"""Pricing: given a price for each length, find the strategies with the largest total price, by a max-plus knapsack or in a
-list.
+"""Max-plus products of prices, which find the strategies with the largest total price (a knapsack problem).
 
 Let `price[i]` be what one sequence of length i is worth. The best worth of at most k sequences whose lengths add up to
 exactly t is the max-plus power of the prices:
@@ -24,7 +23,6 @@ import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, inner_kernel
-from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
 # This finite number means "impossible" in kernels, because the compiler may assume that infinities do not occur.
 MINUS_INFINITY = -1e300
@@ -241,77 +239,3 @@ def trace_best_lengths(
         pending[waiting + 2], pending[waiting + 3] = right, rest - part
         waiting += 4
     return size
-
-
-# --- very long packs of few distinct lengths: price from a list of all strategies
-#
-# A table over all tokens of a pack grows with the pack, whereas a list grows only with the number of strategies. The list
-# contains the strategies into which no further sequence of the shortest length fits. Any other strategy is a part of one of
-# them and worth no more.
-
-# Packs with more tokens than this are priced from a list of strategies, if the list is short enough.
-LONGEST_TABLE = 1 << 16
-
-# A list of strategies may have at most this many entries, (strategies) * (lengths).
-_MOST_ENTRIES = 1 << 22
-
-
-def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray | None:
-    """List all strategies to which no further sequence of the shortest length can be added.
-
-    Args:
-        lengths: int64 [n], ascending.
-        max_length: tokens of a pack.
-        depth: the most sequences per pack.
-
-    Returns:
-        int64 [strategies, n], the number of copies of each length; None if there are too many strategies.
-    """
-    copies = np.zeros((1, len(lengths)), dtype=np.int64)
-    room, slots = np.array([max_length]), np.array([depth])
-    for column in range(len(lengths) - 1, -1, -1):
-        most = np.minimum(room // lengths[column], slots)
-        choices = most + 1 if column else np.ones_like(most)
-        if int(choices.sum()) * len(lengths) > _MOST_ENTRIES:
-            return None
-        parent = np.repeat(np.arange(len(choices)), choices)
-        number = most if column == 0 else np.arange(len(parent)) - np.repeat(np.cumsum(choices) - choices, choices)
-        copies = copies[parent]
-        copies[:, column] = number
-        room, slots = room[parent] - number * lengths[column], slots[parent] - number
-    return copies
-
-
-class EnumeratedPricer:
-    """A pricer that finds the best strategies in a list of all strategies.
-
-    It has the same methods as `pricers.TablePricer`.
-    """
-
-    def __init__(self, lengths: IntArray, max_length: int, copies: IntArray, budget: WorkBudget) -> None:
-        self.budget = budget
-        self.lengths = lengths
-        self.max_length = max_length
-        self._copies = copies
-        self._worth = np.zeros(len(copies))
-
-    def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """Return for each length the largest total price of a pack that contains it. Both arrays are float64 [rows]."""
-        self.budget.spend(2 * self._copies.size)
-        self._worth = self._copies @ prices
-        worth: FloatArray = np.max(np.where(self._copies > 0, self._worth[:, None], 0.0), axis=0)
-        return worth
-
-    def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the strategies of the best packs that `compute_best_pack_worths` found for the given rows. Packs that are
-        not worth enough are left out.
-
-        Args:
-            rows: int64, the indices of these lengths.
-            prices: float64 [rows], prices that decide which of the strategies are returned.
-            min_worth: only strategies that are worth more than this at `prices` are returned.
-        """
-        self.budget.spend(2 * self._copies.size)
-        best = np.argmax(np.where(self._copies[:, rows] > 0, self._worth[:, None], -1.0), axis=0)
-        chosen = self._copies[np.unique(best)]
-        return [tuple(np.repeat(self.lengths, row).tolist()) for row in chosen[chosen @ prices > min_worth]]
