@@ -134,7 +134,7 @@ class ResourceSettings(Settings):
 
 
 class Toleration(Settings):
-    """A taint of nodes that pods tolerate, in the form of Kubernetes."""
+    """A node taint that pods tolerate, in the notation of Kubernetes."""
 
     key: str | None = Field(None, description="default: any key")
     operator: Literal["Equal", "Exists"] = "Equal"

@@ -30,7 +30,7 @@ from gaudi_bert.config.values import (
 
 
 class PrepareSettings(Settings):
-    """The unpacked examples: either how to make them from plain text, or where to find existing ones."""
+    """The unpacked examples: how they are made from plain text, or where existing examples are."""
 
     text: str | tuple[str, ...] | None = Field(
         "python-docs",
@@ -387,7 +387,7 @@ OnBadRow = Literal["stop", "skip"]
 
 
 class TaskSettings(Settings):
-    """The downstream task, and how its data are read."""
+    """The task on which the model is fine-tuned, and how its data is read."""
 
     name: TaskName | None = Field(None, description="the task")
     text: str = Field("text", description="column (or key of JSON lines) of the text")
@@ -538,7 +538,7 @@ class TokenizeSettings(Settings):
 
 
 class PredictSettings(Settings):
-    """How the fine-tuned model of the pipeline predicts."""
+    """How predictions are made with the fine-tuned model of the pipeline."""
 
     data: str | None = Field(
         None, description="the rows to predict, or `python-docstrings` for its held-out part; required for this stage"

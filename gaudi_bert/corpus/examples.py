@@ -389,7 +389,7 @@ def _mask_sequences(
     generator: np.random.Philox,
     word_starts_NL: BoolArray | None = None,
 ) -> _MaskedSequences:
-    """Choose random tokens in N sequences, and mask them.
+    """Mask randomly chosen tokens in N sequences.
 
     Args:
         input_ids_NL: int32 [N, L], the sequences.

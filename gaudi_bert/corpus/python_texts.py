@@ -24,7 +24,7 @@ from pathlib import Path
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.corpus.sentences import split_sentences
 
-# Some distributions ship these modules separately, or they contain tests, so they are left out.
+# These modules are left out, because some distributions ship them separately, and because some contain only tests or jokes.
 _NOT_EVERYWHERE = {"distutils", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo"}
 _NOT_READ = {"antigravity", "this"}
 _TEST_FOLDERS = {"test", "tests"}

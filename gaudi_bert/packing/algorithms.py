@@ -66,8 +66,8 @@ def _determine_masked_slots(
     depth: int,
     requested_slots: int | None,
 ) -> _MaskedSlots:
-    """Compute how many masked positions the fullest pack may contain, and return this number with the number Q of masked-LM
-    slots of every pack.
+    """Return how many masked positions the fullest pack may contain, and how many slots for masked positions every pack
+    gets.
 
     Args:
         strategy_counts: how many packs use each strategy.

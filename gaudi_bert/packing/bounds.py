@@ -32,10 +32,10 @@ from gaudi_bert.packing.max_plus import (
 from gaudi_bert.packing.pricers import LONGEST_TABLE
 from gaudi_bert.packing.strategies import BOUND_WORK, WorkBudget
 
-# A price of 1 is represented by this integer.
+# Prices are scaled so that a price of 1 becomes this integer.
 LARGEST_PRICE = 10**15
 
-# Prices are tested for common denominators up to this number.
+# Common denominators of the prices are tried up to this number.
 MAX_DENOMINATOR = 4096
 
 # A quick bound may take QUICK_ITERATIONS simplex iterations, or QUICK_ITERATIONS_PER_LENGTH per distinct length if that is
@@ -45,12 +45,12 @@ QUICK_ITERATIONS_PER_LENGTH = 4
 # A proof for long packs may take at most this many operations, (price steps) * (tokens of a pack), which takes a few
 # seconds.
 STEP_WORK = 2**33
-# A proof may always take this many operations, even if the budget is spent.
+# A proof may take this many operations even if the budget is already spent.
 ALWAYS_PROVEN = 2e8
 
 
 def prove_lower_bound(length_counts: IntArray, depth: int, budget: WorkBudget | None = None) -> Certificate:
-    """Compute several lower bounds on the number of packs, and return the certificate of the largest.
+    """Prove a lower bound on the number of packs in several ways, and return the certificate of the largest bound.
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
@@ -108,7 +108,7 @@ def certify_linear_program(linear_program: LinearProgram, depth: int, budget: Wo
 
 
 def _extend_prices_to_all_lengths(linear_program: LinearProgram, prices: IntArray) -> IntArray:
-    """Extend the prices of the occurring lengths to prices of all lengths, int64 [L].
+    """Return prices of all lengths, int64 [L], computed from the prices of the lengths that occur.
 
     A length that does not occur gets the price of the next shorter length that does.
     """
@@ -118,7 +118,7 @@ def _extend_prices_to_all_lengths(linear_program: LinearProgram, prices: IntArra
 
 
 def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, budget: WorkBudget | None = None) -> Certificate:
-    """Return a certificate with the lower bound that the given integer prices prove.
+    """Prove a lower bound on the number of packs with the given integer prices, and return the certificate.
 
     Prices that are too large, or too many for long packs, are rounded down, which proves nearly as much. If the proof would
     take more operations than the budget allows, the simple certificate is returned.

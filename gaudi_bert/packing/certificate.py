@@ -97,7 +97,8 @@ def sum_prices(prices: IntArray, length_counts: IntArray) -> int:
 
 
 def check_certificate(certificate: Certificate, length_counts: IntArray) -> int:
-    """Check the bound of a certificate by computing in exact integers which bound its prices prove.
+    """Compute, in exact integers, the lower bound that the prices of a certificate prove. Raise FailedError if it claims
+    more.
 
     Args:
         certificate: the prices, the depth and the claimed bound.
@@ -135,8 +136,8 @@ def _compute_max_pack_worth(prices: IntArray, depth: int) -> int:
     if pack_tokens > MAX_EXACT_LENGTH:
         limit = compute_pack_worth_limit(best[rises], rises, pack_tokens, depth)
         if len(rises) * pack_tokens <= MAX_STEPS and int(best[-1]) * (pack_tokens // int(rises[0])) < LARGEST_WORTH:
-            # If it is fast enough, also compute the limit that applies without a depth limit: best[t] becomes the largest
-            # total price of any number of sequences in t tokens.
+            # If this is fast enough, also compute best[t] without the depth limit, the largest total price of any number of
+            # sequences in t tokens. It may be a smaller limit.
             for length in rises.tolist():
                 price = prices[length - 1]
                 for start in range(length, len(best), length):

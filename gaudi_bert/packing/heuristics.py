@@ -53,7 +53,7 @@ class OpenPacks:
 
     @classmethod
     def with_packs(cls, strategy_counts: StrategyCounts, length: int, depth: int) -> OpenPacks:
-        """Create open packs from strategy counts. Each pack may hold `length` tokens and `depth` sequences."""
+        """Create open packs from strategy counts. Each pack may hold at most `length` tokens and `depth` sequences."""
         packs = cls(depth)
         for strategy, count in sort_strategies(strategy_counts).items():
             packs.add_packs(strategy, count, length - sum(strategy))
@@ -282,7 +282,7 @@ def pack_greedily(length_counts: IntArray, depth: int, *, seed: int) -> Strategy
 
 
 def _shuffle_lengths(length_counts: IntArray, seed: int) -> Int32Array:
-    """Expand a histogram to the length of each sequence, in an order shuffled by the seed, and return int32 [sequences]."""
+    """Return the length of every sequence in a histogram, in an order shuffled by the seed, int32 [sequences]."""
     sequences = int(length_counts.sum())
     if sequences > MOST_SEQUENCES:
         raise InputError(

@@ -233,7 +233,7 @@ def needs_coarse_grid(length_counts: IntArray, depth: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """A solution of the linear program, in which numbers of packs may be fractions, with the lower bound that its prices
+    """A solution of the linear program, in which the numbers of packs may be fractions, and the lower bound that its prices
     prove.
     """
 

@@ -63,7 +63,7 @@ MOST_LENGTHS = 1 << 17
 # An empty pack gets the first number of empty slots and a full pack the second, so that a sequence can move there without a
 # swap.
 MOST_EMPTY, LEAST_EMPTY = 32, 2
-# If swaps no longer help, additional packs are opened: up to 0.02 % of all packs, but at least 8 may be.
+# If swaps no longer help, additional empty packs are opened: at most 0.02 % of all packs, or 8 if that is more.
 SPARE_SHARE, LEAST_SPARE = 0.0002, 8
 MOST_ROUNDS = 1000  # limit of swap rounds, as a safeguard; they normally end earlier
 PROBES, PROBES_OF_A_LENGTH = 3000, 32  # sequences that are examined for one swap, in total and per length
@@ -151,7 +151,7 @@ def assign_sequences_to_slots(
 
 
 def _assign_all_slots(assignment: _SlotAssignment, slot_bins: IntArray, slot_packs: IntArray, tokens_per_bin: float) -> None:
-    """Assign a sequence to every slot, and handle the slots of the largest bins first.
+    """Assign a sequence to every slot, and handle the slots for the longest sequences first.
 
     If a pack contains several slots of the same bin, these are handled one after another.
     """

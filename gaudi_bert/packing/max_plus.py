@@ -40,7 +40,8 @@ CLOSURE = -1
 
 
 def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
-    """Plan the max-plus products that compute the power M_(max_items) of the prices by repeated squaring.
+    """Plan the max-plus products that compute, by repeated squaring, the largest worth of `max_items` items for each total
+    length.
 
     Args:
         max_items: the exponent, which is the most items of a strategy.

@@ -168,7 +168,7 @@ def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: f
     """Find by bisection the step size from 0 to 1 along `change` that minimizes the objective of ENNLSHP."""
 
     def rises(step: float) -> bool:
-        """Return whether the objective increases with the step size at this point."""
+        """Return whether the objective would increase if the step size became larger than `step`."""
         moved = residual + step * change
         return bool(np.sum(_compute_ennls_weights(moved, shortage_weight) ** 2 * moved * change) > 0)
 
@@ -248,7 +248,7 @@ def pack_by_nnls(
         solved: list[AlgorithmResult] = []
 
         def pack(part: IntArray) -> StrategyCounts:
-            """Pack the subsample, and store the result for the name of the algorithm used."""
+            """Pack the subsample, and keep the result, which names the algorithm that was used."""
             solved.append(pack_by_nnls(part, depth, leftovers, budget))
             return solved[0].strategy_counts
 

@@ -75,8 +75,8 @@ NEGLIGIBLE = 1e-5  # a gap below this fraction of the packs is ignored with thou
 FULL_GAIN, FEW_PACKS = 0.02, 10  # FULL_WORK is allowed if the gap exceeds FEW_PACKS by this fraction of the packs
 FEWEST_SEQUENCES = 500  # up to this many sequences FULL_WORK is allowed, because each pack matters
 HEURISTIC_MULTIPLE = 3  # the search may always take this many times as long as LPFHP
-# Halves of packs are rematched before the linear program is solved. This may take the first fraction of NEAR_WORK with more
-# than FEW_LENGTHS distinct lengths. Otherwise the linear program is fast, and the second fraction is used.
+# Before the linear program is solved, halves of packs are rematched for a fraction of NEAR_WORK. With at most FEW_LENGTHS
+# distinct lengths, the second and smaller fraction applies, because the linear program is then fast.
 MATCHING_SHARE, QUICK_MATCHING_SHARE = 0.4, 0.04
 # Linear programs and dives may use this fraction of the operations at one depth. The rest is for `nnls` and rematching.
 SEARCH_SHARE = 2 / 3
@@ -410,7 +410,7 @@ def _pack_subsample_with_bound(length_counts: IntArray, depth: int, max_sequence
     proofs: list[Certificate] = []
 
     def pack(part: IntArray) -> StrategyCounts:
-        """Pack the subsample. Store the certificate that its prices give for all sequences."""
+        """Pack the subsample, and derive a certificate for all sequences from its prices."""
         planned = _pack_by_linear_programs(part, depth, budget=budget)
         proofs.append(certify_prices(length_counts, planned.certificate.prices, depth, budget))
         return planned.strategy_counts

@@ -28,7 +28,8 @@ TRACING_WORK = 4e9
 
 
 class TablePricer:
-    """A pricer whose strategies may contain a length any number of times.
+    """Finds the strategies with the largest total price for given prices. A strategy may contain a length any number of
+    times.
 
     Args:
         lengths: int64 [rows], the lengths that occur, ascending.
@@ -75,8 +76,8 @@ class TablePricer:
         return self._worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the strategies of the best packs that `compute_best_pack_worths` found for the given rows. Packs that are
-        not worth enough are left out.
+        """Return the best strategies that the last call of `compute_best_pack_worths` found for the given rows. Strategies
+        that are worth at most `min_worth` are left out.
 
         If the budget is short, only the lengths with the best packs are considered.
 
@@ -158,7 +159,8 @@ MOST_ENTRIES = 2**24
 
 
 class BoundedPricer:
-    """A pricer whose strategies contain a length at most as often as there are sequences of this length.
+    """Finds the strategies with the largest total price for given prices. A strategy contains a length at most as often as
+    there are sequences of this length.
 
     For each length, it finds the best pack of which this length is the longest. `_table[row, slots, room]` is the worth of
     at most `slots` sequences of the shorter lengths in `room` tokens. Without a depth limit, there is a single entry for any
@@ -193,8 +195,8 @@ class BoundedPricer:
         return worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the strategies of the best packs that `compute_best_pack_worths` found for the given rows. Packs that are
-        not worth enough are left out.
+        """Return the best strategies that the last call of `compute_best_pack_worths` found for the given rows. Strategies
+        that are worth at most `min_worth` are left out.
 
         Args:
             rows: int64, the indices of these lengths, each the longest of its pack.
@@ -275,8 +277,8 @@ def _trace_bounded_pack(
     longest_row: int,
     pack: IntArray,
 ) -> int:
-    """Write the best pack whose longest sequence has the length of row `longest_row` to `pack`, as rows of lengths. Return
-    how many sequences it contains.
+    """Find the best pack whose longest sequence has the length of row `longest_row`. Write the rows of its lengths to
+    `pack`, and return how many sequences it contains.
     """
     room, slot, size = table.shape[2] - 1, table.shape[1] - 1, 0
     for row in range(longest_row, -1, -1):
@@ -341,7 +343,7 @@ def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray 
 
 
 class EnumeratedPricer:
-    """A pricer that finds the best strategies in a list of all strategies.
+    """Finds the strategies with the largest total price for given prices in a list of all strategies.
 
     It has the same methods as `TablePricer`.
     """
@@ -361,8 +363,8 @@ class EnumeratedPricer:
         return worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the strategies of the best packs that `compute_best_pack_worths` found for the given rows. Packs that are
-        not worth enough are left out.
+        """Return the best strategies that the last call of `compute_best_pack_worths` found for the given rows. Strategies
+        that are worth at most `min_worth` are left out.
 
         Args:
             rows: int64, the indices of these lengths.

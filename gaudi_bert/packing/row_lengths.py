@@ -54,7 +54,7 @@ Cost = Callable[[int], float]
 
 
 def estimate_row_cost(length: int, hidden_size: int) -> float:
-    """Return the cost of a row of `length` positions, relative to a single token without attention."""
+    """Return the cost of a row of `length` positions, relative to the cost of a single token without attention."""
     return length * (1 + length / (_ATTENTION_SHARE * hidden_size))
 
 
@@ -161,7 +161,7 @@ def _choose_cheapest_lengths(planner: _RowPlanner, candidates: list[int]) -> tup
 
 
 class _RowPlanner:
-    """Computes the number of rows and the cost for intervals of sequence lengths, and remembers the results.
+    """Computes and remembers how many rows each interval of sequence lengths needs, and what these rows cost.
 
     An interval (above, length) contains the sequences of more than `above` and at most `length` tokens, which go into rows
     of `length` tokens.

@@ -315,7 +315,7 @@ class Packing(PackingMetrics):
 
     @property
     def depth_used(self) -> int:
-        """The most sequences in any pack."""
+        """The largest number of sequences in any pack."""
         return max(map(len, self.strategy_counts), default=0)
 
 
