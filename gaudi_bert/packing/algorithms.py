@@ -72,8 +72,8 @@ def _determine_masked_slots(
     Args:
         strategy_counts: how many packs use each strategy.
         histogram: the histogram that was packed.
-        max_predictions: the most masked positions of a single sequence (P), or None if P is not limited.
-        depth: the most sequences per pack, which is added to P for the default Q.
+        max_predictions: the maximum number of masked positions in a single sequence (P), or None if P is not limited.
+        depth: the maximum number of sequences per pack, which is added to P for the default Q.
         requested_slots: Q as requested by the user, or None for the default.
 
     Raises:
@@ -154,7 +154,7 @@ def run_algorithm(
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
         algorithm: a key of `ALGORITHMS`.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
         leftovers: how `nnls` packs what its loop leaves over. Other algorithms ignore it.
         seed: the seed of `greedy`. Other algorithms ignore it.
         budget: the operation budget, or None for the algorithm's default budget.
@@ -199,10 +199,10 @@ def pack_histogram(
     Args:
         histogram: the sequences to pack. An empty histogram gives an empty packing.
         algorithm: a key of `ALGORITHMS`.
-        depth: the most sequences per pack, or "max" for no limit.
+        depth: the maximum number of sequences per pack, or "max" for no limit.
         leftovers: how `nnls` packs the sequences that its loop leaves over: by best fit, or padded as published
             ("complement").
-        max_predictions: the most masked positions of one sequence (P), for the default number of masked-LM slots.
+        max_predictions: the maximum number of masked positions in a sequence (P), for the default number of masked-LM slots.
         masked_slots: masked-LM slots per pack (Q), or None for the smallest number that is sufficient.
         seed: the seed of `greedy`, which is the only randomized algorithm.
         quick_bound: use only the token and count bounds if the algorithm does not prove a bound itself.

@@ -54,7 +54,7 @@ def prove_lower_bound(length_counts: IntArray, depth: int, budget: WorkBudget | 
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
         budget: the operation budget, or None for `BOUND_WORK`.
     """
     budget = WorkBudget(BOUND_WORK) if budget is None else budget
@@ -88,7 +88,7 @@ def certify_linear_program(linear_program: LinearProgram, depth: int, budget: Wo
 
     Args:
         linear_program: the program. If it has no relaxation yet, the simple certificate is returned.
-        depth: the most sequences per pack, for which the certificate is valid.
+        depth: the maximum number of sequences per pack, for which the certificate is valid.
         budget: the operation budget.
     """
     relaxation = linear_program.relaxation
@@ -126,7 +126,7 @@ def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, budget
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
         prices: int64 [L], which must not fall with length.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
         budget: the operation budget, or None for no limit.
     """
     budget = WorkBudget() if budget is None else budget

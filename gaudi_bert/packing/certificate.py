@@ -68,7 +68,7 @@ def certify_threshold_bound(length_counts: IntArray, depth: int) -> Certificate:
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
     """
     length = len(length_counts)
     thresholds = np.append(np.flatnonzero(length_counts[: length // 2]) + 1, length // 2 + 1)
@@ -165,7 +165,7 @@ def enumerate_max_pack_worth(prices: IntArray, lengths: IntArray, pack_tokens: i
         prices: int64 [n], ascending.
         lengths: int64 [n], ascending; the length to which each price belongs.
         pack_tokens: tokens of a pack.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
     """
     room, slots, worth = np.array([pack_tokens]), np.array([depth]), np.array([0])
     for length, price in zip(lengths[:0:-1].tolist(), prices[:0:-1].tolist(), strict=True):
@@ -189,7 +189,7 @@ def compute_pack_worth_limit(prices: IntArray, lengths: IntArray, pack_tokens: i
         prices: int64 [n], ascending.
         lengths: int64 [n], ascending; the length to which each price belongs.
         pack_tokens: tokens of a pack.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
     """
     per_token = np.nextafter(np.nextafter(prices.astype(np.float64), np.inf) / lengths, np.inf)
     per_token = np.concatenate(([0.0], np.maximum.accumulate(per_token)))

@@ -40,7 +40,7 @@ class Estimate:
     efficiency: float  # non-padding tokens / slots, from 0 to 1
     packing_factor: float
     lower_bound: int | None  # None for `sort`, which has no packs
-    depth_used: int | None  # the most sequences in any pack; None if there are no strategies
+    depth_used: int | None  # the maximum number of sequences in any pack; None if there are no strategies
     strategies_used: int | None  # number of distinct strategies; None if there are none
     gap: int | None = field(init=False)  # packs above the lower bound; None for `sort`
     seconds: float
@@ -70,7 +70,7 @@ def estimate_packing(
     Args:
         histogram: the sequences, at least one.
         algorithm: one of `ESTIMATE_ALGORITHMS`.
-        depth: the most sequences per pack, or "max".
+        depth: the maximum number of sequences per pack, or "max".
         lower_bound: a bound already proven for this depth, or None. If the algorithm proves a higher bound, the higher one
             is used.
         budget: an operation budget shared by several estimates, or None for the algorithm's own budget.

@@ -1,8 +1,8 @@
 """Packing heuristics on histograms: SPFHP, LPFHP, best fit, FFD, GREEDY, sorted batching, and no packing.
 
 SPFHP, LPFHP and FFD move all equal packs at once instead of single sequences, so their cost depends on the maximum length
-and not on the number of sequences. In all functions, `counts` is int64 [L], the number of sequences of length 1 .. L, and
-`depth` is the most sequences per pack, from 1. A depth of L or more limits nothing.
+and not on the number of sequences. In all functions, `length_counts` is int64 [L], the number of sequences of length 1 .. L,
+and `depth` is the maximum number of sequences per pack, from 1. A depth of L or more limits nothing.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class OpenPacks:
     sequences.
 
     Args:
-        depth: the most sequences per pack.
-        max_listed: the most sequences that all strategies may list in total, or None for `MAX_LISTED`.
+        depth: the maximum number of sequences per pack.
+        max_listed: the maximum number of sequences that all strategies may contain in total, or None for `MAX_LISTED`.
     """
 
     def __init__(self, depth: int, max_listed: float | None = None) -> None:
@@ -155,7 +155,7 @@ def pack_longest_first(length_counts: IntArray, depth: int, open_packs: OpenPack
 
     Args:
         length_counts: int64 [L], the sequences to pack.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
         open_packs: open packs to fill first; None for no packs.
     """
     open_packs = OpenPacks(depth) if open_packs is None else open_packs
@@ -256,7 +256,7 @@ def count_greedy_packs(length_counts: IntArray, depth: int, *, seed: int, separa
 
     Args:
         length_counts: int64 [L], the sequences to pack.
-        depth: the most sequences per pack; T5 has no such limit.
+        depth: the maximum number of sequences per pack; T5 has no such limit.
         seed: the seed of the order of the sequences.
         separators: separator tokens between two sequences of a pack.
 

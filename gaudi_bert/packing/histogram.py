@@ -38,7 +38,7 @@ class Histogram:
 
     max_sequence_length: int  # slots of a pack, in tokens (L)
     counts: IntArray  # int64 [L], the number of sequences of length 1 .. L
-    max_masked: IntArray | None = None  # int64 [L], the most masked positions of a sequence of each length; None if unknown
+    max_masked: IntArray | None = None  # int64 [L], the largest number of masked positions at each length; None if unknown
 
     def __post_init__(self) -> None:
         check_integer("max_sequence_length", self.max_sequence_length, 1)
@@ -207,8 +207,8 @@ def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, s
 
     Args:
         files: the files in any order.
-        group_sequences: the most sequences per group.
-        group_bytes: the most bytes per group.
+        group_sequences: the maximum number of sequences per group.
+        group_bytes: the maximum number of bytes per group.
         seed: the seed of the assignment.
 
     Returns:

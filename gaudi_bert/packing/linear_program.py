@@ -272,7 +272,7 @@ def run_column_generation(
         initial_relaxation: an earlier relaxation, whose prices are the first proven ones; None for the prices of the token
             bound.
         target_objective: stop once the objective is at most this, or is proven to be more.
-        max_iterations: the most simplex iterations.
+        max_iterations: the maximum number of simplex iterations.
     """
     last = master.iterations + max_iterations
     centre = pricer.lengths / pricer.max_length if initial_relaxation is None else initial_relaxation.prices
@@ -311,7 +311,7 @@ class LinearProgram:
 
     Args:
         counts: int64 [L], the number of sequences of length 1 .. L; at least one sequence.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
         budget: the operation budget, or None for no limit.
     """
 

@@ -116,7 +116,7 @@ def assign_sequences_to_slots(
         coarse_plan: strategies of bins, with exactly as many slots as `length_counts` has sequences.
         length_counts: int64 [L], the number of sequences of length 1 .. L.
         bins: the number of bins that fill a pack.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
         budget: the operation budget.
     """
     max_length = len(length_counts)
@@ -422,9 +422,9 @@ def pack_by_subsample(
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
         pack_counts: packs the counts of the subsample.
-        max_subsample: the most sequences in the subsample.
+        max_subsample: the maximum number of sequences in the subsample.
     """
     every = -(-int(length_counts.sum()) // max_subsample)
     longest = int(length_counts.sum()) % every
@@ -459,7 +459,7 @@ def rematch_pack_halves(
     Args:
         strategy_counts: the packs to improve.
         max_length: tokens of a pack.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
         target_packs: the search ends once there are at most this many packs, such as a lower bound.
         budget: the operation budget.
     """

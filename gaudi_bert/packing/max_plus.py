@@ -9,10 +9,10 @@ Therefore the best strategy of at most `depth` sequences that contains a sequenc
 `price[i] + M_(depth-1)[s - i]`. A power takes O(log depth) products of s^2 / 2 additions each. Without a depth limit one
 pass is enough, because the limit U of the powers satisfies U[t] = max(price[t], max over a of U[a] + U[t - a]).
 
-The kernels work on integers and on floating-point numbers. They store values only; where a maximum came from is searched for
-again, for the few strategies that are traced. If prices never fall with length, as in the linear program, "exactly t" is
-equivalent to "at most t". This is Gilmore-Gomory pricing for the cutting-stock problem (1961) with a limit on the number of
-pieces. It replaces the enumeration in listing 2 of the paper.
+The kernels work on integers and on floating-point numbers. They store only values. If a strategy is traced, the terms of
+each maximum are searched for again, because only few strategies are traced. If prices never fall with length, as in the
+linear program, "exactly t" is equivalent to "at most t". This is Gilmore-Gomory pricing for the cutting-stock problem (1961)
+with a limit on the number of pieces. It replaces the enumeration in listing 2 of the paper.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
     length.
 
     Args:
-        max_items: the exponent, which is the most items of a strategy.
+        max_items: the exponent, which is the maximum number of items in a strategy.
         max_total: the largest total that matters.
 
     Returns:
@@ -176,7 +176,7 @@ def compute_best_pack_worth(prices: Worths, depth: int) -> int | float:
 
     Args:
         prices: [L], the prices of lengths 1 .. L, which must not fall with length.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
     """
     worth = _compute_max_plus_power_worth(prices.astype(np.float64), depth)
     if np.issubdtype(prices.dtype, np.floating):

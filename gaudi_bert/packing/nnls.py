@@ -4,8 +4,8 @@ All of them find usages x >= 0 of the strategies that fill a pack exactly, such 
 minimal, where b are the counts. The solver (`nnls_solver`) never lists the strategies, so any depth works. Then x is rounded
 to integers, in a different way by each algorithm.
 
-In all functions, `counts` is int64 [L], the number of sequences of length 1 .. L, and `depth` is the most sequences per
-pack. A depth of L or more limits nothing.
+In all functions, `length_counts` is int64 [L], the number of sequences of length 1 .. L, and `depth` is the maximum number
+of sequences per pack. A depth of L or more limits nothing.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def pack_by_nnls(
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
         leftovers: how the sequences that remain after the rounds are packed.
         budget: the operation budget for all rounds, or None for `NNLS_WORK`.
     """
@@ -277,7 +277,7 @@ def _pack_iteratively(
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
         leftovers: how the sequences that remain after the rounds are packed.
         packs_to_beat: with "best-fit", the rounds end once they cannot need fewer packs than this, which the caller
             already has.

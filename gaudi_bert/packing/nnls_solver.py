@@ -87,8 +87,8 @@ def solve_nnls(
     Args:
         target: counts per length, [L], of any numeric dtype.
         weights: float64 [L], positive.
-        depth: the most lengths per strategy; L or more limits nothing.
-        max_rounds: the most pricing rounds, or None for no limit.
+        depth: the maximum number of lengths per strategy; L or more limits nothing.
+        max_rounds: the maximum number of pricing rounds, or None for no limit.
         budget: the operation budget, or None for no limit.
 
     Returns:
@@ -132,7 +132,7 @@ def limit_depth_by_bound(length_counts: IntArray, min_packs: float, depth: int) 
     Args:
         length_counts: the number of sequences of each length.
         min_packs: a proven lower bound on the number of packs.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
     """
     return min(depth, int(np.ceil(length_counts.sum() / max(min_packs, 1))) + DEEPER)
 

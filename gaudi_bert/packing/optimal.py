@@ -119,7 +119,7 @@ def pack_optimally(
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
         budget: the operation budget, or None for a budget that depends on what can be saved.
         effort: "unlimited" continues until nothing helps.
     """
@@ -246,7 +246,7 @@ def _pack_by_linear_programs(
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
         budget: the operation budget, or None for `FULL_WORK`.
         initial: a packing to start from, or None for LPFHP.
         max_operations_near_bound: the budget of operations once the packing is near its bound.

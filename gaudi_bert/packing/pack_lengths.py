@@ -175,7 +175,7 @@ def pack_lengths(
         lengths: integers from 1 to `max_sequence_length`, one per sequence, as an array, a list or any iterable. If it is
             empty, so is the result.
         max_sequence_length: slots of a pack, in tokens.
-        depth: the most sequences per pack, or "max" for no limit.
+        depth: the maximum number of sequences per pack, or "max" for no limit.
         algorithm: `optimal`, `nnls`, `lpfhp`, `spfhp`, `ffd`, `nnlshp`, `ennlshp`, `greedy` or `none`.
         seed: determines which sequences of a length go into which pack, and the order of the packs.
         effort: for `optimal` only. "bounded" searches for fewer packs for about a second, or longer if many packs may be
@@ -222,7 +222,7 @@ def pack_histogram(
     Args:
         counts: integers from 0, the number of sequences of length 1, 2, and so on.
         max_sequence_length: slots of a pack, in tokens. By default the number of entries of `counts`.
-        depth: the most sequences per pack, or "max" for no limit.
+        depth: the maximum number of sequences per pack, or "max" for no limit.
         algorithm: the same choices as for `pack_lengths`.
         seed: the seed of `greedy`, which is the only randomized algorithm.
         effort: as for `pack_lengths`.

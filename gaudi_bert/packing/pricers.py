@@ -34,7 +34,7 @@ class TablePricer:
     Args:
         lengths: int64 [rows], the lengths that occur, ascending.
         max_length: tokens of a pack.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
         budget: the operation budget.
     """
 
@@ -169,7 +169,7 @@ class BoundedPricer:
     Args:
         lengths: int64 [rows], the lengths that occur, ascending.
         max_length: tokens of a pack.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
         counts: int64 [rows], the number of sequences of each length; the attribute `counts` may be changed later.
         budget: the operation budget.
     """
@@ -322,7 +322,7 @@ def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray 
     Args:
         lengths: int64 [n], ascending.
         max_length: tokens of a pack.
-        depth: the most sequences per pack.
+        depth: the maximum number of sequences per pack.
 
     Returns:
         int64 [strategies, n], the number of copies of each length; None if there are too many strategies.

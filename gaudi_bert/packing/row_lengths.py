@@ -6,8 +6,8 @@ it, and the sequences of each row length are packed on their own, with a proven 
 
 For every choice of a few candidate lengths, a lower bound of the cost follows from the bounds on its packs, without
 planning. The choices are then examined in the order of this bound, until none can be cheaper than the best so far. Optimal
-plans of many packs are within a few thousandths of their bound, so there the bound is used as the number of packs. Otherwise
-the packs are planned.
+plans with many packs exceed their bound by at most a few thousandths, so the bound is used as the number of packs. With few
+packs, the packs are planned.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def choose_row_lengths(
         row_lengths: the row lengths to use, ascending, or None to choose them. Lengths that no sequence needs are dropped.
         length_multiple: chosen lengths are multiples of this number, except `max_row_length` itself.
         max_row_length: the longest row allowed, such as the number of positions of a model; None for no limit.
-        depth: the most sequences per pack, or "max" for no limit.
+        depth: the maximum number of sequences per pack, or "max" for no limit.
         algorithm: the packing algorithm.
         batch_sequences: sequences per batch in the padded batches with which the cost is compared.
 

@@ -73,9 +73,9 @@ def check_packing(
     Args:
         strategy_counts: how many packs use each strategy.
         histogram: the sequences that have to be packed.
-        depth: the most sequences per pack.
-        masked_slots: the most masked positions per pack, compared with the most that the data show at each length; None for
-            no limit.
+        depth: the maximum number of sequences per pack.
+        masked_slots: the maximum number of masked positions per pack, compared with the most that the data show at each
+            length; None for no limit.
 
     Raises:
         FailedError: the strategy counts are not a packing, which is a defect of the algorithm.
@@ -298,12 +298,12 @@ class Packing(PackingMetrics):
     """
 
     histogram: Histogram
-    depth: int  # the most sequences per pack that were allowed
+    depth: int  # the maximum number of sequences per pack that was allowed
     algorithm: str
     algorithm_used: str  # the algorithm that produced the packs, if `algorithm` chooses between several
     strategy_counts: Mapping[Strategy, int]
     certificate: Certificate  # integer prices that prove the bound
-    masked_slots: int | None = None  # the most masked positions per pack (Q); None if unknown
+    masked_slots: int | None = None  # the maximum number of masked positions per pack (Q); None if unknown
     masked_slots_needed: int | None = None  # the masked positions that the fullest strategy may contain
 
     def __post_init__(self) -> None:

@@ -57,9 +57,9 @@ class _SearchProblem(NamedTuple):
     lengths: IntArray  # int64 [T]
     prices: FloatArray  # float64 [T]
     best: FloatArray  # float64 [k, t], see `_fill_best_worth_table`
-    packs: int  # the most packs
-    depth: int  # the most sequences in a pack
-    deepest: int  # the most sequences of these lengths that fit into a pack
+    packs: int  # the maximum number of packs
+    depth: int  # the maximum number of sequences in a pack
+    deepest: int  # the maximum number of sequences of these lengths that fit into a pack
 
 
 class _SearchPath(NamedTuple):
@@ -105,9 +105,9 @@ def _search_exhaustively(
         counts: int64 [types], the number of sequences of each length.
         prices: float64 [types], for which no pack of at most `depth` sequences is worth more than 1.
         max_length: tokens of a pack.
-        depth: the most sequences per pack.
-        max_packs: the most packs.
-        max_nodes: the most nodes of each attempt.
+        depth: the maximum number of sequences per pack.
+        max_packs: the maximum number of packs.
+        max_nodes: the maximum number of nodes in each attempt.
         budget: the operation budget.
     """
     order = np.flatnonzero(counts)[::-1]
@@ -280,7 +280,7 @@ class DiveSettings:
 
     share: float = 0.15  # the part of the sum of all fractions that is rounded up in one step
     threshold: float = 0.5  # smaller fractions are rounded up only if none is larger
-    max_steps: int = 1000  # the most programs that are solved
+    max_steps: int = 1000  # the maximum number of programs that are solved
     max_failures: int = 12  # the dive ends after this many steps that lost the target
     seed: int = 0  # varies which of nearly equal fractions are rounded up; 0 for the largest
 
