@@ -25,8 +25,18 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.corpus.sentences import split_sentences
 
 # These modules are left out, because some distributions ship them separately, and because some contain only tests or jokes.
-_NOT_EVERYWHERE = {"distutils", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo"}
-_NOT_READ = {"antigravity", "this"}
+_SKIPPED_MODULES = {
+    "antigravity",
+    "distutils",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+    "test",
+    "this",
+    "tkinter",
+    "turtledemo",
+}
 _TEST_FOLDERS = {"test", "tests"}
 
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -82,7 +92,7 @@ def _read_library_docstrings(library_folder: Path) -> dict[str, str]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        for package in sorted(sys.stdlib_module_names - _NOT_EVERYWHERE - _NOT_READ):
+        for package in sorted(sys.stdlib_module_names - _SKIPPED_MODULES):
             for path in (library_folder / f"{package}.py", *sorted((library_folder / package).rglob("*.py"))):
                 parts = path.relative_to(library_folder).with_suffix("").parts
                 if path.is_file() and not _TEST_FOLDERS.intersection(parts):

@@ -74,12 +74,10 @@ class OpenPacks:
         if room == 0 or len(pack) == self.depth:
             add_packs(self._closed, pack, count)
             return
-        stack = self._stacks.get(room)
-        if stack is None:
-            self._stacks[room] = [(count, pack)]
+        if room not in self._stacks:
+            self._stacks[room] = []
             insort(self._rooms, room)
-        else:
-            stack.append((count, pack))
+        self._stacks[room].append((count, pack))
 
     def find_largest_room(self) -> int | None:
         """Return the largest number of free tokens in any open pack, or None if no pack is open."""

@@ -297,9 +297,7 @@ def run_column_generation(
             new = pricer.find_improving_strategies(np.flatnonzero((worth > 0) & (demand > 0)), prices, 1.0 + REDUCED_COST)
             if float(trial @ demand) / best > bound:
                 bound, centre = float(trial @ demand) / best, trial / best
-            if new:
-                break
-            if master.budget.is_exhausted:
+            if new or master.budget.is_exhausted:
                 break
         if not master.add_strategies(new):
             break

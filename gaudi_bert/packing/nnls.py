@@ -294,9 +294,8 @@ def _pack_iteratively(
             if best is not None and count_packs(finished) >= count_packs(best):
                 break
             best = finished
-            if packs_to_beat is not None and count_packs(strategy_counts) >= packs_to_beat:
-                break
-            if _is_near_bound(best, length_counts, depth):
+            cannot_win = packs_to_beat is not None and count_packs(strategy_counts) >= packs_to_beat
+            if cannot_win or _is_near_bound(best, length_counts, depth):
                 break
     if leftovers == "complement":
         return _pad_uncovered_sequences(strategy_counts, length_counts, depth)
