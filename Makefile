@@ -104,7 +104,7 @@ test-fast: $(TEST_FAST)
 
 # What tries at random alone: properties with 20 times as many examples, and others each time; more kills, damage, schedules.
 test-long: $(TESTS) $(HOROVOD)
-	GAUDI_BERT_LONG_TESTS=1 $(PYTEST) -m 'hypothesis or repeated' --hypothesis-profile=long
+	GAUDI_BERT_LONG_TESTS=1 $(PYTEST) -m 'hypothesis or repeated' --hypothesis-profile=long --timeout=0
 
 # What computes, as if on another kind of processor.
 test-imitated: $(TESTS)

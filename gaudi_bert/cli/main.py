@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import gc
 import math
+import os
 import signal
 import sys
 import time
@@ -145,6 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 _MAX_LINE_CHARACTERS = 480
 _SECONDS_TO_UNWIND = 1.0
+_SECONDS_TO_STOP = 20.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOPPED = "stopped; run the same command again to resume"
 # Commands that cannot be resumed after they were stopped, because they do not store unfinished work.
@@ -194,6 +196,10 @@ def _interrupt_on_signals() -> Iterator[None]:
     Kubernetes and Slurm send SIGTERM. Stages that can only stop at certain moments install their own handlers. A signal that
     this process inherited as ignored, as in background jobs of a shell, stays ignored. A second signal within a second is
     ignored, because it could interrupt the release of a lock.
+
+    Even the first signal may arrive just after Python has acquired a lock, for example inside `Condition.__enter__`, and
+    then nothing releases the lock. A thread that needs the lock never ends, and neither does the process, because it waits
+    for all of its threads. Therefore a timer ends the process if it is still running after `_SECONDS_TO_STOP` seconds.
     """
     last = -math.inf
 
@@ -201,11 +207,23 @@ def _interrupt_on_signals() -> Iterator[None]:
         nonlocal last
         previous, last = last, time.monotonic()
         if last - previous > _SECONDS_TO_UNWIND:
+            signal.signal(signal.SIGALRM, lambda *_: _exit_with_running_threads())
+            signal.setitimer(signal.ITIMER_REAL, _SECONDS_TO_STOP)
             raise KeyboardInterrupt
 
     numbers = [number for number in _STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     with handle_signals(numbers, interrupt):
         yield
+    signal.setitimer(signal.ITIMER_REAL, 0)  # the block has handled the interrupt itself
+
+
+def _exit_with_running_threads() -> NoReturn:
+    """Print that the command was stopped, and exit the process although some of its threads may wait forever.
+
+    Files are complete or absent at any moment, so nothing is damaged.
+    """
+    os.write(sys.stderr.fileno(), f"{_STOPPED}\n".encode())
+    os._exit(StoppedError.exit_code)
 
 
 def _usage_error(error: Any) -> InputError:
@@ -253,5 +271,6 @@ def _exit_with_error(error: GaudiBertError) -> NoReturn:
         # Libraries that were interrupted may fail to delete their objects. These errors no longer matter, so do not print
         # them.
         sys.unraisablehook = lambda unraisable: None
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(error.exit_code))  # the message is printed here
     print(f"{kind}{shorten(str(error), _MAX_LINE_CHARACTERS)}", file=sys.stderr)  # noqa: T201
     sys.exit(error.exit_code)

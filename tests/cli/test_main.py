@@ -129,14 +129,45 @@ def test_signals_end_a_command_with_75_and_the_same_command_goes_on(
     if second_after is not None:
         time.sleep(second_after)
         process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    assert process.stderr.read() == "stopped; run the same command again to resume\n"
-    assert process.wait() == 75
+    assert process.communicate(timeout=300)[1] == "stopped; run the same command again to resume\n"
+    assert process.returncode == 75
     assert not (tmp_path / "histogram.json").exists()
     if second_after is not None:
         return
     done = succeed("histogram", records, "--out", "histogram.json", "--json", folder=tmp_path)
     assert json.loads(done.stdout)["files"] == 1500
+
+
+STUCK = """
+import importlib, threading
+from concurrent.futures import ThreadPoolExecutor
+from gaudi_bert.tfrecords import inspect
+
+module = importlib.import_module("gaudi_bert.cli.main")
+
+def wait_forever(*_, **__):
+    lock = threading.Lock()
+    lock.acquire()
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(lock.acquire)
+        print("started", flush=True)
+        future.result()
+
+inspect.inspect_record = wait_forever
+module._SECONDS_TO_STOP = 0.5
+module.main(["inspect", "part-0"])
+"""
+
+
+def test_a_command_whose_threads_wait_forever_ends_after_a_signal() -> None:
+    """A signal may interrupt the main thread just after it has acquired a lock that its threads need to end."""
+    command = [sys.executable, "-c", STUCK]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=300)[1] == "stopped; run the same command again to resume\n"
+    assert process.returncode == 75
 
 
 def test_a_signal_that_follows_at_once_does_not_interrupt_what_the_first_unwinds() -> None:
