@@ -252,12 +252,12 @@ def _find_pack_inputs_of_copy(
             if "decoder_input_ids" in taken:
                 raise InputError("encoder-decoder models are not supported")
             has_types = (getattr(model.config, "type_vocab_size", None) or 0) > 1
+            takes_positions = "position_ids" in taken
             pack_inputs = PackInputs(
-                takes_positions="position_ids" in taken, takes_token_types="token_type_ids" in taken and has_types
-            )
-            pack_inputs = replace(pack_inputs, is_causal=_is_causal(model))
-            pack_inputs = replace(
-                pack_inputs, position_offset=_find_position_offset(model) if pack_inputs.takes_positions else 0
+                takes_positions=takes_positions,
+                takes_token_types="token_type_ids" in taken and has_types,
+                is_causal=_is_causal(model),
+                position_offset=_find_position_offset(model) if takes_positions else 0,
             )
             pack_inputs = replace(pack_inputs, longest_sequence=_find_longest_sequence(model, pack_inputs))
             right, difference = _find_mask_form(model, config, pack_inputs, target)
@@ -269,8 +269,7 @@ def _find_pack_inputs_of_copy(
         if target in ("transformers-4", "optimum-habana"):
             raise InputError(
                 f"target = {target!r}: the masks of this target are wrong for model type {config.model_type!r} with "
-                "transformers "
-                f"{transformers.__version__} ({difference}); use target transformers-5"
+                f"transformers {transformers.__version__} ({difference}); use target transformers-5"
             )
         raise InputError(_format_rejection(config, f"{lacks}no mask keeps its sequences separate ({difference})"))
     return right

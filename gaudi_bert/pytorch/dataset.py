@@ -30,7 +30,7 @@ from gaudi_bert.common.files import format_location, is_in_store
 from gaudi_bert.encoders.trial import Pack
 from gaudi_bert.reading.global_order import ORDER_VERSION, check_rank, first_pack_number_of_rank
 from gaudi_bert.reading.streams import StoredPacks
-from gaudi_bert.tables.packed_reader import open_packed_tables
+from gaudi_bert.tables.packed_files import open_packed_tables
 from gaudi_bert.tfrecords.random_access import check_shards_exist, open_packs
 from gaudi_bert.tfrecords.wire.values import compute_packed_table_columns
 

@@ -149,8 +149,7 @@ class RowParser:
                 f"has a column {score} in addition to {settings.anchor} and {settings.positive}, whose rows need no score"
             )
             raise _row_error(problem, f"remove the column, or train with it as the score of pairs: --set {columns}")
-        negatives = _read_negatives(record, settings)
-        return TupleRow(position, (*self._check_texts_differ((anchor, positive)), *negatives))
+        return TupleRow(position, (*self._check_texts_differ((anchor, positive)), *_read_negatives(record, settings)))
 
     def _check_texts_differ(self, texts: tuple[str, str]) -> tuple[str, str]:
         """Raise an InputError if two texts are equal. Otherwise return them."""
@@ -177,8 +176,10 @@ class RowParser:
         """
         half = None if text.isascii() else _LONE_SURROGATE.search(text)
         if half is not None:  # tokenizers reject lone surrogates
-            problem = f"{column} contains a lone surrogate, \\u{ord(half[0]):04x}, at character {half.start()}"
-            raise _row_error(problem, "write both surrogates of the character, or remove it")
+            raise _row_error(
+                f"{column} contains a lone surrogate, \\u{ord(half[0]):04x}, at character {half.start()}",
+                "write both surrogates of the character, or remove it",
+            )
         return text
 
     def _read_label(self, record: Record) -> str | tuple[str, ...] | float:
@@ -211,8 +212,10 @@ class RowParser:
                 f"{self.settings.label} is {short_repr(value)}", "labels of reranking must be numbers from 0 to 1"
             )
         if math.isnan(result):
-            remedy = f"a label of {self.task} must be a finite number in the range of float32"
-            raise _row_error(f"{self.settings.label} is {short_repr(value)}", remedy)
+            raise _row_error(
+                f"{self.settings.label} is {short_repr(value)}",
+                f"a label of {self.task} must be a finite number in the range of float32",
+            )
         return result
 
     def _parse_label_name(self, column: str, value: object) -> str:
@@ -328,8 +331,10 @@ class RowParser:
             raise _row_error(f"{_INPUT_IDS} is {short_repr(values)}", "it must be a list of token ids that is not empty")
         for index, value in enumerate(values):
             if not is_integer_in_range(value, 0, MOST_TOKEN_ID):
-                problem = f"{_INPUT_IDS}[{index}] is {short_repr(value)}"
-                raise _row_error(problem, f"a token id must be an integer from 0 to {MOST_TOKEN_ID}")
+                raise _row_error(
+                    f"{_INPUT_IDS}[{index}] is {short_repr(value)}",
+                    f"a token id must be an integer from 0 to {MOST_TOKEN_ID}",
+                )
         return IdsRow(position, tuple(values))
 
 
@@ -454,8 +459,10 @@ def _read_negatives(record: Record, settings: TaskSettings) -> list[str]:
     """
     columns = find_negative_columns(record, settings)
     if "negative" in settings.keys_set_by_user and settings.negative is not None and settings.negative not in record:
-        remedy = "name the column with --set task.negative=NAME, and write null there in rows without negatives"
-        raise _row_error(f"has no column {settings.negative!r}, only {_list_columns(record)}", remedy)
+        raise _row_error(
+            f"has no column {settings.negative!r}, only {_list_columns(record)}",
+            "name the column with --set task.negative=NAME, and write null there in rows without negatives",
+        )
     return [text for column in columns if record.get(column) is not None for text in _read_texts(record, column)]
 
 

@@ -122,8 +122,9 @@ def _read_header(
         with part.open_lines() as lines:
             wrong = next((each for _, each in islice(lines, _EXAMINED_LINES) if isinstance(each, UnicodeDecodeError)), None)
         remedies += [part.encoding_remedy(wrong)] if wrong is not None else []
-    problem = f"the header is {short_repr(', '.join(columns))}"
-    raise InputError(f"{part.name}: line {line:,}: {problem}; {'; '.join([*remedies, *missing])}")
+    raise InputError(
+        f"{part.name}: line {line:,}: the header is {short_repr(', '.join(columns))}; {'; '.join([*remedies, *missing])}"
+    )
 
 
 def _read_first_row(part: RowPart, rows: _CellRows) -> tuple[int, list[str] | UnicodeDecodeError]:
@@ -185,9 +186,9 @@ def _use_given_columns(
     ):
         if "columns" not in settings.keys_set_by_user:
             return None, chain(beginning, rows)
-        where = part.format_location(RowPosition(1, line))
         raise InputError(
-            f"{where}: {short_repr(first)} looks like a header line; remove --columns, or pass --no-header if it is data"
+            f"{part.format_location(RowPosition(1, line))}: {short_repr(first)} looks like a header line; remove --columns, "
+            "or pass --no-header if it is data"
         )
     return columns, chain(beginning, rows)
 
@@ -233,8 +234,10 @@ def _parse_csv_rows(part: RowPart, lines: Iterator[tuple[int, Line]], separator:
                 yield first, cells
             first = reader.line_num + 1
     except csv.Error as error:
-        problem = f"is not CSV ({error}); correct the quotes, or pass the separator of the cells with --delimiter"
-        raise InputError(f"{part.name}: line {reader.line_num:,}: {problem}") from error
+        raise InputError(
+            f"{part.name}: line {reader.line_num:,}: is not CSV ({error}); correct the quotes, or pass the separator of the "
+            "cells with --delimiter"
+        ) from error
 
 
 class _CsvLines:
@@ -260,10 +263,10 @@ class _CsvLines:
             raise InputError(f"{self._part.name}: line {number:,}: {self._part.decoding_error(line)}")
         self.row_size += len(line)
         if self.row_size > files.LONGEST_ROW_BYTES:
-            problem = (
-                f"the row that ends here is longer than {format_max_row_size()}; add the closing quote if it is missing"
+            raise InputError(
+                f"{self._part.name}: line {number:,}: the row that ends here is longer than {format_max_row_size()}; add "
+                "the closing quote if it is missing"
             )
-            raise InputError(f"{self._part.name}: line {number:,}: {problem}")
         _check_cell_count(self._part, number, line, self._separator)
         return _AFTER_RETURN.split(line) if "\r" in line[:-2] else [line]
 
@@ -283,8 +286,7 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     record = dict(pairs)
     if len(record) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in record if keys.count(key) > 1)
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         raise InputError(f"has the key {short_repr(twice)} twice; remove one of them")
     return record
 

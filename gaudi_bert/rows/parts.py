@@ -218,8 +218,7 @@ def _format_from_extension(path: str | Path) -> RowFormat | None:
     """Return the row format that a file extension stands for, or None if the extension is unknown. The extensions `.gz` and
     `.zst` are ignored.
     """
-    name = Path(path).name.lower()
-    return _EXTENSIONS.get(Path(name.removesuffix(".gz").removesuffix(".zst")).suffix)
+    return _EXTENSIONS.get(Path(Path(path).name.lower().removesuffix(".gz").removesuffix(".zst")).suffix)
 
 
 def _detect_compression(path: Path) -> Compression | None:

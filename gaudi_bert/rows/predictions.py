@@ -34,8 +34,7 @@ def predict_classes(logits_NC: Float32Array, labels: Sequence[str]) -> Iterator[
     """Yield the predicted class of each text and the probabilities of all classes, as
     `{"label", "probabilities": {name: p}}`.
     """
-    best_N = logits_NC.argmax(axis=-1).tolist()
-    for best, probabilities_C in zip(best_N, _softmax(logits_NC).tolist(), strict=True):
+    for best, probabilities_C in zip(logits_NC.argmax(axis=-1).tolist(), _softmax(logits_NC).tolist(), strict=True):
         yield {"label": labels[best], "probabilities": dict(zip(labels, probabilities_C, strict=True))}
 
 
@@ -94,8 +93,7 @@ def predict_word_tags(
     carrying = np.flatnonzero(words != NO_WORD)
     probabilities_WC = _softmax(logits_TC[carrying])
     best_W = logits_TC[carrying].argmax(axis=-1)
-    row_of_token = np.repeat(sequences.row, sequences.lengths)[carrying]
-    ends = np.searchsorted(row_of_token, np.arange(len(rows) + 1))
+    ends = np.searchsorted(np.repeat(sequences.row, sequences.lengths)[carrying], np.arange(len(rows) + 1))
     for number, row in enumerate(rows):
         count = len(cast(TaggedRow, row).tokens)
         tags, scores = [OUTSIDE] * count, [0.0] * count

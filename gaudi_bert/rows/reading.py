@@ -197,8 +197,7 @@ def read_part(
             continue
         if say is not None:
             whole = first[0][1] if first else record  # one record of a file may have become several pairs
-            read = record if isinstance(whole, InputError) else whole
-            columns = _list_read_columns(task, settings, row, read, labelled)
+            columns = _list_read_columns(task, settings, row, record if isinstance(whole, InputError) else whole, labelled)
             say(_describe_first_row(part, settings, row, columns))
             say = None
         yield row
@@ -246,12 +245,11 @@ def _check_options_apply(part: RowPart, task: TaskName | None, settings: TaskSet
     if part.kind == "conll" and task != "token-classification":
         raise InputError(f"{part.name}: only token-classification reads CoNLL files; pass JSON lines (.jsonl) or a table")
     of_tables = {"--columns": settings.columns, "--no-header": settings.no_header or None, "--delimiter": settings.delimiter}
-    keys = (name for name, value in of_tables.items() if value is not None)
-    option = next((name for name in keys if name.strip("-").replace("-", "_") in settings.keys_set_by_user), None)
-    if part.kind not in TABLES and option is not None:
-        raise InputError(
-            f"{part.name}: {option} applies only to CSV and TSV, but the format is {part.kind}; remove the option"
-        )
+    for option, value in of_tables.items() if part.kind not in TABLES else ():
+        if value is not None and option.strip("-").replace("-", "_") in settings.keys_set_by_user:
+            raise InputError(
+                f"{part.name}: {option} applies only to CSV and TSV, but the format is {part.kind}; remove the option"
+            )
     if part.kind in ("parquet", "built-in") and "encoding" in settings.keys_set_by_user and settings.encoding != "utf-8":
         raise InputError(
             f"{part.name}: --encoding applies only to text files, but the format is {part.kind}; remove the option"
@@ -291,8 +289,7 @@ def _choose_layout(task: TaskName | None, settings: TaskSettings, labelled: bool
     layouts = [layout for layout in _list_layouts(task, labelled) if settings.keys_set_by_user & _ALL_COLUMNS <= set(layout)]
     known = set(columns)
     needed = ([getattr(settings, key) for key in layout if key not in _OPTIONAL_COLUMNS] for layout in layouts)
-    complete = [layout for layout, names in zip(layouts, needed, strict=True) if known.issuperset(names)]
-    return (complete or layouts)[0]
+    return next((layout for layout, names in zip(layouts, needed, strict=True) if known.issuperset(names)), layouts[0])
 
 
 def _format_setting_name(key: str) -> str:

@@ -207,17 +207,17 @@ class RowTokenizer:
             InputError: An id is too large, or a single text gets another segment id than 0.
         """
         if self.vocabulary_size > vocab_size:
-            sizes = f"{self.vocabulary_size:,} tokens, but the model has only {vocab_size:,}"
-            raise InputError(f"{self.file}: the tokenizer has {sizes}; pass the tokenizer with which the model was trained")
+            raise InputError(
+                f"{self.file}: the tokenizer has {self.vocabulary_size:,} tokens, but the model has only {vocab_size:,}; "
+                "pass the tokenizer with which the model was trained"
+            )
         for encoding in (self.tokenizer.encode("a"), self.tokenizer.encode("a", "a")):
-            segments = encoding.type_ids if self.has_segments else []
-            largest_ids = max(encoding.ids, default=0), max(segments, default=0)
+            largest_ids = max(encoding.ids, default=0), max(encoding.type_ids if self.has_segments else [], default=0)
             for what, largest, most in zip(("token", "segment"), largest_ids, (vocab_size, type_vocab_size), strict=True):
                 if largest >= most:
-                    number = f"the {what} id {largest}, but the ids of the model are 0 to {most - 1:,}"
                     raise InputError(
-                        f"{self.file}: the template of the tokenizer uses {number}; pass the tokenizer with which the model "
-                        "was trained"
+                        f"{self.file}: the template of the tokenizer uses the {what} id {largest}, but the ids of the model "
+                        f"are 0 to {most - 1:,}; pass the tokenizer with which the model was trained"
                     )
         if self.has_segments and any(self.tokenizer.encode("a").type_ids):
             raise InputError(
@@ -315,8 +315,7 @@ def _add_lower_case_step(tokenizer: Tokenizer) -> None:
     from tokenizers import normalizers
 
     content = json.loads(tokenizer.to_str())["normalizer"]
-    steps = [content, *((content or {}).get("normalizers") or ())]
-    if not any(step and step["type"] == "Lowercase" for step in steps):
+    if not any(step and step["type"] == "Lowercase" for step in [content, *((content or {}).get("normalizers") or ())]):
         present = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *present])
 

@@ -90,9 +90,8 @@ def convert_library_errors(path: Path) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = shorten(str(error), 300)
         raise InputError(
-            f"{path}: does not contain a valid tokenizer ({reason}); save it again with save_pretrained"
+            f"{path}: does not contain a valid tokenizer ({shorten(str(error), 300)}); save it again with save_pretrained"
         ) from error
 
 
@@ -130,8 +129,7 @@ def read_tokenizer_files(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
     kind = _BERT if is_bert else str(named_class or GENERAL_CLASS).removesuffix("Fast")
     if is_bare and (kind not in (_BERT, ESM_CLASS) or not os.path.lexists(folder / VOCABULARY_NAME)):
         raise _needs_transformers_error(folder, f"contains a {kind} without {TOKENIZER_NAME}")
-    named = {_BERT: _BERT_TOKENS, ESM_CLASS: _ESM_TOKENS}.get(kind, {})
-    settings = {**named, **settings}
+    settings = {**{_BERT: _BERT_TOKENS, ESM_CLASS: _ESM_TOKENS}.get(kind, {}), **settings}
     added_tokens = _read_added_tokens(folder, settings)
     _check_settings_supported(folder, kind, settings)
     vocabulary = folder / VOCABULARY_NAME
@@ -275,8 +273,10 @@ def _check_json_matches_settings(backend: Tokenizer, kind: str, settings: Mappin
         raise _contradiction_error(file, "add_prefix_space", bool(settings.get("add_prefix_space", False)), prefix)
     is_byte_level = content["normalizer"] is None and prefix is not None and content["model"]["type"] == "BPE"
     if kind not in (_BERT, *_AS_IT_IS) and not (kind == _ROBERTA and is_byte_level):
-        remedy = f"install transformers, which can build it, or pass the file {TOKENIZER_NAME} if the option accepts a file"
-        raise InputError(f"{file}: the tokenizer class {kind} is supported only with transformers; {remedy}")
+        raise InputError(
+            f"{file}: the tokenizer class {kind} is supported only with transformers; install transformers, which can build "
+            f"it, or pass the file {TOKENIZER_NAME} if the option accepts a file"
+        )
     if kind != _BERT:
         return
     if content["model"]["type"] != "WordPiece":

@@ -241,13 +241,14 @@ class _RowEncoder:
         if self.cut_rows and not self.tokenizer.can_truncate_pairs:
             for row, (input_ids, _, _) in zip(rows, encoded, strict=True):
                 if row.text_pair is not None and len(input_ids) >= self.max_tokens:
-                    problem = f"has {self.max_tokens:,} tokens or more, and pairs cannot be truncated for ESM models"
-                    raise InputError(f"{self.source}: {row.position}: {problem}; shorten it, or raise {self.length_key}")
+                    raise InputError(
+                        f"{self.source}: {row.position}: has {self.max_tokens:,} tokens or more, and pairs cannot be "
+                        f"truncated for ESM models; shorten it, or raise {self.length_key}"
+                    )
         lengths = np.fromiter((len(input_ids) for input_ids, _, _ in encoded), np.int64, len(encoded))
         if lengths.max() > self.max_tokens:
             index = int(np.argmax(lengths > self.max_tokens))
-            more_than = "more than " if encoded[index][2] else ""
-            raise self._too_long_error(rows[index].position, int(lengths[index]), more_than)
+            raise self._too_long_error(rows[index].position, int(lengths[index]), "more than " if encoded[index][2] else "")
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         flat, segments = (np.concatenate([text[column] for text in encoded]) for column in (0, 1))
         return np.arange(len(rows), dtype=np.int64), offsets, flat, segments
@@ -309,8 +310,7 @@ class _RowEncoder:
     def _encode_without_special_tokens(self, texts: Iterable[str]) -> dict[str, Any]:
         """Tokenize texts without special tokens such as [CLS] and [SEP], and return their encodings by text."""
         listed = list(texts)
-        encoded = self.tokenizer.tokenizer.encode_batch(listed, add_special_tokens=False)
-        return dict(zip(listed, encoded, strict=True))
+        return dict(zip(listed, self.tokenizer.tokenizer.encode_batch(listed, add_special_tokens=False), strict=True))
 
     def _compute_window_bounds(
         self, position: RowPosition, tokens: int, window_size: int, stride: int | None, always_split: bool = False
@@ -442,16 +442,15 @@ class _RowEncoder:
         if isinstance(row, IdsRow):
             ids, window_size = np.array(row.input_ids, np.int32), self.max_tokens
             if ids.max() >= self.tokenizer.vocabulary_size:
-                problem = f"the token id {ids.max()} is not in the vocabulary of {self.tokenizer.vocabulary_size:,} tokens"
                 raise InputError(
-                    f"{self.source}: {row.position}: {problem}; tokenize the data with the tokenizer of this model"
+                    f"{self.source}: {row.position}: the token id {ids.max()} is not in the vocabulary of "
+                    f"{self.tokenizer.vocabulary_size:,} tokens; tokenize the data with the tokenizer of this model"
                 )
         else:
             text = row.text if isinstance(row, TextRow) else ""
-            added = sum(map(len, self._special_tokens_around_text))
             ids, window_size = (
                 np.array(self._encode_without_special_tokens([text])[text].ids, np.int32),
-                self.max_tokens - added,
+                self.max_tokens - sum(map(len, self._special_tokens_around_text)),
             )
         for start, end in self._compute_window_bounds(row.position, len(ids), window_size, 0).tolist():
             yield _make_sequence(
@@ -564,8 +563,10 @@ def _split_into_windows(
     if stride is None:
         stride = min(_USUAL_STRIDE, max(window_size, 0) // 2)
     if stride >= window_size:
-        windows = f"{tokens:,} tokens for windows of {max(window_size, 0)}"
-        raise InputError(f"{row}: has {windows}, which cannot overlap by {stride}; lower task.stride, or raise {length_key}")
+        raise InputError(
+            f"{row}: has {tokens:,} tokens for windows of {max(window_size, 0)}, which cannot overlap by {stride}; lower "
+            f"task.stride, or raise {length_key}"
+        )
     count = -(-(tokens - window_size) // (window_size - stride)) + 1
     starts = np.arange(count, dtype=np.int64) * (window_size - stride)
     return np.stack([starts, np.minimum(starts + window_size, tokens)], axis=1)

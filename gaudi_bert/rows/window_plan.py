@@ -148,7 +148,8 @@ def plan_window(
         max_row_length: The largest possible row length, for models with a limited number of positions. None for no limit.
     """
     tokens, longest = int(lengths.sum()), int(lengths.max(initial=1))
-    rounded = fixed_row_length or min(_round_up_length(longest), max_row_length or _round_up_length(longest))
+    rounded_up = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
+    rounded = fixed_row_length or min(rounded_up, max_row_length or rounded_up)
     unpacked_cost = len(lengths) * estimate_row_cost(rounded, hidden_size)
     alone, alone_cost = [rounded], unpacked_cost
     if packed and fixed_row_length is None:
@@ -186,11 +187,6 @@ def _count_lengths(lengths: IntArray, longest: int) -> IntArray:
     """Return the number of sequences of each length from 1 to `longest`, int64 [longest]."""
     counts: IntArray = np.bincount(lengths, minlength=longest + 1)[1:]
     return counts
-
-
-def _round_up_length(longest: int) -> int:
-    """Round a length up to the next multiple of _LENGTH_STEP."""
-    return -(-longest // _LENGTH_STEP) * _LENGTH_STEP
 
 
 def max_depth(length: int) -> int:

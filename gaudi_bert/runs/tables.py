@@ -42,7 +42,7 @@ from gaudi_bert.model.heads import TaskKind
 from gaudi_bert.reading.streams import StoredPacks
 from gaudi_bert.rows.tokenizer import RowTokenizer, has_tokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizer_files import TOKENIZER_NAME
-from gaudi_bert.tables.packed_reader import TableFiles, open_packed_tables
+from gaudi_bert.tables.packed_files import TableFiles, open_packed_tables
 from gaudi_bert.tables.sources import is_table
 from gaudi_bert.tasks.language_modelling import WordTargets
 from gaudi_bert.tasks.task import EVALUATION_EPOCH, TaskObjective

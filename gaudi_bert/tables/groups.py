@@ -293,8 +293,7 @@ def convert_lists_to_numpy(path: Path, first_row: int, column_name: str, column:
         row = first_row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         raise InputError(f"{path}: row {row}: {column_name} is null; replace the null with a list, or omit the row")
     if pyarrow.types.is_fixed_size_list(column.type):
-        size = column.type.list_size
-        offsets = np.arange(column.offset, column.offset + len(column) + 1) * size
+        offsets = np.arange(column.offset, column.offset + len(column) + 1) * column.type.list_size
     else:
         offsets = column.offsets.to_numpy()
     values = column.values
@@ -332,6 +331,29 @@ class RowSequences(NamedTuple):
         """Return the sequences whose length is in `lengths`."""
         chosen = (self.lengths >= lengths.start) & (self.lengths < lengths.stop)
         return self if chosen.all() else RowSequences(self.rows[chosen], self.starts[chosen], self.lengths[chosen])
+
+
+class PackSequences(NamedTuple):
+    """The sequences of all packs of a group, in the order in which the packs contain them.
+
+    Pack p contains sequences offsets[p] to offsets[p + 1] - 1.
+
+    Attributes:
+        offsets: int64 [packs + 1].
+        rows: int64 [sequences], the row of the group that each sequence comes from.
+        starts: int32 [sequences], the first token of each sequence in its row.
+        lengths: int32 [sequences], the number of tokens in each sequence.
+    """
+
+    offsets: IntArray
+    rows: IntArray
+    starts: Int32Array
+    lengths: Int32Array
+
+    @property
+    def pack_count(self) -> int:
+        """The number of packs of the group."""
+        return self.offsets.size - 1
 
 
 def _apply_too_long_policy(

@@ -45,13 +45,14 @@ from gaudi_bert.rows.tokenizer_files import TOKENIZER_NAME
 from gaudi_bert.tables.groups import (
     GroupedTable,
     GroupRows,
+    PackSequences,
     RowSequences,
     build_manifest_fields,
     build_table_metadata,
     open_table,
     read_sequences,
 )
-from gaudi_bert.tables.packed_writer import PackLayout, PackSequences, write_table_shard
+from gaudi_bert.tables.packed_files import PackLayout, write_table_shard
 from gaudi_bert.tables.sources import list_table_files
 from gaudi_bert.tables.verify import verify_single_table
 from gaudi_bert.tfrecords.files import identify_file
@@ -255,8 +256,7 @@ def _check_output_folder(folder: Path, table_files: Sequence[Path]) -> None:
 
 def _build_signature(files: Sequence[Path], settings: TableSettings, stage: str) -> Signature:
     """Return the settings and the identity of every input file. Together, they determine the packs."""
-    inputs = {file.name: identify_file(file).identity for file in files}
-    return Signature(stage, settings.model_dump(mode="json"), inputs)
+    return Signature(stage, settings.model_dump(mode="json"), {file.name: identify_file(file).identity for file in files})
 
 
 # --- rows of several lengths: one packed table per length, with the sequences that do not fit into shorter rows

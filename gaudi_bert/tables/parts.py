@@ -201,8 +201,7 @@ def _list_row_group_sizes(path: Path, columns: Collection[str]) -> Iterator[tupl
             next(table.iter_batches(1, row_groups=[number], columns=[name for name in columns if name in names]), None)
             chunks = [group.column(leaf) for leaf, name in enumerate(names) if name in columns]
             values = [_WIDTHS.get(chunk.physical_type, _BYTES_OF_OTHERS) * chunk.num_values for chunk in chunks]
-            encoded = [chunk.total_uncompressed_size for chunk in chunks]
-            yield group.num_rows, sum(map(max, encoded, values))
+            yield group.num_rows, sum(map(max, [chunk.total_uncompressed_size for chunk in chunks], values))
 
 
 def _read_parquet_parts(path: Path, parts: Sequence[TablePart], columns: Sequence[str], threads: bool) -> Iterator[Any]:
@@ -380,11 +379,10 @@ def _build_checked_table(path: Path, rows: Sequence[Mapping[str, Any]], first_ro
         return _build_table(rows, schema)
     except (require_pyarrow().ArrowException, ValueError, OverflowError) as error:
         row = bisect.bisect_left(range(1, len(rows)), True, key=lambda count: problem(count) is not None)
-        reason = shorten(str(problem(row + 1) or error), 160)
-        remedy = (
-            "use the same columns in every row, and one type per column that represents each value exactly, such as text"
-        )
-        raise InputError(f"{path}: row {first_row + row}: {reason}; {remedy}") from error
+        raise InputError(
+            f"{path}: row {first_row + row}: {shorten(str(problem(row + 1) or error), 160)}; use the same columns in every "
+            "row, and one type per column that represents each value exactly, such as text"
+        ) from error
 
 
 def _build_table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:

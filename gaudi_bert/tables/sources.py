@@ -218,10 +218,9 @@ class TableColumns:
                     pyarrow.BufferOutputStream(),
                 )
             except pyarrow.ArrowException as error:
-                reason = shorten(str(error), 120)
                 raise InputError(
-                    f"{path}: column {name} has type {kind}, which cannot be packed ({reason}); cast the column, or omit "
-                    "it with --columns"
+                    f"{path}: column {name} has type {kind}, which cannot be packed ({shorten(str(error), 120)}); cast the "
+                    "column, or omit it with --columns"
                 ) from error
 
 
@@ -275,18 +274,17 @@ def select_columns(
             raise InputError(
                 f"{path}: column {name} has the name of a column that packing adds; {_rename_or_omit_remedy(name)}"
             )
+        types = require_pyarrow().types
+        if name == TOKENS_COLUMN and not (is_list_type(kind) and types.is_integer(kind.value_type)):
+            raise InputError(f"{path}: column {name} must contain lists of integers, but has type {kind}; cast it")
         if is_list_type(kind):
-            types, value = require_pyarrow().types, kind.value_type
-            if name == TOKENS_COLUMN and not types.is_integer(value):
-                raise InputError(f"{path}: column {name} must contain lists of integers, but has type {kind}; cast it")
+            value = kind.value_type
             if not (types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)):
                 raise InputError(
                     f"{path}: column {name} has type {kind}, but only lists of numbers can be packed; "
                     f"{_rename_or_omit_remedy(name)}"
                 )
             aligned[name] = value
-        elif name == TOKENS_COLUMN:
-            raise InputError(f"{path}: column {name} must contain lists of integers, but has type {kind}; cast it")
         elif "list_view" in str(kind):
             raise InputError(f"{path}: column {name} has type {kind}, which is not supported; cast it to a list")
         else:

@@ -48,7 +48,7 @@ from gaudi_bert.tables.groups import (
     open_table,
     read_sequences,
 )
-from gaudi_bert.tables.packed_writer import PackLayout, padding_value
+from gaudi_bert.tables.packed_files import PackLayout, padding_value
 from gaudi_bert.tables.sources import is_same_type, list_table_files
 from gaudi_bert.tfrecords.files import identify_file
 
@@ -100,13 +100,11 @@ def verify_single_table(source: str | Path, packed: Path, run: StageRun) -> _Ver
             if is_in_store(side):
                 raise InputError(
                     f"{format_location(side)}: --shard is not supported for tables in an object store, because each part "
-                    "would "
-                    "copy the complete table; verify all parts at once, without --shard and --finish"
+                    "would copy the complete table; verify all parts at once, without --shard and --finish"
                 )
     with open_local_copy(source, run.store) as table, mirror_folder(packed, run.store) as here:
         fetch_files(*(here / name for name in list_names(here)))
-        metadata = TableMetadata.read(here)
-        return verify_packs(_TableVerifier(table, PackedFolder(here, metadata, TableManifest), run), run)
+        return verify_packs(_TableVerifier(table, PackedFolder(here, TableMetadata.read(here), TableManifest), run), run)
 
 
 def _read_row_lengths(folder: Path) -> tuple[int, ...]:
@@ -270,8 +268,9 @@ def _find_sequences(stored: _PackedRowGroup, rows: GroupRows, sequences: RowSequ
     inside = members[right]
     right[right] = (begins[inside] == stored_begins[right]) & (sequences.lengths[inside] == stored.lengths[right])
     if not right.all():
-        wrong = int(np.argmin(right))
-        raise FailedError(f"{stored.location}: row {stored.indices[wrong]} differs from the table; pack the table again")
+        raise FailedError(
+            f"{stored.location}: row {stored.indices[int(np.argmin(right))]} differs from the table; pack the table again"
+        )
     if was_found[members].any() or np.unique(members).size < members.size:
         raise FailedError(f"{stored.location}: a sequence occurs in two packs; pack the table again")
     return members

@@ -1,7 +1,9 @@
-"""What a shard of a packed table holds: types, encodings, and one scenario slot by slot."""
+"""What a shard of a packed table holds: types, encodings, one scenario slot by slot. Packs are read by their numbers."""
 
 from __future__ import annotations
 
+import itertools
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.tables.pack import pack_table
+from gaudi_bert.tables.packed_files import open_packed_tables
 from tests.builders import tables
 from tests.builders.reporters import a_run
 from tests.builders.tables import settings
@@ -94,3 +98,30 @@ def test_as_many_shards_are_written_as_the_bytes_of_the_packs_ask_for(tmp_path: 
     assert len(shards) == 6
     assert max(shard.stat().st_size for shard in shards) <= 16_000
     assert sum(parquet.ParquetFile(shard).metadata.num_rows for shard in shards) == 100
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_shard_that_is_a_copy_of_another_is_noticed_when_it_was_read_once(tmp_path: Path, processes: int) -> None:
+    """Each process reads a part of the packs of a row group, and so all row groups."""
+    rows = [{"input_ids": [number] * 8} for number in range(1, 241)]
+    tables.write_parquet(tmp_path / "rows.parquet", rows)
+    out = tmp_path / "out"
+    pack_table(tmp_path / "rows.parquet", out, settings(max_sequence_length=8, shard_multiple=2, shard_bytes=2000), a_run())
+    paths = sorted(out.glob("*.parquet"))
+
+    def read(rank: int) -> None:
+        stored = open_packed_tables(out, paths)
+        order = stored.make_order(seed=1)
+        reader = stored.open_reader(order, rank, processes)
+        numbers = np.arange(rank, order.packs, processes)
+        for first in range(0, len(numbers), 5):
+            stored.files.read_records(*reader.locate_and_open(0, numbers[first : first + 5]))
+
+    for rank in range(processes):
+        read(rank)
+    sizes = [path.stat().st_size for path in paths]
+    (one, other), *_ = [(a, b) for a, b in itertools.combinations(range(len(paths)), 2) if sizes[a] == sizes[b]]
+    shutil.copyfile(paths[one], paths[other])
+    for rank in range(processes):
+        with pytest.raises(InputError, match=f"{paths[other].name}: the CRC-32C of the file differs from the manifest"):
+            read(rank)
