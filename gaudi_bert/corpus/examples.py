@@ -276,8 +276,8 @@ def _append_pairs_of_document(
     rows: list[tuple[int, int, int, int, int]],
     sentence_starts: list[int],
     document_starts: list[int],
-    document: int,
-    target: int,
+    document_index: int,
+    target_tokens: int,
     max_tokens: int,
     random: _RandomStream,
 ) -> None:
@@ -287,20 +287,22 @@ def _append_pairs_of_document(
         rows: Receives (start of A, end of A, start of B, end of B, label) for each pair.
         sentence_starts: The index of the first token of each sentence.
         document_starts: The index of the first sentence of each document.
-        document: The number of the document.
-        target: The number of tokens to collect for a pair.
+        document_index: The number of the document.
+        target_tokens: The number of tokens to collect for a pair.
         max_tokens: The maximum number of tokens of a pair.
         random: The source of random numbers.
     """
-    first, end = document_starts[document], document_starts[document + 1]
+    first, end = document_starts[document_index], document_starts[document_index + 1]
     while first < end:
         stop = first + 1
-        while stop < end and sentence_starts[stop] - sentence_starts[first] < target:
+        while stop < end and sentence_starts[stop] - sentence_starts[first] < target_tokens:
             stop += 1
         cut = first + random.draw_between(1, stop - first - 1) if stop - first >= 2 else stop
         # A random segment B requires a sentence outside segment A (`first` to `cut` - 1) that does not directly follow it.
         has_random_next = (
-            len(document_starts) > 2 or first > document_starts[document] or cut + 1 < document_starts[document + 1]
+            len(document_starts) > 2
+            or first > document_starts[document_index]
+            or cut + 1 < document_starts[document_index + 1]
         )
         if not has_random_next:
             if stop - first == 1:
@@ -308,8 +310,8 @@ def _append_pairs_of_document(
                 continue
             label, following, second = 0, stop, (sentence_starts[cut], sentence_starts[stop])
         elif stop - first == 1 or random.draw_bool(_RANDOM_NEXT_PROBABILITY):
-            min_tokens = target - (sentence_starts[cut] - sentence_starts[first])
-            second = _choose_random_segment(sentence_starts, document_starts, document, first, cut, min_tokens, random)
+            min_tokens = target_tokens - (sentence_starts[cut] - sentence_starts[first])
+            second = _choose_random_segment(sentence_starts, document_starts, document_index, first, cut, min_tokens, random)
             label, following = 1, cut
         else:
             second = (sentence_starts[cut], sentence_starts[stop])
@@ -328,7 +330,7 @@ def _append_pairs_of_document(
 def _choose_random_segment(
     sentence_starts: list[int],
     document_starts: list[int],
-    document: int,
+    document_index: int,
     first: int,
     cut: int,
     min_tokens: int,
@@ -346,14 +348,14 @@ def _choose_random_segment(
     others = len(document_starts) - 2
     if others > 0:
         other = random.draw_below(others)
-        other += other >= document
+        other += other >= document_index
         end = document_starts[other + 1]
         chosen = document_starts[other] + random.draw_below(end - document_starts[other])
     else:
-        before, behind = first - document_starts[document], max(0, document_starts[document + 1] - cut - 1)
+        before, behind = first - document_starts[document_index], max(0, document_starts[document_index + 1] - cut - 1)
         drawn = random.draw_below(before + behind)
-        chosen = document_starts[document] + drawn if drawn < before else cut + 1 + drawn - before
-        end = first if drawn < before else document_starts[document + 1]
+        chosen = document_starts[document_index] + drawn if drawn < before else cut + 1 + drawn - before
+        end = first if drawn < before else document_starts[document_index + 1]
     stop = chosen + 1
     while stop < end and sentence_starts[stop] - sentence_starts[chosen] < min_tokens:
         stop += 1

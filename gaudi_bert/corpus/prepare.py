@@ -122,13 +122,13 @@ def _prepare_local_files(
     """Convert local text files to examples in a local folder. The parameters are the same as for `prepare_examples`."""
     sources = find_sources(list(settings.text or ()), pipeline_folder)
     vocab = settings.vocab
-    given_vocabulary = None if vocab is None else read_vocabulary(pipeline_folder / Path(vocab).expanduser())
+    user_vocabulary = None if vocab is None else read_vocabulary(pipeline_folder / Path(vocab).expanduser())
     fetch_files(settings_path(out))
     is_new = not settings_path(out).exists()
     output: GroupedOutput[Section, PreparedSection] = GroupedOutput(
         out,
         out / EXAMPLES_NAME,
-        _compute_signature(settings, sources, given_vocabulary),
+        _compute_signature(settings, sources, user_vocabulary),
         PreparedSection,
         lambda section: out / "sections" / f"{section.split}-{section.number:05d}.json",
         run.reporter,
@@ -137,7 +137,7 @@ def _prepare_local_files(
         return StageOutput(PreparedExamples.read(out), skipped=True)
     try:
         corpus = _read_and_divide_text(settings, sources, run)
-        vocabulary = _get_vocabulary(settings, given_vocabulary, corpus, out, run.reporter)
+        vocabulary = _prepare_vocabulary(settings, user_vocabulary, corpus, out, run.reporter)
     except InputError:
         # No examples have been written yet, but settings.json already describes the faulty text. Remove it, because the next
         # run would otherwise reject the corrected text.
@@ -153,19 +153,19 @@ def _prepare_local_files(
     with run.reporter.task("prepare", characters, "characters") as task:
         for section in missing:
             _write_section_files(section, corpus, vocabulary, settings, output, task, run.workers)
-    return _write_summary_if_complete(corpus, vocabulary, given_vocabulary is None, output)
+    return _write_summary_if_complete(corpus, vocabulary, user_vocabulary is None, output)
 
 
 def _compute_signature(
-    settings: PrepareSettings, sources: Sequence[Source], given_vocabulary: Vocabulary | None
+    settings: PrepareSettings, sources: Sequence[Source], user_vocabulary: Vocabulary | None
 ) -> Signature:
     """Return the settings and the identities of all inputs. They are stored in settings.json, so that a later run can detect
     changes.
     """
     stored = settings.model_dump(mode="json", exclude={"text", "vocab", "records", "evaluation_records"})
-    if given_vocabulary is not None:
+    if user_vocabulary is not None:
         del stored["train_vocab"]
-    vocabulary = {"size": len(given_vocabulary), "sha256": given_vocabulary.sha256} if given_vocabulary is not None else None
+    vocabulary = {"size": len(user_vocabulary), "sha256": user_vocabulary.sha256} if user_vocabulary is not None else None
     return Signature(
         "prepare", stored, {"text": [compute_source_identity(source) for source in sources], "vocabulary": vocabulary}
     )
@@ -200,8 +200,8 @@ def _read_and_divide_text(settings: PrepareSettings, sources: Sequence[Source], 
     return _Corpus(scans, held_out, blocks, parts, sections)
 
 
-def _get_vocabulary(
-    settings: PrepareSettings, given_vocabulary: Vocabulary | None, corpus: _Corpus, out: Path, reporter: Reporter
+def _prepare_vocabulary(
+    settings: PrepareSettings, user_vocabulary: Vocabulary | None, corpus: _Corpus, out: Path, reporter: Reporter
 ) -> Vocabulary:
     """Read or train the vocabulary, and write it to vocab.txt next to the examples.
 
@@ -210,19 +210,19 @@ def _get_vocabulary(
     """
     path = out / "vocab.txt"
     fetch_files(path)
-    vocabulary = given_vocabulary
+    vocabulary = user_vocabulary
     if vocabulary is None and path.exists():
         return read_vocabulary(path)
     if vocabulary is None:
         blocks = corpus.blocks["train"]
         every = max(1, round(sum(block.characters for block in blocks) / _VOCABULARY_CHARACTERS))
 
-        def documents() -> Iterator[list[str]]:
+        def read_sample_documents() -> Iterator[list[str]]:
             """Yield the documents of evenly spaced blocks of the training text."""
             for _, held in read_blocks(corpus.scans, corpus.mark_documents_of("train"), blocks[::every]):
                 yield from held
 
-        vocabulary = train_vocabulary(documents, settings.train_vocab, settings.lower_case)
+        vocabulary = train_vocabulary(read_sample_documents, settings.train_vocab, settings.lower_case)
         reporter.say(f"trained a vocabulary of {len(vocabulary):,} tokens ({settings.train_vocab:,} were requested)")
     write_text(path, vocabulary.text)
     return vocabulary
@@ -252,7 +252,7 @@ def _write_section_files(
     blocks = read_blocks(corpus.scans, corpus.mark_documents_of(section.split), section.blocks)
     jobs = (BlockJob(documents, section.split, block.number, vocabulary, settings) for block, documents in blocks)
 
-    def make() -> Iterator[BlockExamples]:
+    def make_and_advance() -> Iterator[BlockExamples]:
         """Yield the examples of each block, and advance the progress display."""
         results = map_in_processes(make_examples, jobs, choose_worker_count(workers, len(section.blocks)))
         for block, examples in zip(section.blocks, results, strict=True):
@@ -260,13 +260,13 @@ def _write_section_files(
             yield examples
 
     with output.lock_group(section, name):
-        written = write_section(section, make(), folder, corpus.parts[section.split], settings.seed)
+        written = write_section(section, make_and_advance(), folder, corpus.parts[section.split], settings.seed)
         remove_local_copies(*(folder / file.name for file in written.files))
         written.write(output.summary_path(section))
 
 
 def _write_summary_if_complete(
-    corpus: _Corpus, vocabulary: Vocabulary, trained: bool, output: GroupedOutput[Section, PreparedSection]
+    corpus: _Corpus, vocabulary: Vocabulary, is_vocabulary_trained: bool, output: GroupedOutput[Section, PreparedSection]
 ) -> StageOutput[PreparedExamples] | PlainResult:
     """Write examples.json if all sections are complete, and return its content. Otherwise return the sections that are still
     missing.
@@ -289,7 +289,7 @@ def _write_summary_if_complete(
                 totals.update(summary.model_dump(exclude={"files"}))
             splits[split] = PreparedSection(**totals, files=tuple(file for summary in done for file in summary.files))
     content = PreparedExamples(
-        vocabulary=PreparedVocabulary(size=len(vocabulary), sha256=vocabulary.sha256, trained=trained),
+        vocabulary=PreparedVocabulary(size=len(vocabulary), sha256=vocabulary.sha256, trained=is_vocabulary_trained),
         sources=tuple(
             TextSource(name=scan.source.name, format=str(scan.text_format), documents=len(scan.document_characters))
             for scan in corpus.scans

@@ -129,15 +129,15 @@ def resize_histogram(histogram: Histogram, max_sequence_length: int) -> Histogra
             f"max_sequence_length is {max_sequence_length}, but the longest sequence has {longest} tokens; increase it"
         )
 
-    def resized(values: IntArray) -> IntArray:
+    def resize(values: IntArray) -> IntArray:
         """Truncate an array to the new length, or extend it with zeros."""
         result = np.zeros(max_sequence_length, dtype=np.int64)
         common = min(len(values), max_sequence_length)
         result[:common] = values[:common]
         return result
 
-    masked = None if histogram.max_masked is None else resized(histogram.max_masked)
-    return Histogram(max_sequence_length, resized(histogram.counts), masked)
+    masked = None if histogram.max_masked is None else resize(histogram.max_masked)
+    return Histogram(max_sequence_length, resize(histogram.counts), masked)
 
 
 # --- validation of the lengths that users pass

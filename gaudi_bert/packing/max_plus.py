@@ -59,14 +59,14 @@ def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
     row_of_power = {1: 0}
     products: list[tuple[int, int]] = []
 
-    def build(power: int) -> int:
+    def plan_power(power: int) -> int:
         """Return the table row of a power. If the row is not planned yet, first append the products that compute it."""
         if power not in row_of_power:
-            products.append((build((power + 1) // 2), build(power // 2)))
+            products.append((plan_power((power + 1) // 2), plan_power(power // 2)))
             row_of_power[power] = len(products)
         return row_of_power[power]
 
-    build(max_items)
+    plan_power(max_items)
     return np.array(products, dtype=np.int64).reshape(-1, 2)
 
 

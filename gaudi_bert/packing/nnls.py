@@ -167,17 +167,17 @@ def _solve_ennls(length_counts: IntArray, depth: int) -> _EnnlsSolution:
 def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: float) -> float:
     """Find by bisection the step size from 0 to 1 along `change` that minimizes the objective of ENNLSHP."""
 
-    def rises(step: float) -> bool:
+    def is_rising(step: float) -> bool:
         """Return whether the objective would increase if the step size became larger than `step`."""
         moved = residual + step * change
         return bool(np.sum(_compute_ennls_weights(moved, shortage_weight) ** 2 * moved * change) > 0)
 
-    if not rises(1.0):
+    if not is_rising(1.0):
         return 1.0
     low, high = 0.0, 1.0
     for _ in range(LINE_SEARCH_HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if rises(middle) else (middle, high)
+        low, high = (low, middle) if is_rising(middle) else (middle, high)
     return low
 
 
@@ -247,12 +247,12 @@ def pack_by_nnls(
     if np.count_nonzero(length_counts) > MOST_LENGTHS:
         solved: list[AlgorithmResult] = []
 
-        def pack(part: IntArray) -> StrategyCounts:
+        def pack_sample(sample_counts: IntArray) -> StrategyCounts:
             """Pack the subsample, and keep the result, which names the algorithm that was used."""
-            solved.append(pack_by_nnls(part, depth, leftovers, budget))
+            solved.append(pack_by_nnls(sample_counts, depth, leftovers, budget))
             return solved[0].strategy_counts
 
-        return AlgorithmResult(pack_by_subsample(length_counts, depth, pack, MOST_LENGTHS), solved[0].algorithm_used)
+        return AlgorithmResult(pack_by_subsample(length_counts, depth, pack_sample, MOST_LENGTHS), solved[0].algorithm_used)
     if leftovers == "complement":
         return AlgorithmResult(
             _pack_iteratively(length_counts, depth, leftovers, budget=budget), "iterative-nnls-complement"

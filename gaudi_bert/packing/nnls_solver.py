@@ -231,14 +231,14 @@ def _append_best_columns(
         taken[length] = False
     values[0] = MINUS_INFINITY
     while size < limit:
-        anchor = 0
+        required_length = 0
         for length in range(1, values.size):
-            if values[length] > values[anchor]:
-                anchor = length
-        if values[anchor] <= min_gradient:
+            if values[length] > values[required_length]:
+                required_length = length
+        if values[required_length] <= min_gradient:
             break
-        values[anchor] = MINUS_INFINITY
-        if _write_best_column(anchor, product_plan, active_set, scratch, size) and _append_passive_column(
+        values[required_length] = MINUS_INFINITY
+        if _write_best_column(required_length, product_plan, active_set, scratch, size) and _append_passive_column(
             counts, squared_weights, active_set, scratch, size
         ):
             size += 1
@@ -246,14 +246,16 @@ def _append_best_columns(
 
 
 @inlined_kernel
-def _write_best_column(anchor: int, product_plan: IntArray, active_set: _ActiveSet, scratch: _Scratch, column: int) -> bool:
-    """Write the best strategy that contains the length `anchor` to column number `column`, and mark its lengths as taken.
+def _write_best_column(
+    required_length: int, product_plan: IntArray, active_set: _ActiveSet, scratch: _Scratch, column: int
+) -> bool:
+    """Write the best strategy that contains `required_length` to column number `column`, and mark its lengths as taken.
 
     Return False, without writing anything, if one of its lengths is already taken.
     """
     items, taken = scratch.items, scratch.taken
-    items[0] = anchor
-    size = trace_best_lengths(product_plan, scratch.table, taken.size - 1 - anchor, items, 1, scratch.pending)
+    items[0] = required_length
+    size = trace_best_lengths(product_plan, scratch.table, taken.size - 1 - required_length, items, 1, scratch.pending)
     is_free = True
     for index in range(size):
         is_free &= not taken[items[index]]

@@ -409,13 +409,13 @@ def _pack_subsample_with_bound(length_counts: IntArray, depth: int, max_sequence
     """
     proofs: list[Certificate] = []
 
-    def pack(part: IntArray) -> StrategyCounts:
+    def pack_sample(sample_counts: IntArray) -> StrategyCounts:
         """Pack the subsample, and derive a certificate for all sequences from its prices."""
-        planned = _pack_by_linear_programs(part, depth, budget=budget)
+        planned = _pack_by_linear_programs(sample_counts, depth, budget=budget)
         proofs.append(certify_prices(length_counts, planned.certificate.prices, depth, budget))
         return planned.strategy_counts
 
-    strategy_counts = pack_by_subsample(length_counts, depth, pack, max_sequences)
+    strategy_counts = pack_by_subsample(length_counts, depth, pack_sample, max_sequences)
     budget.spend_on_heuristic(strategy_counts)
     return _Incumbent(strategy_counts, proofs[0])
 

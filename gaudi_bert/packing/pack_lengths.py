@@ -290,7 +290,7 @@ def _report_progress_if_long(description: str) -> Iterator[WorkBudget]:
     """
     budget, started, ended = WorkBudget(), time.monotonic(), threading.Event()
 
-    def watch() -> None:
+    def write_progress_lines() -> None:
         """Write the first progress line after two seconds and then one every ten seconds, until the `with` block ends."""
         pause = SILENT_SECONDS
         while not ended.wait(pause):
@@ -298,7 +298,7 @@ def _report_progress_if_long(description: str) -> Iterator[WorkBudget]:
             Reporter().say(f"{description}: {format_seconds(time.monotonic() - started)} so far, {done}")
             pause = BETWEEN_LINES_SECONDS
 
-    watching = threading.Thread(target=watch, daemon=True)
+    watching = threading.Thread(target=write_progress_lines, daemon=True)
     watching.start()
     try:
         yield budget
