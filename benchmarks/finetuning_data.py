@@ -81,11 +81,11 @@ def planned(data: Path, model: Path, most: int | None, depth: int | str, length:
     """GoEmotions tokenized and packed by the parts of `gaudi-bert finetune`."""
     from gaudi_bert.config.sections import TaskSettings
     from gaudi_bert.packing.algorithms import pack_histogram
-    from gaudi_bert.packing.histogram import Histogram
+    from gaudi_bert.packing.histogram import count_lengths
     from gaudi_bert.rows.reading import read_rows
     from gaudi_bert.rows.tokenizer import open_tokenizer
     from gaudi_bert.rows.tokenizing import tokenize_rows
-    from gaudi_bert.tasks.task_data import TaskData, count_lengths
+    from gaudi_bert.tasks.task_data import TaskData
 
     file = data / "goemotions" / "train.tsv"
     settings = TaskSettings(
@@ -104,7 +104,7 @@ def planned(data: Path, model: Path, most: int | None, depth: int | str, length:
         labels=tuple(emotion_names(data)),
         file=file,
     )
-    packing = pack_histogram(Histogram(length, count_lengths(sequences, length)), "optimal", depth)
+    packing = pack_histogram(count_lengths(sequences.lengths, length), "optimal", depth)
     return TaskData(file, "", (), sequences, (packing,))
 
 
@@ -136,14 +136,14 @@ class Tuner:
         from gaudi_bert.engines.tensorflow import engine
         from gaudi_bert.model.config import BertConfig
         from gaudi_bert.runs.rows import run_settings
-        from gaudi_bert.tasks.task import TaskObjective, task_class
-        from gaudi_bert.tasks.task_data import task_batches
+        from gaudi_bert.tasks.task import TaskObjective, import_task_class
+        from gaudi_bert.tasks.task_data import iterate_training_batches
         from gaudi_bert.training.batches import TrainingOrder
         from gaudi_bert.training.objective import TrainingStep
         from gaudi_bert.training.run_plan import RunPlan
 
         names = tuple(f"label {number}" for number in range(self.labels))
-        task = task_class("multi-label")(TaskSettings(name="multi-label"), names)
+        task = import_task_class("multi-label")(TaskSettings(name="multi-label"), names)
         settings = TrainingSettings(seed=1)
         spec = ModelSpec(BertConfig(vocab_size=self.vocabulary, **SIZE), task.head)
         model, alone = engine.build_model(spec, seed=1, compiled=True), Communicator()
@@ -151,7 +151,7 @@ class Tuner:
         self._step = TrainingStep(updates, alone, settings, TaskObjective(task))
         run = run_settings(FineTuneSettings(), self.micro_batch, 1, 1)
         plan = RunPlan(run, self.data.packing_factor, 1, self.data.lengths[-1], self.data.packs)
-        self._batches = task_batches(self.data, task, plan, 1000, TrainingOrder(seed=1, shuffle_packs=1))
+        self._batches = iterate_training_batches(self.data, task, plan, 1000, TrainingOrder(seed=1, shuffle_packs=1))
 
     def run(self, updates: int) -> None:
         """Do so many updates and wait until they are done."""

@@ -207,7 +207,7 @@ def decoder(packed: Path, shards: list[Path]) -> tuple[Callable[[], Any], int]:
     """What decodes 64 packs in memory a hundred times, and how many bytes that is: what no reader of them can exceed."""
     payloads = list(itertools.islice((payload for path in shards for payload in read_records(path)), 64))
     buffer, lengths = np.frombuffer(b"".join(payloads), np.uint8), np.array([len(payload) for payload in payloads])
-    features, offsets = PackedSchema.of(RecordMetadata.read(packed)).features, np.cumsum(lengths) - lengths
+    features, offsets = PackedSchema.from_sizes(RecordMetadata.read(packed)).features, np.cumsum(lengths) - lengths
 
     def run() -> None:
         for _ in range(100):

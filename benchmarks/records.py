@@ -90,7 +90,8 @@ class Engine:
         from gaudi_bert.tfrecords.write import _match_planned_files, _read_group_into_memory
 
         self.plan = WritablePlan.read(planned)
-        self.schema, self.unpacked_schema = PackedSchema.of(self.plan), PackedSchema.of(self.plan).unpacked
+        self.schema = PackedSchema.from_sizes(self.plan)
+        self.unpacked_schema = self.schema.unpacked_schema
         matched = _match_planned_files(records, list_record_files(records), self.plan)
         files = self.plan.groups[0].files
         self.files = [matched[file.name] for file in files]

@@ -88,9 +88,9 @@ class Planned:
         texts, cut = collect_distinct_texts(self.task.settings, rows).texts, TaskSettings(too_long="truncate")
         return tokenize_rows(texts, self.tokenizer, task=None, settings=cut, max_sequence_length=LONGEST)
 
-    def rows_in_updates(self, update: int) -> tuple[TupleRow, ...]:
+    def select_update_rows(self, update: int) -> tuple[TupleRow, ...]:
         """The rows of an update."""
-        return tuple(self.rows[row] for row in self.stream.rows_in_updates(update, update + 1))
+        return tuple(self.rows[row] for row in self.stream.select_update_rows(update, update + 1))
 
     def padding(self) -> float:
         """The share of the positions of complete updates that hold nothing."""
@@ -115,7 +115,7 @@ class Packed:
     def run(self, updates: int) -> None:
         """So many updates more; a run tokenizes before, the others as they go."""
         for update in range(self.update, self.update + updates):
-            self.planned.tokenized(self.planned.rows_in_updates(update))
+            self.planned.tokenized(self.planned.select_update_rows(update))
             batches = self.data.iterate_micro_batches(update, 0)
             chosen = [next(batches) for _ in range(self.data.shape.micro_batches)]
             sums = self.step.run_update(chosen, update + 1, RATE)()
@@ -213,7 +213,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = small(options.model or minilm(), options.layers, Path(folder) / "model")
         planned = Planned(model, options.data, size)
-        rows = itertools.chain.from_iterable(map(planned.rows_in_updates, range(options.rounds + 2)))
+        rows = itertools.chain.from_iterable(map(planned.select_update_rows, range(options.rounds + 2)))
         pairs = [cast(Pair, row.texts) for row in rows]
         sides = {"packed": InOwnProcess(Packed, model, options.data, size, 1)}
         for name in options.sides.split(","):

@@ -120,13 +120,13 @@ class Packed:
         from gaudi_bert.engines import load_engine
         from gaudi_bert.engines.protocol import Communicator, ModelSpec
         from gaudi_bert.runs.rows import plan_epochs
-        from gaudi_bert.tasks.task import TaskObjective, task_class
-        from gaudi_bert.tasks.task_data import TaskData, task_batches
+        from gaudi_bert.tasks.task import TaskObjective, import_task_class
+        from gaudi_bert.tasks.task_data import TaskData, iterate_training_batches
         from gaudi_bert.tasks.task_models import load_start_weights
         from gaudi_bert.training.batches import TrainingOrder
         from gaudi_bert.training.objective import TrainingStep
 
-        task = task_class("classification")(TaskSettings(name="classification"), ("yes", "no"))
+        task = import_task_class("classification")(TaskSettings(name="classification"), ("yes", "no"))
         start, alone = load_start_weights(model, task), Communicator()
         data = TaskData(model, "", (), sequences_of(lengths), chosen_rows(lengths, given).packings)
         most = max(1, 4096 // data.lengths[-1])
@@ -138,7 +138,7 @@ class Packed:
         updates = engine.create_updates(network, section, alone, plan.accumulation_steps)
         self._step, self._name = TrainingStep(updates, alone, section, TaskObjective(task)), data.lengths
         order = TrainingOrder(1, 1)
-        batches = task_batches(data, task, plan, 1, order)
+        batches = iterate_training_batches(data, task, plan, 1, order)
         self._batches = [next(batches) for _ in plan.micro_batches_in(1)]
         assert sum(int(batch["sequence_weights"].sum()) for batch in self._batches) == len(lengths)
 

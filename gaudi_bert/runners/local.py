@@ -227,10 +227,10 @@ class RunRequest:
         """Write the built-in task rows to the work folder, if the pipeline uses them."""
         names = (self.settings.finetune.data, self.settings.finetune.evaluation_data, self.settings.predict.data)
         if any(name in BUILT_IN_ROWS for name in names):
-            from gaudi_bert.tasks.task_data import make_built_in_rows
+            from gaudi_bert.tasks.task_data import write_built_in_rows
 
             train, evaluation = self.work_folder.rows_path("train"), self.work_folder.rows_path("evaluation")
-            make_built_in_rows(
+            write_built_in_rows(
                 train, evaluation, self.settings.task.name, reporter=self.options.reporter, overwrite=self.options.overwrite
             )
 

@@ -15,17 +15,16 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import TASK_NAMES, FineTuneSettings, TaskSettings
 from gaudi_bert.model.config import ModelSizes
 from gaudi_bert.packing.algorithms import pack_histogram
-from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.histogram import Histogram, count_lengths
 from gaudi_bert.packing.row_lengths import RowLengths, choose_row_lengths, estimate_row_cost
 from gaudi_bert.packing.strategies import Packing
 from gaudi_bert.rows.reading import SkippedRows
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.tokenizing import resolve_too_long_policy
 from gaudi_bert.rows.types import QuestionRow
-from gaudi_bert.tasks.task import NO_VOCABULARY, Task, check_settings_apply, task_class
+from gaudi_bert.tasks.task import NO_VOCABULARY, Task, check_settings_apply, import_task_class
 from gaudi_bert.tasks.task_data import (
     TaskData,
-    count_lengths,
     read_task_labels,
     tokenize_file,
 )
@@ -100,7 +99,7 @@ def read_labelled_data(
     check_settings_apply(name, settings.task)
     tokenizer_settings = folder.tokenizer_settings if files.vocabulary is None else {}
     tokenizer = open_tokenizer(files.vocabulary or files.model, tokenizer_settings, lower_case=folder.lower_case)
-    labels, make_task = read_task_labels(files.data, name, task_settings), task_class(name)
+    labels, make_task = read_task_labels(files.data, name, task_settings), import_task_class(name)
     task = make_task(task_settings, labels)
     start = load_start_weights(files.model, task)
     max_sequence_length = _choose_max_sequence_length(section, folder, start.sizes.positions)
@@ -250,7 +249,7 @@ class _RowReader:
             self.reporter.say(f"{path}: {sequences.cut_rows:,} of {all_rows} are too long and were {action}")
         packings: tuple[Packing, ...] = ()
         notes: tuple[str, ...] = ()
-        counts = count_lengths(sequences, length)
+        counts = count_lengths(sequences.lengths, length).counts
         if self.section.row_lengths is not None:
             try:
                 chosen = pack_into_row_lengths(counts, self.section, self.sizes, depth)

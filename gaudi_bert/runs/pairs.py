@@ -115,8 +115,8 @@ class PairObjective(TaskObjective):
         The function collects the outputs of all processes.
         """
         stream, numbers = self.data.stream, [batch["text_numbers"] for batch in micro_batches]
-        sequences = stream.distinct_sequences(update - 1, update)[0]
-        rows = stream.rows_in_updates(update - 1, update)
+        sequences = stream.find_distinct_sequences(update - 1, update)[0]
+        rows = stream.select_update_rows(update - 1, update)
 
         def loss_of_outputs(outputs: Sequence[NDArray[Any]]) -> tuple[FloatArray, list[FloatArray]]:
             """Collect the outputs of all processes, and return the loss sums and the gradients of this process's own
@@ -202,7 +202,7 @@ class PairJob(FineTuneJob):
         """Return lines for the user that describe the data, the model and the updates."""
         stream, read = self._stream, self._read
         batch, micro_batches, processes = shape
-        tokens = stream.tokens_of_rows.sum() / len(stream.rows)
+        tokens = stream.row_token_counts.sum() / len(stream.rows)
         complete = max(1, min(stream.examined_updates, stream.epochs * len(stream.rows) // stream.batch_rows))
         padding = 1 - stream.count_distinct_tokens(complete) / (complete * shape.pack_count * batch.length)
         return [
@@ -214,7 +214,7 @@ class PairJob(FineTuneJob):
             + f", at most {batch.depth} texts in a pack, {padding:.1%} padding",
             f"{stream.update_count:,} updates are {format_count(stream.epochs, 'epoch')}; {plan.settings.warmup_updates:,} "
             f"of them are warm-up; {self.section.optimizer}, learning rate {self.section.learning_rate:g}",
-            *filter(None, [read.task.data_note(read.data.rows)]),
+            *filter(None, [read.task.describe_unusual_data(read.data.rows)]),
         ]
 
 

@@ -24,15 +24,14 @@ from gaudi_bert.config.sections import FineTuneSettings, LoopSettings
 from gaudi_bert.config.values import find_keys_changeable_on_resume
 from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.packing.algorithms import pack_histogram
-from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.histogram import Histogram, count_lengths
 from gaudi_bert.runs.labelled_data import LabelledData, pack_into_row_lengths
 from gaudi_bert.tasks.task import TaskObjective
 from gaudi_bert.tasks.task_data import (
     TaskData,
     TaskEvaluation,
     TaskResult,
-    count_lengths,
-    task_batches,
+    iterate_training_batches,
 )
 from gaudi_bert.tasks.task_models import write_task_folder
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
@@ -94,7 +93,7 @@ class FineTuneJob(Job[FineTuning]):
         if update == 0:
             BestCheckpoint(update=0, metric=best_metric, metrics=figures).write(self._out / BASELINE_NAME)
         before = BestCheckpoint.read_if_present(path)
-        rank = partial(self._read.task.evaluation_rank, best_metric=best_metric)
+        rank = partial(self._read.task.make_evaluation_sort_key, best_metric=best_metric)
         is_best = before is None or rank(figures) >= rank(
             before.metrics
         )  # if they are equal, the later one counts as better
@@ -147,7 +146,9 @@ class FineTuneJob(Job[FineTuning]):
             write_sentence_settings(out, read.task.settings, read.folder, read.max_sequence_length, hidden_size)
         if result is not None and result.logits is not None and read.held_out is not None:
             with atomic_file(out / PREDICTIONS_NAME) as handle:
-                for answer in read.task.labelled_predictions(result.logits, read.held_out.sequences, read.held_out.rows):
+                for answer in read.task.make_labelled_predictions(
+                    result.logits, read.held_out.sequences, read.held_out.rows
+                ):
                     handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
 
     def _baseline_metrics(self) -> dict[str, float]:
@@ -157,7 +158,7 @@ class FineTuneJob(Job[FineTuning]):
         """
         task, held_out = self._read.task, self._read.held_out
         if not self.evaluates_first:
-            return {} if held_out is None else task.baseline_metrics(self._read.data.sequences, held_out.sequences)
+            return {} if held_out is None else task.compute_baseline_metrics(self._read.data.sequences, held_out.sequences)
         stored = BestCheckpoint.read_if_present(self._out / BASELINE_NAME)
         metrics = {} if stored is None else stored.metrics
         return {name: metrics[name] for name in task.metric_names if name in metrics}
@@ -173,7 +174,7 @@ class RowJob(FineTuneJob):
         return PreparedUpdates(
             plan,
             TaskObjective(task, has_answers=task.name != "regression"),
-            partial(task_batches, data, task, plan, section.epochs),
+            partial(iterate_training_batches, data, task, plan, section.epochs),
             self._format_lines(plan),
             {
                 "max_sequence_length": data.lengths[-1],
@@ -207,7 +208,7 @@ class RowJob(FineTuneJob):
             f"finetune.batch_sequences asks for {section.batch_sequences:,} sequences per update, "
             f"{format_count(section.epochs, 'epoch')}; "
             f"{section.optimizer}, learning rate {section.learning_rate:g}",
-            *filter(None, [task.data_note(data.rows)]),
+            *filter(None, [task.describe_unusual_data(data.rows)]),
             *format_plan(plan),
         ]
 
@@ -225,7 +226,7 @@ class RowJob(FineTuneJob):
                 )
         if section.row_lengths is not None:
             return lines
-        counts = count_lengths(self._read.data.sequences, longest)
+        counts = count_lengths(self._read.data.sequences.lengths, longest).counts
         chosen = pack_into_row_lengths(counts, section, self._read.start.sizes, section.depth)
         return [*lines, f"finetune.row_lengths = auto would choose {chosen.format_cost()}"]
 

@@ -241,7 +241,7 @@ class ServedModel:
             sequences: The sequences of the rows.
             rows: The rows.
         """
-        return [] if self.task is None else list(self.task.predictions(outputs, sequences, rows))
+        return [] if self.task is None else list(self.task.make_predictions(outputs, sequences, rows))
 
 
 def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:

@@ -33,7 +33,7 @@ from gaudi_bert.rows.predictions import (
     predict_word_tags,
 )
 from gaudi_bert.rows.types import NO_WORD, Row, Sequences, TaggedRow
-from gaudi_bert.tasks.ranking import correlation_metrics
+from gaudi_bert.tasks.ranking import compute_correlations
 from gaudi_bert.tasks.task import NO_VOCABULARY, MaskKey, SequenceTask, Task, Vocabulary
 
 
@@ -45,23 +45,23 @@ class Classification(SequenceTask):
     best_metric = "accuracy"
     metric_names = ("loss", "accuracy", "f1_macro", "matthews_correlation")
 
-    def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+    def compute_metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Return the accuracy, the macro-averaged F1 score and Matthews' correlation, by name."""
         from sklearn.metrics import accuracy_score, matthews_corrcoef
 
         guesses, right = logits.argmax(axis=-1), np.asarray(sequences.target)
         return {
             "accuracy": float(accuracy_score(right, guesses)),
-            "f1_macro": _macro_f1(right, guesses),
+            "f1_macro": _compute_macro_f1(right, guesses),
             "matthews_correlation": float(matthews_corrcoef(right, guesses)),
         }
 
-    def baseline_metrics(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
+    def compute_baseline_metrics(self, training_data: Sequences, evaluation_data: Sequences) -> dict[str, float]:
         """Return the accuracy of always predicting the class that is most frequent in the training data."""
-        most_frequent = np.bincount(np.asarray(learnt.target)).argmax()
-        return {"accuracy": float(np.mean(np.asarray(measured.target) == most_frequent))}
+        most_frequent = np.bincount(np.asarray(training_data.target)).argmax()
+        return {"accuracy": float(np.mean(np.asarray(evaluation_data.target) == most_frequent))}
 
-    def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def make_predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield the class and all probabilities of each text, as `{"label", "probabilities": {name: p}}`."""
         return predict_classes(logits, self.labels)
 
@@ -74,7 +74,7 @@ class MultiLabel(SequenceTask):
     best_metric = "f1_micro"
     metric_names = ("loss", "f1_micro", "f1_macro", "accuracy")
 
-    def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+    def compute_metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Return the micro-averaged and the macro-averaged F1 score and the accuracy, by name."""
         from sklearn.metrics import accuracy_score, f1_score
 
@@ -85,7 +85,7 @@ class MultiLabel(SequenceTask):
             "accuracy": float(accuracy_score(right, guesses)),
         }
 
-    def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def make_predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield the classes and all probabilities of each text, as `{"labels", "probabilities": {name: p}}`."""
         return predict_labels(logits, self.labels)
 
@@ -98,15 +98,15 @@ class Regression(SequenceTask):
     best_metric = "pearson"
     metric_names = ("loss", "pearson", "spearman", "mean_squared_error")
 
-    def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+    def compute_metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Return Pearson's and Spearman's correlation and the mean squared error, by name.
 
         A correlation is 0 if all predictions or all targets are equal.
         """
         guesses, right = logits[:, 0].astype(np.float64), np.asarray(sequences.target, np.float64)
-        return {**correlation_metrics(guesses, right), "mean_squared_error": float(np.mean(np.square(guesses - right)))}
+        return {**compute_correlations(guesses, right), "mean_squared_error": float(np.mean(np.square(guesses - right)))}
 
-    def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def make_predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield the predicted number for each text, as `{"value"}`."""
         return predict_values(logits)
 
@@ -132,7 +132,7 @@ class TokenClassification(Task):
         if not self._scheme.has_chunks:
             self.best_metric, self.metric_names = "accuracy", ("loss", "accuracy", "f1_macro")
 
-    def data_note(self, rows: Sequence[Row]) -> str | None:
+    def describe_unusual_data(self, rows: Sequence[Row]) -> str | None:
         """Return a note for the user if no tag has a prefix such as B- or I-, because other metrics are then computed."""
         if self._scheme.has_chunks:
             return None
@@ -150,7 +150,7 @@ class TokenClassification(Task):
         targets = batch.spread_tokens(batch.source.target.astype(np.int32), NOT_PREDICTED)
         return {"targets": np.maximum(targets, 0), "target_weights": (targets != NOT_PREDICTED).astype(np.float32)}
 
-    def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+    def compute_metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Return the F1 score, precision and recall of entities, or the macro-averaged F1 score of tags, and the accuracy of
         words.
 
@@ -161,7 +161,7 @@ class TokenClassification(Task):
         same = sum(one == other for a, b in zip(guesses, right, strict=True) for one, other in zip(a, b, strict=True))
         accuracy = same / max(1, sum(map(len, right)))
         if not self._scheme.has_chunks:
-            return {"accuracy": accuracy, "f1_macro": _macro_f1(list(chain(*right)), list(chain(*guesses)))}
+            return {"accuracy": accuracy, "f1_macro": _compute_macro_f1(list(chain(*right)), list(chain(*guesses)))}
         from seqeval.metrics import f1_score, precision_score, recall_score
 
         def chunks(rows_of_tags: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -173,7 +173,7 @@ class TokenClassification(Task):
         of_entities = {name: float(score(*both, zero_division=0)) for name, score in scores.items()}
         return {**of_entities, "accuracy": accuracy}
 
-    def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def make_predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield the predicted tag of every word for each row, as `{"tags": [{"start", "end", "tag", "score"}]}`.
 
         `start` and `end` are characters in the text of the row.
@@ -181,8 +181,8 @@ class TokenClassification(Task):
         return predict_entities(logits, sequences, rows, self.labels)
 
 
-def _macro_f1(right: AnyArray | list[str], guesses: AnyArray | list[str]) -> float:
+def _compute_macro_f1(targets: AnyArray | list[str], predictions: AnyArray | list[str]) -> float:
     """Return the unweighted mean of the F1 scores of all classes that occur in the data."""
     from sklearn.metrics import f1_score
 
-    return float(f1_score(right, guesses, average="macro", labels=np.unique(right), zero_division=0))
+    return float(f1_score(targets, predictions, average="macro", labels=np.unique(targets), zero_division=0))

@@ -92,7 +92,7 @@ def _build_files(weights: Weights, config: BertConfig, vocabulary: Path | None) 
     files = {"model.safetensors": save(convert_to_hugging_face(weights.variables), metadata={"format": "pt"})}
     if vocabulary is not None:
         files["vocab.txt"] = read_file(vocabulary)
-        settings = _run_folder(weights) / "settings.yaml"
+        settings = _get_run_folder(weights) / "settings.yaml"
         if weights.kind == "gaudi-bert" and settings.is_file():
             tokenizer = {
                 "tokenizer_class": "BertTokenizer",
@@ -110,17 +110,17 @@ def _encode_json(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _find_vocabulary(weights: Weights, config: BertConfig, given: Path | None, reporter: Reporter) -> Path | None:
-    """Return the path of the vocabulary to export. This is `given`, otherwise a `vocab.txt` near the weights, or None if
-    there is none.
+def _find_vocabulary(weights: Weights, config: BertConfig, requested_path: Path | None, reporter: Reporter) -> Path | None:
+    """Return the path of the vocabulary to export. This is `requested_path`, otherwise a `vocab.txt` near the weights, or
+    None if there is none.
 
     Raises:
-        InputError: The given vocabulary has more tokens than the model. If a `vocab.txt` that was found near the weights has
-            too many tokens, it is omitted without an error.
+        InputError: The requested vocabulary has more tokens than the model. If a `vocab.txt` that was found near the weights
+            has too many tokens, it is omitted without an error.
     """
-    run = _run_folder(weights)
+    run = _get_run_folder(weights)
     folders = (run, run.parent / "examples", weights.path, weights.path.parent)
-    path = given or next((file for folder in folders if (file := folder / "vocab.txt").is_file()), None)
+    path = requested_path or next((file for folder in folders if (file := folder / "vocab.txt").is_file()), None)
     if path is None:
         return None
     with explain_os_errors(path, "read"):
@@ -128,12 +128,12 @@ def _find_vocabulary(weights: Weights, config: BertConfig, given: Path | None, r
     if words <= config.vocab_size:
         return path
     problem = f"{path}: has {words:,} tokens, but the model has only {config.vocab_size:,}"
-    if given is not None:
+    if requested_path is not None:
         raise InputError(f"{problem}; pass the vocabulary with which the model was trained")
     reporter.say(f"note: {problem}, so the vocabulary is not exported")
     return None
 
 
-def _run_folder(weights: Weights) -> Path:
+def _get_run_folder(weights: Weights) -> Path:
     """Return the folder of the training run that wrote the weights."""
     return weights.path.resolve().parent.parent

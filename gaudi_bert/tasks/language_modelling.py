@@ -91,11 +91,11 @@ class CausalLanguageModelling(Task):
         has_next[batch.source.offsets[1:] - 1] = 0.0
         return {"targets": batch.spread_tokens(next_ids), "target_weights": batch.spread_tokens(has_next)}
 
-    def config_json(self) -> dict[str, Any]:
+    def make_config_json(self) -> dict[str, Any]:
         """Return what config.json contains about the head. The model is marked as a decoder, because transformers uses
         causal attention only in decoders.
         """
-        return {**super().config_json(), "is_decoder": True}
+        return {**super().make_config_json(), "is_decoder": True}
 
 
 # --- the same tasks for packed tables, whose packs are read instead of laid out

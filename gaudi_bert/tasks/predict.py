@@ -138,7 +138,7 @@ def predict(
             """Return the predictions for some rows, encoded as JSON lines. If documents are ranked, each line also contains
             the texts and the logit.
             """
-            answers = task.predictions(outputs, sequences, answered)
+            answers = task.make_predictions(outputs, sequences, answered)
             if options.group_by is None:
                 return list(map(_encode_json_line, answers))
             pairs = zip(cast(Sequence[TextRow], answered), outputs[:, 0].tolist(), answers, strict=True)
@@ -208,7 +208,7 @@ class LoadedModel:
 
 
 def load_task_model(described: TaskDescription, task: Task, options: PredictOptions) -> LoadedModel:
-    """Load a fine-tuned model on a device. `Task.predictions` converts the outputs of the model to predictions.
+    """Load a fine-tuned model on a device. `Task.make_predictions` converts the outputs of the model to predictions.
 
     Args:
         described: The description of the model.
@@ -226,20 +226,22 @@ def load_task_model(described: TaskDescription, task: Task, options: PredictOpti
     return _load_model(path, task, task.head, options, described.texts, described.max_sequence_length)
 
 
-def load_encoder(path: Path, folder: SentenceSettings, options: PredictOptions, *, normalize: bool) -> LoadedModel:
+def load_encoder(
+    path: Path, sentence_settings: SentenceSettings, options: PredictOptions, *, normalize: bool
+) -> LoadedModel:
     """Load an encoder on a device. The outputs of the loaded model are embeddings.
 
     Args:
         path: The folder or file of the weights.
-        folder: The settings of the model folder, including the pooling.
+        sentence_settings: The settings of the model folder, including the pooling.
         options: The options.
         normalize: Whether embeddings are scaled to norm 1.
 
     Raises:
         InputError: The model cannot be loaded.
     """
-    usual = folder.max_sequence_length or read_tokenizer_max_length(path if path.is_dir() else path.parent)
-    return _load_model(path, None, VectorHead(folder.pooling, normalize), options, folder, usual)
+    usual = sentence_settings.max_sequence_length or read_tokenizer_max_length(path if path.is_dir() else path.parent)
+    return _load_model(path, None, VectorHead(sentence_settings.pooling, normalize), options, sentence_settings, usual)
 
 
 def _load_model(
@@ -247,17 +249,17 @@ def _load_model(
     task: Task | None,
     head: TaskHead | VectorHead,
     options: PredictOptions,
-    texts: SentenceSettings,
-    usual_length: int | None,
+    sentence_settings: SentenceSettings,
+    default_length: int | None,
 ) -> LoadedModel:
     """Load an encoder with the given head, and the tokenizer that is stored with its weights.
 
     On a Gaudi card, which compiles each shape, all batches have the same shape.
     """
-    with _add_remedy(path):
+    with _suggest_other_program(path):
         start = load_start_weights(path, task, allow_missing_head=False)
     engine = load_engine(choose_engine(options.engine, is_bert=is_bert(path), setting_name="--engine").name)
-    tokenizer = open_tokenizer(path, texts.tokenizer_settings, lower_case=texts.lower_case)
+    tokenizer = open_tokenizer(path, sentence_settings.tokenizer_settings, lower_case=sentence_settings.lower_case)
     positions = start.sizes.positions
     tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
     requested = options.max_sequence_length
@@ -265,8 +267,8 @@ def _load_model(
         raise InputError(
             f"--max-sequence-length {requested}: must be between 3 and {positions}, the number of positions of the model"
         )
-    longest = requested or min(usual_length or positions, positions)
-    with _add_remedy(path):
+    longest = requested or min(default_length or positions, positions)
+    with _suggest_other_program(path):
         device, precision, notes = _open_device(engine, options)
         compiled = device.compiles if options.compile is None else options.compile
         model = engine.build_model(ModelSpec(start.config, head), device, seed=None, compiled=compiled)
@@ -307,7 +309,7 @@ def _open_device(engine: Engine, options: PredictOptions) -> tuple[Device, Infer
 
 
 @contextmanager
-def _add_remedy(path: Path) -> Iterator[None]:
+def _suggest_other_program(path: Path) -> Iterator[None]:
     """If a model is rejected because it cannot process packs, name a program that can run the model in the error."""
     try:
         yield
@@ -338,7 +340,7 @@ def _predict_windows(
     Raises:
         InputError: An output is not finite.
     """
-    for window in output.remaining_windows():
+    for window in output.read_remaining_windows():
         good, sequences, problems = rows.tokenize_window(window)
         plan, encoded = None, []
         if sequences is not None:

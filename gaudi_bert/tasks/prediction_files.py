@@ -300,7 +300,7 @@ class PredictionStream:
         self._rows, self._reporter, self._task = rows, reporter, task
         self._reported_gain, self._packed, self._last_line = False, False, 0.0
 
-    def remaining_windows(self) -> Iterator[list[Row | BadRow]]:
+    def read_remaining_windows(self) -> Iterator[list[Row | BadRow]]:
         """Yield the rows that have no prediction yet, in windows.
 
         All rows of a file are checked before the first window is yielded. A pipe is not checked in advance, because it can
@@ -512,8 +512,8 @@ class _StreamProgress(Artefact):
     bad_rows: Count = 0
 
 
-def _extend_checksum(window: Sequence[Row | BadRow], before: int) -> int:
+def _extend_checksum(window: Sequence[Row | BadRow], checksum: int) -> int:
     """Extend the CRC-32 of all rows before a window by the rows of the window, and return the result."""
     for row in window:
-        before = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), before)
-    return before
+        checksum = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), checksum)
+    return checksum

@@ -60,12 +60,12 @@ class QuestionAnswering(Task):
         positions = batch.source.target[batch.members] + batch.starts[:, np.newaxis]
         return {"targets": batch.spread_sequences(positions.astype(np.int32)), "target_weights": weights}
 
-    def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+    def compute_metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Return SQuAD's metrics exact_match and f1, each from 0 to 100."""
-        given = [answer["answers"][0]["text"] for answer in self.predictions(logits, sequences, rows)]
-        return _squad_metrics(given, [[text for text, _ in cast(QuestionRow, row).answers or ()] for row in rows])
+        given = [answer["answers"][0]["text"] for answer in self.make_predictions(logits, sequences, rows)]
+        return _compute_squad_metrics(given, [[text for text, _ in cast(QuestionRow, row).answers or ()] for row in rows])
 
-    def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def make_predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield the best answers to each question, best first, as `{"answers": [{"text", "start", "end", "score"}]}`.
 
         An empty text means that the context does not contain an answer.
@@ -87,7 +87,7 @@ class QuestionAnswering(Task):
                 nothing = min(nothing, float(logits_L2[0].sum()))
             yield {"answers": self._rank_answers(spans, nothing, cast(QuestionRow, row).context)}
 
-    def _rank_answers(self, spans: list[tuple[float, int, int]], nothing: float, context: str) -> list[dict[str, Any]]:
+    def _rank_answers(self, spans: list[tuple[float, int, int]], empty_score: float, context: str) -> list[dict[str, Any]]:
         """Return the best answers to a question, best first. They are chosen from the spans in all windows, and each span is
         listed only once.
 
@@ -96,7 +96,7 @@ class QuestionAnswering(Task):
 
         Args:
             spans: Tuples of (negative score, first character, end).
-            nothing: The score of the empty answer.
+            empty_score: The score of the empty answer.
             context: The context of the question.
         """
         by_span: dict[tuple[int, int], float] = {}
@@ -105,8 +105,8 @@ class QuestionAnswering(Task):
         best = [(context[start:end], start, end, score) for (start, end), score in list(by_span.items())[:_CANDIDATES]]
         threshold = self.settings.null_score_threshold
         if threshold is not None or not best:
-            empty = ("", 0, 0, nothing)
-            is_first = not best or (threshold is not None and nothing - best[0][3] > threshold)
+            empty = ("", 0, 0, empty_score)
+            is_first = not best or (threshold is not None and empty_score - best[0][3] > threshold)
             best = [empty, *best] if is_first else [best[0], *sorted([*best[1:], empty], key=lambda each: -each[3])]
         scores = np.array([score for *_, score in best], np.float64)
         likely = np.exp(scores - scores.max())
@@ -117,7 +117,7 @@ class QuestionAnswering(Task):
         ]
 
 
-def _squad_metrics(given: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:
+def _compute_squad_metrics(predicted_texts: Sequence[str], correct_texts: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return SQuAD's metrics exact_match and f1, from 0 to 100, as means over all questions.
 
     Texts are compared in lower case, without punctuation, articles and extra spaces. An exact match equals one of the
@@ -125,17 +125,17 @@ def _squad_metrics(given: Sequence[str], right: Sequence[Sequence[str]]) -> dict
     counts as correct only if the prediction is the empty text.
 
     Args:
-        given: The predicted text of each question.
-        right: The correct answers of each question. Empty if the question has no answer.
+        predicted_texts: The predicted text of each question.
+        correct_texts: The correct answers of each question. Empty if the question has no answer.
     """
     pairs = [
         ([_normalize_answer(text) for text in texts] or [""], _normalize_answer(answer))
-        for answer, texts in zip(given, right, strict=True)
+        for answer, texts in zip(predicted_texts, correct_texts, strict=True)
     ]
     count = max(1, len(pairs))
     return {
         "exact_match": 100.0 * sum(answer in texts for texts, answer in pairs) / count,
-        "f1": 100.0 * sum(max(_word_f1(answer, text) for text in texts) for texts, answer in pairs) / count,
+        "f1": 100.0 * sum(max(_compute_word_f1(answer, text) for text in texts) for texts, answer in pairs) / count,
     }
 
 
@@ -144,11 +144,11 @@ def _normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def _word_f1(answer: str, text: str) -> float:
+def _compute_word_f1(predicted_answer: str, correct_answer: str) -> float:
     """Return the F1 score, from 0 to 1, of the words of a predicted answer against those of a correct answer. Both must be
     normalized.
     """
-    given, right = answer.split(), text.split()
+    given, right = predicted_answer.split(), correct_answer.split()
     if not given or not right:
         return float(given == right)
     common = sum((Counter(given) & Counter(right)).values())

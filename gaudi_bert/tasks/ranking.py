@@ -27,7 +27,7 @@ _MIN_RELEVANT_GAIN = 0.5
 _DISCOUNTS = 1.0 / np.log2(np.arange(2, _TOP + 2))
 
 
-def _ranking_metrics(
+def _compute_ranking_metrics(
     query_R: IntArray,
     scores_R: AnyArray,
     gains_R: FloatArray,
@@ -103,7 +103,7 @@ def number_values(values: Iterable[Hashable]) -> IntArray:
     return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
 
 
-def grouped_ranking_metrics(scores: Float32Array, gains: FloatArray, queries: Sequence[str]) -> dict[str, float]:
+def compute_grouped_ranking_metrics(scores: Float32Array, gains: FloatArray, queries: Sequence[str]) -> dict[str, float]:
     """Return the mean MRR@10, nDCG@10 and MAP of queries. Each query has its own list of scored documents.
 
     Args:
@@ -118,7 +118,7 @@ def grouped_ranking_metrics(scores: Float32Array, gains: FloatArray, queries: Se
     discounts_R = np.where(rank_R < _TOP, _DISCOUNTS[np.minimum(rank_R, _TOP - 1)], 0.0)
     ideal_Q = np.bincount(query_R, gains[best] * discounts_R).astype(np.float64)
     answers_Q = np.bincount(query_of, gains >= _MIN_RELEVANT_GAIN)
-    figures = _ranking_metrics(query_R, scores[order], gains[order], answers_Q, ideal_Q)
+    figures = _compute_ranking_metrics(query_R, scores[order], gains[order], answers_Q, ideal_Q)
     return {name: figures[name] for name in ("ndcg@10", "mrr@10", "map")}
 
 
@@ -132,7 +132,9 @@ _LOW_BITS = np.int64(2**32 - 1)
 _STEPS_PER_UNIT = 2.0**20
 
 
-def search_metrics(queries_QH: Float32Array, documents_NH: Float32Array, answers: Sequence[IntArray]) -> dict[str, float]:
+def compute_search_metrics(
+    queries_QH: Float32Array, documents_NH: Float32Array, answers: Sequence[IntArray]
+) -> dict[str, float]:
     """Search for the nearest documents of each query by cosine, and return nDCG@10, MRR@10, accuracy@1, recall@10 and
     MAP@100 of this search.
 
@@ -155,7 +157,7 @@ def search_metrics(queries_QH: Float32Array, documents_NH: Float32Array, answers
         # allow a difference of one.
         right = (np.abs(_round_to_steps(documents[others] @ queries[query]) - steps_QK[query, -1]) <= 1).sum()
         beyond_answers_Q[query] = min(right, beyond_Q[query])
-    figures = _ranking_metrics(
+    figures = _compute_ranking_metrics(
         np.repeat(np.arange(len(answers)), nearest_QK.shape[1]),
         steps_QK.reshape(-1),
         is_right_QK.reshape(-1).astype(np.float64),
@@ -224,20 +226,20 @@ def _normalize(vectors: Float32Array) -> Float32Array:
     return units
 
 
-def cosine_similarities(firsts: Float32Array, seconds: Float32Array) -> FloatArray:
+def compute_cosines(firsts: Float32Array, seconds: Float32Array) -> FloatArray:
     """Return the cosine between the embeddings at the same index of both arrays, float64."""
     products: FloatArray = (_normalize(firsts).astype(np.float64) * _normalize(seconds)).sum(axis=1)
     return products
 
 
-def correlation_metrics(guesses: FloatArray, right: FloatArray) -> dict[str, float]:
+def compute_correlations(predictions: FloatArray, targets: FloatArray) -> dict[str, float]:
     """Return Pearson's and Spearman's correlation of predictions with targets. Both are 0 if all predictions or all targets
     are equal.
     """
     from scipy.stats import pearsonr, spearmanr
 
-    varies = len(right) > 1 and np.ptp(guesses) > 0 and np.ptp(right) > 0
+    varies = len(targets) > 1 and np.ptp(predictions) > 0 and np.ptp(targets) > 0
     return {
-        "pearson": float(pearsonr(right, guesses)[0]) if varies else 0.0,
-        "spearman": float(spearmanr(right, guesses)[0]) if varies else 0.0,
+        "pearson": float(pearsonr(targets, predictions)[0]) if varies else 0.0,
+        "spearman": float(spearmanr(targets, predictions)[0]) if varies else 0.0,
     }

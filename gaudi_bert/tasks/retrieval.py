@@ -38,12 +38,12 @@ from gaudi_bert.tasks.contrast import (
     sum_over_dimensions,
 )
 from gaudi_bert.tasks.ranking import (
-    correlation_metrics,
-    cosine_similarities,
-    grouped_ranking_metrics,
+    compute_correlations,
+    compute_cosines,
+    compute_grouped_ranking_metrics,
+    compute_search_metrics,
     number_values,
     search_documents,
-    search_metrics,
 )
 from gaudi_bert.tasks.task import MaskKey, SequenceTask, Task
 from gaudi_bert.tasks.update_plan import GroupedRows
@@ -88,25 +88,25 @@ class Embedding(Task):
 
     def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups:
         """Return the texts of each row, and a loss that compares each text with the texts of all rows in the same update."""
-        table, scores = collect_distinct_texts(self.settings, rows), _scores_of_rows(rows)
-        return RowGroups(table.rows, partial(_loss_of_rows, self.settings, table, scores), has_answers=scores is None)
+        table, scores = collect_distinct_texts(self.settings, rows), _get_row_scores(rows)
+        return RowGroups(table.rows, partial(_compute_update_loss, self.settings, table, scores), has_answers=scores is None)
 
-    def metrics(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+    def compute_metrics(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Return the metrics of a search among the texts. For rows with a score, return Pearson's and Spearman's correlation
         instead.
 
         `vectors` are the embeddings of the distinct texts.
         """
-        table, scores = collect_distinct_texts(self.settings, rows), _scores_of_rows(rows)
+        table, scores = collect_distinct_texts(self.settings, rows), _get_row_scores(rows)
         if scores is not None:
-            return correlation_metrics(_cosines_of_rows(vectors, table), scores)
+            return compute_correlations(_compute_row_cosines(vectors, table), scores)
         queries, documents, query_of_row, answer_of_row = _make_search(table)
         pairs = np.unique(query_of_row * len(documents) + answer_of_row)
         bounds = np.arange(1, len(queries)) * len(documents)
         answers = np.split(pairs % len(documents), np.searchsorted(pairs, bounds))
-        return search_metrics(vectors[queries], vectors[documents], answers)
+        return compute_search_metrics(vectors[queries], vectors[documents], answers)
 
-    def labelled_predictions(
+    def make_labelled_predictions(
         self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]
     ) -> Iterator[dict[str, Any]]:
         """Yield an object for each row that contains the `cosine` of its first two texts.
@@ -115,8 +115,8 @@ class Embedding(Task):
         texts. The rank is None if a hundred other texts are nearer.
         """
         table = collect_distinct_texts(self.settings, rows)
-        alike = _cosines_of_rows(vectors, table)
-        if _scores_of_rows(rows) is not None:
+        alike = _compute_row_cosines(vectors, table)
+        if _get_row_scores(rows) is not None:
             yield from ({"cosine": float(cosine)} for cosine in alike)
             return
         queries, documents, query_of_row, answer_of_row = _make_search(table)
@@ -147,7 +147,7 @@ def _make_search(table: TextTable) -> tuple[IntArray, IntArray, IntArray, IntArr
     return queries, documents, query_of_row, np.searchsorted(documents, positives)
 
 
-def _loss_of_rows(
+def _compute_update_loss(
     settings: TaskSettings,
     table: TextTable,
     scores: FloatArray | None,
@@ -212,13 +212,13 @@ def collect_distinct_texts(settings: TaskSettings, rows: Sequence[Row]) -> TextT
     return TextTable(texts, GroupedRows(np.array(members, np.int64), starts), np.array(content, np.int64))
 
 
-def _cosines_of_rows(vectors: Float32Array, table: TextTable) -> FloatArray:
+def _compute_row_cosines(vectors: Float32Array, table: TextTable) -> FloatArray:
     """Return the cosine between the embeddings of the first two texts in each row."""
     members, firsts = table.rows.members, table.rows.starts[:-1]
-    return cosine_similarities(vectors[members[firsts]], vectors[members[firsts + 1]])
+    return compute_cosines(vectors[members[firsts]], vectors[members[firsts + 1]])
 
 
-def _scores_of_rows(rows: Sequence[Row]) -> FloatArray | None:
+def _get_row_scores(rows: Sequence[Row]) -> FloatArray | None:
     """Return the score of each row, or None if the rows have no scores."""
     scores = [cast(TupleRow, row).score for row in rows]
     return None if scores[0] is None else np.array(scores, np.float64)
@@ -234,7 +234,7 @@ class Reranking(SequenceTask):
     best_metric = "ndcg@10"
     metric_names = ("loss", "ndcg@10", "mrr@10", "map")
 
-    def data_note(self, rows: Sequence[Row]) -> str | None:
+    def describe_unusual_data(self, rows: Sequence[Row]) -> str | None:
         """Return a note for the user if the same pair of a query and a document occurs with different labels."""
         labels: dict[tuple[str, str | None], Any] = {}
         pairs = [(row, (row.text, row.text_pair)) for row in cast(Sequence[TextRow], rows)]
@@ -253,30 +253,30 @@ class Reranking(SequenceTask):
         """
         return _group_documents_by_query(sequences, rows) if self.settings.loss == "listwise" else None
 
-    def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+    def compute_metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Return the metrics ndcg@10, mrr@10 and map. If the listwise loss is used, also return it, because it replaces the
         cross-entropy.
         """
         queries = [cast(TextRow, row).text for row in rows]
-        figures = grouped_ranking_metrics(logits[:, 0], np.asarray(sequences.target, np.float64), queries)
+        figures = compute_grouped_ranking_metrics(logits[:, 0], np.asarray(sequences.target, np.float64), queries)
         if self.settings.loss == "listwise":
             lists, documents = _group_documents_by_query(sequences, rows), np.arange(len(logits))
             figures["loss"] = lists.loss(logits.astype(np.float64), documents, np.arange(len(lists.groups))).loss
         return figures
 
-    def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def make_predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield the probability that the document answers the query for each pair, as `{"score"}`.
 
         If the model has another activation than the sigmoid, the score is the result of this activation.
         """
         return ({"score": score} for score in apply_activation(logits[:, 0], self.activation).tolist())
 
-    def config_json(self) -> dict[str, Any]:
+    def make_config_json(self) -> dict[str, Any]:
         """Return what config.json contains about the head, including the activation that `CrossEncoder` applies to the
         logit.
         """
         activation = {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"}
-        return {**super().config_json(), "sentence_transformers": activation}
+        return {**super().make_config_json(), "sentence_transformers": activation}
 
 
 def apply_activation(logits_N: Float32Array, activation: Activation) -> Float32Array:

@@ -50,7 +50,7 @@ TASKS = {
 }
 
 
-def task_class(name: str) -> type[Task]:
+def import_task_class(name: str) -> type[Task]:
     """Return the class of the task with the given name, after importing its module.
 
     Raises:
@@ -181,7 +181,7 @@ class Task(ABC):
         """The number of values C that the head returns for each sequence or token."""
         return len(self.labels)
 
-    def data_note(self, rows: Sequence[Row]) -> str | None:
+    def describe_unusual_data(self, rows: Sequence[Row]) -> str | None:
         """Return a note for the user if the training data is unusual for this task, otherwise None."""
         return None
 
@@ -207,7 +207,7 @@ class Task(ABC):
         """
         return None
 
-    def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+    def compute_metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Compute the metrics of the model's outputs, and return them by name. `loss` is included only if it replaces the
         head's loss.
 
@@ -218,20 +218,20 @@ class Task(ABC):
         """
         return {}
 
-    def evaluation_rank(self, metrics: Mapping[str, float], best_metric: str) -> tuple[float, float]:
+    def make_evaluation_sort_key(self, metrics: Mapping[str, float], best_metric: str) -> tuple[float, float]:
         """Return a sort key for the metrics of an evaluation, which is larger if the evaluation is better. Evaluations with
         the same `best_metric` are ordered by their loss.
         """
         sign = -1.0 if best_metric in self.lower_is_better else 1.0
         return sign * metrics[best_metric], -metrics.get("loss", 0.0)
 
-    def baseline_metrics(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
-        """Return the metrics of always predicting the same class, by name. The class is chosen on the data `learnt` and
-        evaluated on `measured`.
+    def compute_baseline_metrics(self, training_data: Sequences, evaluation_data: Sequences) -> dict[str, float]:
+        """Return the metrics of always predicting the same class, by name. The class is chosen on `training_data` and
+        evaluated on `evaluation_data`.
         """
         return {}
 
-    def predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    def make_predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """Yield the prediction for each row as a JSON object, in the order of the rows.
 
         Args:
@@ -246,7 +246,7 @@ class Task(ABC):
             f"task {self.name}: this task has no predictions; run `gaudi-bert embed`, or fine-tune another task"
         )
 
-    def labelled_predictions(
+    def make_labelled_predictions(
         self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]
     ) -> Iterator[dict[str, Any]]:
         """Yield the JSON object that is written to `predictions.jsonl` for each labelled row. It contains the prediction or
@@ -257,9 +257,9 @@ class Task(ABC):
             sequences: The sequences of the rows.
             rows: The labelled rows.
         """
-        return self.predictions(outputs, sequences, rows)
+        return self.make_predictions(outputs, sequences, rows)
 
-    def config_json(self) -> dict[str, Any]:
+    def make_config_json(self) -> dict[str, Any]:
         """Return what `config.json` contains about the head, in the format that transformers reads."""
         content: dict[str, Any] = {"architectures": [self.architecture]}
         if self.labels:
@@ -288,19 +288,19 @@ class SequenceTask(Task):
             return {"target_weights": weights}
         return {"targets": batch.spread_sequences(target[batch.members]), "target_weights": weights}
 
-    def config_json(self) -> dict[str, Any]:
+    def make_config_json(self) -> dict[str, Any]:
         """Return what `config.json` contains about the head. A head that predicts a number has one unnamed class, as in
         transformers.
         """
         unnamed = {} if self.labels else {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-        return {**super().config_json(), **unnamed}
+        return {**super().make_config_json(), **unnamed}
 
 
 # --- the objective of training for a task: like the losses of pretraining, sums and their divisors
 
 
 @dataclass(frozen=True)
-class TaskFigures:
+class TaskMetrics:
     """The mean loss of a task, and its accuracy.
 
     Attributes:
@@ -338,7 +338,7 @@ class TaskObjective(Objective):
         """Return the divisors of the losses, float64 [2]. A task has a single loss, so the second divisor is 1."""
         return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
 
-    def compute_metrics(self, sums: FloatArray) -> TaskFigures:
+    def compute_metrics(self, sums: FloatArray) -> TaskMetrics:
         """Return the mean loss, and the accuracy if the task has one, computed from the sums."""
         loss, _, right = sums / max(sums[1], 1.0)
-        return TaskFigures(float(loss), float(right) if self.has_answers else None)
+        return TaskMetrics(float(loss), float(right) if self.has_answers else None)

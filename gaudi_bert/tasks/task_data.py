@@ -145,7 +145,7 @@ def tokenize_file(
     return concatenate_sequences(parts, counts), tuple(all_rows)
 
 
-def make_built_in_rows(
+def write_built_in_rows(
     training: Path, held_out: Path, task: TaskName | None = None, *, reporter: Reporter, overwrite: bool = False
 ) -> None:
     """Write the training rows and the held-out rows of the built-in data `python-docstrings`, unless the files already
@@ -241,13 +241,9 @@ class TaskData:
         return PackedSequences(self.sequences, packs)
 
 
-def count_lengths(sequences: Sequences, longest: int) -> IntArray:
-    """Return how many sequences have each length from 1 to `longest`, int64 [longest]."""
-    counts: IntArray = np.bincount(sequences.lengths, minlength=longest + 1)[1:]
-    return counts
-
-
-def task_batches(data: TaskData, task: Task, plan: RunPlan, epochs: int, order: TrainingOrder) -> Iterator[Batch]:
+def iterate_training_batches(
+    data: TaskData, task: Task, plan: RunPlan, epochs: int, order: TrainingOrder
+) -> Iterator[Batch]:
     """Yield the training batches of one process. After the last epoch, yield endless batches of empty packs.
 
     Args:
@@ -384,7 +380,7 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
         figures = {"loss": loss / max(weight, 1.0)} if isinstance(self.task.head, TaskHead) else {}
         if outputs is not None:
             outputs = self.folder.truncate_vectors(outputs)
-            figures.update(self.task.metrics(outputs, sequences, rows))
+            figures.update(self.task.compute_metrics(outputs, sequences, rows))
         else:
             figures.update(accuracy=right / max(weight, 1.0), perplexity=math.exp(min(figures["loss"], 700.0)))
         named = {name: float(value) for name, value in figures.items()}

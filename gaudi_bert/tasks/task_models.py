@@ -42,7 +42,7 @@ from gaudi_bert.model.heads import (
 )
 from gaudi_bert.rows.tokenizer import RowTokenizer, save_tokenizer
 from gaudi_bert.rows.types import LANGUAGE_MODELLING, TASKS_WITH_LABELS
-from gaudi_bert.tasks.task import NO_VOCABULARY, Task, Vocabulary, task_class
+from gaudi_bert.tasks.task import NO_VOCABULARY, Task, Vocabulary, import_task_class
 from gaudi_bert.training.checkpoint import read_newest_settings
 from gaudi_bert.training.model_files import (
     SentenceSettings,
@@ -114,10 +114,10 @@ def check_run_is_finished(path: Path) -> None:
         )
 
 
-def _check_transformers_installed(what: str) -> None:
-    """Raise an InputError if `transformers` is not installed. The message begins with `what`, the thing that requires it."""
+def _check_transformers_installed(subject: str) -> None:
+    """Raise an InputError if `transformers` is not installed. The message begins with `subject`, which requires it."""
     if importlib.util.find_spec("transformers") is None:
-        raise InputError(f"{what} needs transformers, which is not installed; run: {install_command('pytorch')}")
+        raise InputError(f"{subject} needs transformers, which is not installed; run: {install_command('pytorch')}")
 
 
 @dataclass(frozen=True)
@@ -169,12 +169,12 @@ def start_language_model(
 
             kind = encoder_weights.find_language_modelling_task(encoder_weights.read_encoder_config(file))
         elif file.is_file():
-            kind = _language_task_of_bert(read_bert_config(file))
+            kind = _choose_language_task(read_bert_config(file))
         task = _make_language_task(kind, settings, tokenizer)
         return task, load_start_weights(path, task)
     if path is None:
         config = make_bert_config(settings.model, tokenizer.vocabulary_size, length)
-        task = _make_language_task(_language_task_of_bert(config), settings, tokenizer)
+        task = _make_language_task(_choose_language_task(config), settings, tokenizer)
         name = find_preset_name(settings.model) or "sizes of the settings"
         return task, StartWeights(Path(name), _FRESH, config, config.sizes, task.architecture, {}, (), "")
     _check_transformers_installed(f"--model {path}")
@@ -203,10 +203,10 @@ def _make_language_task(kind: TaskKind, settings: PipelineSettings, tokenizer: R
     vocabulary for its masks.
     """
     vocabulary = make_mask_vocabulary(tokenizer) if kind == _MASKED else NO_VOCABULARY
-    return task_class(kind)(settings.task.model_copy(update={"name": kind}), (), vocabulary)
+    return import_task_class(kind)(settings.task.model_copy(update={"name": kind}), (), vocabulary)
 
 
-def _language_task_of_bert(config: BertConfig) -> TaskKind:
+def _choose_language_task(config: BertConfig) -> TaskKind:
     """Return causal language modelling for a BERT with causal attention, otherwise masked language modelling."""
     return "causal-language-modelling" if config.attention == "causal" else _MASKED
 
@@ -299,7 +299,7 @@ class TaskDescription:
 
     def make_task(self, settings: TaskSettings | None = None) -> Task:
         """Return the task of the model. Without `settings`, the task has the settings with which the model was trained."""
-        task = task_class(self.task)(settings or self.settings, self.labels)
+        task = import_task_class(self.task)(settings or self.settings, self.labels)
         task.activation = self.texts.activation or task.activation
         return task
 
@@ -386,7 +386,7 @@ def write_task_folder(
         values = {**config.to_json(), "dtype": "float32"}
     with atomic_file(folder / "model.safetensors") as handle:
         handle.write(save(tensors, metadata={"format": "pt"}))
-    values |= {**task.config_json(), "architectures": [start.architecture]}
+    values |= {**task.make_config_json(), "architectures": [start.architecture]}
     write_json(folder / "config.json", {**values, "gaudi_bert": own})
     # Other programs truncate texts at the length that the tokenizer states. This must be the length of the training, except
     # that a language model can read every text that fits its positions.

@@ -115,23 +115,23 @@ class RowStream:
         an_epoch = -(-len(self.rows) // self.batch_rows)
         return min(self.update_count, max(an_epoch, _SAMPLED_ROWS // self.batch_rows + 1))
 
-    def rows_in_updates(self, first: int, last: int) -> IntArray:
+    def select_update_rows(self, first: int, last: int) -> IntArray:
         """Return the rows of the updates `first` to `last` - 1 in one array, update by update."""
         each, begin = len(self.rows), first * self.batch_rows
         end = min(last * self.batch_rows, self.epochs * each)
         parts = [
-            _balanced_epoch_order(self, epoch)[max(begin - epoch * each, 0) : end - epoch * each]
+            _order_epoch_rows(self, epoch)[max(begin - epoch * each, 0) : end - epoch * each]
             for epoch in range(begin // each, -(-end // each))
         ]
         return np.concatenate(parts)
 
-    def distinct_sequences(self, first: int, last: int) -> tuple[IntArray, IntArray]:
+    def find_distinct_sequences(self, first: int, last: int) -> tuple[IntArray, IntArray]:
         """Return the distinct sequences that each of the updates `first` to `last` - 1 contains.
 
         Returns:
             The sequences, ascending within each update, and the position at which each update begins, followed by the end.
         """
-        rows = self.rows_in_updates(first, last)
+        rows = self.select_update_rows(first, last)
         sizes = self.rows.starts[rows + 1] - self.rows.starts[rows]
         update = np.repeat(np.arange(len(rows)) // self.batch_rows, sizes)
         of_update, sequences = np.divmod(
@@ -145,7 +145,7 @@ class RowStream:
         """
         if update >= self.update_count:
             return SampledPacks(np.zeros(0, np.int64), np.zeros(1, np.int64))
-        sequences, starts = self.distinct_sequences(update, update + 1)
+        sequences, starts = self.find_distinct_sequences(update, update + 1)
         pack_of = np.zeros(len(sequences), np.int64)
         _pack_updates(self.lengths[sequences], starts, shape.length, shape.depth, pack_of, np.zeros(1, np.int64))
         sizes = np.bincount(pack_of)
@@ -179,18 +179,18 @@ class RowStream:
         return sum(int(self.lengths[sequences].sum()) for sequences, _ in self._distinct_sequences_in_chunks(updates))
 
     def _distinct_sequences_in_chunks(self, updates: int) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield the result of `distinct_sequences` for a few thousand of the first updates at a time, to limit memory."""
+        """Yield the result of `find_distinct_sequences` for a few thousand of the first updates at a time."""
         for first in range(0, updates, _UPDATES_AT_ONCE):
-            yield self.distinct_sequences(first, min(first + _UPDATES_AT_ONCE, updates))
+            yield self.find_distinct_sequences(first, min(first + _UPDATES_AT_ONCE, updates))
 
     @cached_property
-    def tokens_of_rows(self) -> IntArray:
+    def row_token_counts(self) -> IntArray:
         """The number of tokens in each row."""
         return np.add.reduceat(self.lengths[self.rows.members], self.rows.starts[:-1])
 
 
 @lru_cache(maxsize=4)
-def _balanced_epoch_order(stream: RowStream, epoch: int) -> IntArray:
+def _order_epoch_rows(stream: RowStream, epoch: int) -> IntArray:
     """Return the order of the rows in an epoch. It is a random permutation, in which rows were swapped until all updates
     need about the same number of tokens.
     """
@@ -257,7 +257,7 @@ def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> In
         order: The rows of the epoch in random order.
         update: The update of each row in `order`, from 0.
     """
-    lengths, rows, tokens = stream.lengths, stream.rows, stream.tokens_of_rows
+    lengths, rows, tokens = stream.lengths, stream.rows, stream.row_token_counts
     sizes = np.bincount(update)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     sequences = np.unique(np.repeat(update, np.diff(rows.starts)[order]) * len(lengths) + rows.select_sequences(order))

@@ -71,7 +71,7 @@ def convert_to_hdf5(
         FailedError: The packed folder differs from its manifests.
     """
     started = time.monotonic()
-    _check_local_and_separate(packed, out)
+    _check_folders(packed, out)
     metadata = RecordMetadata.read(packed)
     final, sibling = conversion_path(out), out.parent / f"{out.name}_metadata.json"
     signature = Signature("convert", {"to": "hdf5"}, {"packs": metadata.compute_packs_sha256()})
@@ -93,21 +93,21 @@ def convert_to_hdf5(
         shards = [path for path, packs in zip(ShardPaths(packed, table), table.packs.tolist(), strict=True) if packs]
         with reporter.task("convert", metadata.packs, "packs") as task:
 
-            def write(shard: Path, _: ByteArray) -> None:
+            def convert_shard(shard: Path, _: ByteArray) -> None:
                 """Convert one shard, unless an earlier run has already written its HDF5 file."""
                 target = out / f"{shard.stem}.hdf5"
                 if not target.exists():
                     _write_hdf5_shard(metadata, slots, shard, target)
                 task.advance(metadata.packs / len(shards))
 
-            list(map_in_threads(write, shards, workers, lambda: np.zeros(0, np.uint8)))
+            list(map_in_threads(convert_shard, shards, workers, lambda: np.zeros(0, np.uint8)))
         write_json(sibling, _make_vendor_metadata(metadata, strategies))
         content = Conversion(format="hdf5", files=len(shards), packs=metadata.packs, sequences=metadata.sequences)
         content.write(final)
     return StageOutput(content, seconds=round(time.monotonic() - started, 3))
 
 
-def _check_local_and_separate(packed: Path, out: Path) -> None:
+def _check_folders(packed: Path, out: Path) -> None:
     """Check that the packed folder and the output folder are local, and that the output folder does not contain the packed
     folder.
 
@@ -144,7 +144,7 @@ def _write_hdf5_shard(metadata: RecordMetadata, slots: int, shard: Path, target:
         shard: The shard to read.
         target: The HDF5 file to write.
     """
-    records = RecordFiles([shard], PackedSchema.of(metadata))
+    records = RecordFiles([shard], PackedSchema.from_sizes(metadata))
     packs = int(records.sizes[0])
     widths: dict[Axis, int] = {"tokens": metadata.max_sequence_length, "masked": slots, "sequences": _MAX_SEQUENCES}
     options = {"compression": "gzip", "compression_opts": _GZIP_LEVEL, "track_times": False}
@@ -217,12 +217,12 @@ def _check_all_packs(
     stated_totals = sums.to_metadata_fields(metadata.max_sequence_length, metadata.lower_bound)
     folder.check_metadata(metadata.model_copy(update={**stated_totals, "input_files": len(sums.input_names)}))
 
-    def read(stated_shard: Shard, _: ByteArray) -> None:
+    def check_shard(stated_shard: Shard, _: ByteArray) -> None:
         """Check one shard, and add the sequence lengths and masked positions of its packs to the statistics."""
         shard = packed / stated_shard.name
         if identify_file(shard).crc32c != stated_shard.crc32c:
             raise FailedError(f"{shard}: the CRC-32C of the shard differs from the manifest of its group; {metadata.remedy}")
-        for first, columns in _read_packs_in_batches(RecordFiles([shard], PackedSchema.of(metadata)), metadata):
+        for first, columns in _read_packs_in_batches(RecordFiles([shard], PackedSchema.from_sizes(metadata)), metadata):
             used = columns["masked_lm_weights"] > 0
             is_unrepresentable = used & ((columns["masked_lm_positions"] == 0) | (columns["masked_lm_ids"] == 0))
             if is_unrepresentable.any():
@@ -241,7 +241,7 @@ def _check_all_packs(
             task.advance(len(used))
 
     with reporter.task("read packs", metadata.packs, "packs") as task:
-        list(map_in_threads(read, shards, workers, lambda: np.zeros(0, np.uint8)))
+        list(map_in_threads(check_shard, shards, workers, lambda: np.zeros(0, np.uint8)))
     return strategies, max(masked)
 
 

@@ -99,7 +99,7 @@ def identify_bad_file(path: Path) -> InputFile:
     return identify_file(path)
 
 
-def records_folder(records: str | Path) -> Path:
+def get_records_folder(records: str | Path) -> Path:
     """Return the folder that contains the record files. `records` is this folder itself, a file in it, or a glob pattern."""
     location = Path(records)
     return location if location.is_dir() else location.parent
@@ -110,7 +110,7 @@ def find_vocabulary(records: str | Path) -> Path | None:
 
     The `prepare` stage writes the vocabulary there.
     """
-    candidate = resolve_links(records_folder(records)).parent / "vocab.txt"
+    candidate = resolve_links(get_records_folder(records)).parent / "vocab.txt"
     return candidate if candidate.is_file() else None
 
 
@@ -171,7 +171,7 @@ def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iter
         InputError: There are no record files, or they are not valid (see `list_record_files`).
     """
     if not is_in_store(records):
-        yield RecordInputs(str(records), records_folder(records), list_record_files(records), find_vocabulary(records))
+        yield RecordInputs(str(records), get_records_folder(records), list_record_files(records), find_vocabulary(records))
         return
     url, pattern = store_url(records), "*"
     parent, _, name = url.rpartition("/")

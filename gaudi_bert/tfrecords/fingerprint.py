@@ -269,18 +269,18 @@ def _skip_repeated_varint(address: int, end: int, expected_value: int, count: in
 
 
 @borrowing_kernel
-def _is_equal_memory(first: int, second: int, size: int) -> bool:
-    """Return whether the `size` bytes at the addresses `first` and `second` are equal."""
+def _has_equal_bytes(first_address: int, second_address: int, size: int) -> bool:
+    """Return whether the `size` bytes at the addresses `first_address` and `second_address` are equal."""
     different = as_word(0)
-    end = first + size
-    while first + 8 <= end:
-        different |= load_word(first) ^ load_word(second)
-        first += 8
-        second += 8
-    while first < end:
-        different |= load_u8(first) ^ load_u8(second)
-        first += 1
-        second += 1
+    end = first_address + size
+    while first_address + 8 <= end:
+        different |= load_word(first_address) ^ load_word(second_address)
+        first_address += 8
+        second_address += 8
+    while first_address < end:
+        different |= load_u8(first_address) ^ load_u8(second_address)
+        first_address += 1
+        second_address += 1
     return different == 0
 
 
@@ -443,7 +443,7 @@ def _check_sequence_and_advance(
         min(after.ids, after.numbers, after.masked_ids, after.masked_positions) >= 0
         and masked <= sizes.predictions
         and after.positions <= positions.start + positions.bytes
-        and _is_equal_memory(cursor.positions, position_varints, positions_size)
+        and _has_equal_bytes(cursor.positions, position_varints, positions_size)
     )
     return is_valid, after
 
@@ -519,18 +519,18 @@ def _check_and_hash_pack(
 def check_and_hash_packs(
     buffer: ByteArray,
     position: int,
-    filled: int,
+    buffer_end: int,
     sizes: PackSizes,
     table: FeatureTable,
     position_varints: ByteArray,
     scanned: ScannedPacks,
 ) -> tuple[int, int]:
-    """Check the packed records in `buffer[position:filled]`, hash their sequences, and append the results to `scanned`.
+    """Check the packed records in `buffer[position:buffer_end]`, hash their sequences, and append the results to `scanned`.
 
     Args:
         buffer: The bytes of the file, uint8.
         position: The position in the buffer at which a record begins.
-        filled: The number of bytes in the buffer.
+        buffer_end: The end of the bytes in the buffer.
         sizes: The sizes that every pack must have.
         table: The feature table of packed records (`wire.features.make_feature_table`).
         position_varints: The varints 0, 1, 2, ... (`wire.example.encode_position_varints`).
@@ -542,7 +542,7 @@ def check_and_hash_packs(
     base, varints = address_of(buffer), address_of(position_varints)
     done, starts = scanned.done, scanned.starts
     while True:
-        status, size = check_frame(base + position, base + filled)
+        status, size = check_frame(base + position, base + buffer_end)
         if status != ScanStatus.GOOD:
             return status, position
         payload = base + position + 12

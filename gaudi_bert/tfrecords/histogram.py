@@ -140,7 +140,7 @@ def _count_files(
     files, ahead = list(sizes), choose_worker_count(run.workers, len(sizes))
     with run.reporter.task("histogram", sum(sizes.values()), "bytes") as task, prefetch_batches(files, ahead) as batches:
 
-        def count(number: int, buffer: ByteArray) -> _CountedRecords | tuple[InputFile, str]:
+        def count_file(number: int, buffer: ByteArray) -> _CountedRecords | tuple[InputFile, str]:
             """Count the records of one file. If the file is bad, return its name, size and checksum with the error message
             instead.
             """
@@ -151,7 +151,7 @@ def _count_files(
                 except InputError as error:
                     return identify_bad_file(path), str(error)
 
-        results = map_files_in_threads(count, range(len(files)), run.workers)
+        results = map_files_in_threads(count_file, range(len(files)), run.workers)
     bad = [result for result in results if not isinstance(result, _CountedRecords)]
     _report_bad_files(inputs, bad, len(files), on_bad_file, run.reporter)
     good = [result for result in results if isinstance(result, _CountedRecords)]

@@ -222,11 +222,11 @@ def _split_into_sequences(
         problems: Receives a message for each sequence that has ids outside the vocabulary.
     """
 
-    def token(number: int) -> str | None:
-        """Return the token whose id is `number`, or None if there is no vocabulary."""
+    def find_token(token_id: int) -> str | None:
+        """Return the token whose id is `token_id`, or None if there is no vocabulary."""
         if vocabulary_tokens is None:
             return None
-        return vocabulary_tokens[number] if 0 <= number < len(vocabulary_tokens) else f"<{number}>"
+        return vocabulary_tokens[token_id] if 0 <= token_id < len(vocabulary_tokens) else f"<{token_id}>"
 
     mask, labels = features["input_mask"].astype(np.int64), features["next_sentence_labels"]
     start = 0
@@ -250,8 +250,8 @@ def _split_into_sequences(
             length=end - start,
             input_ids=tuple(ids),
             segments=tuple((segment, sum(1 for _ in members)) for segment, members in itertools.groupby(segments)),
-            masked=tuple(map(_MaskedPosition, (at - start for at in positions), masked_ids, map(token, masked_ids))),
+            masked=tuple(map(_MaskedPosition, (at - start for at in positions), masked_ids, map(find_token, masked_ids))),
             next_sentence_label=int(labels[number - 1]) if number <= labels.size else None,
-            tokens=None if vocabulary_tokens is None else tuple(f"{token(each)}" for each in ids),
+            tokens=None if vocabulary_tokens is None else tuple(f"{find_token(each)}" for each in ids),
         )
         start = end

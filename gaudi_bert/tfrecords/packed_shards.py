@@ -262,11 +262,11 @@ def _store_next_sentence_entries(
     members: Int32Array,
     layout: _Layout,
     measured: _MeasuredPack,
-    missing_sequences: int,
+    unused_sequences: int,
 ) -> int:
     """Write the map entries `next_sentence_labels`, `next_sentence_positions` and `next_sentence_weights` of a pack.
 
-    The position of a sequence is the number of its first token in the row. `missing_sequences` is how many sequences fewer
+    The position of a sequence is the number of its first token in the row. `unused_sequences` is how many sequences fewer
     than `depth` the pack contains. Return the address after the entries.
     """
     sizes = measured.sizes
@@ -276,7 +276,7 @@ def _store_next_sentence_entries(
     for member in members:
         store_u8(address, as_word(group.rows[member].label))
         address += 1
-    address = _store_zeros(address, missing_sequences)
+    address = _store_zeros(address, unused_sequences)
     address = store_map_entry_head(
         address, layout.keys, PackedFeature.NEXT_SENTENCE_POSITIONS, sizes[PackedFeature.NEXT_SENTENCE_POSITIONS]
     )
@@ -284,14 +284,14 @@ def _store_next_sentence_entries(
     for member in members:
         address = store_varint(address, start)
         start += group.rows[member].length
-    address = _store_zeros(address, missing_sequences)
+    address = _store_zeros(address, unused_sequences)
     address = store_map_entry_head(
         address, layout.keys, PackedFeature.NEXT_SENTENCE_WEIGHTS, sizes[PackedFeature.NEXT_SENTENCE_WEIGHTS]
     )
     for _ in range(members.size):
         store_u32(address, _ONE_FLOAT)
         address += 4
-    return _store_zeros(address, 4 * missing_sequences)
+    return _store_zeros(address, 4 * unused_sequences)
 
 
 @borrowing_kernel

@@ -151,7 +151,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
             raise InputError(f"{format_record_location(path, records, position)}: {PROBLEMS[ScanStatus(status)]}")
         if records != count:
             raise InputError(f"{path}: expected {count:,} records, found {records:,}; write the packed data again")
-        if self._shards is not None and self._shards.read_stated_crc32c(file) not in (None, crc32c(content)):
+        if self._shards is not None and self._shards.read_crc32c_from_manifest(file) not in (None, crc32c(content)):
             raise InputError(
                 f"{path}: the CRC-32C of the shard differs from the manifest of its group; write the packed data again"
             )
@@ -213,13 +213,13 @@ class RecordFiles(ShardFiles["_Prepared"]):
         if absent >= 0:
             file, record = int(files[absent]), int(records[absent])
             if 0 <= record < self._addresses[file, 2]:
-                raise InputError(self._open[file].describe_problem(record))
+                raise InputError(self._open[file].describe_record_problem(record))
             raise IndexError(f"{self.format_location(file, record)}: the file does not contain this record")
         ends = np.cumsum(lengths)
         offsets, payloads = ends - lengths, np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
         bad = _copy_payloads(self._addresses, files, records, lengths, payloads, offsets)
         if bad >= 0:
-            raise InputError(self._open[int(files[bad])].describe_problem(int(records[bad])))
+            raise InputError(self._open[int(files[bad])].describe_record_problem(int(records[bad])))
         try:
             return decode_examples_to_arrays(payloads, offsets, lengths, self.schema.features, "records")
         except InputError:  # the kernels reject at least one record, so the general reader decodes them one by one
@@ -294,7 +294,7 @@ class _OpenFile:
             for piece in range(begin, end, step):
                 self._pages.madvise(advice, piece, min(step, end - piece))
 
-    def describe_problem(self, record: int) -> str:
+    def describe_record_problem(self, record: int) -> str:
         """Return the error message for a record whose length or checksum is wrong."""
         start, end = int(self.starts[record]), int(self.starts[record + 1])
         location = format_record_location(self._path, record, start)
@@ -464,7 +464,7 @@ class ShardCache:
         self._lock = threading.Lock()
         self._copies: dict[int, _Copy] = {}  # the least recently used first
 
-    def check_room(self, streams: int, processes: int, sets: int = 1) -> None:
+    def check_capacity(self, streams: int, processes: int, sets: int = 1) -> None:
         """Check that the cache is large enough for the shards that a process keeps open and for the shards that it downloads
         ahead.
 
@@ -553,7 +553,7 @@ class ShardPaths(Sequence[Path]):
         table, index = self.table, index_path(self.folder, self.table.locate_shard(shard)[0])
         return read_index(index, table.packs_before(shard), int(table.packs[shard]), int(table.bytes[shard]))
 
-    def read_stated_crc32c(self, shard: int) -> int | None:
+    def read_crc32c_from_manifest(self, shard: int) -> int | None:
         """Return the CRC-32C of a shard that the manifest of its group states, or None if there is no manifest."""
         return RecordManifest.read_shard_crc32c(self.folder, self.table, shard)
 
@@ -567,7 +567,7 @@ def open_shards(folder: Path, metadata: RecordMetadata, cache: ShardCache | None
         cache: Downloads the shards from an object store. None if they are on this machine.
     """
     paths = ShardPaths(folder, metadata.shard_table)
-    return RecordFiles(paths, PackedSchema.of(metadata), paths.table.packs, paths, cache)
+    return RecordFiles(paths, PackedSchema.from_sizes(metadata), paths.table.packs, paths, cache)
 
 
 def open_packs(folder: Path, metadata: RecordMetadata, cache: ShardCache | None = None) -> StoredPacks:

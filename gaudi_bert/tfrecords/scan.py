@@ -155,19 +155,19 @@ def _index_unpacked_records(
     index: IndexedSequences,
     first_row: int,
     position: int,
-    filled: int,
+    buffer_end: int,
     row_length: int,
     predictions: int,
     table: FeatureTable,
 ) -> tuple[int, int, int]:
-    """Check the frames, CRCs and values of the records in `index.buffer[position:filled]`, and add a row to the index for
-    each record.
+    """Check the frames, CRCs and values of the records in `index.buffer[position:buffer_end]`, and add an index row for each
+    record.
 
     Args:
         index: The index, whose rows from `first_row` on are filled.
         first_row: The first free row.
         position: The position in the buffer at which a record begins.
-        filled: The number of bytes in the buffer.
+        buffer_end: The end of the bytes in the buffer.
         row_length: L, the number of tokens in a row, which every record must have.
         predictions: P, the number of masked slots, which every record must have.
         table: The feature table of unpacked records.
@@ -178,7 +178,7 @@ def _index_unpacked_records(
     base = address_of(index.buffer)
     row_number = first_row
     while True:
-        status, size = check_frame(base + position, base + filled)
+        status, size = check_frame(base + position, base + buffer_end)
         if status != ScanStatus.GOOD:
             return status, position, row_number
         if row_number == index.offsets.size:
@@ -280,8 +280,8 @@ class _RecordFormat(Protocol):
         """Prepare for the next piece of the file. `RecordScan` calls this before it reads the piece."""
         ...
 
-    def process_records(self, position: int, filled: int) -> tuple[ScanStatus, int]:
-        """Process the records in `buffer[position:filled]`.
+    def process_records(self, position: int, buffer_end: int) -> tuple[ScanStatus, int]:
+        """Process the records in `buffer[position:buffer_end]`.
 
         Returns:
             (why processing stopped, the position of the record at which it stopped).
@@ -322,8 +322,8 @@ class UnpackedFormat:
         """Empty the index before the next piece of the file is read."""
         self.rows = 0
 
-    def process_records(self, position: int, filled: int) -> tuple[ScanStatus, int]:
-        """Check and index the records in `buffer[position:filled]`.
+    def process_records(self, position: int, buffer_end: int) -> tuple[ScanStatus, int]:
+        """Check and index the records in `buffer[position:buffer_end]`.
 
         Returns:
             (why the scan stopped, the position of the record at which it stopped).
@@ -331,7 +331,7 @@ class UnpackedFormat:
         first = self.rows
         length, predictions = self.schema.max_sequence_length, self.schema.max_predictions
         status, position, self.rows = _index_unpacked_records(
-            self.index, first, position, filled, length, predictions, self._table
+            self.index, first, position, buffer_end, length, predictions, self._table
         )
         self.count += self.rows - first
         return ScanStatus(status), position
@@ -359,8 +359,8 @@ class CompactedFormat(UnpackedFormat):
     def start_piece(self) -> None:
         """Do nothing, because the index must contain the records of the whole file."""
 
-    def process_records(self, position: int, filled: int) -> tuple[ScanStatus, int]:
-        """Check and index the records in `buffer[position:filled]`, and copy their values to the arena.
+    def process_records(self, position: int, buffer_end: int) -> tuple[ScanStatus, int]:
+        """Check and index the records in `buffer[position:buffer_end]`, and copy their values to the arena.
 
         Returns:
             (why the scan stopped, the position of the record at which it stopped).
@@ -369,7 +369,7 @@ class CompactedFormat(UnpackedFormat):
             ValueError: The arena is too small, which is an error of the caller.
         """
         first = self.rows
-        status, position = super().process_records(position, filled)
+        status, position = super().process_records(position, buffer_end)
         rows = self.index.rows[first : self.rows]
         sizes = (rows[name].sum(dtype=np.int64) for name in ("ids_bytes", "length", "masked_ids_bytes", "positions_bytes"))
         needed = int(sum(sizes))
@@ -408,36 +408,37 @@ class RecordScan:
         Raises:
             InputError: The file cannot be read, is truncated, or contains a record that is damaged or violates the contract.
         """
-        start = position = filled = FRONT_BYTES
+        start = position = buffer_end = FRONT_BYTES
         stream_offset = -start  # position in the stream = position in the buffer + stream_offset
         view = self.buffer.data
         with RecordStream(self.path) as stream:
             while True:
                 self.format.start_piece()
-                if filled > start:
-                    rest = filled - position
-                    self.buffer[start : start + rest] = self.buffer[position:filled].copy()
+                if buffer_end > start:
+                    rest = buffer_end - position
+                    self.buffer[start : start + rest] = self.buffer[position:buffer_end].copy()
                     stream_offset += position - start
-                    position, filled = start, start + rest
-                count = stream.read_into(view[filled : filled + PIECE_BYTES])
+                    position, buffer_end = start, start + rest
+                count = stream.read_into(view[buffer_end : buffer_end + PIECE_BYTES])
                 if self._progress is not None:
                     self._progress(stream.file_bytes - self.file_bytes)
                 self.file_bytes = stream.file_bytes
                 if count == 0:
                     break
-                filled += count
-                position = self._process_buffer(position, filled, stream_offset)
+                buffer_end += count
+                position = self._process_buffer(position, buffer_end, stream_offset)
                 self.file_crc32c = stream.file_crc32c if stream.compression else self._records_crc32c
                 yield
-        if position < filled:
+        if position < buffer_end:
             raise InputError(f"{self._format_location(position + stream_offset)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
 
-    def _process_buffer(self, position: int, filled: int, stream_offset: int) -> int:
-        """Process all complete records in `buffer[position:filled]`, and return the position of the first incomplete record.
+    def _process_buffer(self, position: int, buffer_end: int, stream_offset: int) -> int:
+        """Process the complete records in `buffer[position:buffer_end]`, and return the position of the first incomplete
+        record.
 
         Args:
             position: The position in the buffer at which a record begins.
-            filled: The end of the bytes in the buffer.
+            buffer_end: The end of the bytes in the buffer.
             stream_offset: The difference between a position in the stream and a position in the buffer, for error messages.
 
         Raises:
@@ -445,7 +446,7 @@ class RecordScan:
         """
         rewritten_record, counted_until = -1, position
         while True:
-            status, position = self.format.process_records(position, filled)
+            status, position = self.format.process_records(position, buffer_end)
             counted_until = self._extend_file_crc(counted_until, position)
             if status == ScanStatus.INCOMPLETE:
                 return position

@@ -83,7 +83,7 @@ def verify_records(records: str | Path, packed: Path, run: StageRun) -> StageOut
     """
     with mirror_folder(packed, run.store) as here, open_inputs(records, run.store) as inputs:
         fetch_files(here / METADATA_NAME)
-        return verify_packs(_RecordsReader(inputs, PackedFolder(here, RecordMetadata.read(here), RecordManifest), run), run)
+        return verify_packs(_RecordVerifier(inputs, PackedFolder(here, RecordMetadata.read(here), RecordManifest), run), run)
 
 
 class _FileSummary(NamedTuple):
@@ -107,7 +107,7 @@ class _FileSummary(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _RecordsReader:
+class _RecordVerifier:
     """Compares the shards of each group with the input files of the group, as a `GroupVerifier`.
 
     Attributes:
@@ -184,10 +184,10 @@ class _RecordsReader:
             InputError: An input file cannot be read or is invalid.
             FailedError: A shard cannot be read or is invalid.
         """
-        ahead, schema = choose_worker_count(self.run.workers, len(files)), PackedSchema.of(self.folder.metadata)
+        ahead, schema = choose_worker_count(self.run.workers, len(files)), PackedSchema.from_sizes(self.folder.metadata)
         with prefetch_batches([path for path, _ in files], ahead) as batches:
 
-            def read(number: int, buffer: ByteArray) -> _FileSummary:
+            def summarize_file(number: int, buffer: ByteArray) -> _FileSummary:
                 """Read one file. Raise a FailedError if a shard is not valid, because the packed folder is then wrong."""
                 path, is_input = files[number]
                 with batches.provide_batch(number):
@@ -198,7 +198,7 @@ class _RecordsReader:
                             raise
                         raise FailedError(str(error)) from error
 
-            yield from map_in_threads(read, range(len(files)), self.run.workers, allocate_scan_buffer)
+            yield from map_in_threads(summarize_file, range(len(files)), self.run.workers, allocate_scan_buffer)
 
     def _compare_group(
         self, stored: RecordManifest, plan_sha256: str, files: Sequence[_FileSummary]
@@ -219,11 +219,11 @@ class _RecordsReader:
         """
         packed, metadata = self.folder.path, self.folder.metadata
         inputs, shards = ([file for file in files if file.is_input == side] for side in (True, False))
-        fingerprint, lengths = _add_up_summaries(shards)
-        input_fingerprint, input_lengths = _add_up_summaries(inputs)
+        fingerprint, lengths = _combine_summaries(shards)
+        input_fingerprint, input_lengths = _combine_summaries(inputs)
         if fingerprint != input_fingerprint or not np.array_equal(lengths, input_lengths):
             records, packs_of_them = ([file.path for file in side] for side in (inputs, shards))
-            difference = _describe_difference(records, packs_of_them, PackedSchema.of(metadata), self.run.workers)
+            difference = _describe_difference(records, packs_of_them, PackedSchema.from_sizes(metadata), self.run.workers)
             raise FailedError(f"{packed}: group {stored.group}: {difference}")
         entries = [file.record_index for file in shards]
         written = tuple(
@@ -363,15 +363,15 @@ class _PackedFormat:
         """Remove the results of the previous piece of the file."""
         self.scanned.done[:] = 0
 
-    def process_records(self, position: int, filled: int) -> tuple[ScanStatus, int]:
-        """Check and hash the packs in `buffer[position:filled]`.
+    def process_records(self, position: int, buffer_end: int) -> tuple[ScanStatus, int]:
+        """Check and hash the packs in `buffer[position:buffer_end]`.
 
         Returns:
             (why the scan stopped, the position of the record at which it stopped).
         """
         before = int(self.scanned.done[0])
         status, position = check_and_hash_packs(
-            self._buffer, position, filled, self._sizes, self._table, self._position_varints, self.scanned
+            self._buffer, position, buffer_end, self._sizes, self._table, self._position_varints, self.scanned
         )
         self.count += int(self.scanned.done[0]) - before
         return ScanStatus(status), position
@@ -427,7 +427,7 @@ def _summarize_file(
     """
     fingerprint, lengths = 0, np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64)
     record_index, size, checksum = [np.zeros((0, 2), np.uint32)], 0, 0
-    for scan, piece in _read_hashed_pieces(path, schema.unpacked if is_input else schema, buffer, progress):
+    for scan, piece in _read_hashed_pieces(path, schema.unpacked_schema if is_input else schema, buffer, progress):
         fingerprint += int(sum_hashes(piece.hashes))
         lengths += np.bincount(piece.lengths, minlength=lengths.size)
         size, checksum = scan.file_bytes, scan.file_crc32c
@@ -436,7 +436,7 @@ def _summarize_file(
     return _FileSummary(path, is_input, identity, fingerprint % 2**64, lengths, np.concatenate(record_index))
 
 
-def _add_up_summaries(files: Sequence[_FileSummary]) -> tuple[int, IntArray]:
+def _combine_summaries(files: Sequence[_FileSummary]) -> tuple[int, IntArray]:
     """Return the fingerprint of all sequences in several files, and the number of these sequences of each length."""
     lengths = np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64)
     for file in files:
@@ -462,7 +462,7 @@ def _describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: 
     """
     with prefetch_batches([[*files, *shards]]) as batches, batches.provide_batch(0):
         expected, stored = (
-            _collect_sequence_hashes(files, schema.unpacked, workers),
+            _collect_sequence_hashes(files, schema.unpacked_schema, workers),
             _collect_sequence_hashes(shards, schema, workers),
         )
     differences = []
@@ -487,7 +487,7 @@ def _collect_sequence_hashes(files: Sequence[Path], schema: UnpackedSchema | Pac
         and the number of the sequence in its record from 1.
     """
 
-    def read(number: int, buffer: ByteArray) -> IntArray:
+    def hash_file(number: int, buffer: ByteArray) -> IntArray:
         """Return the hashes and locations of the sequences in one file."""
         rows, record = [np.zeros((0, 4), np.int64)], 0
         for _, piece in _read_hashed_pieces(files[number], schema, buffer):
@@ -498,7 +498,7 @@ def _collect_sequence_hashes(files: Sequence[Path], schema: UnpackedSchema | Pac
             record += sizes.size
         return np.concatenate(rows)
 
-    return np.concatenate([np.zeros((0, 4), np.int64), *map_files_in_threads(read, range(len(files)), workers)])
+    return np.concatenate([np.zeros((0, 4), np.int64), *map_files_in_threads(hash_file, range(len(files)), workers)])
 
 
 def _find_surplus_rows(rows: IntArray, other_rows: IntArray) -> IntArray:

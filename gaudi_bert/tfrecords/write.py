@@ -34,7 +34,7 @@ from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.certificate import Certificate, certify_token_or_count_bound, check_certificate
 from gaudi_bert.packs.plan import plan_packs
 from gaudi_bert.packs.write import PackingJob, PendingGroups, write_packs
-from gaudi_bert.tfrecords.files import RecordInputs, open_inputs, records_folder
+from gaudi_bert.tfrecords.files import RecordInputs, get_records_folder, open_inputs
 from gaudi_bert.tfrecords.histogram import OnBadFile, count_records
 from gaudi_bert.tfrecords.packed_shards import PackEncoder
 from gaudi_bert.tfrecords.scan import CompactedFormat, IndexedSequences, RecordScan, map_files_in_threads
@@ -131,7 +131,7 @@ def _check_separate_folders(records: str | Path, out: Path) -> None:
     if is_in_store(records) or is_in_store(out):
         same = is_in_store(records) and is_in_store(out) and store_url(records) == store_url(out)
     else:
-        same = resolve_links(records_folder(records)) == resolve_links(out)
+        same = resolve_links(get_records_folder(records)) == resolve_links(out)
     if same:
         raise InputError(
             f"{format_location(records)}: the output folder must not be the folder of the records; choose another one"
@@ -228,7 +228,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
                 f"{vocabulary}: the vocabulary has changed since the plan was made; make the histogram and the plan again"
             )
         for number in group_numbers:
-            self._prove_bound(number)
+            self._check_lower_bound(number)
             _check_group_memory(number, self.plan.groups[number], inputs.list_group_files(number), available)
         size = sum(self.plan.groups[number].input_bytes for number in group_numbers)
         return PendingGroups(list(map(inputs.list_group_files, group_numbers)), size)
@@ -249,9 +249,11 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         Raises:
             InputError: An input file differs from the plan, or a pack has too many masked positions.
         """
-        plan, planned, schema = self.plan, self.plan.groups[group_number], PackedSchema.of(self.plan)
+        plan, planned, schema = self.plan, self.plan.groups[group_number], PackedSchema.from_sizes(self.plan)
         paths, advance = inputs.list_group_files(group_number), lambda count: task.advance(count / 2)
-        group = _read_group_into_memory(paths, planned.files, schema.unpacked, inputs.get_buffer, self.run.workers, advance)
+        group = _read_group_into_memory(
+            paths, planned.files, schema.unpacked_schema, inputs.get_buffer, self.run.workers, advance
+        )
         assignment = sample_packs(group.lengths, planned.strategies, plan.seed, group_number)
         encoder = PackEncoder(schema, group, assignment)
         shards = encoder.count_shards(plan.shard_multiple, plan.shard_bytes)
@@ -260,7 +262,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         cores = choose_worker_count(self.run.workers, shards)
         slots = threading.Semaphore(cores)
 
-        def make(shard: int, output: ByteArray) -> tuple[Shard, IndexArray]:
+        def write_shard(shard: int, output: ByteArray) -> tuple[Shard, IndexArray]:
             """Write one shard, and return its entry in the manifest and its part of the index."""
             path = self.folder / shard_name(group_number, shard, RecordMetadata.shard_ending)
             first, last = int(bounds[shard]), int(bounds[shard + 1])
@@ -268,7 +270,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
             remove_local_copies(path)
             return written
 
-        written = list(map_in_threads(make, range(shards), _WRITERS_PER_CORE * cores, encoder.allocate_output_buffer))
+        written = list(map_in_threads(write_shard, range(shards), _WRITERS_PER_CORE * cores, encoder.allocate_output_buffer))
         index = index_path(self.folder, group_number)
         index_crc32c = write_index(index, [entries for _, entries in written])
         remove_local_copies(index)
@@ -310,7 +312,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
             bad_files=self.plan.bad_files,
         )
 
-    def _prove_bound(self, number: int) -> None:
+    def _check_lower_bound(self, number: int) -> None:
         """Check the lower bound that the plan states for the number of packs in a group.
 
         The bound is recomputed in integers from the prices and sequence lengths in the plan.
@@ -420,7 +422,7 @@ def _read_group_into_memory(
         tasks.append((path, file, (start, start + size), slice(row, row + file.sequences)))
         start, row = start + size, row + file.sequences
 
-    def read(task: tuple[Path, InputFile, tuple[int, int], slice], pieces: ByteArray) -> None:
+    def read_file(task: tuple[Path, InputFile, tuple[int, int], slice], pieces: ByteArray) -> None:
         """Read one file into its region of the buffer, and fill its rows of the index."""
         path, file, region, rows = task
         compacted = CompactedFormat(schema, IndexedSequences(pieces, group.offsets[rows], group.rows[rows]), buffer, *region)
@@ -437,7 +439,7 @@ def _read_group_into_memory(
                     f"{path}: the plan states {what} {planned}, found {actual}; make the histogram and the plan again"
                 )
 
-    map_files_in_threads(read, tasks, workers)
+    map_files_in_threads(read_file, tasks, workers)
     return group
 
 

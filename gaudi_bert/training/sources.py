@@ -185,7 +185,7 @@ def _make_packed_source(path: Path, metadata: RecordMetadata, cache: ShardCache 
     """
     return RecordSource(
         path=path,
-        schema=PackedSchema.of(metadata),
+        schema=PackedSchema.from_sizes(metadata),
         files=ShardPaths(path, metadata.shard_table),
         packing_factor=metadata.packing_factor,
         vocabulary_size=metadata.vocabulary.size if metadata.vocabulary is not None else None,

@@ -8,13 +8,13 @@ import pytest
 from gaudi_bert.common.arrays import NOT_PREDICTED
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.types import NO_WORD, RowPosition, Sequences, TaggedRow
-from gaudi_bert.tasks.task import task_class
+from gaudi_bert.tasks.task import import_task_class
 from tests.builders.agree import agree
 
 
 def test_tags_are_entities_with_their_characters() -> None:
     labels = ("O", "B-x", "I-x", "B-y")
-    task = task_class("token-classification")(TaskSettings(), labels)
+    task = import_task_class("token-classification")(TaskSettings(), labels)
     rows = [
         TaggedRow(RowPosition(1), ("New", "York", "is", "x"), ("B-x", "I-x", "O", "B-y")),
         TaggedRow(RowPosition(2), ("Rome",), ("B-y",)),
@@ -29,8 +29,8 @@ def test_tags_are_entities_with_their_characters() -> None:
     )
     one = [{"start": 0, "end": 8, "tag": "x", "score": 1.0}, {"start": 12, "end": 13, "tag": "x", "score": 1.0}]
     other = [{"start": 0, "end": 4, "tag": "y", "score": 1.0}]
-    agree(list(task.predictions(logits, sequences, rows)), [{"tags": one}, {"tags": other}])
-    found = task.metrics(logits, sequences, rows)
+    agree(list(task.make_predictions(logits, sequences, rows)), [{"tags": one}, {"tags": other}])
+    found = task.compute_metrics(logits, sequences, rows)
     agree(found, {"f1": 2 / 3, "precision": 2 / 3, "recall": 2 / 3, "accuracy": 0.8})
 
 
@@ -59,11 +59,11 @@ def tagged(tags: tuple[str, ...], guessed: tuple[str, ...], labels: tuple[str, .
 )
 def test_tags_of_every_scheme(labels, right, guessed, spans, expected) -> None:
     names = tuple(labels.split())
-    task = task_class("token-classification")(TaskSettings(), names)
+    task = import_task_class("token-classification")(TaskSettings(), names)
     given = tagged(tuple(right.split()), tuple(guessed.split()), names)
-    found = task.metrics(*given)
+    found = task.compute_metrics(*given)
     agree({name: found[name] for name in expected}, expected)
     assert {"loss", *found} == set(task.metric_names)
-    assert (task.data_note(()) is None) == (task.best_metric == "f1")
-    (answer,) = task.predictions(*given)
+    assert (task.describe_unusual_data(()) is None) == (task.best_metric == "f1")
+    (answer,) = task.make_predictions(*given)
     assert [(tag["start"], tag["end"], tag["tag"]) for tag in answer["tags"]] == spans

@@ -29,6 +29,6 @@ def test_an_update_that_needs_more_packs_than_were_planned_has_more_micro_batche
         batches = [next(batches) for batches in of_rank for _ in range(count)]
         assert {batch["input_ids"].shape for batch in batches} == {(2, 24)}
         numbers = np.concatenate([batch["text_numbers"].ravel() for batch in batches])
-        expected = len(stream.distinct_sequences(update, update + 1)[0])
+        expected = len(stream.find_distinct_sequences(update, update + 1)[0])
         assert sorted(numbers[numbers >= 0].tolist()) == list(range(expected))
         assert expected <= data.max_sequences_in(update)

@@ -24,7 +24,7 @@ from gaudi_bert.engines.protocol import Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.rows.packs import BatchShape, PackedSequences
 from gaudi_bert.rows.types import NO_WORD, Sequences
-from gaudi_bert.tasks.task import MaskKey, Task, Vocabulary, task_class
+from gaudi_bert.tasks.task import MaskKey, Task, Vocabulary, import_task_class
 from gaudi_bert.training.weights import convert_to_hugging_face
 from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG
@@ -62,7 +62,7 @@ class Alone:
 
 def make_task(name: str) -> Task:
     labels = LABELS if name in ("classification", "multi-label", "token-classification") else ()
-    return task_class(name)(TaskSettings(name=name), labels, Vocabulary(SMALL.vocab_size, (0, 1, 2, 3), 4))
+    return import_task_class(name)(TaskSettings(name=name), labels, Vocabulary(SMALL.vocab_size, (0, 1, 2, 3), 4))
 
 
 def make_sequences(task: Task) -> Sequences:
@@ -104,7 +104,7 @@ def size(name: str) -> float:
 
 def alone(config: BertConfig, task: Task, values: dict, sequences: Sequences, packs: SampledPacks) -> Alone:
     """Every sequence by itself through the class of the same architecture."""
-    content = {**config.to_json(), **task.config_json(), "attn_implementation": "eager"}
+    content = {**config.to_json(), **task.make_config_json(), "attn_implementation": "eager"}
     if task.name == "reranking":  # binary cross-entropy is what transformers has for several labels
         content["problem_type"] = "multi_label_classification"
     model = getattr(transformers, task.architecture)(transformers.BertConfig(**content))

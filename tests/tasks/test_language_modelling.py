@@ -14,7 +14,7 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.packs import BatchShape, PackedSequences
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.tasks.language_modelling import WordTargets
-from gaudi_bert.tasks.task import MaskKey, Vocabulary, task_class
+from gaudi_bert.tasks.task import MaskKey, Vocabulary, import_task_class
 
 MASKED = "masked-language-modelling"
 VOCABULARY = Vocabulary(200, (0, 1, 2, 3), 3)
@@ -123,7 +123,7 @@ def test_next_tokens_end_with_each_sequence() -> None:
 
 
 def test_masks_of_rows_are_drawn_anew_each_epoch_and_do_not_know_their_pack() -> None:
-    task = task_class(MASKED)(TaskSettings(), (), Vocabulary(50, (0, 2, 3), 4))
+    task = import_task_class(MASKED)(TaskSettings(), (), Vocabulary(50, (0, 2, 3), 4))
     random = np.random.default_rng(1)
     texts = [[2, *random.integers(5, 50, length - 2).tolist(), 3] for length in (9, 30, 3, 2, 17)]
     ids = np.concatenate(texts).astype(np.int32)

@@ -83,7 +83,7 @@ def run(
     given = rows if callable(rows) else lambda: iter(rows)
     source = Rows("x.jsonl" if replayable else "-", TaskSettings(), cast(RowTokenizer, None), 64, "stop", given=given)
     with open_prediction_output(str(out), signature, source, QUIET, overwrite=overwrite) as answers:
-        for window in answers.remaining_windows():
+        for window in answers.read_remaining_windows():
             answers.write_window(window, answer(window), SEQUENCES, PLAN, 0)
         answers.finish()
     return answers.make_result()
@@ -208,7 +208,7 @@ def test_a_terminal_shows_how_far_it_is(tmp_path: Path, data: str) -> None:
         show_progress("predict", data, str(tmp_path / "a"), reporter) as task,
         open_prediction_output(str(tmp_path / "a"), signature, source, reporter, overwrite=False, task=task) as answers,
     ):
-        for window in answers.remaining_windows():
+        for window in answers.read_remaining_windows():
             answers.advance_progress(len(window))
             states += [] if task is None else [(task.done, task.total)]
             answers.write_window(window, Answer()(window), SEQUENCES, PLAN, 0)

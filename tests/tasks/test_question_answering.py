@@ -7,15 +7,15 @@ import pytest
 
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.rows.types import QuestionRow, RowPosition, Sequences
-from gaudi_bert.tasks.question_answering import _squad_metrics
-from gaudi_bert.tasks.task import task_class
+from gaudi_bert.tasks.question_answering import _compute_squad_metrics
+from gaudi_bert.tasks.task import import_task_class
 from tests.builders.agree import agree
 
 
 def question(threshold: float | None, n_best: int = 3):
     """Two windows of one row: `ab cd` and `cd ef`; [CLS], the question, [SEP], then two words."""
     settings = TaskSettings(null_score_threshold=threshold, n_best=n_best, max_answer_tokens=2)
-    task = task_class("question-answering")(settings)
+    task = import_task_class("question-answering")(settings)
     outside = [-1, -1]
     characters = np.array(
         [outside, outside, outside, [0, 2], [3, 5], outside, *[outside] * 3, [3, 5], [6, 8], outside], np.int32
@@ -32,7 +32,7 @@ def question(threshold: float | None, n_best: int = 3):
 
 def test_the_best_answers_of_all_windows() -> None:
     task, logits, sequences, rows = question(None)
-    (answer,) = task.predictions(logits, sequences, rows)
+    (answer,) = task.make_predictions(logits, sequences, rows)
     assert [(each["text"], each["start"], each["end"]) for each in answer["answers"]] == [
         ("ab cd", 0, 5),
         ("ef", 6, 8),
@@ -41,18 +41,18 @@ def test_the_best_answers_of_all_windows() -> None:
     scores = [each["score"] for each in answer["answers"]]
     assert scores == sorted(scores, reverse=True)
     agree(scores[1] / scores[0], np.exp(-3.0))
-    assert task.metrics(logits, sequences, rows) == {"exact_match": 100.0, "f1": 100.0}
+    assert task.compute_metrics(logits, sequences, rows) == {"exact_match": 100.0, "f1": 100.0}
 
 
 @pytest.mark.parametrize(("threshold", "best"), [(0.0, "ab cd"), (-8.0, "")])
 def test_no_answer_is_an_answer_where_the_data_has_such(threshold: float, best: str) -> None:
     task, logits, sequences, rows = question(threshold, n_best=20)
-    (answer,) = task.predictions(logits, sequences, rows)
+    (answer,) = task.make_predictions(logits, sequences, rows)
     assert answer["answers"][0]["text"] == best
     agree(sum(each["score"] for each in answer["answers"]), 1.0)
     assert sorted(each["text"] for each in answer["answers"]).count("") == 1
 
 
 def test_squad_compares_as_squad_does() -> None:
-    found = _squad_metrics(["The cat!", "", "x y", "left"], [["cat"], [], ["y z", "q"], []])
+    found = _compute_squad_metrics(["The cat!", "", "x y", "left"], [["cat"], [], ["y z", "q"], []])
     agree(found, {"exact_match": 50.0, "f1": 100 * (1 + 1 + 0.5 + 0) / 4})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, ndcg_score
 
 from gaudi_bert.tasks import ranking
-from gaudi_bert.tasks.ranking import find_nearest, grouped_ranking_metrics, search_metrics
+from gaudi_bert.tasks.ranking import compute_grouped_ranking_metrics, compute_search_metrics, find_nearest
 from tests.builders.agree import agree
 
 
@@ -47,7 +47,7 @@ DOCUMENTS = st.lists(
 @given(DOCUMENTS)
 def test_rankings_of_queries_that_lie_anywhere(documents: list[tuple[str, int, float]]) -> None:
     queries, scores, gains = zip(*documents, strict=True)
-    ours = grouped_ranking_metrics(np.array(scores, np.float32), np.array(gains, np.float64), queries)
+    ours = compute_grouped_ranking_metrics(np.array(scores, np.float32), np.array(gains, np.float64), queries)
     rows = [
         counted(*zip(*[(score, gain) for name, score, gain in documents if name == query], strict=True))
         for query in set(queries)
@@ -58,7 +58,7 @@ def test_rankings_of_queries_that_lie_anywhere(documents: list[tuple[str, int, f
 def test_figures_of_scikit_learn() -> None:
     random = np.random.default_rng(5)
     scores, gains = random.permutation(23).astype(np.float32), (random.random(23) < 0.3).astype(np.float64)
-    ours = grouped_ranking_metrics(scores, gains, ["q"] * 23)
+    ours = compute_grouped_ranking_metrics(scores, gains, ["q"] * 23)
     agree(ours["map"], average_precision_score(gains, scores), 1e-12, scale=1.0)
     agree(ours["ndcg@10"], ndcg_score([gains], [scores], k=10), 1e-12, scale=1.0)
 
@@ -66,7 +66,7 @@ def test_figures_of_scikit_learn() -> None:
 def test_a_long_query_costs_what_it_holds() -> None:
     """An array of equal cells, one for each row, would take 12 GB."""
     queries = ["q" * 30_000, *(str(number) for number in range(99_999))]
-    assert grouped_ranking_metrics(np.zeros(100_000, np.float32), np.ones(100_000), queries)["map"] == 1.0
+    assert compute_grouped_ranking_metrics(np.zeros(100_000, np.float32), np.ones(100_000), queries)["map"] == 1.0
 
 
 # --- search by vectors
@@ -94,7 +94,7 @@ def test_a_search_among_equal_vectors(documents: int, at_once: int, max_rank: in
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranking, "_DOCUMENTS_AT_ONCE", at_once)
         patch.setattr(ranking, "_MAX_RANK", max_rank)
-        ours = search_metrics(queries, found, answers)
+        ours = compute_search_metrics(queries, found, answers)
     cosines = np.round(queries @ found.T / np.linalg.norm(queries, axis=1, keepdims=True), 5)
     gains = [np.isin(np.arange(documents), own).astype(float).tolist() for own in answers]
     theirs = np.mean([counted(row, own, max_rank) for row, own in zip(cosines.tolist(), gains, strict=True)], axis=0)

@@ -8,15 +8,15 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.tasks.task import check_settings_apply, task_class
+from gaudi_bert.tasks.task import check_settings_apply, import_task_class
 
 
 def test_equal_evaluations_are_ordered_by_the_loss() -> None:
-    task = task_class("classification")(TaskSettings(), ("no", "yes"))
+    task = import_task_class("classification")(TaskSettings(), ("no", "yes"))
     worst_to_best = [{"accuracy": 0.5, "loss": 0.1}, {"accuracy": 0.6, "loss": 0.9}, {"accuracy": 0.6, "loss": 0.8}]
-    ranks = [task.evaluation_rank(metrics, "accuracy") for metrics in worst_to_best]
+    ranks = [task.make_evaluation_sort_key(metrics, "accuracy") for metrics in worst_to_best]
     assert ranks == sorted(set(ranks))
-    assert task.evaluation_rank(worst_to_best[0], "loss") > task.evaluation_rank(worst_to_best[2], "loss")
+    assert task.make_evaluation_sort_key(worst_to_best[0], "loss") > task.make_evaluation_sort_key(worst_to_best[2], "loss")
 
 
 @pytest.mark.parametrize(

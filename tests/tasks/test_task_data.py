@@ -13,8 +13,8 @@ from gaudi_bert.config.sections import FineTuneSettings, TaskSettings
 from gaudi_bert.packing.row_lengths import choose_row_lengths
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.runs.rows import run_settings
-from gaudi_bert.tasks.task import task_class
-from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, task_batches
+from gaudi_bert.tasks.task import import_task_class
+from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, iterate_training_batches
 from gaudi_bert.training.batches import Batch, TrainingOrder
 from gaudi_bert.training.run_plan import RunPlan
 
@@ -44,13 +44,13 @@ def plan_of(data: TaskData, batch_packs: int, size: int = 1, epochs: int = 3) ->
 
 def batches_of(data: TaskData, plan: RunPlan, epochs: int = 3, **order: int) -> list[Batch]:
     """The batches that remain, and the next one."""
-    stream = task_batches(data, task(), plan, epochs, TrainingOrder(7, 0, size=plan.processes, **order))
+    stream = iterate_training_batches(data, task(), plan, epochs, TrainingOrder(7, 0, size=plan.processes, **order))
     updates = range(order.get("updates_done", 0) + 1, plan.count_updates(epochs) + 1)
     return list(islice(stream, sum(len(plan.micro_batches_in(update)) for update in updates) + 1))
 
 
 def task():
-    return task_class("classification")(TaskSettings(), [str(number) for number in range(53)])
+    return import_task_class("classification")(TaskSettings(), [str(number) for number in range(53)])
 
 
 def packs_in(batches) -> list[tuple[int, ...]]:

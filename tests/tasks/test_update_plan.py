@@ -30,14 +30,14 @@ SIZES = st.tuples(st.integers(1, 90), st.integers(1, 41), st.integers(1, 4))
 def test_every_row_once_an_epoch_in_updates_of_one_size(sizes: tuple[int, int, int]) -> None:
     rows, batch_rows, epochs = sizes
     stream = stream_of(*sizes)
-    updates = [stream.rows_in_updates(update, update + 1) for update in range(stream.update_count)]
+    updates = [stream.select_update_rows(update, update + 1) for update in range(stream.update_count)]
     assert {len(update) for update in updates[:-1]} <= {batch_rows}
     assert 1 <= len(updates[-1]) <= batch_rows
     together = np.concatenate(updates)
     assert len(together) == epochs * rows
     for epoch in range(epochs):
         assert sorted(together[epoch * rows : (epoch + 1) * rows].tolist()) == list(range(rows))
-    assert together.tolist() == stream.rows_in_updates(0, stream.update_count).tolist()
+    assert together.tolist() == stream.select_update_rows(0, stream.update_count).tolist()
 
 
 @given(SIZES)
@@ -51,7 +51,7 @@ def test_packs_hold_every_sequence_of_an_update_once(sizes: tuple[int, int, int]
         packs = stream.pack_update(update, shape.batch)
         wanted = {
             text
-            for row in stream.rows_in_updates(update, update + 1)
+            for row in stream.select_update_rows(update, update + 1)
             for text in stream.rows.select_sequences(np.array([row])).tolist()
         }
         assert sorted(packs.members.tolist()) == sorted(wanted)
@@ -85,7 +85,7 @@ def stream_of_questions(rows: int, contexts: int, batch_rows: int, epochs: int) 
 def test_updates_need_as_many_tokens_and_little_padding(rows: int, contexts: int, batch_rows: int) -> None:
     stream = stream_of_questions(rows, contexts, batch_rows, 3)
     complete = 3 * rows // batch_rows
-    sequences, starts = stream.distinct_sequences(0, complete)
+    sequences, starts = stream.find_distinct_sequences(0, complete)
     tokens = np.add.reduceat(stream.lengths[sequences], starts[:-1])
     assert tokens.max() <= 1.03 * tokens.mean()
     within_one_epoch = tokens[: rows // batch_rows]
@@ -97,7 +97,7 @@ def test_updates_need_as_many_tokens_and_little_padding(rows: int, contexts: int
 def test_as_many_equal_texts_meet_as_in_random_updates() -> None:
     rows, contexts, batch_rows, epochs = 1280, 240, 128, 30
     stream = stream_of_questions(rows, contexts, batch_rows, epochs)
-    sequences, _ = stream.distinct_sequences(0, stream.update_count)
+    sequences, _ = stream.find_distinct_sequences(0, stream.update_count)
     uses = np.bincount(stream.rows.members, minlength=len(stream.lengths))
     expected = stream.update_count * (1 - (1 - batch_rows / rows) ** uses).sum()
     assert abs(len(sequences) - expected) <= 0.003 * expected
@@ -105,9 +105,9 @@ def test_as_many_equal_texts_meet_as_in_random_updates() -> None:
 
 def test_rows_meet_others_in_each_epoch() -> None:
     stream = RowStream(np.arange(96) // 3 + 5, GroupedRows(np.arange(96), np.arange(97)), 8, 8, 7)
-    updates = stream.rows_in_updates(0, stream.update_count).reshape(-1, 8)
+    updates = stream.select_update_rows(0, stream.update_count).reshape(-1, 8)
     met = {frozenset(pair) for update in updates for pair in itertools.combinations(update.tolist(), 2)}
     # A random order of 8 epochs lets 7/95 of all pairs meet in each.
     assert 0.8 <= len(met) / (96 * 95 / 2) / (1 - (1 - 7 / 95) ** 8) <= 1.2
     again = RowStream(stream.lengths, stream.rows, 8, 8, 7)
-    assert updates[60:].ravel().tolist() == again.rows_in_updates(60, again.update_count).tolist()
+    assert updates[60:].ravel().tolist() == again.select_update_rows(60, again.update_count).tolist()

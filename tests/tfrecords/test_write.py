@@ -185,7 +185,7 @@ def test_the_estimate_is_a_little_below_what_a_group_takes(tmp_path: Path) -> No
     planned = WritablePlan.read(case.plan)
     group = planned.groups[0]
     paths = [case.records / file.name for file in group.files]
-    schema = PackedSchema.of(planned).unpacked
+    schema = PackedSchema.from_sizes(planned).unpacked_schema
     read = _read_group_into_memory(paths, group.files, schema, lambda size: np.zeros(size, np.uint8), 1, lambda _: None)
     sizes = sum(int(read.rows[name].sum()) for name in ("ids_bytes", "length", "masked_ids_bytes", "positions_bytes"))
     taken = sizes + read.rows.nbytes + read.offsets.nbytes

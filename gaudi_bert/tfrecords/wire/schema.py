@@ -97,12 +97,12 @@ class PackedSchema:
     max_predictions: int
 
     @classmethod
-    def of(cls, sizes: WritablePlan | RecordMetadata) -> PackedSchema:
+    def from_sizes(cls, sizes: WritablePlan | RecordMetadata) -> PackedSchema:
         """Return the schema of the packed records that a plan or a packed folder's metadata describes."""
         return cls(sizes.max_sequence_length, sizes.masked_slots, sizes.depth, sizes.max_predictions)
 
     @property
-    def unpacked(self) -> UnpackedSchema:
+    def unpacked_schema(self) -> UnpackedSchema:
         """The schema of the unpacked examples from which the packs were made."""
         return UnpackedSchema(self.max_sequence_length, self.max_predictions)
 
