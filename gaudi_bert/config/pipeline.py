@@ -111,7 +111,7 @@ class PipelineSettings(Settings):
 
     @property
     def has_network_policy(self) -> bool:
-        """Whether a NetworkPolicy allows only the training pods to connect to each other.
+        """Whether a NetworkPolicy lets only training pods connect to the training pods.
 
         A policy has no effect on pods that use the network of the node (`kubernetes.efa`), so these have none.
         """

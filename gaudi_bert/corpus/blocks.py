@@ -242,7 +242,7 @@ def write_section(
 ) -> PreparedSection:
     """Write the examples of a section to its output files.
 
-    If an error occurs, none of the files is created.
+    Each file appears complete or not at all.
 
     Args:
         section: The section.

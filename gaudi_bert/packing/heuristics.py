@@ -60,7 +60,7 @@ class OpenPacks:
         return packs
 
     def add_packs(self, pack: Strategy, count: int, room: int) -> None:
-        """Add `count` equal packs that have `room` free tokens. Packs that are full are closed at once.
+        """Add `count` equal packs that have `room` free tokens. Packs that cannot take another sequence are closed at once.
 
         Raises:
             InputError: the strategies would list more sequences than allowed.
