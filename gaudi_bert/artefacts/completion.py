@@ -53,8 +53,8 @@ class Signature:
 
     def as_json(self) -> dict[str, Any]:
         """Return the signature as JSON values. Tuples become lists, as if it had been read from a JSON file."""
-        value = {"stage": self.stage, "settings": dict(self.settings), "inputs": dict(self.inputs)}
-        stored: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
+        content = {"stage": self.stage, "settings": dict(self.settings), "inputs": dict(self.inputs)}
+        stored: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False))
         return stored
 
     def to_flat_dict(self) -> dict[str, Any]:
@@ -151,8 +151,7 @@ def begin_artefact(artefact: Path, final_file: Path, signature: Signature, overw
     if difference is not None:
         own, foreign = _split_own_and_foreign_files(artefact, final_file, signature.stage)
         if not overwrite and not all(_is_hidden(path, artefact, final_file) for path in own):
-            others = f", and contains {foreign[0].name}" if foreign else ""
-            remedy = "" if foreign else ", or pass --overwrite"
+            others, remedy = (f", and contains {foreign[0].name}", "") if foreign else ("", ", or pass --overwrite")
             raise InputError(
                 f"{artefact}: was written with other settings ({difference}){others}; choose another output{remedy}"
             )

@@ -117,14 +117,14 @@ class StageOutput(Generic[Content]):
         skipped = {"skipped": self.skipped} if isinstance(content, PreparedExamples) else {}
         return {**content.summary(), **_fields_as_json(self, "content"), **skipped}
 
-    def format_lines(self, **how: Any) -> list[str]:
+    def format_lines(self, **options: Any) -> list[str]:
         """Return lines of text that describe the result. If the output existed already, the first line says so.
 
         Args:
-            how: Arguments that are passed to the `format_lines` method of the content.
+            options: Arguments that are passed to the `format_lines` method of the content.
         """
         content: Any = self.content
-        first, *others = content.format_lines(**how)
+        first, *others = content.format_lines(**options)
         return [first + NOTHING_TO_DO * self.skipped, *others]
 
 
@@ -145,7 +145,7 @@ class PlainResult:
         """Return the JSON values as a dictionary."""
         return dict(self.facts)
 
-    def format_lines(self, **how: Any) -> list[str]:
+    def format_lines(self, **options: Any) -> list[str]:
         """Return the lines of text. Arguments are accepted, as in `StageOutput.format_lines`, but ignored."""
         return list(self.text)
 
@@ -231,19 +231,21 @@ class ByRowLength(Generic[Content]):
 
     tables: Mapping[int, Content]
 
-    def format_lines(self, out: Path | None = None, **how: Any) -> list[str]:
+    def format_lines(self, out: Path | None = None, **options: Any) -> list[str]:
         """Return lines of text that describe the results of all tables.
 
         Lines that are the same for all tables are returned once, at the end.
 
         Args:
             out: The folder that contains the tables, or None to omit it from the lines.
-            how: Further arguments that are passed to the `format_lines` method of each result.
+            options: Further arguments that are passed to the `format_lines` method of each result.
         """
         tables: Mapping[int, Any] = self.tables
-        where = {} if out is None else {length: {"out": out / f"rows-{length}"} for length in tables}
-        lines = {length: each.format_lines(**how, **where.get(length, {})) for length, each in tables.items()}
+        out_options = {length: {} if out is None else {"out": out / f"rows-{length}"} for length in tables}
+        lines = {length: table.format_lines(**options, **out_options[length]) for length, table in tables.items()}
         first, *others = lines.values()
         common = [line for line in first if all(line in other for other in others)]
-        own = [f"rows of {length:,}: {line}" for length, each in lines.items() for line in each if line not in common]
-        return [*own, *common]
+        return [
+            *(f"rows of {length:,}: {line}" for length, own in lines.items() for line in own if line not in common),
+            *common,
+        ]

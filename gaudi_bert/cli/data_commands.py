@@ -83,9 +83,12 @@ def prepare(
     from gaudi_bert.corpus import prepare
 
     check_combination({"--vocab": options.get("vocab"), "--train-vocab": options.get("train_vocab")})
-    settings = section_from_options(PrepareSettings, options, text=text)
-    run = arguments.make_stage_run(shard, workers=workers, overwrite=overwrite)
-    result = prepare.prepare_examples(settings, out, run, pipeline_folder=Path())
+    result = prepare.prepare_examples(
+        section_from_options(PrepareSettings, options, text=text),
+        out,
+        arguments.make_stage_run(shard, workers=workers, overwrite=overwrite),
+        pipeline_folder=Path(),
+    )
     following = output.quote_command("pack", out / "train", "--out", "packed/", "--verify")
     output.print_result(result, json, next_command=following if shard is None else None)
 
@@ -193,8 +196,8 @@ def write(
     from gaudi_bert.tfrecords import write
 
     run = arguments.make_stage_run(shard, finish, workers=workers, overwrite=overwrite)
-    shards, source = _parse_shard_overrides(set_, plan), arguments.join_expanded_pattern(records)
-    written = write.write_packed_records(source, plan, out, run, shards=shards)
+    source = arguments.join_expanded_pattern(records)
+    written = write.write_packed_records(source, plan, out, run, shards=_parse_shard_overrides(set_, plan))
     following = output.quote_command("verify", source, out) if shard is None else None
     output.print_result(written, json, written.format_lines(out=out, verbose=verbose), following)
 

@@ -43,15 +43,15 @@ def train(
     from gaudi_bert.training.run import RunOptions
 
     is_table = tables.is_packed_table(data, arguments.load_pipeline_settings(pipeline, set_, options).store)
-    given = model if is_table and model is not None and not is_bert(model) else None
-    sizes = get_model_size_overrides(model) if model is not None and given is None else []
-    settings = arguments.load_pipeline_settings(pipeline, [*sizes, *(set_ or ())], options)
-    begins: RunOptions = {"reporter": Reporter(), "resume": resume, "overwrite": overwrite, "dry_run": dry_run}
+    other_model = model if is_table and model is not None and not is_bert(model) else None
+    bert_sizes = get_model_size_overrides(model) if model is not None and other_model is None else []
+    settings = arguments.load_pipeline_settings(pipeline, [*bert_sizes, *(set_ or ())], options)
+    run_options: RunOptions = {"reporter": Reporter(), "resume": resume, "overwrite": overwrite, "dry_run": dry_run}
     if is_table:
-        result: object = tables.train_on_table(settings, data, given, evaluation_data, out, **begins)
+        result: object = tables.train_on_table(settings, data, other_model, evaluation_data, out, **run_options)
         following = output.quote_command("embed", "--model", out, "--data", "texts.jsonl", "--out", "x.npy")
     else:
-        result = records.train(settings, data, evaluation_data, out, **begins)
+        result = records.train(settings, data, evaluation_data, out, **run_options)
         following = output.quote_command("export", "--checkpoint", out, "--out", "model/")
     output.print_result(result, json, next_command=None if dry_run else following, shared=True)
 
@@ -256,8 +256,8 @@ def embed(
         prompt=prompt,
         prompt_name=prompt_name,
     )
-    settings = arguments.load_pipeline_settings(None, set_, options).task
-    result = predict.embed(model, data, out, how, settings, reporter=Reporter(), overwrite=overwrite)
+    task = arguments.load_pipeline_settings(None, set_, options).task
+    result = predict.embed(model, data, out, how, task, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
         output.print_result(result, json, result.format_lines(out))
 

@@ -116,11 +116,11 @@ def _run_and_print(
         from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 
         how = run.options
-        passed = {"--overwrite": how.overwrite, "--shard": how.part, "--finish": how.finish, "--workers": how.workers}
-        check_combination({"--on kubernetes": True, **passed})
+        unsupported = {"--overwrite": how.overwrite, "--shard": how.part, "--finish": how.finish, "--workers": how.workers}
+        check_combination({"--on kubernetes": True, **unsupported})
         steps = run_on_kubernetes(run.settings, stages, how.reporter)
-        words = {"done": "done", "skipped": "already complete, nothing to do"}
-        output.print_result(steps, json, [f"{step}: {words[state]}" for step, state in steps.items()])
+        descriptions = {"done": "done", "skipped": "already complete, nothing to do"}
+        output.print_result(steps, json, [f"{step}: {descriptions[state]}" for step, state in steps.items()])
     else:
         results = run_stages(run, stages)
         lines = []
@@ -367,8 +367,11 @@ def doctor(
         results = examine_cluster(settings, Reporter())
     else:
         results, facts = examine_host(settings)
-    wrong = [result for result in results if result.verdict == "failed"]
-    printed = {"ready": not wrong, "findings": [result.as_json() for result in results], **facts}
-    output.print_result(printed, json, [str(result) for result in results])
-    if wrong:
-        raise FailedError(f"{len(wrong)} of {len(results)} checks failed; the first remedy: {wrong[0].remedy}")
+    failed = [result for result in results if result.verdict == "failed"]
+    output.print_result(
+        {"ready": not failed, "findings": [result.as_json() for result in results], **facts},
+        json,
+        [str(result) for result in results],
+    )
+    if failed:
+        raise FailedError(f"{len(failed)} of {len(results)} checks failed; the first remedy: {failed[0].remedy}")

@@ -169,11 +169,11 @@ def parameter_specs_with_head(config: BertConfig, head: Head) -> dict[str, Param
     specs = parameter_specs(config)
     if isinstance(head, PretrainingHead):
         return specs
-    pools = isinstance(head, TaskHead) and head.predicts_per_text
+    has_pooler = isinstance(head, TaskHead) and head.predicts_per_text
     encoder = {
         name: spec
         for name, spec in specs.items()
-        if name.startswith("bert/") and (pools or not name.startswith("bert/pooler/"))
+        if name.startswith("bert/") and (has_pooler or not name.startswith("bert/pooler/"))
     }
     if isinstance(head, VectorHead):
         return encoder

@@ -135,7 +135,16 @@ def write_packs(job: PackingJob[Any]) -> StageOutput[PackedMetadata] | PlainResu
         InputError: The source is invalid, or the folder was written from another source.
         FailedError: Groups are missing although all parts should be done.
     """
-    started, run, output = time.monotonic(), job.run, _build_output(job)
+    started, run, final = time.monotonic(), job.run, job.folder / job.metadata_type.file_name
+    output = _PackedOutput(
+        job.folder,
+        final,
+        job.signature,
+        job.metadata_type.manifest_type,
+        partial(manifest_path, final.parent),
+        run.reporter,
+        source_sha256=job.source_sha256,
+    )
     if output.begin_unless_finished(run.overwrite):
         return StageOutput(job.metadata_type.read(output.final), skipped=True)
     with ExitStack() as stack:
@@ -186,7 +195,8 @@ def _write_metadata(job: PackingJob[Inputs], inputs: Inputs, output: _PackedOutp
 
 @dataclass(frozen=True)
 class _PackedOutput(GroupedOutput[int, GroupManifest]):
-    """The output folder of a packing job, which is written one group at a time.
+    """The output folder of a packing job. Each group has a manifest, which is its summary, and metadata.json is the final
+    file.
 
     Attributes:
         source_sha256: The checksum that identifies the source. Every manifest contains it.
@@ -207,17 +217,3 @@ class _PackedOutput(GroupedOutput[int, GroupManifest]):
         if isinstance(summary, RecordManifest):
             paths.append((index_path(self.folder, summary.group), index_size(summary.packs)))
         return all(path.is_file() and path.stat().st_size == size for path, size in paths)
-
-
-def _build_output(job: PackingJob[Any]) -> _PackedOutput:
-    """Return the output folder of a job. Each group has a manifest as its summary, and metadata.json is the final file."""
-    final = job.folder / job.metadata_type.file_name
-    return _PackedOutput(
-        job.folder,
-        final,
-        job.signature,
-        job.metadata_type.manifest_type,
-        partial(manifest_path, final.parent),
-        job.run.reporter,
-        source_sha256=job.source_sha256,
-    )

@@ -178,9 +178,8 @@ def _estimate_packings(
             share = budget and budget.take_fraction(1 / (len(limits) + len(jobs)))
             bounds[limit] = prove_lower_bound(histogram.counts, limit, share).bound
             task.advance()
-        tiny = Histogram(16, np.arange(1, 17))
         for name in algorithms:  # compile the kernels now, so that the measured times do not include their compilation
-            estimate_packing(tiny, name, 3, None)
+            estimate_packing(Histogram(16, np.arange(1, 17)), name, 3, None)
         for index, (name, depth) in enumerate(jobs):
             # Give each packing an equal fraction of the remaining budget, so that later packings can use what earlier
             # packings did not need.
@@ -201,9 +200,8 @@ def _draw_pictures(
     """
     packing = pack_histogram(histogram, "nnls", depth)
     prices = packing.certificate.prices.tolist()
-    over_depth = [asdict(row) for row in result.rows if row.algorithm != "sort"]
     figures = {
-        "": packing_pictures.draw_efficiency_over_depth(over_depth),
+        "": packing_pictures.draw_efficiency_over_depth([asdict(row) for row in result.rows if row.algorithm != "sort"]),
         "-histogram": packing_pictures.draw_histogram(histogram.counts.tolist(), packing.packs, packing.lower_bound, prices),
         "-mixture": packing_pictures.draw_strategy_counts(packing.strategy_counts, histogram.max_sequence_length),
         "-scaling": packing_pictures.draw_unpadding([asdict(row) for row in result.unpadding]),

@@ -49,13 +49,14 @@ def draw_histogram(counts: Sequence[int], packs: int, lower_bound: int, prices: 
     lengths = range(1, len(counts) + 1)
     axes.bar(lengths, counts, width=1.0, color=BLUE, label="sequences")
     axes.set_yscale("symlog", linthresh=max(1, max(counts, default=1) / 1000))
-    axes.set(xlabel="length in tokens", ylabel="sequences of this length")
     sequences = sum(counts)
     tokens = sum(length * count for length, count in zip(lengths, counts, strict=True))
     efficiency = 100 * tokens / max(sequences * len(counts), 1)
-    axes.set_title(
-        f"{sequences:,} sequences; without packing, {efficiency:.1f} % of the slots hold tokens\n"
-        f"no packing has fewer than {lower_bound:,} packs; this one has {packs:,}"
+    axes.set(
+        xlabel="length in tokens",
+        ylabel="sequences of this length",
+        title=f"{sequences:,} sequences; without packing, {efficiency:.1f} % of the slots hold tokens\n"
+        f"no packing has fewer than {lower_bound:,} packs; this one has {packs:,}",
     )
     right = axes.twinx()
     highest = max(1, *prices)
@@ -94,10 +95,12 @@ def draw_strategy_counts(
         percentage = f"{100 * strategy_counts[strategy] / packs:.2f} %"
         axes.text(max_sequence_length * 1.01, row, percentage, va="center", fontsize=size)
     axes.invert_yaxis()
-    axes.set(yticks=[], xlim=(0, max_sequence_length), xlabel="slots of a pack; right: share of all packs")
-    covered = sum(strategy_counts[strategy] for strategy in shown)
-    axes.set_title(
-        f"{len(shown)} of {len(strategy_counts):,} strategies, {100 * covered / max(packs, 1):.1f} % of {packs:,} packs"
+    covered = 100 * sum(strategy_counts[strategy] for strategy in shown) / max(packs, 1)
+    axes.set(
+        yticks=[],
+        xlim=(0, max_sequence_length),
+        xlabel="slots of a pack; right: share of all packs",
+        title=f"{len(shown)} of {len(strategy_counts):,} strategies, {covered:.1f} % of {packs:,} packs",
     )
     return figure
 
@@ -200,8 +203,7 @@ def draw_unpadding(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axes.plot(accelerators, [row[key] for row in rows], marker=marker, color=colour, label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(accelerators, [str(count) for count in accelerators])
-    axes.set(xlabel="accelerators", ylabel="speed-up over padding")
-    axes.set_ylim(bottom=1.0)
+    axes.set(xlabel="accelerators", ylabel="speed-up over padding", ylim=(1.0, None))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     return figure

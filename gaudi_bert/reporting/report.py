@@ -180,8 +180,10 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
         raise InputError(f"{workdir}: no such folder; pass a work folder, for example work/demo")
     sources = {key: (path, read_file) for key, (path, read_file) in _list_input_files(workdir).items() if path.exists()}
     if not sources.keys() & set(_SUFFICIENT_INPUTS):
-        names = ", ".join(INPUT_NAMES[key] for key in _SUFFICIENT_INPUTS)
-        raise InputError(f"{workdir}: contains none of the files that a report needs ({names}); run the pipeline first")
+        raise InputError(
+            f"{workdir}: contains none of the files that a report needs "
+            f"({', '.join(INPUT_NAMES[key] for key in _SUFFICIENT_INPUTS)}); run the pipeline first"
+        )
     contents = dict.fromkeys(INPUT_NAMES) | {key: read_file(path) for key, (path, read_file) in sources.items()}
     inputs = _ReportInputs(name=workdir.resolve().name, **contents)
     if inputs.metadata is not None and inputs.verification is not None:
@@ -320,10 +322,13 @@ def _make_learning_cards(inputs: _ReportInputs) -> list[_Card]:
     note = "on held-out documents"
     if baseline:
         note = f"{accuracy / baseline:.1f} times the unigram baseline, {format_percent(baseline)}"
-    next_sentence_note = f"always giving the more frequent answer: {format_percent(evaluation.next_sentence_baseline)}"
     return [
         _Card("Masked-LM accuracy", format_percent(accuracy), note),
-        _Card("Next-sentence accuracy", format_percent(evaluation.next_sentence_accuracy), next_sentence_note),
+        _Card(
+            "Next-sentence accuracy",
+            format_percent(evaluation.next_sentence_accuracy),
+            f"always giving the more frequent answer: {format_percent(evaluation.next_sentence_baseline)}",
+        ),
     ]
 
 
@@ -378,8 +383,7 @@ def _draw_figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
             words += f"{' + '.join(map(str, sorted(strategy, reverse=True)))} tokens."
             figures["strategies"] = draw_strategy_counts(strategy_counts, slots, max_strategies=12), words
     if inputs.metrics:
-        for name in _CURVE_TITLES:
-            figures[name] = _draw_metric_curve(inputs, name)
+        figures |= {name: _draw_metric_curve(inputs, name) for name in _CURVE_TITLES}
     return figures
 
 
