@@ -32,8 +32,7 @@ from gaudi_bert.engines.pytorch.bert import (
     select_attention_function,
 )
 from gaudi_bert.engines.pytorch.cpu_operations import TiedEmbeddingTable
-from gaudi_bert.engines.pytorch.losses import pretraining_sums
-from gaudi_bert.engines.pytorch.model import Tensors, TorchModel, to_numpy
+from gaudi_bert.engines.pytorch.model import Tensors, TorchModel, pretraining_sums, to_numpy
 from gaudi_bert.model.config import BertConfig, draw_initial_value, has_weight_decay
 from gaudi_bert.model.heads import Loss, PretrainingHead, VectorHead, check_logit_count, parameter_specs_with_head
 
