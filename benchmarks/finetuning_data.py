@@ -135,7 +135,7 @@ class Tuner:
         from gaudi_bert.engines.protocol import Communicator, ModelSpec
         from gaudi_bert.engines.tensorflow import engine
         from gaudi_bert.model.config import BertConfig
-        from gaudi_bert.runs.rows import run_settings
+        from gaudi_bert.runs.rows import make_run_settings
         from gaudi_bert.tasks.task import TaskObjective, import_task_class
         from gaudi_bert.tasks.task_data import iterate_training_batches
         from gaudi_bert.training.batches import TrainingOrder
@@ -149,7 +149,7 @@ class Tuner:
         model, alone = engine.build_model(spec, seed=1, compiled=True), Communicator()
         updates = engine.create_updates(model, settings, alone, self.steps)
         self._step = TrainingStep(updates, alone, settings, TaskObjective(task))
-        run = run_settings(FineTuneSettings(), self.micro_batch, 1, 1)
+        run = make_run_settings(FineTuneSettings(), self.micro_batch, 1, 1)
         plan = RunPlan(run, self.data.packing_factor, 1, self.data.lengths[-1], self.data.packs)
         self._batches = iterate_training_batches(self.data, task, plan, 1000, TrainingOrder(seed=1, shuffle_packs=1))
 

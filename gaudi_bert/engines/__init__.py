@@ -87,13 +87,13 @@ def choose_engine(
 def load_engine(name: EngineName) -> Engine:
     """Import the module of an engine, together with its framework, and return the module."""
     if name == "tensorflow":
-        with _without_keras():
+        with _prevent_keras_import():
             return cast(Engine, importlib.import_module("gaudi_bert.engines.tensorflow.engine"))
     return cast(Engine, importlib.import_module("gaudi_bert.engines.pytorch.engine"))
 
 
 @contextmanager
-def _without_keras() -> Iterator[None]:
+def _prevent_keras_import() -> Iterator[None]:
     """Prevent TensorFlow from importing Keras inside a `with` block.
 
     Importing Keras, and pandas with it, takes more than a third of the import time of TensorFlow. We do not use Keras, and

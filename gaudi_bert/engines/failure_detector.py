@@ -102,14 +102,14 @@ class FailureDetector:
             self.listener.shutdown(socket.SHUT_RDWR)  # otherwise, the waiting thread would keep the port open
         self.listener.close()
 
-    def find_failure(self, busy_seconds: float = math.inf) -> str:
+    def find_failure(self, min_busy_seconds: float = math.inf) -> str:
         """Connect to all other processes, and return which of them are lost, suspended or busy. Send this description to all
         of them.
 
         For every `_MAX_CALLS` peers, this takes at most `_CONNECT_SECONDS` plus `_ANSWER_SECONDS`.
 
         Args:
-            busy_seconds: A process is reported as busy if it has worked on the same activity for at least this time.
+            min_busy_seconds: A process is reported as busy if it has worked on the same activity for at least this time.
 
         Returns:
             A description of these processes. Empty if all others are fine.
@@ -118,7 +118,7 @@ class FailureDetector:
             return ""
         with ThreadPoolExecutor(min(len(self.peers), _MAX_CALLS)) as pool:
             answers = list(pool.map(lambda peer: self.send_message(peer, {}), self.peers))
-            self.reason = self.reason or _describe_failures(dict(zip(self.peers, answers, strict=True)), busy_seconds)
+            self.reason = self.reason or _describe_failures(dict(zip(self.peers, answers, strict=True)), min_busy_seconds)
             if self.reason:
                 list(pool.map(lambda peer: self.send_message(peer, {"reason": self.reason}), self.peers))
         return self.reason
@@ -229,11 +229,11 @@ def _find_host_addresses() -> list[str]:
     return others or found
 
 
-def _describe_failures(answers: Mapping[Peer, Message | str], busy_seconds: float) -> str:
+def _describe_failures(answers: Mapping[Peer, Message | str], min_busy_seconds: float) -> str:
     """Return a message that names the processes that have ended or do not answer.
 
     If all processes answered, describe the process that has been busy for the longest time, provided that this is at least
-    `busy_seconds`. Otherwise, return an empty string.
+    `min_busy_seconds`. Otherwise, return an empty string.
     """
     failures = []
     for kind, meaning in _FAILURES.items():
@@ -241,7 +241,7 @@ def _describe_failures(answers: Mapping[Peer, Message | str], busy_seconds: floa
         if failed:
             failures.append(f"{_format_names(failed)} {'is' if len(failed) == 1 else 'are'} {meaning}")
     at_work = [(each, answer) for each, answer in answers.items() if isinstance(answer, dict) and not answer["waits"]]
-    busy = [(answer["seconds"], each, answer) for each, answer in at_work if answer["seconds"] >= busy_seconds]
+    busy = [(answer["seconds"], each, answer) for each, answer in at_work if answer["seconds"] >= min_busy_seconds]
     if not failures and busy:
         seconds, peer, answer = max(busy, key=itemgetter(0))
         failures = [f"{peer} has been busy with {answer['activity']} for {seconds:.0f} s"]

@@ -256,7 +256,7 @@ def check_weights(shapes: Mapping[str, tuple[int, ...]], values: WeightArrays) -
     """
     problem = find_shape_mismatch(shapes, values, optional_prefixes="")
     if problem is not None:
-        raise InputError(f"model: {problem}; load the weights of a model of the same config")
+        raise InputError(f"model: {problem}; load weights of a model with the same config")
 
 
 class UpdateScalars(NamedTuple):

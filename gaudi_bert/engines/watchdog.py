@@ -56,8 +56,8 @@ class Watchdog:
         failure_detector: Calls the other processes. None until the processes have exchanged their addresses.
     """
 
-    def __init__(self, who: str, stall_seconds: float) -> None:
-        self._who, self._stall_seconds = who, stall_seconds
+    def __init__(self, process_name: str, stall_seconds: float) -> None:
+        self._process_name, self._stall_seconds = process_name, stall_seconds
         self._activity, self._limit = "the start", stall_seconds * SLOW_WORK_FACTOR
         self._progressed_at = time.monotonic()
         self._saved, self._waits = 0, False
@@ -105,12 +105,12 @@ class Watchdog:
         """Return what this process is doing. The failure detector sends this description to other processes on request."""
         return {"waits": self._waits, "activity": self._activity, "seconds": time.monotonic() - self._progressed_at}
 
-    def find_failure(self, busy_seconds: float = math.inf) -> str:
+    def find_failure(self, min_busy_seconds: float = math.inf) -> str:
         """Return a description of the other processes that are lost, suspended or busy. See `FailureDetector.find_failure`.
 
         The result is empty if all other processes make progress, or if the processes have not exchanged their addresses yet.
         """
-        return "" if self.failure_detector is None else self.failure_detector.find_failure(busy_seconds)
+        return "" if self.failure_detector is None else self.failure_detector.find_failure(min_busy_seconds)
 
     def claim_error_report(self) -> None:
         """Prevent the watchdog thread from ending this process, so that the caller can report an error itself.
@@ -123,7 +123,7 @@ class Watchdog:
         """Return the error with which this process ends after another process failed."""
         saved = f"the last saved update is {self._saved}; " if self._saved else ""
         return FailedError(
-            f"{self._who} aborts during {self._activity}: {reason}; {saved}run the same command again to resume"
+            f"{self._process_name} aborts during {self._activity}: {reason}; {saved}run the same command again to resume"
         )
 
     def _watch_progress(self) -> None:
@@ -197,13 +197,13 @@ class ConnectedProcess(Communicator):
         differs[self.rank] = bool(names)
         differs = self.sum_array(differs)
 
-        def difference() -> str:
+        def describe_difference() -> str:
             """Return a description of the first fact of this process that differs from that of rank 0."""
             own, right = (shorten(str(each.get(names[0]))) for each in (self.facts, first))
             return f"{names[0]} is {own} in rank {self.rank} ({host}), but {right} in rank 0 ({first_host})"
 
         if differs.any():
-            reported = self._run_on_rank(int(differs.argmax()), difference)
+            reported = self._run_on_rank(int(differs.argmax()), describe_difference)
             raise InputError(f"{reported}; start all ranks with the same version, settings, model and data")
 
     def note_activity(self, activity: str, *, slow: bool = False) -> None:
@@ -259,7 +259,7 @@ def _ignore_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def facts_to_compare(settings: LoopSettings, further_facts: Mapping[str, Any]) -> dict[str, Any]:
+def collect_facts_to_compare(settings: LoopSettings, further_facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that must be equal in all processes of a run, by name. They contain the version and the settings.
 
     Args:

@@ -31,10 +31,10 @@ from gaudi_bert.encoders.trial import MODEL_ERRORS, Pack, build_small_copy
 
 TARGETS = ("transformers-5", "transformers-4", "optimum-habana", "flash", "flex")
 _UNLIMITED = 1 << 62
-_OWN_SOFTWARE = {"flash": "flash_attention_2", "flex": "flex_attention"}
+_ATTENTION_IMPLEMENTATIONS = {"flash": "flash_attention_2", "flex": "flex_attention"}
 _TOKEN_COLUMNS = ("input_ids", "token_type_ids", "position_ids", "sequence_ids", "labels")
-_OF_SEQUENCES = ("seq_lens", "next_sentence_labels")
-_FOR_MODELS = {
+_SEQUENCE_COLUMNS = ("seq_lens", "next_sentence_labels")
+_MODEL_INPUTS = {
     *("input_ids", "attention_mask", "token_type_ids", "position_ids", "labels"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
     *("masked_lm_positions", "masked_lm_labels", "sequence_positions", "sequence_labels", "next_sentence_label"),
@@ -47,7 +47,7 @@ def model_inputs(batch: Batch) -> Batch:
     """Return only those entries of a batch that models accept. Omitted are `sequence_ids`, `seq_lens` and the data's own
     columns.
     """
-    return {name: value for name, value in batch.items() if name in _FOR_MODELS}
+    return {name: value for name, value in batch.items() if name in _MODEL_INPUTS}
 
 
 class PackCollator:
@@ -106,14 +106,14 @@ class PackCollator:
             try:
                 model = transformers.AutoConfig.for_model(model)
             except MODEL_ERRORS as error:
-                problem = "the installed transformers does not know this type; pass the model or its config"
+                problem = "the installed transformers does not support this type; pass the model or its config"
                 raise InputError(f"model type {model!r}: {problem}") from error
         if not isinstance(model, PackInputs):  # which is for a model that is not one of transformers
             _check_attention_implementation(target, model)
         self.pack_inputs = find_pack_inputs(model, target)
         if self.pack_inputs.embeds_without_mask:
             raise InputError(
-                "the model multiplies its embeddings by the mask, so no batch of packs is right for its `forward`; use "
+                "the model multiplies its embeddings by the attention mask, so its `forward` cannot process packs; use "
                 "PackedEncoder, or gaudi-bert train and finetune"
             )
         if gather_heads and sequence_labels is not None:
@@ -124,17 +124,21 @@ class PackCollator:
         if (gather_heads or sequence_labels is not None) and target == "flash":
             option = "gather_heads" if gather_heads else "sequence_labels"
             raise InputError(
-                f"{option}: target flash has no packs from which a head could gather; omit it or use another target"
+                f"{option}: the option is not supported for target flash, whose batches contain no packs; omit it or use "
+                "another target"
             )
         if target in ("transformers-4", "optimum-habana") and self.pack_inputs.has_window:
             raise InputError(
-                f"target = {target!r}: its mask has no form for layers with a window; use transformers-5 or flex"
+                f"target = {target!r}: the mask of this target does not support layers with an attention window; use "
+                "transformers-5 or flex"
             )
         self.target, self.gather_heads, self.masked_slots, self.depth = target, gather_heads, masked_slots, depth
         self.sequence_labels, self.dtype = sequence_labels, dtype
         self.row_tokens = row_tokens
         is_config = not isinstance(model, PackInputs | torch.nn.Module)
-        if not isinstance(model, PackInputs) and not (is_config and target in _OWN_SOFTWARE):  # which cannot be copied
+        if not isinstance(model, PackInputs) and not (
+            is_config and target in _ATTENTION_IMPLEMENTATIONS
+        ):  # which cannot be copied
             tried = build_small_copy(model, max_window=_UNLIMITED) if is_config else model
             self.row_tokens, _ = check_packed_outputs(
                 tried, self.pack_inputs, self._make_batch_without_labels, row_tokens, training=True
@@ -171,11 +175,13 @@ class PackCollator:
         """
         if self.gather_heads and "labels" not in rows[0]:
             raise InputError(
-                f"gather_heads: needs a column labels, but the packs have only {', '.join(rows[0])}; omit gather_heads"
+                f"gather_heads: the option requires a column labels, but the packs contain only {', '.join(rows[0])}; omit "
+                "the option"
             )
         if self.sequence_labels is not None and self.sequence_labels not in rows[0]:
             raise InputError(
-                f"sequence_labels = {self.sequence_labels!r}: the packs have no such column, only {', '.join(rows[0])}"
+                f"sequence_labels = {self.sequence_labels!r}: the packs do not contain this column; choose one of "
+                f"{', '.join(rows[0])}"
             )
         arrays = self._stack_token_columns(rows)
         self._check_row_and_sequence_lengths(rows, arrays["sequence_ids"].shape[1])
@@ -187,7 +193,7 @@ class PackCollator:
             batch |= self._make_masked_lm_inputs(arrays["labels"], rows)
         if self.sequence_labels is not None:
             batch.pop("labels", None)
-            batch["sequence_positions"] = self._first_token_positions(rows)
+            batch["sequence_positions"] = self._find_first_token_positions(rows)
             column = self.sequence_labels  # -100 in slots without a sequence; NaN in a column of other numbers
             if np.issubdtype(rows[0][column].dtype, np.integer):
                 batch["sequence_labels"] = self._make_sequence_column(rows, column, NOT_PREDICTED)
@@ -195,11 +201,11 @@ class PackCollator:
                 batch["sequence_labels"] = self._pad_to_depth([row[column] for row in rows], np.nan, np.float32)
         batch["sequence_ids"] = torch.from_numpy(arrays["sequence_ids"])
         batch["seq_lens"] = self._make_sequence_column(rows, "seq_lens", 0)
-        return batch | {name: self._make_user_column(rows, name) for name in self._user_column_names(rows)}
+        return batch | {name: self._make_user_column(rows, name) for name in self._find_user_columns(rows)}
 
-    def _user_column_names(self, rows: Sequence[Pack]) -> list[str]:
+    def _find_user_columns(self, rows: Sequence[Pack]) -> list[str]:
         """Return the names of the user's columns, which have one value per sequence and are not inputs of the collator."""
-        others = {name for name in rows[0] if name not in (*_TOKEN_COLUMNS, *_OF_SEQUENCES, self.sequence_labels)}
+        others = {name for name in rows[0] if name not in (*_TOKEN_COLUMNS, *_SEQUENCE_COLUMNS, self.sequence_labels)}
         return [name for name in rows[0] if name in others and all(len(row[name]) == len(row["seq_lens"]) for row in rows)]
 
     def _make_user_column(self, rows: Sequence[Pack], name: str) -> Any:
@@ -269,30 +275,30 @@ class PackCollator:
         gathered = {
             "masked_lm_positions": torch.from_numpy(positions_BQ),
             "masked_lm_labels": torch.from_numpy(masked_BQ),
-            "sequence_positions": self._first_token_positions(rows),
+            "sequence_positions": self._find_first_token_positions(rows),
         }
         if "next_sentence_labels" in rows[0]:
             gathered["next_sentence_label"] = self._make_sequence_column(rows, "next_sentence_labels", NOT_PREDICTED)
         return gathered
 
-    def _first_token_positions(self, rows: Sequence[Pack]) -> torch.Tensor:
+    def _find_first_token_positions(self, rows: Sequence[Pack]) -> torch.Tensor:
         """Return the position of the first token of each sequence, int64 [B, S]. It is 0 in slots without a sequence."""
         lengths_BS = self._make_sequence_column(rows, "seq_lens", 0)
         return (lengths_BS.cumsum(1) - lengths_BS) * (lengths_BS > 0)
 
-    def _pad_to_depth(self, values: Sequence[AnyArray], empty: float, dtype: Any) -> torch.Tensor:
-        """Stack the per-sequence values of each row into a tensor [B, S], with `empty` in slots without a sequence."""
+    def _pad_to_depth(self, values: Sequence[AnyArray], padding_value: float, dtype: Any) -> torch.Tensor:
+        """Stack one array of values per row into a tensor [B, S], padded with `padding_value`."""
         depth = self._choose_slot_count("depth", self.depth, max(map(len, values)))
-        padded = np.full((len(values), depth), empty, dtype)
+        padded = np.full((len(values), depth), padding_value, dtype)
         for to, each in zip(padded, values, strict=True):
             to[: len(each)] = each
         return torch.from_numpy(padded)
 
-    def _make_sequence_column(self, rows: Sequence[Pack], name: str, empty: int) -> torch.Tensor:
-        """Return a column that has one integer per sequence as int64 [B, S], with `empty` in slots without a sequence."""
+    def _make_sequence_column(self, rows: Sequence[Pack], name: str, padding_value: int) -> torch.Tensor:
+        """Return a column with one integer per sequence as int64 [B, S], padded with `padding_value`."""
         for row in rows:
             _check_32_bit_integers(np.asarray(row[name]), name)
-        return self._pad_to_depth([row[name] for row in rows], empty, np.int64)
+        return self._pad_to_depth([row[name] for row in rows], padding_value, np.int64)
 
     @staticmethod
     def _choose_slot_count(name: str, requested: int | None, needed: int) -> int:
@@ -303,7 +309,7 @@ class PackCollator:
         """
         if requested is not None and needed > requested:
             raise InputError(
-                f"{name} = {requested}: a pack of this batch needs {needed}; use the value in the data's metadata.json"
+                f"{name} = {requested}: a pack of this batch requires {needed}; pass the value in the data's metadata.json"
             )
         return needed if requested is None else requested
 
@@ -315,7 +321,7 @@ class PackCollator:
         lengths = list(chain.from_iterable(row["seq_lens"].tolist() for row in rows))
         ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0).to(torch.int32)
         flat = {name: torch.from_numpy(values[real_BL][np.newaxis]) for name, values in arrays.items()}
-        joined = [{name: np.concatenate([row[name] for row in rows]) for name in self._user_column_names(rows)}]
+        joined = [{name: np.concatenate([row[name] for row in rows]) for name in self._find_user_columns(rows)}]
         numbers_T = np.repeat(np.arange(1, len(lengths) + 1), lengths)
         return {
             **flat,
@@ -325,7 +331,7 @@ class PackCollator:
             "max_length_k": max(lengths),
             "sequence_ids": torch.from_numpy(numbers_T[np.newaxis]),
             "seq_lens": torch.tensor(lengths)[None],
-            **{name: self._make_user_column(joined, name) for name in self._user_column_names(rows)},
+            **{name: self._make_user_column(joined, name) for name in self._find_user_columns(rows)},
         }
 
 
@@ -334,10 +340,11 @@ def _check_attention_implementation(target: str, model: Any) -> None:
     used = getattr(getattr(model, "config", model), "_attn_implementation", None)
     reads = {"flash": "flash" in str(used), "flex": used in (None, "flex_attention")}
     if not reads.get(target, "flash" not in str(used)):
+        required = _ATTENTION_IMPLEMENTATIONS.get(target, "sdpa")
         actual = "the config or type names none" if used is None else f"the model has {used!r}"
         raise InputError(
-            f"target = {target!r}: needs attn_implementation={_OWN_SOFTWARE.get(target, 'sdpa')!r}, but {actual}, which "
-            "would ignore where sequences begin; open the model with that implementation, or use another target"
+            f"target = {target!r}: needs attn_implementation={required!r}, but {actual}, which would ignore the boundaries "
+            "between sequences; open the model with that implementation, or use another target"
         )
 
 
@@ -345,4 +352,4 @@ def _check_32_bit_integers(values: AnyArray, name: str) -> None:
     """Raise an error if a value of the user's data is not an integer that fits into 32 bits."""
     wrong = find_non_integer(values, -MOST_TOKEN_ID - 1, MOST_TOKEN_ID)
     if wrong >= 0:
-        raise InputError(f"{name}: a row contains {values[wrong]}, but all values must be integers that fit into 32 bits")
+        raise InputError(f"{name}: a row contains {values[wrong]}, but all values must be integers of at most 32 bits")

@@ -38,7 +38,7 @@ _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
 _ROWS_OF_SMALL_SHARDS = 32  # all shards of one read are open at once, and each row may come from another shard
 _MOST_OPEN_SHARDS = 256
 _IDENTITY_DIGITS = 16
-_THE_WAY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or train with PackedTrainerMixin"
+_REMEDY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or train with PackedTrainerMixin"
 
 
 # --- Opening the packs of a folder
@@ -51,13 +51,13 @@ class _MappedPacks(Dataset[Pack]):
     """
 
     def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Pack]]) -> None:
-        self._shards, self._rows_of = shards, rows_of
+        self._shards, self._convert_to_rows = shards, rows_of
         self._ends = np.cumsum(shards.sizes)
         self._open_shards: dict[int, None] = {}  # in the order of their last use
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what pickle needs to open the same shards in another process."""
-        return _MappedPacks, (self._shards, self._rows_of)
+        return _MappedPacks, (self._shards, self._convert_to_rows)
 
     def __len__(self) -> int:
         """Return the number of packs in the folder."""
@@ -75,7 +75,7 @@ class _MappedPacks(Dataset[Pack]):
             raise IndexError(f"packs {list(numbers)}: one of these numbers is out of range; there are {len(self):,} packs")
         shards = np.searchsorted(self._ends, packs, side="right")
         records = packs - (self._ends - self._shards.sizes)[shards]
-        rows, used = list(self._rows_of(self._shards.read_records(shards, records))), np.unique(shards).tolist()
+        rows, used = list(self._convert_to_rows(self._shards.read_records(shards, records))), np.unique(shards).tolist()
         for shard in used:
             self._open_shards.pop(shard, None)
             self._open_shards[shard] = None
@@ -110,14 +110,18 @@ def _open_packs(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequenc
     if kind is not None:
         metadata = RecordMetadata.read(folder)
         check_shards_exist(folder, metadata.shard_table)
-        return open_packs(folder, metadata), metadata.compute_packs_sha256()[:_IDENTITY_DIGITS], _rows_from_record_arrays
+        return (
+            open_packs(folder, metadata),
+            metadata.compute_packs_sha256()[:_IDENTITY_DIGITS],
+            _convert_record_arrays_to_rows,
+        )
     check_no_row_tables(folder)
     if folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"{folder}: contains no packs; make packs of its data with `gaudi-bert pack`")
+        raise InputError(f"{folder}: the folder contains no packs; pack its data with `gaudi-bert pack`")
     raise InputError(f"{folder}: the folder does not exist or is empty; check the path")
 
 
-def _rows_from_record_arrays(packs: Mapping[str, AnyArray]) -> list[Pack]:
+def _convert_record_arrays_to_rows(packs: Mapping[str, AnyArray]) -> list[Pack]:
     """Convert B packs from TFRecords to rows, with the column names of packed tables.
 
     The arrays of a row are views. The positions of padding count from 0, as in a sequence. Labels are -100 where no token
@@ -188,7 +192,7 @@ class PackedDataset(IterableDataset[Pack]):
         self.batch_packs = None if batch_packs is None else check_integer("batch_packs", batch_packs, 1)
         self.folder, self.rank, self.world_size = Path(folder), rank, world_size
         self.seed = check_integer("seed", seed)
-        self._stored, self._identity, self._rows_of = _open_packs(self.folder)
+        self._stored, self._identity, self._convert_to_rows = _open_packs(self.folder)
         order = self._stored.make_order(seed)
         self._reader = self._stored.open_reader(order, rank, world_size)
         self.packs = order.packs
@@ -206,7 +210,7 @@ class PackedDataset(IterableDataset[Pack]):
 
         `shuffle=True` is allowed with this data set.
         """
-        return _MappedPacks(self._stored.files, self._rows_of)
+        return _MappedPacks(self._stored.files, self._convert_to_rows)
 
     @property
     def dropped_packs(self) -> int:
@@ -226,7 +230,7 @@ class PackedDataset(IterableDataset[Pack]):
         """
         if torch.utils.data.get_worker_info() is not None:
             raise InputError(
-                "state_dict: a worker does not know which of its packs were used; call state_dict of the PackedLoader"
+                "state_dict: a worker cannot tell which of its packs were used; call state_dict of the PackedLoader"
             )
         position = {"epoch": self._epoch, "packs_done": self._done, "order": ORDER_VERSION}
         return {**position, "seed": self.seed, "data": self._identity}
@@ -299,7 +303,7 @@ class PackedDataset(IterableDataset[Pack]):
         if not self.loader_is_ours and accelerate is not None and accelerate.is_initialized():
             processes = accelerate.PartialState().num_processes
             if processes > 1:
-                raise InputError(f"with {processes} processes, Accelerate would shard the packs a second time; {_THE_WAY}")
+                raise InputError(f"with {processes} processes, Accelerate would shard the packs a second time; {_REMEDY}")
         return self._iterate_rows(worker)
 
     def _iterate_rows(self, worker: Any) -> Iterator[Pack]:
@@ -317,7 +321,7 @@ class PackedDataset(IterableDataset[Pack]):
             at_once = -(-at_once // batch) * batch  # only complete batches
             batches, in_batch = np.divmod(np.arange(done, min(done + at_once, rows), dtype=np.int64), batch)
             numbers = first + self.world_size * ((number + workers * batches) * batch + in_batch)
-            for row in self._rows_of(stored.files.read_records(*self._reader.locate_and_open(epoch, numbers))):
+            for row in self._convert_to_rows(stored.files.read_records(*self._reader.locate_and_open(epoch, numbers))):
                 done += 1
                 # The caller may save the position as soon as it receives the last row of a batch. Therefore the batch is
                 # counted before this row is yielded.
@@ -375,7 +379,7 @@ class PackedLoader(DataLoader[Any]):
             if reads_all or (packs.world_size == processes and packs.rank != rank):
                 raise InputError(
                     f"PackedDataset was made for process {packs.rank} of {packs.world_size}, but this is process {rank} of "
-                    f"{processes}; {_THE_WAY}"
+                    f"{processes}; {_REMEDY}"
                 )
         packs.skip_incomplete_epoch_end()
         batches = packs.remaining_batches

@@ -65,7 +65,8 @@ class PackedEncoder:
         software = getattr(getattr(model, "config", None), "_attn_implementation", "not known")
         if software not in ("eager", "sdpa"):
             raise InputError(
-                f"{type(model).__name__}: the attention {software} is not supported; open it with attn_implementation='sdpa'"
+                f"{type(model).__name__}: the attention implementation {software} is not supported; open the model with "
+                "attn_implementation='sdpa'"
             )
         pack_inputs = find_pack_inputs(model.base_model)
         sizes = read_model_sizes(model.config, pack_inputs)
@@ -74,7 +75,8 @@ class PackedEncoder:
         self.positions, self.hidden_size = sizes.positions, sizes.hidden_size
         if max_sequence_length is not None and not 3 <= max_sequence_length <= self.positions:
             raise InputError(
-                f"max_sequence_length = {max_sequence_length}: must be from 3 to {self.positions}, the model's positions"
+                f"max_sequence_length = {max_sequence_length}: must be between 3 and {self.positions}, the number of "
+                "positions of the model"
             )
         usual = min(self.positions, getattr(tokenizer, "model_max_length", self.positions))
         self.max_sequence_length: int = max_sequence_length or usual
@@ -161,7 +163,8 @@ class PackedEncoder:
         runner = PackRunner(outputs_of, tags, width, _TOKENS_OF_A_BATCH, incomplete)
         for first in range(0, len(texts), _WINDOW_TEXTS):
             rows = [
-                _row_from_text(number, text, task) for number, text in enumerate(texts[first : first + _WINDOW_TEXTS], first)
+                _convert_text_to_row(number, text, task)
+                for number, text in enumerate(texts[first : first + _WINDOW_TEXTS], first)
             ]
             most = self.max_sequence_length
             sequences = tokenize_rows(
@@ -186,7 +189,7 @@ class PackedEncoder:
             yield rows, sequences, outputs
 
 
-def _row_from_text(number: int, text: Text, task: TaskName | None) -> Row:
+def _convert_text_to_row(number: int, text: Text, task: TaskName | None) -> Row:
     """Convert a text to a row. If the model tags words, split the text into words.
 
     Raises:
@@ -202,5 +205,6 @@ def _row_from_text(number: int, text: Text, task: TaskName | None) -> Row:
     elif isinstance(text, tuple) and len(text) == 2 and all(isinstance(one, str) for one in text):
         return TextRow(RowPosition(number), text[0], text[1])
     raise InputError(
-        f"texts[{number}]: is of type {type(text).__name__}; pass a text, a pair of texts, or a list of words to tag"
+        f"texts[{number}]: the type {type(text).__name__} is not supported; pass a text, a pair of texts, or a list of "
+        "words to tag"
     )

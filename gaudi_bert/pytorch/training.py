@@ -138,7 +138,8 @@ class PackedTrainerMixin:
             path = Path(resume_from_checkpoint) / _POSITION_NAME
             if not path.is_file():
                 raise InputError(
-                    f"{path}: is missing, so the position in the data is unknown; use a checkpoint of PackedTrainerMixin"
+                    f"{path}: the file is missing, so the position in the data is unknown; use a checkpoint of "
+                    "PackedTrainerMixin"
                 )
             self.train_dataset.load_state_dict(read_json(path))
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **options)  # type: ignore[misc]
@@ -160,7 +161,7 @@ class PackedTrainerMixin:
         }
         for name, (given, reason) in refused.items():
             if given:
-                raise InputError(f"{name}: cannot be applied to packs, because {reason}; leave it out")
+                raise InputError(f"{name}: the argument does not apply to packs, because {reason}; omit it")
         if args.n_gpu > 1:
             raise InputError(
                 f"{args.n_gpu} cards: a process trains on one card only; start one process per card with torchrun "
@@ -168,7 +169,7 @@ class PackedTrainerMixin:
             )
         evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
         if args.remove_unused_columns and any(isinstance(each, PackedDataset) for each in evaluated.values()):
-            raise InputError("remove_unused_columns: must be False, because True would remove the columns of eval_dataset")
+            raise InputError("remove_unused_columns: must be False, because True would remove columns of eval_dataset")
 
 
 class _KeepPosition(TrainerCallback):

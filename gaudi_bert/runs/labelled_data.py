@@ -162,8 +162,8 @@ def _complete_task_settings(settings: TaskSettings, model: Path) -> tuple[TaskSe
         )
     if has_causal_attention(model) and folder.pooling != "last":
         raise InputError(
-            f"{model}: each token sees only the tokens before it, so {folder.pooling} pooling would miss most of a text; "
-            "set task.pooling to last"
+            f"{model}: each token attends only to the tokens before it, so {folder.pooling} pooling would miss most of a "
+            "text; set task.pooling to last"
         )
     return settings.model_copy(update=changes), folder
 

@@ -31,7 +31,7 @@ from gaudi_bert.engines.protocol import Communicator, UpdateLoss
 from gaudi_bert.rows.packs import PackedSequences
 from gaudi_bert.rows.types import Sequences, TupleRow
 from gaudi_bert.runs.labelled_data import LabelledData
-from gaudi_bert.runs.rows import FineTuneJob, run_settings
+from gaudi_bert.runs.rows import FineTuneJob, make_run_settings
 from gaudi_bert.tasks.contrast import RowGroups
 from gaudi_bert.tasks.retrieval import CORRELATIONS
 from gaudi_bert.tasks.task import TaskObjective
@@ -68,7 +68,7 @@ class PairUpdates:
         packs = len(_pack_update(self, update))
         return max(self.shape.micro_batches, -(-packs // (self.shape.batch.packs * self.shape.processes)))
 
-    def max_sequences_in(self, update: int) -> int:
+    def count_sequence_slots(self, update: int) -> int:
         """Return how many sequences fit into the micro-batches of an update. Updates are numbered from 0."""
         return self.count_micro_batches(update) * self.shape.batch.packs * self.shape.processes * self.shape.batch.depth
 
@@ -122,7 +122,7 @@ class PairObjective(TaskObjective):
             """Collect the outputs of all processes, and return the loss sums and the gradients of this process's own
             outputs.
             """
-            together_NC = np.zeros((self.data.max_sequences_in(update - 1), outputs[0].shape[-1]))
+            together_NC = np.zeros((self.data.count_sequence_slots(update - 1), outputs[0].shape[-1]))
             for numbers_BS, output_BSC in zip(numbers, outputs, strict=True):
                 together_NC[numbers_BS[numbers_BS >= 0]] = output_BSC[numbers_BS >= 0]
             together_NC = communicator.sum_array(together_NC)[: len(sequences)]
@@ -143,7 +143,7 @@ class PairJob(FineTuneJob):
 
     Args:
         section: The settings of the section `finetune`.
-        read: The rows, the tokenizer and the model. The training rows are not packed yet.
+        labelled: The rows, the tokenizer and the model. The training rows are not packed yet.
         out: The folder of the run.
 
     Raises:
@@ -152,28 +152,28 @@ class PairJob(FineTuneJob):
 
     evaluates_first = True
 
-    def __init__(self, section: FineTuneSettings, read: LabelledData, out: Path) -> None:
-        super().__init__(section, replace(read, best_metric=_choose_best_metric(section, read)), out)
-        self._rows = _group_rows(section, read)
+    def __init__(self, section: FineTuneSettings, labelled: LabelledData, out: Path) -> None:
+        super().__init__(section, replace(labelled, best_metric=_choose_best_metric(section, labelled)), out)
+        self._rows = _group_rows(section, labelled)
         self._stream = RowStream(
-            read.data.sequences.lengths, self._rows.groups, section.batch_sequences, section.epochs, section.seed
+            labelled.data.sequences.lengths, self._rows.groups, section.batch_sequences, section.epochs, section.seed
         )
 
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
         """Choose the number and the shape of an update's micro-batches. See `Job.prepare_updates`."""
-        section, stream, read = self.section, self._stream, self._read
+        section, stream, labelled = self.section, self._stream, self._labelled
         shape = choose_update_shape(
             stream,
             most_packs=section.micro_batch_packs,
             processes=processes,
-            hidden_size=read.start.sizes.hidden_size,
-            longest=read.start.sizes.positions,
+            hidden_size=labelled.start.sizes.hidden_size,
+            longest=labelled.start.sizes.positions,
             depth=section.depth if "depth" in section.model_fields_set and isinstance(section.depth, int) else None,
         )
-        pairs = PairUpdates(read.data.sequences, self._rows, stream, shape)
+        pairs = PairUpdates(labelled.data.sequences, self._rows, stream, shape)
         updates_per_epoch = -(-len(stream.rows) // stream.batch_rows)
         plan = RunPlan(
-            run_settings(section, shape.batch.packs, stream.update_count, updates_per_epoch),
+            make_run_settings(section, shape.batch.packs, stream.update_count, updates_per_epoch),
             stream.batch_rows / shape.pack_count,
             processes=processes,
             slots_per_pack=shape.batch.length,
@@ -183,11 +183,11 @@ class PairJob(FineTuneJob):
         texts, packs = len(stream.rows.members), updates_per_epoch * shape.pack_count
         return PreparedUpdates(
             plan,
-            PairObjective(task=read.task, has_answers=self._rows.has_answers, data=pairs),
+            PairObjective(task=labelled.task, has_answers=self._rows.has_answers, data=pairs),
             lambda order: pairs.iterate_micro_batches(order.updates_done, order.rank),
             self._format_lines(plan, shape),
             {
-                "max_sequence_length": read.max_sequence_length,
+                "max_sequence_length": labelled.max_sequence_length,
                 "sequences": texts,
                 "packs": packs,
                 # The tokens of the updates of an epoch cannot be packed into fewer packs than this.
@@ -200,21 +200,21 @@ class PairJob(FineTuneJob):
 
     def _format_lines(self, plan: RunPlan, shape: UpdateShape) -> list[str]:
         """Return lines for the user that describe the data, the model and the updates."""
-        stream, read = self._stream, self._read
+        stream, labelled = self._stream, self._labelled
         batch, micro_batches, processes = shape
         tokens = stream.row_token_counts.sum() / len(stream.rows)
         complete = max(1, min(stream.examined_updates, stream.epochs * len(stream.rows) // stream.batch_rows))
         padding = 1 - stream.count_distinct_tokens(complete) / (complete * shape.pack_count * batch.length)
         return [
-            f"{read.task.name}: {len(stream.rows):,} rows of {read.data.path}, {len(stream.lengths):,} distinct texts, "
-            f"{tokens:.1f} tokens of a row on average",
+            f"{labelled.task.name}: {len(stream.rows):,} rows of {labelled.data.path}, {len(stream.lengths):,} distinct "
+            f"texts, {tokens:.1f} tokens of a row on average",
             self._format_model(),
             f"an update is {stream.batch_rows:,} rows in {micro_batches} x {batch.packs} packs of {batch.length} positions"
             + (f" on each of {processes} processes" if processes > 1 else "")
             + f", at most {batch.depth} texts in a pack, {padding:.1%} padding",
             f"{stream.update_count:,} updates are {format_count(stream.epochs, 'epoch')}; {plan.settings.warmup_updates:,} "
             f"of them are warm-up; {self.section.optimizer}, learning rate {self.section.learning_rate:g}",
-            *filter(None, [read.task.describe_unusual_data(read.data.rows)]),
+            *filter(None, [labelled.task.describe_unusual_data(labelled.data.rows)]),
         ]
 
 
@@ -236,34 +236,34 @@ def check_pair_settings(settings: PipelineSettings) -> None:
             )
 
 
-def _choose_best_metric(section: FineTuneSettings, read: LabelledData) -> str:
+def _choose_best_metric(section: FineTuneSettings, labelled: LabelledData) -> str:
     """Check that the rows suit the settings of the task, and return the metric that selects the best checkpoint.
 
     Raises:
         InputError: The rows do not suit the settings of the task, or have no such metric.
     """
-    first = read.data.rows[0]
+    first = labelled.data.rows[0]
     if not isinstance(first, TupleRow):  # then a row is a query with its documents
-        return read.best_metric
-    _check_pair_rows(first, read.data, read.held_out, read.task.settings)
-    if (first.score is not None) == (read.best_metric in CORRELATIONS):
-        return read.best_metric
+        return labelled.best_metric
+    _check_pair_rows(first, labelled.data, labelled.held_out, labelled.task.settings)
+    if (first.score is not None) == (labelled.best_metric in CORRELATIONS):
+        return labelled.best_metric
     if section.best_metric is not None:
         raise InputError(
-            f"finetune.best_metric = {section.best_metric}: the metric does not apply, because each row of {read.data.path} "
-            f"{_describe_row_kind(first)}; remove the setting"
+            f"finetune.best_metric = {section.best_metric}: the metric does not apply, because each row of "
+            f"{labelled.data.path} {_describe_row_kind(first)}; remove the setting"
         )
     return "spearman"
 
 
-def _group_rows(section: FineTuneSettings, read: LabelledData) -> RowGroups:
+def _group_rows(section: FineTuneSettings, labelled: LabelledData) -> RowGroups:
     """Return the training rows as groups of texts, and check that an update contains enough rows for comparisons.
 
     Raises:
         InputError: A setting does not suit the rows or the model, or there are too few rows.
     """
-    task, data, held_out = read.task, read.data, read.held_out
-    largest, width = max(task.settings.dimensions, default=0), read.start.sizes.hidden_size
+    task, data, held_out = labelled.task, labelled.data, labelled.held_out
+    largest, width = max(task.settings.dimensions, default=0), labelled.start.sizes.hidden_size
     if largest > width:
         raise InputError(f"task.dimensions: {largest} is larger than the size {width} of the vectors; list smaller numbers")
     rows = cast(RowGroups, task.group_rows(data.sequences, data.rows))
@@ -321,8 +321,8 @@ def _check_pair_rows(first: TupleRow, data: TaskData, held_out: TaskData | None,
     scores = {row.score for row in cast(Sequence[TupleRow], data.rows)}
     if first.score is not None and settings.loss != "cosine" and len(scores) == 1:
         raise InputError(
-            f"{data.path}: every score is {first.score:g}, but the CoSENT loss learns from differences between scores; pass "
-            "rows with different scores, or learn the scores themselves with task.loss = cosine"
+            f"{data.path}: every score is {first.score:g}, but the CoSENT loss compares different scores; pass rows with "
+            "different scores, or set task.loss = cosine to train on the scores themselves"
         )
 
 

@@ -238,7 +238,7 @@ def _make_signature(
     return Signature("train", {"model": config.to_json(), "training": section}, inputs)
 
 
-def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, store: StoreSettings | None) -> None:
+def _copy_tokenizer(data: Path, run_folder: Path, lower_case: bool, positions: int, store: StoreSettings | None) -> None:
     """Copy the vocabulary of the packed data into the folder of a run, so that the folder can be passed to `finetune
     --model`.
 
@@ -247,7 +247,7 @@ def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, sto
 
     Args:
         data: The packed data.
-        run: The folder of the run.
+        run_folder: The folder of the run.
         lower_case: Whether texts are converted to lower case before tokenization.
         positions: The number of positions of the model.
         store: The settings of the object store.
@@ -261,9 +261,9 @@ def _copy_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, sto
         for file in (folder / below / "vocab.txt" for folder in above for below in (".", "examples")):
             fetch_files(file)
             if file.is_file() and VocabularyInfo.from_file(file) == known:
-                write_text(run / "vocab.txt", read_text(file))
+                write_text(run_folder / "vocab.txt", read_text(file))
                 content = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case, "model_max_length": positions}
-                write_json(run / "tokenizer_config.json", content)
+                write_json(run_folder / "tokenizer_config.json", content)
                 return
 
 

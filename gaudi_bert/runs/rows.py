@@ -55,30 +55,30 @@ class FineTuneJob(Job[FineTuning]):
 
     Args:
         section: The settings of the section `finetune`.
-        read: The rows, the tokenizer and the model.
+        labelled: The rows, the tokenizer and the model.
         out: The folder of the run.
     """
 
     result_type = FineTuning
     section: FineTuneSettings
 
-    def __init__(self, section: FineTuneSettings, read: LabelledData, out: Path) -> None:
+    def __init__(self, section: FineTuneSettings, labelled: LabelledData, out: Path) -> None:
         self.section, self._out = section, out
-        self._read = read
-        self.spec = ModelSpec(read.start.config, read.task.head)
-        self.signature = _make_signature(section, read)
+        self._labelled = labelled
+        self.spec = ModelSpec(labelled.start.config, labelled.task.head)
+        self.signature = _make_signature(section, labelled)
         self.evaluation = None
-        if read.held_out is not None:
+        if labelled.held_out is not None:
             self.evaluation = TaskEvaluation(
-                read.task,
-                read.held_out,
+                labelled.task,
+                labelled.held_out,
                 section.micro_batch_packs,
                 section.seed,
-                read.best_metric,
-                read.start.sizes.hidden_size,
-                read.folder,
+                labelled.best_metric,
+                labelled.start.sizes.hidden_size,
+                labelled.folder,
             )
-        self.initial_variables = read.start.variables
+        self.initial_variables = labelled.start.variables
         self.checkpoint_settings = {}
 
     def handle_evaluation(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
@@ -89,18 +89,18 @@ class FineTuneJob(Job[FineTuning]):
         """
         if not run.communicator.is_first:
             return
-        path, best_metric, figures = self._out / BEST_NAME, self._read.best_metric, evaluation.as_json()
+        path, best_metric, metrics = self._out / BEST_NAME, self._labelled.best_metric, evaluation.as_json()
         if update == 0:
-            BestCheckpoint(update=0, metric=best_metric, metrics=figures).write(self._out / BASELINE_NAME)
+            BestCheckpoint(update=0, metric=best_metric, metrics=metrics).write(self._out / BASELINE_NAME)
         before = BestCheckpoint.read_if_present(path)
-        rank = partial(self._read.task.make_evaluation_sort_key, best_metric=best_metric)
-        is_best = before is None or rank(figures) >= rank(
+        rank = partial(self._labelled.task.make_evaluation_sort_key, best_metric=best_metric)
+        is_best = before is None or rank(metrics) >= rank(
             before.metrics
         )  # if they are equal, the later one counts as better
-        if is_best and not math.isnan(figures[best_metric]):
-            settings = {"model": self._read.start.config.to_json()}
+        if is_best and not math.isnan(metrics[best_metric]):
+            settings = {"model": self._labelled.start.config.to_json()}
             written = write_checkpoint(path.parent, Checkpoint(update, model.values(), settings=settings))
-            BestCheckpoint(update=update, metric=best_metric, metrics=figures).write(path)
+            BestCheckpoint(update=update, metric=best_metric, metrics=metrics).write(path)
             for other in path.parent.glob("update-*.safetensors"):
                 if other != written:
                     other.unlink()
@@ -109,7 +109,7 @@ class FineTuneJob(Job[FineTuning]):
         """Load the best weights, evaluate the model with them, and write the model and its predictions. Return the result of
         the run.
         """
-        model, communicator, out, read = loop.model, loop.context.communicator, self._out, self._read
+        model, communicator, out, labelled = loop.model, loop.context.communicator, self._out, self._labelled
         best = communicator.run_on_first(lambda: BestCheckpoint.read_if_present(out / BEST_NAME))
         if best is not None and communicator.is_first:
             model.load_values(read_checkpoint(find_checkpoint(out / "best")).variables)
@@ -119,46 +119,50 @@ class FineTuneJob(Job[FineTuning]):
         if communicator.is_first:
             self._write_model(model, result)
         return FineTuning(
-            task=read.task.name,
-            model=read.start.path.name,
-            labels=read.task.labels,
+            task=labelled.task.name,
+            model=labelled.start.path.name,
+            labels=labelled.task.labels,
             epochs=self.section.epochs,
             updates=loop.plan.settings.updates,
-            best_metric=read.best_metric if result is not None else None,
+            best_metric=labelled.best_metric if result is not None else None,
             best_update=loop.progress.update if best is None else best.update,
             evaluated_rows=result.rows if result is not None else 0,
             metrics=dict(result.figures) if result is not None else {},
-            baseline=self._baseline_metrics(),
+            baseline=self._find_baseline_metrics(),
             **updates.packing,
         )
 
     def _format_model(self) -> str:
         """Return a line for the user that names the model and its sizes."""
-        start, sizes = self._read.start, self._read.start.sizes
+        start, sizes = self._labelled.start, self._labelled.start.sizes
         return f"{start.path} ({start.kind}): {format_count(sizes.layers, 'layer')}, hidden size {sizes.hidden_size}"
 
     def _write_model(self, model: Model, result: TaskResult | None) -> None:
         """Write the files of the fine-tuned model, and its predictions for the evaluation rows."""
-        out, read = self._out, self._read
-        write_task_folder(out, read.start, read.task, model.values(), read.tokenizer, read.max_sequence_length)
-        if read.task.name == "embedding":
-            hidden_size = read.start.sizes.hidden_size
-            write_sentence_settings(out, read.task.settings, read.folder, read.max_sequence_length, hidden_size)
-        if result is not None and result.logits is not None and read.held_out is not None:
+        out, labelled = self._out, self._labelled
+        write_task_folder(
+            out, labelled.start, labelled.task, model.values(), labelled.tokenizer, labelled.max_sequence_length
+        )
+        if labelled.task.name == "embedding":
+            hidden_size = labelled.start.sizes.hidden_size
+            write_sentence_settings(out, labelled.task.settings, labelled.folder, labelled.max_sequence_length, hidden_size)
+        if result is not None and result.logits is not None and labelled.held_out is not None:
             with atomic_file(out / PREDICTIONS_NAME) as handle:
-                for answer in read.task.make_labelled_predictions(
-                    result.logits, read.held_out.sequences, read.held_out.rows
+                for answer in labelled.task.make_labelled_predictions(
+                    result.logits, labelled.held_out.sequences, labelled.held_out.rows
                 ):
                     handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
 
-    def _baseline_metrics(self) -> dict[str, float]:
+    def _find_baseline_metrics(self) -> dict[str, float]:
         """Return the metrics of the baseline, with which the user compares the fine-tuned model.
 
         The baseline is the model before training if the run evaluated it, and otherwise a constant prediction.
         """
-        task, held_out = self._read.task, self._read.held_out
+        task, held_out = self._labelled.task, self._labelled.held_out
         if not self.evaluates_first:
-            return {} if held_out is None else task.compute_baseline_metrics(self._read.data.sequences, held_out.sequences)
+            return (
+                {} if held_out is None else task.compute_baseline_metrics(self._labelled.data.sequences, held_out.sequences)
+            )
         stored = BestCheckpoint.read_if_present(self._out / BASELINE_NAME)
         metrics = {} if stored is None else stored.metrics
         return {name: metrics[name] for name in task.metric_names if name in metrics}
@@ -169,7 +173,7 @@ class RowJob(FineTuneJob):
 
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
         """Divide the packs of the training rows into updates. See `Job.prepare_updates`."""
-        section, task, data = self.section, self._read.task, self._read.data
+        section, task, data = self.section, self._labelled.task, self._labelled.data
         plan = plan_epochs(section, data, processes, processes_at_start)
         return PreparedUpdates(
             plan,
@@ -189,8 +193,8 @@ class RowJob(FineTuneJob):
 
     def _format_lines(self, plan: RunPlan) -> list[str]:
         """Return lines for the user that describe the data, the model and the updates."""
-        section, read = self.section, self._read
-        task, data = read.task, read.data
+        section, labelled = self.section, self._labelled
+        task, data = labelled.task, labelled.data
         labels, tokens = f", {len(task.labels)} labels" if task.labels else "", data.sequences.lengths.mean()
         rows = join_with_and(f"{length:,}" for length in data.lengths)
         return [
@@ -203,8 +207,8 @@ class RowJob(FineTuneJob):
                 for length, packing in zip(data.lengths, data.packings, strict=True)
                 for of_length in [f" of {length:,}" if len(data.lengths) > 1 else ""]
             ),
-            *read.row_length_notes,
-            f"{self._format_model()}; {len(read.start.fresh)} variables start from random numbers",
+            *labelled.row_length_notes,
+            f"{self._format_model()}; {len(labelled.start.fresh)} variables start from random numbers",
             f"finetune.batch_sequences asks for {section.batch_sequences:,} sequences per update, "
             f"{format_count(section.epochs, 'epoch')}; "
             f"{section.optimizer}, learning rate {section.learning_rate:g}",
@@ -214,7 +218,7 @@ class RowJob(FineTuneJob):
 
     def format_dry_run(self) -> list[str]:
         """Return the lines of a table that compares the numbers of packs for several row lengths and depths."""
-        section, longest, lengths = self.section, self._read.data.lengths[-1], self._read.data.sequences.lengths
+        section, longest, lengths = self.section, self._labelled.data.lengths[-1], self._labelled.data.sequences.lengths
         lines = [f"{'rows of':>10}{'depth':>8}{'packs':>12}{'per pack':>12}{'real tokens':>14}{'cut':>10}"]
         for length in sorted({longest, *(usual for usual in _USUAL_ROWS if usual < longest)}):
             counts, cut = np.bincount(np.minimum(lengths, length), minlength=length + 1)[1:], int((lengths > length).sum())
@@ -226,12 +230,12 @@ class RowJob(FineTuneJob):
                 )
         if section.row_lengths is not None:
             return lines
-        counts = count_lengths(self._read.data.sequences.lengths, longest).counts
-        chosen = pack_into_row_lengths(counts, section, self._read.start.sizes, section.depth)
+        counts = count_lengths(self._labelled.data.sequences.lengths, longest).counts
+        chosen = pack_into_row_lengths(counts, section, self._labelled.start.sizes, section.depth)
         return [*lines, f"finetune.row_lengths = auto would choose {chosen.format_cost()}"]
 
 
-def _make_signature(section: FineTuneSettings, read: LabelledData) -> Signature:
+def _make_signature(section: FineTuneSettings, labelled: LabelledData) -> Signature:
     """Return the signature of a fine-tuning run, which contains the settings, the model and the files that determine its
     result.
     """
@@ -240,13 +244,13 @@ def _make_signature(section: FineTuneSettings, read: LabelledData) -> Signature:
     values = section.model_dump(
         mode="json", exclude=find_keys_changeable_on_resume(FineTuneSettings) | _PATH_SETTINGS | unused
     )
-    task = read.task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
+    task = labelled.task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
     inputs = {
-        "data": read.data.identity,
-        "evaluation_data": read.held_out.identity if read.held_out is not None else None,
-        "model": f"{read.start.path.name}:{read.start.identity}",
-        "tokenizer": read.tokenizer.sha256,
-        "labels": list(read.task.labels),
+        "data": labelled.data.identity,
+        "evaluation_data": labelled.held_out.identity if labelled.held_out is not None else None,
+        "model": f"{labelled.start.path.name}:{labelled.start.identity}",
+        "tokenizer": labelled.tokenizer.sha256,
+        "labels": list(labelled.task.labels),
     }
     return Signature("finetune", {"task": task, "finetune": values}, inputs)
 
@@ -264,7 +268,7 @@ def plan_epochs(section: FineTuneSettings, data: TaskData, processes: int, proce
     if not packs_by_row_length:
         micro_batch = find_micro_batch_size(section.batch_sequences, factor * processes, micro_batch)
     plan = RunPlan(
-        run_settings(section, micro_batch, 1, 1),
+        make_run_settings(section, micro_batch, 1, 1),
         factor,
         processes=processes,
         slots_per_pack=data.lengths[-1],
@@ -274,25 +278,27 @@ def plan_epochs(section: FineTuneSettings, data: TaskData, processes: int, proce
         processes_at_start=processes_at_start,
     )
     updates = plan.count_updates(section.epochs)
-    return replace(plan, requested=run_settings(section, micro_batch, updates, math.ceil(updates / section.epochs)))
+    return replace(plan, requested=make_run_settings(section, micro_batch, updates, math.ceil(updates / section.epochs)))
 
 
-def run_settings(section: FineTuneSettings, micro_batch_packs: int, updates: int, an_epoch: int) -> RunSettings:
+def make_run_settings(
+    section: FineTuneSettings, micro_batch_packs: int, updates: int, updates_per_epoch: int
+) -> RunSettings:
     """Convert the settings of the section `finetune` to the settings of the training loop.
 
     Args:
         section: The settings of the section `finetune`.
         micro_batch_packs: The number of packs in a micro-batch of one process.
         updates: The number of updates of the run.
-        an_epoch: The number of updates of an epoch. By default, the run evaluates and saves once per epoch.
+        updates_per_epoch: The number of updates of an epoch. By default, the run evaluates and saves once per epoch.
     """
-    of_the_loop = {name: getattr(section, name) for name in LoopSettings.model_fields}
+    loop_settings = {name: getattr(section, name) for name in LoopSettings.model_fields}
     return RunSettings(
         section="finetune",
-        **{**of_the_loop, "micro_batch_packs": micro_batch_packs},
+        **{**loop_settings, "micro_batch_packs": micro_batch_packs},
         global_batch_sequences=section.batch_sequences,
         updates=updates,
         warmup_updates=min(updates, round(section.warmup_share * updates)),
-        evaluate_every_updates=section.evaluate_every_updates or an_epoch,
-        save_every_updates=section.save_every_updates or an_epoch,
+        evaluate_every_updates=section.evaluate_every_updates or updates_per_epoch,
+        save_every_updates=section.save_every_updates or updates_per_epoch,
     )

@@ -110,9 +110,9 @@ def test_what_cannot_work_is_refused_in_one_line() -> None:
         "Linear: expected a transformers model": lambda: PackCollator(model=torch.nn.Linear(2, 2)),
         "target = 'optimum-habana': .*window": lambda: PackCollator("optimum-habana", PackInputs(window=3)),
         "gather_heads: target flash": lambda: PackCollator("flash", PackInputs(), gather_heads=True),
-        "masked_slots = 2: a pack of this batch needs 3": lambda: PackCollator(gather_heads=True, masked_slots=2)(ROWS),
+        "masked_slots = 2: a pack of this batch requires 3": lambda: PackCollator(gather_heads=True, masked_slots=2)(ROWS),
         "row_tokens = 1.5: must be an integer": lambda: PackCollator("flash", row_tokens=1.5),  # type: ignore[arg-type]
-        "depth = 2: a pack of this batch needs 3": lambda: PackCollator(depth=2)(ROWS),
+        "depth = 2: a pack of this batch requires 3": lambda: PackCollator(depth=2)(ROWS),
         r"input_ids: .*same length.* \[5, 7\]": lambda: PackCollator()([ROWS[0], short]),
     }
     for message, refused in refusals.items():

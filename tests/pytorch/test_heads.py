@@ -166,7 +166,7 @@ def test_what_cannot_work_is_refused_in_one_line() -> None:
         "sequence_labels = 'topic': .*input_ids": lambda: PackCollator(sequence_labels="topic")(rows()),
         "omit one of them": lambda: PackCollator(sequence_labels="label", gather_heads=True),
         "num_labels = 4: .*floating-point": lambda: packed(**model_inputs(collated)),
-        "the batch has no labels": lambda: update_counts([{"input_ids": 1}]),
+        "the batch contains no labels": lambda: update_counts([{"input_ids": 1}]),
     }
     for message, refused in refusals.items():
         with pytest.raises(InputError, match=message) as caught:

@@ -44,10 +44,14 @@ WORKERS = {"dataloader_persistent_workers": True, "dataloader_num_workers": 1}
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ({"label_smoothing_factor": 0.1}, {}, "label_smoothing_factor: cannot be applied to packs"),
-        ({}, {"compute_loss_func": lambda *_, **__: 0}, "compute_loss_func: cannot be applied to packs"),
-        ({"train_sampling_strategy": "group_by_length"}, {}, "train_sampling_strategy: cannot be applied to packs"),
-        (WORKERS, {}, "dataloader_persistent_workers: .*each epoch starts its own workers.*leave it out"),
+        ({"label_smoothing_factor": 0.1}, {}, "label_smoothing_factor: the argument does not apply to packs"),
+        ({}, {"compute_loss_func": lambda *_, **__: 0}, "compute_loss_func: the argument does not apply to packs"),
+        (
+            {"train_sampling_strategy": "group_by_length"},
+            {},
+            "train_sampling_strategy: the argument does not apply to packs",
+        ),
+        (WORKERS, {}, "dataloader_persistent_workers: .*each epoch starts its own workers.*omit it"),
         (
             {"remove_unused_columns": True},
             {"eval_dataset": "data"},

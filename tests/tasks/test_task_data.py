@@ -12,7 +12,7 @@ import pytest
 from gaudi_bert.config.sections import FineTuneSettings, TaskSettings
 from gaudi_bert.packing.row_lengths import choose_row_lengths
 from gaudi_bert.rows.types import Sequences
-from gaudi_bert.runs.rows import run_settings
+from gaudi_bert.runs.rows import make_run_settings
 from gaudi_bert.tasks.task import import_task_class
 from gaudi_bert.tasks.task_data import TaskData, TaskEvaluation, iterate_training_batches
 from gaudi_bert.training.batches import Batch, TrainingOrder
@@ -38,7 +38,7 @@ def make_data(lengths: tuple[int, ...], depth: int | str = 4) -> TaskData:
 
 def plan_of(data: TaskData, batch_packs: int, size: int = 1, epochs: int = 3) -> RunPlan:
     """Of four updates, or a few more."""
-    settings = run_settings(FineTuneSettings(batch_sequences=epochs * 53 // 4), batch_packs, 4, 1)
+    settings = make_run_settings(FineTuneSettings(batch_sequences=epochs * 53 // 4), batch_packs, 4, 1)
     return RunPlan(settings, data.packing_factor, size, 23, data.packs, packs_by_row_length=data.row_packs)
 
 

@@ -98,7 +98,7 @@ def test_tensorflow_is_loaded_without_keras_which_comes_when_it_is_asked_for() -
     pytest.importorskip("tensorflow", exc_type=ImportError)
     program = """
 import sys
-from gaudi_bert.engines import _without_keras as without_keras
+from gaudi_bert.engines import _prevent_keras_import as without_keras
 with without_keras():
     import tensorflow as tf
 print("keras.src" in sys.modules)

@@ -187,7 +187,7 @@ def run_ours(settings, values, gradients_of_updates, rates, compiled: bool = Fal
     [({}, False), ({}, True), ({"layer_adaptation": "decayed"}, True), ({"weight_decay": 0.0, "beta_2": 0.9}, False)],
 )
 def test_equals_the_naive_optimizer_after_seven_updates(optimizer: str, changes: dict, compiled: bool, monkeypatch) -> None:
-    monkeypatch.setattr(optimizers, "_LEAST_COMPILED", 10)  # so that some of these are compiled
+    monkeypatch.setattr(optimizers, "_MIN_COMPILED_ELEMENTS", 10)  # so that some of these are compiled
     settings = TrainingSettings(optimizer=optimizer, **changes)
     values = random_values(1)
     values["cls/predictions/output_bias"][:] = 0  # LAMB's ratio is then 1

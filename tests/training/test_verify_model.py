@@ -14,7 +14,7 @@ from gaudi_bert.artefacts.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.engines.tensorflow import bert
-from gaudi_bert.engines.tensorflow.bert import _additive_attention_mask
+from gaudi_bert.engines.tensorflow.bert import _make_additive_attention_mask
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
 from gaudi_bert.training.verify_model import verify_model
 from tests.builders.model_packs import pretraining_model, small_config
@@ -51,7 +51,7 @@ def test_a_checkpoint(checkpoint):
 
 def test_a_leaking_mask_is_found(monkeypatch):
     monkeypatch.setattr(
-        bert, "_additive_attention_mask", lambda mask, *rest: _additive_attention_mask(tf.minimum(mask, 1), *rest)
+        bert, "_make_additive_attention_mask", lambda mask, *rest: _make_additive_attention_mask(tf.minimum(mask, 1), *rest)
     )
     with pytest.raises(FailedError, match=r"packed and unpacked .* differ by"):
         verify_model(checkpoint=None, reporter=QUIET)

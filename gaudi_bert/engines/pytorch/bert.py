@@ -95,7 +95,7 @@ def _load_gaudi_attention() -> Attention:
     except (ImportError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"gaudi_fused_attention = true: the installed software has no FusedSDPA ({reason}); set it to false"
+            f"gaudi_fused_attention = true: the installed software does not contain FusedSDPA ({reason}); set it to false"
         ) from error
 
     def attention(
@@ -109,7 +109,7 @@ def _load_gaudi_attention() -> Attention:
     return attention
 
 
-def has_varlen_attention(device: torch.device, head_size: int) -> bool:
+def supports_varlen_attention(device: torch.device, head_size: int) -> bool:
     """Return whether a device supports `varlen_attention` in bfloat16."""
     return (
         device.type == "cuda"
@@ -148,7 +148,7 @@ def varlen_attention(
     """Compute attention within each sequence with FlashAttention, which skips the scores between different sequences.
 
     Args:
-        query_TND: The queries, in bfloat16 or float16. See `has_varlen_attention` for what the device must have.
+        query_TND: The queries, in bfloat16 or float16. See `supports_varlen_attention` for what the device must have.
         key_TND: The keys.
         value_TND: The values.
         sequence_offsets: See `compute_sequence_offsets`.
@@ -236,13 +236,13 @@ class Network:
         return _ACTIVATIONS[self.config.hidden_act](inputs)
 
 
-def _float32_linear(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+def _apply_linear_in_float32(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
     """Compute `inputs @ weights + bias` in at least float32, even under autocast."""
     with torch.autocast(inputs.device.type, enabled=False):
         return torch.addmm(bias, at_least_float32(inputs), weights)
 
 
-def _additive_attention_mask(input_mask_BL: Tensor, is_causal: bool, dtype: torch.dtype) -> Tensor:
+def _make_additive_attention_mask(input_mask_BL: Tensor, is_causal: bool, dtype: torch.dtype) -> Tensor:
     """Return the mask that is added to attention scores, [B, 1, L, L]: 0 where attention is allowed, otherwise -10,000."""
     allowed_BLL = input_mask_BL[:, :, None] == input_mask_BL[:, None, :]
     if is_causal:
@@ -278,7 +278,7 @@ def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Te
     config, (packs, length) = network.config, batch["input_ids"].shape
     network = replace(network, sequence_offsets=batch.get(SEQUENCE_OFFSETS))
     hidden_TH = _embed_tokens(network, batch)
-    bias_B1LL = _additive_attention_mask(batch["input_mask"], config.attention == "causal", hidden_TH.dtype)
+    bias_B1LL = _make_additive_attention_mask(batch["input_mask"], config.attention == "causal", hidden_TH.dtype)
     restricts_last_layer = positions_BP is not None and (network.restricts_last_layer or positions_BP.shape[1] < length)
     for layer in range(config.num_hidden_layers):
         query_RH, bias_B1PL = hidden_TH, bias_B1LL
@@ -420,10 +420,12 @@ def apply_pooler(network: Network, cls_PH: Tensor) -> Tensor:
         [sequences, H], in at least float32.
     """
     name_prefix, parameters = "bert/pooler/dense", network.parameters
-    return torch.tanh(_float32_linear(cls_PH, parameters[f"{name_prefix}/kernel"], parameters[f"{name_prefix}/bias"]))
+    return torch.tanh(
+        _apply_linear_in_float32(cls_PH, parameters[f"{name_prefix}/kernel"], parameters[f"{name_prefix}/bias"])
+    )
 
 
-def masked_lm_logits(network: Network, hidden_PH: Tensor) -> Tensor:
+def compute_masked_lm_logits(network: Network, hidden_PH: Tensor) -> Tensor:
     """Compute the masked-LM logits of hidden states, [P, V], in at least float32.
 
     The output matrix is tied to the word embeddings.
@@ -437,15 +439,15 @@ def masked_lm_logits(network: Network, hidden_PH: Tensor) -> Tensor:
     )
 
 
-def pretraining_logits(network: Network, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def compute_pretraining_logits(network: Network, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Compute the masked-LM logits, [B, Q, V], and the next-sentence logits, [B, S, 2], in at least float32."""
     positions_BP = torch.cat([batch["next_sentence_positions"], batch["masked_lm_positions"]], dim=1)
     packs, depth = batch["next_sentence_positions"].shape
     check_logit_count(packs, batch["masked_lm_positions"].shape[1], network.config.vocab_size)
     read_BPH = encode_packs(network, batch, positions_BP).reshape(packs, positions_BP.shape[1], -1)
     cls_PH, masked_PH = read_BPH[:, :depth].flatten(0, 1), read_BPH[:, depth:].flatten(0, 1)
-    words_BQV = masked_lm_logits(network, masked_PH).reshape(packs, -1, network.config.vocab_size)
+    words_BQV = compute_masked_lm_logits(network, masked_PH).reshape(packs, -1, network.config.vocab_size)
     # Next-sentence class 0 means that the second text follows the first, and class 1 that it was chosen at random.
     weights_2H, bias_2 = (network.parameters[f"cls/seq_relationship/output_{name}"] for name in ("weights", "bias"))
-    sentences_P2 = _float32_linear(apply_pooler(network, cls_PH), weights_2H.t(), bias_2)
+    sentences_P2 = _apply_linear_in_float32(apply_pooler(network, cls_PH), weights_2H.t(), bias_2)
     return words_BQV, sentences_P2.reshape(packs, -1, 2)

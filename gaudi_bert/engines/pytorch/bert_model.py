@@ -23,16 +23,16 @@ from gaudi_bert.engines.pytorch.bert import (
     WORDS_TO_LOOK_UP,
     Network,
     apply_pooler,
+    compute_masked_lm_logits,
+    compute_pretraining_logits,
     compute_sequence_offsets,
     encode_packs,
-    has_varlen_attention,
-    masked_lm_logits,
     pack_parameters,
-    pretraining_logits,
     select_attention_function,
+    supports_varlen_attention,
 )
 from gaudi_bert.engines.pytorch.cpu_operations import TiedEmbeddingTable
-from gaudi_bert.engines.pytorch.model import Tensors, TorchModel, pretraining_sums, to_numpy
+from gaudi_bert.engines.pytorch.model import Tensors, TorchModel, compute_pretraining_sums, to_numpy
 from gaudi_bert.model.config import BertConfig, draw_initial_value, has_weight_decay
 from gaudi_bert.model.heads import Loss, PretrainingHead, VectorHead, check_logit_count, parameter_specs_with_head
 
@@ -64,7 +64,7 @@ class TorchBert(TorchModel):
         self._uses_varlen_attention = (
             self.compute_dtype == "bfloat16"
             and not self.is_compiled  # the number of sequences is not static
-            and has_varlen_attention(self.device, self.config.head_size)
+            and supports_varlen_attention(self.device, self.config.head_size)
         )
         self.frozen: dict[str, Tensor] | None = None
         self._compute: Callable[..., Any] = self._run_network
@@ -85,18 +85,18 @@ class TorchBert(TorchModel):
         """Run the model on a batch, and return the outputs of its head. For a pretraining head, return the logits of both
         tasks.
         """
-        return self._compute(self._parameters_for_pass(), batch, training)
+        return self._compute(self._prepare_parameters(), batch, training)
 
     def compute_losses_and_gradients(self, batch: BatchArrays, loss: Loss) -> LossesAndGradients:
         """Run a forward and a backward pass of a pretraining model without dropout, and return its outputs, losses and
         gradients.
         """
-        tensors, network = self.copy_to_device(batch), self._build_network(self._parameters_for_pass())
+        tensors, network = self.copy_to_device(batch), self._build_network(self._prepare_parameters())
         with torch.no_grad(), self.autocast_context():
             hidden_TH = encode_packs(network, tensors)
         with self.autocast_context():
-            words_BQV, sentences_BS2 = pretraining_logits(network, tensors)
-        sums = pretraining_sums(words_BQV, sentences_BS2, tensors, loss)
+            words_BQV, sentences_BS2 = compute_pretraining_logits(network, tensors)
+        sums = compute_pretraining_sums(words_BQV, sentences_BS2, tensors, loss)
         masked_lm_loss, next_sentence_loss = sums[0] / sums[1], sums[2] / sums[3]
         leaves = self.parameters_by_name
         gradients = torch.autograd.grad(masked_lm_loss + next_sentence_loss, list(leaves.values()), allow_unused=True)
@@ -129,7 +129,7 @@ class TorchBert(TorchModel):
 
         self.attention = attend_after_callback
 
-    def _parameters_for_pass(self) -> dict[str, Tensor]:
+    def _prepare_parameters(self) -> dict[str, Tensor]:
         """Return the variables by name, in the form in which a forward pass uses them.
 
         After `freeze`, they are in the layout for inference. With float64, they are converted. Otherwise, on a CPU, they
@@ -153,14 +153,14 @@ class TorchBert(TorchModel):
         """Run the encoder and the head, and return the outputs of the head. `torch.compile` compiles this method."""
         network, head = self._build_network(parameters, training), self.spec.head
         if isinstance(head, PretrainingHead):
-            return pretraining_logits(network, batch)
+            return compute_pretraining_logits(network, batch)
         hidden_RH = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
         if isinstance(head, VectorHead):
             return pool_sequences(head, at_least_float32(hidden_RH), batch)
         packs, length = batch["input_ids"].shape
         if not head.needs_outputs:
             check_logit_count(packs, length, self.config.vocab_size)
-            return masked_lm_logits(network, hidden_RH)
+            return compute_masked_lm_logits(network, hidden_RH)
         inputs_PH = apply_pooler(network, hidden_RH) if head.predicts_per_text else at_least_float32(hidden_RH)
         if head.kind != "question-answering":  # BERT's span head has no dropout
             inputs_PH = network.apply_dropout(inputs_PH)

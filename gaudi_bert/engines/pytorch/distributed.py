@@ -32,7 +32,7 @@ from gaudi_bert.common.launch import MASTER_ADDRESS, MASTER_PORT, Launch, find_l
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, DeviceKind
-from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, Watchdog, facts_to_compare
+from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, Watchdog, collect_facts_to_compare
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hpu": "hccl"}
 _FIRST_PORT, _PORTS = 20_000, 12_000
@@ -82,8 +82,8 @@ class GradientReducer:
     """
 
     def __init__(self, parameters: Sequence[Parameter], bucket_bytes: int) -> None:
-        self._parts = [*_split_into_buckets(parameters, bucket_bytes)][::-1]
-        self._bucket_index = {id(parameter): number for number, bucket in enumerate(self._parts) for parameter in bucket}
+        self._buckets = [*_split_into_buckets(parameters, bucket_bytes)][::-1]
+        self._bucket_index = {id(parameter): number for number, bucket in enumerate(self._buckets) for parameter in bucket}
         self._missing: list[int] = []
         self._sent: list[tuple[Tensor, Any]] = []
         for parameter in parameters:
@@ -95,7 +95,7 @@ class GradientReducer:
 
         Earlier passes of the update only add to the gradients.
         """
-        self._missing = [sum(parameter.requires_grad for parameter in bucket) for bucket in self._parts]
+        self._missing = [sum(parameter.requires_grad for parameter in bucket) for bucket in self._buckets]
 
     def _note_computed_gradient(self, parameter: Tensor) -> None:
         """Record that a backward pass has computed the gradient of a parameter. In the last pass, send all buckets that are
@@ -106,12 +106,12 @@ class GradientReducer:
         if not self._missing:
             return
         self._missing[self._bucket_index[id(parameter)]] -= 1
-        while len(self._sent) < len(self._parts) and self._missing[len(self._sent)] == 0:
+        while len(self._sent) < len(self._buckets) and self._missing[len(self._sent)] == 0:
             self._start_next_sum()
 
     def _start_next_sum(self) -> None:
         """Start to sum the gradients of the next bucket over all processes, without waiting for the result."""
-        bucket = self._parts[len(self._sent)]
+        bucket = self._buckets[len(self._sent)]
         gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
         merged = torch.cat([gradient.reshape(-1) for gradient in gradients])
         for parameter in bucket:
@@ -122,9 +122,9 @@ class GradientReducer:
         """Wait until all gradients have been summed over the processes, and store the sums as the gradients of the
         parameters.
         """
-        while len(self._sent) < len(self._parts):  # buckets with a parameter that the loss does not depend on
+        while len(self._sent) < len(self._buckets):  # buckets with a parameter that the loss does not depend on
             self._start_next_sum()
-        for bucket, (merged, work) in zip(self._parts, self._sent, strict=True):
+        for bucket, (merged, work) in zip(self._buckets, self._sent, strict=True):
             work.wait()
             for parameter, total in zip(bucket, merged.split([each.numel() for each in bucket]), strict=True):
                 parameter.grad = total.reshape(parameter.shape)
@@ -165,7 +165,7 @@ def connect_processes(device: DeviceKind, settings: LoopSettings, facts: Mapping
     if launch is None or launch.size == 1:
         return Communicator()
     process_name = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
-    local_size = _first_numeric_variable(
+    local_size = _read_first_numeric_variable(
         _LOCAL_SIZE_VARIABLES, launch.size
     )  # if the launcher does not tell, all processes are on this host
     _set_rendezvous_address(launch, local_size, process_name)
@@ -192,7 +192,7 @@ def connect_processes(device: DeviceKind, settings: LoopSettings, facts: Mapping
         raise FailedError(
             f"{process_name}: torch.distributed cannot connect the processes ({reason}); start all ranks again"
         ) from error
-    facts = {"torch": torch.__version__, "device": device, **facts_to_compare(settings, facts)}
+    facts = {"torch": torch.__version__, "device": device, **collect_facts_to_compare(settings, facts)}
     return TorchCommunicator(launch.rank, launch.size, local_size, facts=facts, host_group=host_group)
 
 
@@ -214,10 +214,10 @@ _LOCAL_RANK_VARIABLES = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "LO
 def find_local_rank() -> int:
     """Return the number of this process on its host, from 0. It is also the number of the card that the process uses."""
     launch = find_launch()
-    return _first_numeric_variable(_LOCAL_RANK_VARIABLES, launch.rank if launch is not None else 0)
+    return _read_first_numeric_variable(_LOCAL_RANK_VARIABLES, launch.rank if launch is not None else 0)
 
 
-def _first_numeric_variable(names: Sequence[str], default: int) -> int:
+def _read_first_numeric_variable(names: Sequence[str], default: int) -> int:
     """Return the number in the first of the environment variables that contains a number, or the default."""
     return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), default)
 

@@ -179,5 +179,5 @@ def _find_gaudi_problem() -> str | None:
         return f"habana_frameworks.torch.core cannot be loaded ({' '.join(str(error).split())}); {_GAUDI}"
     module = getattr(torch, "hpu", None)
     if module is None or not module.is_available():
-        return "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process holds the card"
+        return "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process uses the card"
     return None

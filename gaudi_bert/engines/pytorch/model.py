@@ -26,7 +26,7 @@ from gaudi_bert.engines.pytorch.cpu_operations import cross_entropy
 from gaudi_bert.model.heads import OTHER_SEQUENCE, Loss, PretrainingHead, TaskHead, VectorHead
 
 Tensors = Mapping[str, Tensor]
-_WORK_SEED = np.array([1, 2], np.int32)
+_TIMING_SEED = np.array([1, 2], np.int32)
 
 
 class TorchModel(ABC):
@@ -112,7 +112,7 @@ class TorchModel(ABC):
 
         Return a number that depends on all gradients, so that none of them can be skipped.
         """
-        loss, _ = self.compute_loss(self.copy_to_device(batch), _WORK_SEED, torch.ones(2, device=self.device))
+        loss, _ = self.compute_loss(self.copy_to_device(batch), _TIMING_SEED, torch.ones(2, device=self.device))
         trained = [parameter for parameter in self.parameters_by_name.values() if parameter.requires_grad]
         gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         return float(sum(gradient.sum() for gradient in gradients if gradient is not None))
@@ -167,10 +167,10 @@ class TorchModel(ABC):
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             words_BQV, sentences_BS2 = outputs
-            return pretraining_sums(words_BQV, sentences_BS2, batch, head.loss)
+            return compute_pretraining_sums(words_BQV, sentences_BS2, batch, head.loss)
         if isinstance(head, VectorHead):
             return torch.zeros(0)
-        return task_sums(head, at_least_float32(outputs), batch)
+        return compute_task_sums(head, at_least_float32(outputs), batch)
 
     def copy_to_device(self, batch: BatchArrays) -> dict[str, Tensor]:
         """Prepare a batch with `prepare_batch`, and copy it to the device."""
@@ -238,7 +238,7 @@ def to_numpy(tensor: Tensor) -> Float32Array:
 # --- The loss sums and metric sums of all heads, in at least float32. `model/heads.py` lists them.
 
 
-def pretraining_sums(
+def compute_pretraining_sums(
     masked_lm_logits_BQV: Tensor, next_sentence_logits_BS2: Tensor, batch: Mapping[str, Tensor], loss: Loss
 ) -> Tensor:
     """Compute the loss sums and metric sums of a pretraining batch, [8].
@@ -247,7 +247,7 @@ def pretraining_sums(
         The masked-LM loss and its weight, the next-sentence loss and its weight, and then for each of the two tasks the
         total weight of the correct predictions and of all predictions.
     """
-    weights_BQ, masked_weight = _masked_slot_weights(batch, loss, masked_lm_logits_BQV.dtype)
+    weights_BQ, masked_weight = _compute_masked_slot_weights(batch, loss, masked_lm_logits_BQV.dtype)
     masked_sum, masked_correct = _sum_losses_and_correct(masked_lm_logits_BQV, batch["masked_lm_ids"], weights_BQ)
     sentence_weights_BS = batch["next_sentence_weights"].to(masked_lm_logits_BQV.dtype)
     sentence_sum, sentence_correct = _sum_losses_and_correct(
@@ -258,7 +258,7 @@ def pretraining_sums(
     return torch.stack([masked_sum, masked_weight, sentence_sum, sentence_weight, *correct])
 
 
-def _masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _compute_masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the weight of every masked token in the loss, [B, Q], and the sum of these weights.
 
     Unused slots have the weight 0. A masked token has the weight 1 or, for the loss per sequence, 1 / (number of masked
@@ -274,7 +274,7 @@ def _masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.d
     return (belongs_BSQ / slots_BS1.clamp(min=1.0)).sum(1), slots_BS1.clamp(max=1.0).sum()
 
 
-def _losses_and_correct(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_losses_and_correct(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the negative log-likelihood of each label, and whether the label has the largest logit (1 or 0).
 
     Logits have the shape [..., C]. Both results are flattened, [P].
@@ -288,12 +288,12 @@ def _sum_losses_and_correct(logits: Tensor, labels: Tensor, weights: Tensor) -> 
     """Return the weighted sum of the negative log-likelihoods of all labels, and the weighted sum of the correct
     predictions.
     """
-    losses_P, correct_P = _losses_and_correct(logits, labels)
+    losses_P, correct_P = _compute_losses_and_correct(logits, labels)
     weights_P = weights.reshape(-1)
     return (losses_P * weights_P).sum(), (correct_P * weights_P).sum()
 
 
-def task_sums(head: TaskHead, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+def compute_task_sums(head: TaskHead, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the sum of the weighted losses of a task, the sum of the weights, and the weighted sum of the correct
     predictions.
     """
@@ -306,14 +306,14 @@ def task_sums(head: TaskHead, logits: Tensor, batch: Mapping[str, Tensor]) -> Te
         losses = (logits.squeeze(-1) - batch["targets"].to(logits.dtype)).square()
         correct = torch.zeros_like(losses)
     elif head.kind == "question-answering":
-        losses, correct = _span_losses_and_correct(logits, batch)
+        losses, correct = _compute_span_losses_and_correct(logits, batch)
     else:
-        losses, correct = _losses_and_correct(logits, batch["targets"])
+        losses, correct = _compute_losses_and_correct(logits, batch["targets"])
     weights = weights.reshape(losses.shape)
     return torch.stack([(losses * weights).sum(), weights.sum(), (correct * weights).sum()])
 
 
-def _span_losses_and_correct(logits_BL2: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def _compute_span_losses_and_correct(logits_BL2: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the loss of each answer span, and whether both its start and its end are predicted correctly, each [B, S].
 
     The loss is the mean of the negative log-likelihoods of start and end. The logits of tokens in other sequences are
@@ -322,5 +322,5 @@ def _span_losses_and_correct(logits_BL2: Tensor, batch: Mapping[str, Tensor]) ->
     packs, depth = batch["target_weights"].shape
     membership_BSL = build_membership_mask(batch["input_mask"], depth).to(logits_BL2.dtype)
     logits_BS2L = logits_BL2.transpose(1, 2)[:, None] + ((1.0 - membership_BSL) * OTHER_SEQUENCE)[:, :, None, :]
-    losses_P, correct_P = _losses_and_correct(logits_BS2L, batch["targets"])
+    losses_P, correct_P = _compute_losses_and_correct(logits_BS2L, batch["targets"])
     return losses_P.reshape(packs, depth, 2).mean(-1), correct_P.reshape(packs, depth, 2).amin(-1)

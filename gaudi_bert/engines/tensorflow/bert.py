@@ -25,18 +25,18 @@ import tensorflow as tf
 
 from gaudi_bert.engines.tensorflow.operations import (
     ForwardPass,
-    activation_function,
     at_least_float32,
     compile_kernel_if,
+    compute_keep_scale,
+    copy_with_zero_gradient,
     dense,
     dropout,
     gather_rows,
     gather_tokens,
-    keep_mask,
-    keep_scale,
+    get_activation_function,
     layer_norm,
+    make_keep_mask,
     residual_layer_norm,
-    with_zero_gradient,
 )
 from gaudi_bert.model.config import BertConfig, layer_name_prefix
 from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
@@ -65,11 +65,11 @@ class Network:
     compute_dtype: tf.DType
     forward_pass: ForwardPass
 
-    def kernel_and_bias(self, name_prefix: str) -> tuple[tf.Tensor, tf.Tensor]:
+    def get_kernel_and_bias(self, name_prefix: str) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the kernel and the bias of the dense layer whose variables begin with `name_prefix`."""
         return self.parameters[f"{name_prefix}/kernel"], self.parameters[f"{name_prefix}/bias"]
 
-    def gamma_and_beta(self, name_prefix: str) -> tuple[tf.Tensor, tf.Tensor]:
+    def get_gamma_and_beta(self, name_prefix: str) -> tuple[tf.Tensor, tf.Tensor]:
         """Return gamma and beta of the layer normalization whose variables begin with `name_prefix`."""
         return self.parameters[f"{name_prefix}/LayerNorm/gamma"], self.parameters[f"{name_prefix}/LayerNorm/beta"]
 
@@ -96,7 +96,7 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
     """
     config, (packs, length) = network.config, batch["input_ids"].shape
     wide_dtype = tf.float64 if network.compute_dtype == tf.float64 else tf.float32
-    bias_B1LL = _additive_attention_mask(batch["input_mask"], config.attention == "causal", wide_dtype)
+    bias_B1LL = _make_additive_attention_mask(batch["input_mask"], config.attention == "causal", wide_dtype)
     hidden_TH = _embed_tokens(network, batch)
     restricts_last_layer = positions_BP is not None and positions_BP.shape[1] < length
     for layer in range(config.num_hidden_layers):
@@ -111,7 +111,7 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
     return hidden_TH
 
 
-def _additive_attention_mask(input_mask_BL: tf.Tensor, is_causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
+def _make_additive_attention_mask(input_mask_BL: tf.Tensor, is_causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
     """Return the mask that is added to attention scores, [B, 1, L, L]: 0 where attention is allowed, otherwise -10,000."""
     same_BLL = tf.cast(tf.equal(input_mask_BL[:, :, tf.newaxis], input_mask_BL[:, tf.newaxis, :]), dtype)
     if is_causal:
@@ -135,7 +135,7 @@ def _embed_tokens(network: Network, batch: Batch) -> tf.Tensor:
     segments_TY = tf.one_hot(tf.reshape(batch["segment_ids"], [-1]), config.type_vocab_size, dtype=types_YH.dtype)
     total_TH = words_TH + positions_TH + tf.matmul(segments_TY, types_YH)
     compiled = network.forward_pass.compiled
-    normal_TH = layer_norm(total_TH, *network.gamma_and_beta(name_prefix), config.layer_norm_eps, compiled)
+    normal_TH = layer_norm(total_TH, *network.get_gamma_and_beta(name_prefix), config.layer_norm_eps, compiled)
     return tf.cast(network.apply_dropout(normal_TH, _EMBEDDINGS_DROPOUT_SITE), network.compute_dtype)
 
 
@@ -159,22 +159,22 @@ def _run_encoder_layer(
     name_prefix, first_site = layer_name_prefix(layer), 1 + _DROPOUT_SITES_PER_LAYER * layer
 
     def project(inputs: tf.Tensor, name: str) -> tf.Tensor:
-        return dense(inputs, *network.kernel_and_bias(f"{name_prefix}/{name}/dense"), forward_pass.compiled)
+        return dense(inputs, *network.get_kernel_and_bias(f"{name_prefix}/{name}/dense"), forward_pass.compiled)
 
-    def add_and_normalise(new_RH: tf.Tensor, old_RH: tf.Tensor, name: str, site: int) -> tf.Tensor:
+    def add_and_normalize(new_RH: tf.Tensor, old_RH: tf.Tensor, name: str, site: int) -> tf.Tensor:
         """Apply dropout to the new hidden states, add the old ones, and apply layer normalization."""
         rate = config.hidden_dropout_prob
         dropout_draw = forward_pass.draw_dropout(new_RH.shape, rate, site)
-        variables = network.gamma_and_beta(f"{name_prefix}/{name}")
+        variables = network.get_gamma_and_beta(f"{name_prefix}/{name}")
         return residual_layer_norm(
             new_RH, old_RH, *variables, dropout_draw, rate, config.layer_norm_eps, forward_pass.compiled
         )
 
     context_RH = _run_self_attention(network, f"{name_prefix}/attention/self", first_site, query_RH, hidden_TH, bias_B1PL)
     output_RH = project(context_RH, "attention/output")
-    attended_RH = add_and_normalise(output_RH, query_RH, "attention/output", first_site + 1)
-    inner_RI = activation_function(config.hidden_act, forward_pass.compiled)(project(attended_RH, "intermediate"))
-    return add_and_normalise(project(inner_RI, "output"), attended_RH, "output", first_site + 2)
+    attended_RH = add_and_normalize(output_RH, query_RH, "attention/output", first_site + 1)
+    inner_RI = get_activation_function(config.hidden_act, forward_pass.compiled)(project(attended_RH, "intermediate"))
+    return add_and_normalize(project(inner_RI, "output"), attended_RH, "output", first_site + 2)
 
 
 def _run_self_attention(
@@ -213,11 +213,11 @@ def _concatenate_projections(network: Network, name_prefix: str, parts: Sequence
     scale = 1.0 / math.sqrt(network.config.head_size)
     kernels, biases = [], []
     for part in parts:
-        kernel_HH, bias_H = network.kernel_and_bias(f"{name_prefix}/{part}")
+        kernel_HH, bias_H = network.get_kernel_and_bias(f"{name_prefix}/{part}")
         if part == "query":
             kernel_HH, bias_H = kernel_HH * scale, bias_H * scale
         elif part == "key":
-            bias_H = with_zero_gradient(bias_H)
+            bias_H = copy_with_zero_gradient(bias_H)
         kernels.append(kernel_HH)
         biases.append(bias_H)
     return tf.concat(kernels, axis=1), tf.concat(biases, axis=0)
@@ -250,7 +250,7 @@ def compute_attention(
     Returns:
         The context of every query, [B, N, P, D].
     """
-    scale = keep_scale(dropout_draw, rate)
+    scale = compute_keep_scale(dropout_draw, rate)
 
     @tf.custom_gradient
     def core(query_BNPD: tf.Tensor, key_BNLD: tf.Tensor, value_BNLD: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
@@ -268,7 +268,7 @@ def compute_attention(
             scaled_BNPD = gradient_BNPD * scale
             value_gradient_BNLD = tf.matmul(kept_BNPL, scaled_BNPD, transpose_a=True)
             kept_gradient_BNPL = tf.matmul(scaled_BNPD, value_BNLD, transpose_b=True)
-            scores_gradient_BNPL = compile_kernel_if(_attention_scores_gradient, compiled)(
+            scores_gradient_BNPL = compile_kernel_if(_compute_attention_scores_gradient, compiled)(
                 kept_gradient_BNPL, probabilities_BNPL, dropout_draw, rate
             )
             query_gradient_BNPD = tf.matmul(scores_gradient_BNPL, key_BNLD)
@@ -282,10 +282,10 @@ def compute_attention(
 
 def _drop_probabilities(probabilities_BNPL: tf.Tensor, dropout_draw: tf.Tensor, rate: float) -> tf.Tensor:
     """Set the dropped attention probabilities to zero. The other probabilities are not scaled."""
-    return probabilities_BNPL * keep_mask(dropout_draw, probabilities_BNPL.shape, rate, probabilities_BNPL.dtype)
+    return probabilities_BNPL * make_keep_mask(dropout_draw, probabilities_BNPL.shape, rate, probabilities_BNPL.dtype)
 
 
-def _attention_scores_gradient(
+def _compute_attention_scores_gradient(
     kept_gradient_BNPL: tf.Tensor, probabilities_BNPL: tf.Tensor, dropout_draw: tf.Tensor | None, rate: float
 ) -> tf.Tensor:
     """Return the gradient of the attention scores, given the gradient of the attention probabilities after dropout.
@@ -304,24 +304,24 @@ def _attention_scores_gradient(
 
 def apply_pooler(network: Network, cls_PH: tf.Tensor) -> tf.Tensor:
     """Apply BERT's pooler, a dense layer and tanh, to the hidden states of [CLS] tokens, [sequences, H]."""
-    return tf.tanh(dense(cls_PH, *network.kernel_and_bias("bert/pooler/dense")))
+    return tf.tanh(dense(cls_PH, *network.get_kernel_and_bias("bert/pooler/dense")))
 
 
-def masked_lm_logits(network: Network, hidden_PH: tf.Tensor) -> tf.Tensor:
+def compute_masked_lm_logits(network: Network, hidden_PH: tf.Tensor) -> tf.Tensor:
     """Compute the masked-LM logits of hidden states, [P, V], in at least float32.
 
     The output matrix is tied to the word embeddings.
     """
     name_prefix, config, compiled = "cls/predictions/transform", network.config, network.forward_pass.compiled
-    changed_PH = dense(hidden_PH, *network.kernel_and_bias(f"{name_prefix}/dense"))
-    changed_PH = activation_function(config.hidden_act, compiled)(changed_PH)
-    changed_PH = layer_norm(changed_PH, *network.gamma_and_beta(name_prefix), config.layer_norm_eps, compiled)
+    changed_PH = dense(hidden_PH, *network.get_kernel_and_bias(f"{name_prefix}/dense"))
+    changed_PH = get_activation_function(config.hidden_act, compiled)(changed_PH)
+    changed_PH = layer_norm(changed_PH, *network.get_gamma_and_beta(name_prefix), config.layer_norm_eps, compiled)
     words_VH = tf.cast(network.parameters["bert/embeddings/word_embeddings"], changed_PH.dtype)
     logits_PV = at_least_float32(tf.matmul(changed_PH, words_VH, transpose_b=True))
     return tf.nn.bias_add(logits_PV, tf.cast(network.parameters["cls/predictions/output_bias"], logits_PV.dtype))
 
 
-def pretraining_logits(network: Network, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+def compute_pretraining_logits(network: Network, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
     """Compute the masked-LM logits, [B, Q, V], and the next-sentence logits, [B, S, 2], in at least float32."""
     (packs, depth), slots = batch["next_sentence_positions"].shape, batch["masked_lm_positions"].shape[1]
     check_logit_count(packs, slots, network.config.vocab_size)
@@ -330,7 +330,7 @@ def pretraining_logits(network: Network, batch: Batch) -> tuple[tf.Tensor, tf.Te
     read_BPH = tf.reshape(encode_packs(network, batch, positions_BP), [packs, depth + slots, hidden])
     first_BSH, masked_BQH = tf.split(read_BPH, [depth, slots], axis=1)
     pooled_PH = at_least_float32(apply_pooler(network, tf.reshape(first_BSH, [packs * depth, hidden])))
-    words_PV = masked_lm_logits(network, tf.reshape(masked_BQH, [packs * slots, hidden]))
+    words_PV = compute_masked_lm_logits(network, tf.reshape(masked_BQH, [packs * slots, hidden]))
     # Next-sentence class 0 means that the second text follows the first, and class 1 that it was chosen at random.
     weights_2H, bias_2 = (
         tf.cast(parameters[f"cls/seq_relationship/output_{name}"], pooled_PH.dtype) for name in ("weights", "bias")

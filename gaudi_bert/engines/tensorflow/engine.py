@@ -32,7 +32,7 @@ from gaudi_bert.engines.protocol import Communicator, ComputeDtype, Device, Mode
 from gaudi_bert.engines.tensorflow import INTRA_OP_THREADS
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.updates import TensorFlowUpdates
-from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, facts_to_compare
+from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, collect_facts_to_compare
 
 NAME: EngineName = "tensorflow"
 
@@ -138,7 +138,7 @@ def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
         reason = " ".join(str(error).split())
         return f"load_habana_module() failed ({reason}); check the driver with hl-smi, and that a card is visible", ()
     if not tf.config.list_physical_devices("HPU"):
-        return "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process holds it", ()
+        return "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process uses it", ()
     return None, tuple(
         f"note: the environment sets {name}={present[name]}, which is kept (the default is {value})"
         for name, value in variables.items()
@@ -187,7 +187,7 @@ def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Commu
     launch = find_launch()
     if launch is None or launch.size == 1:
         return Communicator()
-    who = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
+    process_name = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
     defaults = {
         "HOROVOD_FUSION_THRESHOLD": settings.fusion_bytes,
         "HOROVOD_STALL_CHECK_TIME_SECONDS": math.ceil(settings.stall_seconds),
@@ -199,22 +199,23 @@ def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Commu
         hvd = importlib.import_module("horovod.tensorflow")
     except ImportError as error:
         raise InputError(
-            f"{who}: several processes need Horovod, which is not installed ({error}); on CPUs run `make setup-horovod`, "
-            "on Gaudi use the training image, which contains habana-horovod, or start one process without a launcher"
+            f"{process_name}: several processes require Horovod, which is not installed ({error}); on CPUs run `make "
+            "setup-horovod`, on Gaudi use the training image, which contains habana-horovod, or start one process without a "
+            "launcher"
         ) from error
     try:
         hvd.init()
         rank, size, local_size = hvd.rank(), hvd.size(), hvd.local_size()
     except (RuntimeError, ValueError, OSError) as error:
         raise FailedError(
-            f"{who}: Horovod cannot connect the processes ({' '.join(str(error).split())}); start all ranks again"
+            f"{process_name}: Horovod cannot connect the processes ({' '.join(str(error).split())}); start all ranks again"
         ) from error
     if (rank, size) != (launch.rank, launch.size):
         raise InputError(
-            f"{who}: Horovod reports rank {rank} of {size}; Horovod was probably built without MPI; "
+            f"{process_name}: Horovod reports rank {rank} of {size}; Horovod was probably built without MPI; "
             "start the processes with `horovodrun --gloo`, or build Horovod with MPI"
         )
     # The facts cannot be compared yet, because this requires a sum over processes on the device, which is opened only after
     # this function. `ConnectedProcess.watch_processes` compares them.
-    facts = {"tensorflow": tf.__version__, **facts_to_compare(settings, facts)}
+    facts = {"tensorflow": tf.__version__, **collect_facts_to_compare(settings, facts)}
     return _HorovodProcess(rank, size, local_size, facts=facts, horovod=hvd)

@@ -22,9 +22,9 @@ from gaudi_bert.engines.protocol import BatchEvaluation, ComputeDtype, LossesAnd
 from gaudi_bert.engines.tensorflow.bert import (
     Network,
     apply_pooler,
+    compute_masked_lm_logits,
+    compute_pretraining_logits,
     encode_packs,
-    masked_lm_logits,
-    pretraining_logits,
 )
 from gaudi_bert.engines.tensorflow.operations import ForwardPass, at_least_float32, dense, make_graph_function
 from gaudi_bert.model.config import BertConfig, draw_initial_value
@@ -81,7 +81,7 @@ class TensorFlowModel:
         }
         self._outputs = make_graph_function(self.forward)
         self._evaluate = make_graph_function(self._trace_evaluation)
-        self._work = make_graph_function(self._trace_work)
+        self._training_pass = make_graph_function(self._trace_training_pass)
 
     # --- The methods of `engines/protocol.Model`
 
@@ -124,7 +124,7 @@ class TensorFlowModel:
         hidden_TH = encode_packs(self.build_network(), tensors)
         with tf.GradientTape() as tape:
             masked_lm_logits_BQV, next_sentence_logits_BS2 = outputs = self.forward(tensors)
-            sums = _pretraining_sums(outputs, tensors, loss)
+            sums = _compute_pretraining_sums(outputs, tensors, loss)
             masked_lm_loss, next_sentence_loss = sums[0] / sums[1], sums[2] / sums[3]
             total = masked_lm_loss + next_sentence_loss
         gradients = tape.gradient(total, list(self.variables.values()))
@@ -143,7 +143,7 @@ class TensorFlowModel:
 
         Return a number that depends on all gradients, so that none of them can be skipped.
         """
-        return float(self._work(self.copy_to_device(batch)))
+        return float(self._training_pass(self.copy_to_device(batch)))
 
     # --- Functions that are traced into graphs, from features with static shapes to outputs, sums and the loss
 
@@ -164,7 +164,7 @@ class TensorFlowModel:
         """
         network, head = self.build_network(dropout_seed), self.spec.head
         if isinstance(head, PretrainingHead):
-            return pretraining_logits(network, batch)
+            return compute_pretraining_logits(network, batch)
         return (
             _compute_vectors(network, head, batch)
             if isinstance(head, VectorHead)
@@ -175,8 +175,8 @@ class TensorFlowModel:
         """Compute the loss sums and metric sums of a batch from the outputs of the head. `model/heads.py` lists them."""
         head = self.spec.head
         if isinstance(head, PretrainingHead):
-            return _pretraining_sums(outputs, batch, head.loss)
-        return _task_sums(head, outputs, batch) if isinstance(head, TaskHead) else ()
+            return _compute_pretraining_sums(outputs, batch, head.loss)
+        return _compute_task_sums(head, outputs, batch) if isinstance(head, TaskHead) else ()
 
     def compute_loss(
         self, batch: Batch, dropout_seed: tf.Tensor | None, factors: tf.Tensor
@@ -204,7 +204,7 @@ class TensorFlowModel:
         sums = self.compute_loss_and_metric_sums(outputs, batch)
         return outputs if self.spec.head.needs_outputs else tf.zeros([]), tf.stack(sums) if sums else tf.zeros([0])
 
-    def _trace_work(self, batch: Batch) -> tf.Tensor:
+    def _trace_training_pass(self, batch: Batch) -> tf.Tensor:
         """Run a forward and a backward pass with dropout, and return the sum of the elements of all gradients."""
         variables = list(self.variables.values())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -227,14 +227,14 @@ def _compute_task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.
         check_logit_count(packs, length, network.config.vocab_size)
     hidden_PH = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
     if not head.needs_outputs:
-        return masked_lm_logits(network, hidden_PH)
+        return compute_masked_lm_logits(network, hidden_PH)
     shape = [packs, length, head.width]
     if head.predicts_per_text:
         hidden_PH, shape = apply_pooler(network, hidden_PH), [*batch["sequence_positions"].shape, head.width]
     if head.kind != "question-answering":  # BERT's span head has no dropout
         hidden_PH = network.apply_dropout(hidden_PH, _HEAD_DROPOUT_SITE)
     with tf.name_scope("KEEP_FP32_PRECISION"):
-        return tf.reshape(dense(at_least_float32(hidden_PH), *network.kernel_and_bias(head.dense_name_prefix)), shape)
+        return tf.reshape(dense(at_least_float32(hidden_PH), *network.get_kernel_and_bias(head.dense_name_prefix)), shape)
 
 
 def _compute_vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Tensor:
@@ -276,7 +276,7 @@ def _pool_tokens(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, po
 # `masked_lm_weights` contains the number of the sequence to which a masked slot belongs, or 0 for an unused slot.
 
 
-def _pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: Loss) -> tuple[tf.Tensor, ...]:
+def _compute_pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: Loss) -> tuple[tf.Tensor, ...]:
     """Compute the loss sums and metric sums of a pretraining batch, 8 scalars in at least float32.
 
     Returns:
@@ -284,7 +284,7 @@ def _pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: 
         total weight of the correct predictions and of all predictions.
     """
     masked_lm_logits_BQV, next_sentence_logits_BS2 = outputs
-    weights_BQ, masked_weight = _masked_slot_weights(batch, loss, masked_lm_logits_BQV.dtype)
+    weights_BQ, masked_weight = _compute_masked_slot_weights(batch, loss, masked_lm_logits_BQV.dtype)
     masked_sum, masked_correct = _sum_losses_and_correct(masked_lm_logits_BQV, batch["masked_lm_ids"], weights_BQ)
     sentence_weights_BS = tf.cast(batch["next_sentence_weights"], masked_lm_logits_BQV.dtype)
     sentence_sum, sentence_correct = _sum_losses_and_correct(
@@ -295,7 +295,7 @@ def _pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: 
     return masked_sum, masked_weight, sentence_sum, sentence_weight, *correct
 
 
-def _masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+def _compute_masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the weight of every masked token in the loss, [B, Q], and the sum of these weights.
 
     Unused slots have the weight 0. A masked token has the weight 1 or, for the loss per sequence, 1 / (number of masked
@@ -306,13 +306,13 @@ def _masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> tuple[tf.
     if loss == "token":
         return used_BQ, tf.reduce_sum(used_BQ)
     depth = batch["next_sentence_positions"].shape[1]
-    belongs_BSQ = _sequence_membership(numbers_BQ, depth, dtype)
+    belongs_BSQ = _make_membership_mask(numbers_BQ, depth, dtype)
     slots_BS1 = tf.reduce_sum(belongs_BSQ, axis=-1, keepdims=True)
     weights_BQ = tf.reduce_sum(belongs_BSQ / tf.maximum(slots_BS1, 1.0), axis=1)
     return weights_BQ, tf.reduce_sum(tf.minimum(slots_BS1, 1.0))
 
 
-def _sequence_membership(numbers_BX: tf.Tensor, depth: int, dtype: tf.DType) -> tf.Tensor:
+def _make_membership_mask(numbers_BX: tf.Tensor, depth: int, dtype: tf.DType) -> tf.Tensor:
     """Return a mask [B, S, X] that is 1 where position or slot X belongs to sequence S of the pack, and 0 elsewhere."""
     numbers_S = tf.cast(tf.range(1, depth + 1), numbers_BX.dtype)
     return tf.cast(tf.equal(numbers_S[:, tf.newaxis], numbers_BX[:, tf.newaxis, :]), dtype)
@@ -324,12 +324,12 @@ def _sum_losses_and_correct(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Te
 
     Logits have the shape [..., C], and labels and weights have the shape [...].
     """
-    losses_R, right_R = _losses_and_correct(logits, labels)
+    losses_R, right_R = _compute_losses_and_correct(logits, labels)
     weights_R = tf.reshape(weights, [-1])
     return tf.reduce_sum(losses_R * weights_R), tf.reduce_sum(right_R * weights_R)
 
 
-def _losses_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _compute_losses_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the negative log-likelihood of each label, and whether the label has the largest logit (1 or 0).
 
     Logits have the shape [..., C]. Both results are flattened, [R].
@@ -364,7 +364,7 @@ def cross_entropy(logits_RC: tf.Tensor, labels_R: tf.Tensor) -> tuple[tuple[tf.T
     return (losses_R, guesses_R), backward
 
 
-def _task_sums(head: TaskHead, logits: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, ...]:
+def _compute_task_sums(head: TaskHead, logits: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, ...]:
     """Return the sum of the weighted losses of a task, the sum of the weights, and the weighted sum of the correct
     predictions.
     """
@@ -377,24 +377,24 @@ def _task_sums(head: TaskHead, logits: tf.Tensor, batch: Batch) -> tuple[tf.Tens
         losses = tf.square(tf.squeeze(logits, axis=-1) - tf.cast(batch["targets"], logits.dtype))
         right = tf.zeros_like(losses)
     elif head.kind == "question-answering":
-        losses, right = _span_losses_and_correct(logits, batch)
+        losses, right = _compute_span_losses_and_correct(logits, batch)
     else:
-        losses, right = _losses_and_correct(logits, batch["targets"])
+        losses, right = _compute_losses_and_correct(logits, batch["targets"])
     weights = tf.reshape(tf.cast(batch["target_weights"], logits.dtype), losses.shape)
     return tf.reduce_sum(losses * weights), tf.reduce_sum(weights), tf.reduce_sum(right * weights)
 
 
-def _span_losses_and_correct(logits_BL2: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+def _compute_span_losses_and_correct(logits_BL2: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the loss of each answer span, and whether both its start and its end are predicted correctly, each flattened to
     [B * S].
 
     The loss is the mean of the negative log-likelihoods of start and end. The logits of tokens in other sequences are
     lowered, so that they do not contribute to the softmax.
     """
-    own_BSL = _sequence_membership(batch["input_mask"], batch["target_weights"].shape[1], logits_BL2.dtype)
+    own_BSL = _make_membership_mask(batch["input_mask"], batch["target_weights"].shape[1], logits_BL2.dtype)
     forbidden_BS1L = ((1.0 - own_BSL) * OTHER_SEQUENCE)[:, :, tf.newaxis, :]
     own_BS2L = tf.transpose(logits_BL2, [0, 2, 1])[:, tf.newaxis] + forbidden_BS1L
-    losses_R, right_R = _losses_and_correct(own_BS2L, batch["targets"])
+    losses_R, right_R = _compute_losses_and_correct(own_BS2L, batch["targets"])
     return tf.reduce_mean(tf.reshape(losses_R, [-1, 2]), axis=-1), tf.reduce_min(tf.reshape(right_R, [-1, 2]), axis=-1)
 
 
@@ -419,8 +419,11 @@ def read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"{prefix}: expected a complete TF1 checkpoint ({reason}); copy its .index and .data files again"
+            f"{prefix}: the path is not a complete TF1 checkpoint ({reason}); copy its .index and .data files again"
         ) from error
     if not values:
-        raise InputError(f"{prefix}: holds no variable below bert/; give a checkpoint of google-research/bert")
+        raise InputError(
+            f"{prefix}: the checkpoint contains no variable whose name begins with bert/; pass a checkpoint of "
+            "google-research/bert"
+        )
     return values

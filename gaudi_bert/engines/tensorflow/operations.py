@@ -131,7 +131,7 @@ def gather_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, pack_length: in
 
 
 @tf.custom_gradient
-def with_zero_gradient(variable: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+def copy_with_zero_gradient(variable: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
     """Return a copy of a variable, with a gradient of zero. With `tf.stop_gradient`, the gradient would be None instead."""
     return tf.identity(variable), tf.zeros_like
 
@@ -189,7 +189,7 @@ def residual_layer_norm(
     return core(new_TH, old_TH, gamma_H, beta_H)
 
 
-def activation_function(name: str, compiled: bool) -> Callable[[tf.Tensor], tf.Tensor]:
+def get_activation_function(name: str, compiled: bool) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return the activation function with a name from `config.json`: gelu (exact), gelu_new (tanh approximation) or relu."""
     if name != "gelu":
         return tf.nn.relu if name == "relu" else functools.partial(tf.nn.gelu, approximate=True)
@@ -281,23 +281,23 @@ def _apply_dropout(inputs: tf.Tensor, dropout_draw: tf.Tensor | None, rate: floa
     """Compute `dropout` with TensorFlow operations that have their own gradient."""
     if dropout_draw is None:
         return inputs
-    return inputs * (keep_mask(dropout_draw, inputs.shape, rate, inputs.dtype) * keep_scale(dropout_draw, rate))
+    return inputs * (make_keep_mask(dropout_draw, inputs.shape, rate, inputs.dtype) * compute_keep_scale(dropout_draw, rate))
 
 
-def _normal_distribution_function(inputs: tf.Tensor) -> tf.Tensor:
+def _normal_cdf(inputs: tf.Tensor) -> tf.Tensor:
     """Return the normal distribution function Phi(x)."""
     return 0.5 * (1.0 + tf.math.erf(inputs * math.sqrt(0.5)))
 
 
 def _gelu_forward(inputs: tf.Tensor) -> tf.Tensor:
     """Compute x * Phi(x)."""
-    return inputs * _normal_distribution_function(inputs)
+    return inputs * _normal_cdf(inputs)
 
 
 def _gelu_backward(gradient: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
     """Compute the gradient of x * Phi(x)."""
     density = tf.exp(-0.5 * tf.square(inputs)) * (1.0 / math.sqrt(2.0 * math.pi))
-    return gradient * (_normal_distribution_function(inputs) + inputs * density)
+    return gradient * (_normal_cdf(inputs) + inputs * density)
 
 
 # --- Dropout without state
@@ -319,7 +319,7 @@ _FIRST_FACTOR, _SECOND_FACTOR = 0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32)
 _DROPOUT_STEPS = 1 << 16
 
 
-def keep_mask(dropout_draw: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DType) -> tf.Tensor:
+def make_keep_mask(dropout_draw: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DType) -> tf.Tensor:
     """Return a dropout mask, which is 1 for elements that are kept, and 0 for elements that are dropped.
 
     Args:
@@ -337,14 +337,14 @@ def keep_mask(dropout_draw: tf.Tensor, shape: tf.TensorShape, rate: float, dtype
     first_key = _murmur_finalize(dropout_draw[0] + _murmur_finalize(dropout_draw[1]))
     second_key = _murmur_finalize(dropout_draw[1] + _murmur_finalize(first_key + _GOLDEN_STRIDE))
     hashed = _murmur_finalize(_murmur_finalize(tf.bitwise.bitwise_xor(elements, first_key)) + second_key)
-    return tf.cast(hashed >= _smallest_kept_number(rate), dtype)
+    return tf.cast(hashed >= _compute_keep_threshold(rate), dtype)
 
 
-def keep_scale(dropout_draw: tf.Tensor | None, rate: float) -> float:
+def compute_keep_scale(dropout_draw: tf.Tensor | None, rate: float) -> float:
     """Return the factor that is applied to the kept elements, so that dropout does not change the mean. It is 1 without
     dropout.
     """
-    return 1.0 if dropout_draw is None else _DROPOUT_STEPS / (_DROPOUT_STEPS - _dropped_steps(rate))
+    return 1.0 if dropout_draw is None else _DROPOUT_STEPS / (_DROPOUT_STEPS - _count_dropped_steps(rate))
 
 
 def _murmur_finalize(words: tf.Tensor) -> tf.Tensor:
@@ -362,16 +362,16 @@ def _shift_right_logically(words: tf.Tensor, bits: int) -> tf.Tensor:
     return tf.bitwise.bitwise_and(tf.bitwise.right_shift(words, bits), (1 << (32 - bits)) - 1)
 
 
-def _dropped_steps(rate: float) -> int:
+def _count_dropped_steps(rate: float) -> int:
     """Return for how many of the 65,536 values of a 16-bit random number an element is dropped, given the rate. The result
     is at least 1.
     """
     return max(1, round(rate * _DROPOUT_STEPS))
 
 
-def _smallest_kept_number(rate: float) -> int:
+def _compute_keep_threshold(rate: float) -> int:
     """Return the smallest random int32 number with which an element is kept, given the dropout rate."""
-    return _wrap_to_int32((_dropped_steps(rate) << 16) - (1 << 31))
+    return _wrap_to_int32((_count_dropped_steps(rate) << 16) - (1 << 31))
 
 
 def _wrap_to_int32(value: int) -> int:
@@ -400,7 +400,7 @@ class ForwardPass:
             site: The number of the dropout in the model.
 
         Returns:
-            The `dropout_draw` argument of `keep_mask`, or None if nothing is dropped.
+            The `dropout_draw` argument of `make_keep_mask`, or None if nothing is dropped.
         """
         if self.dropout_seed is None or rate == 0:
             return None
@@ -412,4 +412,4 @@ class ForwardPass:
         elements = shape.num_elements()
         words = tf.random.stateless_uniform([(elements + 1) // 2], seed_2, minval=None, maxval=None, dtype=tf.int32)
         noise = tf.concat([words, tf.bitwise.left_shift(words, 16)], axis=0)[:elements]
-        return tf.reshape(noise >= _smallest_kept_number(rate), shape)
+        return tf.reshape(noise >= _compute_keep_threshold(rate), shape)

@@ -171,7 +171,7 @@ class TensorFlowUpdates:
         """
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         gradients = self._communicator.sum_tensors(gradients)
-        factor, norm = _clip_factor_and_norm(gradients, self._settings.clip_norm)
+        factor, norm = _compute_clip_factor_and_norm(gradients, self._settings.clip_norm)
         self._optimizer.apply_gradients(gradients, scalars, factor)
         return tf.concat([sums, [norm]], axis=0)
 
@@ -226,10 +226,10 @@ class TensorFlowUpdates:
 
 
 # A variable with fewer elements fits into the CPU caches, so compiling its update is not worthwhile.
-_LEAST_COMPILED = 2**16
+_MIN_COMPILED_ELEMENTS = 2**16
 
 
-def _clip_factor_and_norm(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
+def _compute_clip_factor_and_norm(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the factor by which gradients must be multiplied to clip them, and their joint norm before clipping.
 
     After the multiplication, the gradients have a joint norm of at most `clip_norm`. With a `clip_norm` of 0, the factor is
@@ -269,10 +269,12 @@ class _Optimizer:
         for (name, variable), gradient in zip(self._variables.items(), gradients, strict=True):
             is_adapted = settings.optimizer == "lamb" and (settings.layer_adaptation == "all" or has_weight_decay(name))
             decay = settings.weight_decay if has_weight_decay(name) else 0.0
-            rule = (settings.beta_1, settings.beta_2, settings.epsilon, decay, is_adapted)
-            is_compiled = self._compiled and variable.shape.num_elements() >= _LEAST_COMPILED
+            hyperparameters = (settings.beta_1, settings.beta_2, settings.epsilon, decay, is_adapted)
+            is_compiled = self._compiled and variable.shape.num_elements() >= _MIN_COMPILED_ELEMENTS
             first, second = (moments[name] for moments in self.moments)
-            compile_kernel_if(_update_variable, is_compiled)(variable, first, second, gradient, factor, scalars, rule)
+            compile_kernel_if(_update_variable, is_compiled)(
+                variable, first, second, gradient, factor, scalars, hyperparameters
+            )
 
 
 def _update_variable(
@@ -282,13 +284,13 @@ def _update_variable(
     gradient: tf.Tensor,
     factor: tf.Tensor,
     scalars: UpdateScalars,
-    rule: tuple[float, float, float, float, bool],
+    hyperparameters: tuple[float, float, float, float, bool],
 ) -> None:
     """Update a variable and its moments with its gradient multiplied by `factor`.
 
-    `rule` contains beta_1, beta_2, epsilon, the weight decay, and whether the step size is adapted as in LAMB.
+    `hyperparameters` contains beta_1, beta_2, epsilon, the weight decay, and whether the step size is adapted as in LAMB.
     """
-    beta_1, beta_2, epsilon, decay, is_adapted = rule
+    beta_1, beta_2, epsilon, decay, is_adapted = hyperparameters
     gradient = gradient * factor
     first = beta_1 * first_moment + (1.0 - beta_1) * gradient
     second = beta_2 * second_moment + (1.0 - beta_2) * tf.square(gradient)

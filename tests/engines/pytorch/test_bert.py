@@ -11,11 +11,11 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from gaudi_bert.engines.pytorch import cpu_operations  # noqa: E402
 from gaudi_bert.engines.pytorch.bert import (  # noqa: E402
-    _additive_attention_mask,
     _fused_attention,
+    _make_additive_attention_mask,
     _plain_attention,
     compute_sequence_offsets,
-    has_varlen_attention,
+    supports_varlen_attention,
     varlen_attention,
 )
 from gaudi_bert.engines.pytorch.cpu_operations import tiled_attention  # noqa: E402
@@ -36,7 +36,7 @@ def masks(sequences: int) -> torch.Tensor:
 def test_outputs_and_gradients_of_both_forms(sequences: int, causal: bool) -> None:
     random = torch.Generator().manual_seed(sequences)
     inputs = [torch.randn(PACKS, HEADS, LENGTH, SIZE, generator=random, requires_grad=True) for _ in range(3)]
-    bias = _additive_attention_mask(masks(sequences), causal, torch.float32)
+    bias = _make_additive_attention_mask(masks(sequences), causal, torch.float32)
     weights = torch.randn(PACKS, HEADS, LENGTH, SIZE, generator=random)
     found = []
     for form in (_plain_attention, _fused_attention, tiled_attention):
@@ -61,7 +61,11 @@ def test_attention_of_some_heads_at_a_time(rate: float, together: int, monkeypat
     random = torch.Generator().manual_seed(1)
     shape = (PACKS, LENGTH, HEADS, SIZE)
     inputs = [torch.randn(shape, generator=random).transpose(1, 2).requires_grad_() for _ in range(3)]
-    bias, weights, found = _additive_attention_mask(masks(3), False, torch.float32), torch.randn(shape, generator=random), []
+    bias, weights, found = (
+        _make_additive_attention_mask(masks(3), False, torch.float32),
+        torch.randn(shape, generator=random),
+        [],
+    )
     for form in (_plain_attention, tiled_attention):
         torch.manual_seed(5)
         context = form(*inputs, bias, rate)
@@ -116,7 +120,7 @@ def test_sequence_offsets_are_those_of_the_lengths(packs: list[list[int]], paddi
 
 
 @pytest.mark.skipif(
-    not torch.cuda.is_available() or not has_varlen_attention(torch.device("cuda"), SIZE),
+    not torch.cuda.is_available() or not supports_varlen_attention(torch.device("cuda"), SIZE),
     reason="FlashAttention needs a GPU of compute capability 8.0 or higher",
 )
 @pytest.mark.parametrize("causal", [False, True])
@@ -129,7 +133,7 @@ def test_varlen_attention_equals_the_plain_form_and_repeats_its_bits(sequences: 
 
     def plain(fused: torch.Tensor) -> torch.Tensor:
         parts = [part.reshape(PACKS, LENGTH, HEADS, SIZE).transpose(1, 2).float() for part in fused.unbind(1)]
-        context_BNLD = _plain_attention(*parts, _additive_attention_mask(mask_BL, causal, torch.float32).cuda(), 0.0)
+        context_BNLD = _plain_attention(*parts, _make_additive_attention_mask(mask_BL, causal, torch.float32).cuda(), 0.0)
         return context_BNLD.transpose(1, 2).reshape(-1, HEADS, SIZE)
 
     def varlen(fused: torch.Tensor, rate: float = 0.0) -> torch.Tensor:

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_bert.engines.tensorflow.bert import _additive_attention_mask, compute_attention
+from gaudi_bert.engines.tensorflow.bert import _make_additive_attention_mask, compute_attention
 from gaudi_bert.engines.tensorflow.model import cross_entropy
 from gaudi_bert.engines.tensorflow.operations import (
     ForwardPass,
+    compute_keep_scale,
     dense,
     dropout,
-    keep_mask,
-    keep_scale,
     layer_norm,
+    make_keep_mask,
     residual_layer_norm,
 )
 from tests.builders.agree import agree
@@ -56,7 +56,9 @@ def test_layer_norm_also_of_a_sum(compiled, rate):
     inputs = normal(7, 13), normal(7, 13), normal(13), normal(13)
     check_same(lambda x, gamma, beta: layer_norm(x, gamma, beta, 1e-12, compiled), plain_layer_norm, *inputs[1:])
     drawn = ForwardPass(tf.constant([1, 2]), compiled).draw_dropout(inputs[0].shape, rate, 3)
-    factors = 1.0 if drawn is None else keep_mask(drawn, inputs[0].shape, rate, tf.float64) * keep_scale(drawn, rate)
+    factors = (
+        1.0 if drawn is None else make_keep_mask(drawn, inputs[0].shape, rate, tf.float64) * compute_keep_scale(drawn, rate)
+    )
     check_same(
         lambda new, old, gamma, beta: residual_layer_norm(new, old, gamma, beta, drawn, rate, 1e-12, compiled),
         lambda new, old, gamma, beta: plain_layer_norm(new * factors + old, gamma, beta),
@@ -79,10 +81,10 @@ def test_dense(inputs, outputs, compiled):
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_core(causal, rate, compiled):
     mask = tf.constant([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 2, 3]], tf.int32)
-    bias = _additive_attention_mask(mask, causal, tf.float64)
+    bias = _make_additive_attention_mask(mask, causal, tf.float64)
     shape = tf.TensorShape([2, 3, 7, 7])
     drawn = ForwardPass(tf.constant([1, 2]), compiled).draw_dropout(shape, rate, 3)
-    factors = 1.0 if drawn is None else keep_mask(drawn, shape, rate, tf.float64) * keep_scale(drawn, rate)
+    factors = 1.0 if drawn is None else make_keep_mask(drawn, shape, rate, tf.float64) * compute_keep_scale(drawn, rate)
 
     def plain(query, key, value):
         shares = tf.nn.softmax(tf.einsum("bnid,bnjd->bnij", query, key) + bias)
