@@ -237,20 +237,16 @@ def _describe_failures(answers: Mapping[Peer, Message | str], min_busy_seconds: 
     """
     failures = []
     for kind, meaning in _FAILURES.items():
-        failed = [peer for peer, answer in answers.items() if answer == kind]
+        failed = [str(peer) for peer, answer in answers.items() if answer == kind]
         if failed:
-            failures.append(f"{_format_names(failed)} {'is' if len(failed) == 1 else 'are'} {meaning}")
+            more = f" and {len(failed) - _MAX_NAMES} more" if len(failed) > _MAX_NAMES else ""
+            failures.append(f"{', '.join(failed[:_MAX_NAMES])}{more} {'is' if len(failed) == 1 else 'are'} {meaning}")
     at_work = [(each, answer) for each, answer in answers.items() if isinstance(answer, dict) and not answer["waits"]]
     busy = [(answer["seconds"], each, answer) for each, answer in at_work if answer["seconds"] >= min_busy_seconds]
     if not failures and busy:
         seconds, peer, answer = max(busy, key=itemgetter(0))
         failures = [f"{peer} has been busy with {answer['activity']} for {seconds:.0f} s"]
     return " and ".join(failures)
-
-
-def _format_names(peers: Sequence[Peer]) -> str:
-    """Return a list of process names for a message. After the first few names, it only states how many more there are."""
-    return ", ".join(map(str, peers[:_MAX_NAMES])) + (f" and {len(peers) - _MAX_NAMES} more" * (len(peers) > _MAX_NAMES))
 
 
 # --- Error messages of Gloo, the CPU backend of torch.distributed, about broken connections

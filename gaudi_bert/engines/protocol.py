@@ -273,16 +273,13 @@ class UpdateScalars(NamedTuple):
     second_correction: float
 
 
+# A function that computes the loss over all micro-batches of an update, including those of other processes. The argument
+# contains the head's outputs for each micro-batch of this process, M arrays [B, ...]. The function returns the K sums, and
+# the gradients of the loss with respect to these M arrays. All processes call it at the same time.
 UpdateLoss = Callable[[Sequence[NDArray[Any]]], tuple[FloatArray, Sequence[FloatArray]]]
-"""A loss over all micro-batches of an update, including those of other processes.
 
-The argument contains the outputs of the head for each micro-batch of this process, M arrays [B, ...]. The function returns
-the K sums, and the gradients of the loss with respect to these M arrays. Every process calls it at the same time.
-"""
-
-
+# A function that waits until the device has finished an update, and returns its sums, float32 [K + 1].
 WaitForSums = Callable[[], NDArray[Any]]
-"""A function that waits until the device has finished an update, and returns its sums, float32 [K + 1]."""
 
 
 class Updates(Protocol):

@@ -203,8 +203,8 @@ class ConnectedProcess(Communicator):
             return f"{names[0]} is {own} in rank {self.rank} ({host}), but {right} in rank 0 ({first_host})"
 
         if differs.any():
-            reported = self._run_on_rank(int(differs.argmax()), describe_difference)
-            raise InputError(f"{reported}; start all ranks with the same version, settings, model and data")
+            found = self._run_on_rank(int(differs.argmax()), describe_difference)
+            raise InputError(f"{found}; start all ranks with the same version, settings, model and data")
 
     def note_activity(self, activity: str, *, slow: bool = False) -> None:
         """Report to the watchdog what this process is doing."""
@@ -266,6 +266,6 @@ def collect_facts_to_compare(settings: LoopSettings, further_facts: Mapping[str,
         settings: The settings of the training loop. The device and the number of threads may differ.
         further_facts: Further values that must be equal.
     """
-    own = settings.model_dump(mode="json", exclude={"device", "threads"})
-    keys = {f"{settings.section_name}.{name}": value for name, value in own.items()}
-    return {"gaudi-bert": __version__, **keys, **further_facts}
+    values = settings.model_dump(mode="json", exclude={"device", "threads"})
+    own_facts = {f"{settings.section_name}.{name}": value for name, value in values.items()}
+    return {"gaudi-bert": __version__, **own_facts, **further_facts}

@@ -106,8 +106,10 @@ class PackCollator:
             try:
                 model = transformers.AutoConfig.for_model(model)
             except MODEL_ERRORS as error:
-                problem = "the installed transformers does not support this type; pass the model or its config"
-                raise InputError(f"model type {model!r}: {problem}") from error
+                raise InputError(
+                    f"model type {model!r}: the installed transformers does not support this type; pass the model or its "
+                    "config"
+                ) from error
         if not isinstance(model, PackInputs):  # which is for a model that is not one of transformers
             _check_attention_implementation(target, model)
         self.pack_inputs = find_pack_inputs(model, target)
@@ -237,8 +239,7 @@ class PackCollator:
             arrays.pop("token_type_ids", None)
         predicts_next = self.pack_inputs.is_causal and not self.pack_inputs.labels_own_token
         if predicts_next and "labels" in arrays:  # no earlier token of its sequence could predict the first token
-            first_BL = np.diff(arrays["sequence_ids"], axis=1, prepend=-1) != 0
-            arrays["labels"][first_BL] = NOT_PREDICTED
+            arrays["labels"][np.diff(arrays["sequence_ids"], axis=1, prepend=-1) != 0] = NOT_PREDICTED
         return arrays
 
     def _check_row_and_sequence_lengths(self, rows: Sequence[Pack], length: int) -> None:
@@ -322,14 +323,13 @@ class PackCollator:
         ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0).to(torch.int32)
         flat = {name: torch.from_numpy(values[real_BL][np.newaxis]) for name, values in arrays.items()}
         joined = [{name: np.concatenate([row[name] for row in rows]) for name in self._find_user_columns(rows)}]
-        numbers_T = np.repeat(np.arange(1, len(lengths) + 1), lengths)
         return {
             **flat,
             "cu_seq_lens_q": ends,
             "cu_seq_lens_k": ends,
             "max_length_q": max(lengths),
             "max_length_k": max(lengths),
-            "sequence_ids": torch.from_numpy(numbers_T[np.newaxis]),
+            "sequence_ids": torch.from_numpy(np.repeat(np.arange(1, len(lengths) + 1), lengths)[np.newaxis]),
             "seq_lens": torch.tensor(lengths)[None],
             **{name: self._make_user_column(joined, name) for name in self._find_user_columns(rows)},
         }

@@ -232,8 +232,13 @@ class PackedDataset(IterableDataset[Pack]):
             raise InputError(
                 "state_dict: a worker cannot tell which of its packs were used; call state_dict of the PackedLoader"
             )
-        position = {"epoch": self._epoch, "packs_done": self._done, "order": ORDER_VERSION}
-        return {**position, "seed": self.seed, "data": self._identity}
+        return {
+            "epoch": self._epoch,
+            "packs_done": self._done,
+            "order": ORDER_VERSION,
+            "seed": self.seed,
+            "data": self._identity,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Move to a position that `state_dict` returned.

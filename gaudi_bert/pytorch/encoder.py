@@ -30,8 +30,7 @@ from gaudi_bert.rows.tokenizing import tokenize_rows
 from gaudi_bert.rows.types import Row, RowPosition, Sequences, TaggedRow, TextRow
 from gaudi_bert.rows.window_plan import PackRunner, plan_window
 
-Text = str | tuple[str, str] | list[str]
-"""A text, a pair of texts, or the words of a text."""
+Text = str | tuple[str, str] | list[str]  # a text, a pair of texts, or the words of a text
 
 _WINDOW_TEXTS = 8192
 _TOKENS_OF_A_BATCH = 2048

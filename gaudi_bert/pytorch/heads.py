@@ -149,8 +149,7 @@ class PackedBertForPreTraining(BertForPreTraining):
         hidden_BLH = self.bert(
             input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids
         )[0]
-        masked_BQH = gather_positions(hidden_BLH, masked_lm_positions)
-        words = self.cls.predictions(masked_BQH)
+        words = self.cls.predictions(gather_positions(hidden_BLH, masked_lm_positions))
         sentences = self.cls.seq_relationship(_pool_first_tokens(self.bert.pooler, hidden_BLH, sequence_positions))
         loss = None
         if masked_lm_labels is not None and next_sentence_label is not None:

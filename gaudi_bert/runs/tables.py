@@ -128,8 +128,7 @@ def train_on_table(
             held_out = open_packed_table(stack.enter_context(open_local_copy(evaluation_data, settings.store)))
         model_path = None if model is None else stack.enter_context(open_local_copy(model, settings.store))
         job = _TableJob(settings, source, held_out, model_path)
-        is_bert = isinstance(job.spec.config, BertConfig)
-        return run_job(lambda _: job, settings, training, out, is_bert=is_bert, **options)
+        return run_job(lambda _: job, settings, training, out, is_bert=isinstance(job.spec.config, BertConfig), **options)
 
 
 class _TableJob(Job[TableTraining]):

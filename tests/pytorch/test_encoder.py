@@ -121,7 +121,7 @@ def encoder_of(kind: str = "AutoModel", **more: Any) -> PackedEncoder:
         (lambda: encoder_of(vocab_size=200), "tokens, but the model has only 200; pass"),
         (
             lambda: PackedEncoder(model_of("roberta"), TOKENIZER, max_sequence_length=65),
-            "max_sequence_length = 65: .*3 to 64",
+            "max_sequence_length = 65: .*3 and 64",
         ),
         (lambda: encoder_of().embed(["a"], pooling="first"), "pooling = 'first': .*cls"),
         (lambda: encoder_of(CLASSES, id2label={0: "a", 1: "a"}), "the labels 0 and 1 are both called 'a'"),

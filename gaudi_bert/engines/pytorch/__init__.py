@@ -20,14 +20,13 @@ from pathlib import Path
 from gaudi_bert.common.processor import usable_cores_if_limited
 
 _FOLDER = Path(__file__).parent
+# These variables of the Gaudi software turn off lazy mode, which torch.compile does not support, and name the files with the
+# lists for autocast, which contain one operation per line.
 VARIABLES = {
     "PT_HPU_LAZY_MODE": "0",
     "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST": str(_FOLDER / "bfloat16.txt"),
     "PT_HPU_AUTOCAST_FP32_OPS_LIST": str(_FOLDER / "float32.txt"),
 }
-"""The variables of the Gaudi software. They turn off lazy mode, which torch.compile does not support, and name the files
-with the lists for autocast, which contain one operation per line."""
-
 
 # By default, PyTorch prints a C++ stack trace for each lost connection. Turn it off, because our own error message reports
 # the lost connection in one line.

@@ -32,16 +32,16 @@ from gaudi_bert.model.config import BertConfig, layer_name_prefix
 from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
 
 WORDS = "bert/embeddings/word_embeddings"
+# The name under which the word embeddings are used for looking up rows, if the gradient of the rows is sparse.
 WORDS_TO_LOOK_UP = f"{WORDS}/rows"
-"""The name under which the same variable is used for looking up rows, if the gradient of the rows is sparse."""
+# The feature that `TorchBert.prepare_batch` adds to a batch if the model uses `varlen_attention`.
 SEQUENCE_OFFSETS = "sequence_offsets"
-"""The feature that `compute_sequence_offsets` adds to a batch if the device has `varlen_attention`."""
 _QUERY_KEY_VALUE = ("query", "key", "value")
+# The projections that are computed together in the last layer, where not every position is a query.
 _QUERY_AND_KEY_VALUE = (("query",), ("key", "value"))
-"""The parts of self-attention that are computed together in the last layer if not every position is a query."""
 _Parameters = Mapping[str, Tensor]
+# A function of query, key, value, attention mask and dropout rate that returns the context of every query, [B, N, P, D].
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
-"""A function from query, key, value, attention mask and dropout rate to the context of every query, [B, N, P, D]."""
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_new": lambda inputs: functional.gelu(inputs, approximate="tanh"),
@@ -449,5 +449,4 @@ def compute_pretraining_logits(network: Network, batch: Mapping[str, Tensor]) ->
     words_BQV = compute_masked_lm_logits(network, masked_PH).reshape(packs, -1, network.config.vocab_size)
     # Next-sentence class 0 means that the second text follows the first, and class 1 that it was chosen at random.
     weights_2H, bias_2 = (network.parameters[f"cls/seq_relationship/output_{name}"] for name in ("weights", "bias"))
-    sentences_P2 = _apply_linear_in_float32(apply_pooler(network, cls_PH), weights_2H.t(), bias_2)
-    return words_BQV, sentences_P2.reshape(packs, -1, 2)
+    return words_BQV, _apply_linear_in_float32(apply_pooler(network, cls_PH), weights_2H.t(), bias_2).reshape(packs, -1, 2)

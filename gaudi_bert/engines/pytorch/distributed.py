@@ -344,5 +344,4 @@ def _open_store(launch: Launch, max_seconds: float, watchdog: Watchdog, host: st
             host = "127.0.0.1"
     limit = timedelta(seconds=max_seconds)
     store = torch_distributed.TCPStore(host, port, launch.size, listens, timeout=limit, wait_for_workers=False)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return torch_distributed.PrefixStore(f"gaudi-bert/{attempt}", store)
+    return torch_distributed.PrefixStore(f"gaudi-bert/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

@@ -53,8 +53,10 @@ def build_encoder(
             torch.manual_seed(0 if seed is None else seed)
             module = kind._from_config(config).float()  # noqa: SLF001 - transformers has no public method for this
     except MODEL_ERRORS as error:
-        problem = f"transformers cannot build the model: {explain_library_error(error)}; correct its config.json"
-        raise InputError(f"model type {config.model_type!r}: {problem}") from error
+        raise InputError(
+            f"model type {config.model_type!r}: transformers cannot build the model: {explain_library_error(error)}; "
+            "correct its config.json"
+        ) from error
     packed = PackedModel(module, pack_inputs, spec.head if isinstance(spec.head, TaskHead) else None)
     if seed is not None:
         packed.check_packs(training=True)
@@ -92,8 +94,9 @@ class TorchEncoder(TorchModel):
             try:
                 next(getattr(self.module, name) for name in names if hasattr(self.module, name))({"use_reentrant": False})
             except ValueError as error:
-                kind = type(self.module).__name__
-                raise InputError(f"recompute = true: {kind} cannot compute its layers twice; set it to false") from error
+                raise InputError(
+                    f"recompute = true: {type(self.module).__name__} cannot compute its layers twice; set it to false"
+                ) from error
         self._compute: Callable[[Tensors], Tensor] = self._run_encoder_and_head
         if compiler is not None:
             self._compute = torch.compile(self._run_encoder_and_head, backend=compiler, dynamic=False, fullgraph=True)

@@ -145,8 +145,7 @@ class TorchModel(ABC):
         Returns:
             The loss, and the K sums without gradients.
         """
-        outputs = self.compute_training_outputs(batch, dropout_seed)
-        sums = self.compute_loss_and_metric_sums(outputs, batch)
+        sums = self.compute_loss_and_metric_sums(self.compute_training_outputs(batch, dropout_seed), batch)
         if isinstance(self.spec.head, PretrainingHead):
             return sums[0] * loss_factors_2[0] + sums[2] * loss_factors_2[1], sums.detach()
         return sums[0] * loss_factors_2[0], sums.detach()
@@ -268,8 +267,7 @@ def _compute_masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype:
     if loss == "token":
         used_BQ = (numbers_BQ > 0).to(dtype)
         return used_BQ, used_BQ.sum()
-    depth = batch["next_sentence_positions"].shape[1]
-    belongs_BSQ = build_membership_mask(numbers_BQ, depth).to(dtype)
+    belongs_BSQ = build_membership_mask(numbers_BQ, batch["next_sentence_positions"].shape[1]).to(dtype)
     slots_BS1 = belongs_BSQ.sum(-1, keepdim=True)
     return (belongs_BSQ / slots_BS1.clamp(min=1.0)).sum(1), slots_BS1.clamp(max=1.0).sum()
 

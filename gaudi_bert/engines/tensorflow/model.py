@@ -305,11 +305,9 @@ def _compute_masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> t
     used_BQ = tf.cast(numbers_BQ > 0, dtype)
     if loss == "token":
         return used_BQ, tf.reduce_sum(used_BQ)
-    depth = batch["next_sentence_positions"].shape[1]
-    belongs_BSQ = _make_membership_mask(numbers_BQ, depth, dtype)
+    belongs_BSQ = _make_membership_mask(numbers_BQ, batch["next_sentence_positions"].shape[1], dtype)
     slots_BS1 = tf.reduce_sum(belongs_BSQ, axis=-1, keepdims=True)
-    weights_BQ = tf.reduce_sum(belongs_BSQ / tf.maximum(slots_BS1, 1.0), axis=1)
-    return weights_BQ, tf.reduce_sum(tf.minimum(slots_BS1, 1.0))
+    return tf.reduce_sum(belongs_BSQ / tf.maximum(slots_BS1, 1.0), axis=1), tf.reduce_sum(tf.minimum(slots_BS1, 1.0))
 
 
 def _make_membership_mask(numbers_BX: tf.Tensor, depth: int, dtype: tf.DType) -> tf.Tensor:
@@ -370,8 +368,7 @@ def _compute_task_sums(head: TaskHead, logits: tf.Tensor, batch: Batch) -> tuple
     """
     if head.kind in ("multi-label", "reranking"):
         targets_BSC = tf.reshape(tf.cast(batch["targets"], logits.dtype), logits.shape)
-        losses_BSC = tf.nn.sigmoid_cross_entropy_with_logits(labels=targets_BSC, logits=logits)
-        losses = tf.reduce_mean(losses_BSC, axis=-1)
+        losses = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=targets_BSC, logits=logits), axis=-1)
         right = tf.reduce_min(tf.cast(tf.equal(logits >= 0, targets_BSC > 0.5), logits.dtype), axis=-1)
     elif head.kind == "regression":
         losses = tf.square(tf.squeeze(logits, axis=-1) - tf.cast(batch["targets"], logits.dtype))

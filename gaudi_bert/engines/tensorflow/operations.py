@@ -90,8 +90,11 @@ def _dense_without_collisions(
         kernel_gradient_IO = tf.matmul(_pad_colliding_rows(inputs_TI), _pad_colliding_rows(gradient_TO), transpose_a=True)[
             :inputs, :outputs
         ]
-        bias_gradient_O = tf.raw_ops.BiasAddGrad(out_backprop=gradient_TO)
-        return tf.matmul(gradient_TO, kernel_IO, transpose_b=True), kernel_gradient_IO, bias_gradient_O
+        return (
+            tf.matmul(gradient_TO, kernel_IO, transpose_b=True),
+            kernel_gradient_IO,
+            tf.raw_ops.BiasAddGrad(out_backprop=gradient_TO),
+        )
 
     return tf.nn.bias_add(tf.matmul(inputs_TI, kernel_IO), bias_O), backward
 
@@ -125,8 +128,7 @@ def gather_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, pack_length: in
         positions_BP: int32, positions within the packs.
         pack_length: The number of positions of a pack.
     """
-    packs = positions_BP.shape[0]
-    starts_B1 = tf.range(0, packs * pack_length, pack_length, dtype=tf.int32)[:, tf.newaxis]
+    starts_B1 = tf.range(0, positions_BP.shape[0] * pack_length, pack_length, dtype=tf.int32)[:, tf.newaxis]
     return gather_rows(hidden_TH, tf.reshape(positions_BP + starts_B1, [-1]))
 
 
