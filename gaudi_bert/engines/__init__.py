@@ -78,8 +78,8 @@ def choose_engine(
         )
         raise InputError(f"engine {chosen.name}: the framework is not installed ({chosen.reason}); {remedy}")
     if chosen.name == "pytorch":
-        # Torch reads its environment variables when it is imported, and reading a tokenizer imports torch. Import this
-        # package first, because it sets these variables.
+        # Reading a tokenizer imports torch, which reads its environment variables at that time. This package sets the
+        # variables, so it must be imported before.
         importlib.import_module("gaudi_bert.engines.pytorch")
     return chosen
 

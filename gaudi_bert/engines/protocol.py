@@ -168,7 +168,7 @@ class LossesAndGradients(NamedTuple):
 
 
 class BatchEvaluation(NamedTuple):
-    """The outputs and the sums of a model's head for one batch, computed without dropout.
+    """The head's outputs, loss sums and metric sums for one batch, computed without dropout.
 
     Attributes:
         outputs: The outputs of the head. None if the head does not keep outputs.

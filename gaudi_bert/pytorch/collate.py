@@ -110,7 +110,7 @@ class PackCollator:
                     f"model type {model!r}: the installed transformers does not support this type; pass the model or its "
                     "config"
                 ) from error
-        if not isinstance(model, PackInputs):  # which is for a model that is not one of transformers
+        if not isinstance(model, PackInputs):  # `PackInputs` describes a model outside of transformers
             _check_attention_implementation(target, model)
         self.pack_inputs = find_pack_inputs(model, target)
         if self.pack_inputs.embeds_without_mask:
@@ -140,7 +140,7 @@ class PackCollator:
         is_config = not isinstance(model, PackInputs | torch.nn.Module)
         if not isinstance(model, PackInputs) and not (
             is_config and target in _ATTENTION_IMPLEMENTATIONS
-        ):  # which cannot be copied
+        ):  # a small copy cannot use FlashAttention or flex attention
             tried = build_small_copy(model, max_window=_UNLIMITED) if is_config else model
             self.row_tokens, _ = check_packed_outputs(
                 tried, self.pack_inputs, self._make_batch_without_labels, row_tokens, training=True
@@ -196,7 +196,7 @@ class PackCollator:
         if self.sequence_labels is not None:
             batch.pop("labels", None)
             batch["sequence_positions"] = self._find_first_token_positions(rows)
-            column = self.sequence_labels  # -100 in slots without a sequence; NaN in a column of other numbers
+            column = self.sequence_labels  # padded with -100 for integers, and with NaN for other numbers
             if np.issubdtype(rows[0][column].dtype, np.integer):
                 batch["sequence_labels"] = self._make_sequence_column(rows, column, NOT_PREDICTED)
             else:
@@ -238,7 +238,7 @@ class PackCollator:
         if not self.pack_inputs.takes_token_types:
             arrays.pop("token_type_ids", None)
         predicts_next = self.pack_inputs.is_causal and not self.pack_inputs.labels_own_token
-        if predicts_next and "labels" in arrays:  # no earlier token of its sequence could predict the first token
+        if predicts_next and "labels" in arrays:  # the first token of a sequence has no earlier token that could predict it
             arrays["labels"][np.diff(arrays["sequence_ids"], axis=1, prepend=-1) != 0] = NOT_PREDICTED
         return arrays
 

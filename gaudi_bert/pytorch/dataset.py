@@ -35,7 +35,7 @@ from gaudi_bert.tfrecords.random_access import check_shards_exist, open_packs
 from gaudi_bert.tfrecords.wire.values import compute_packed_table_columns
 
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
-_ROWS_OF_SMALL_SHARDS = 32  # all shards of one read are open at once, and each row may come from another shard
+_ROWS_OF_SMALL_SHARDS = 32  # fewer, because each row may be in another shard, and all shards of a read are open at once
 _MOST_OPEN_SHARDS = 256
 _IDENTITY_DIGITS = 16
 _REMEDY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or train with PackedTrainerMixin"
@@ -322,8 +322,8 @@ class PackedDataset(IterableDataset[Pack]):
         most = _ROWS_OF_SMALL_SHARDS if self.packs < _ROWS_AT_ONCE * len(stored.files.sizes) else _ROWS_AT_ONCE
         done = 0
         while done < rows:
-            at_once = min(most, _FIRST_ROWS + 3 * done)  # few rows at first, so that the first batch does not wait
-            at_once = -(-at_once // batch) * batch  # only complete batches
+            at_once = min(most, _FIRST_ROWS + 3 * done)  # few rows at first, so that the first batch is available soon
+            at_once = -(-at_once // batch) * batch  # round up to complete batches
             batches, in_batch = np.divmod(np.arange(done, min(done + at_once, rows), dtype=np.int64), batch)
             numbers = first + self.world_size * ((number + workers * batches) * batch + in_batch)
             for row in self._convert_to_rows(stored.files.read_records(*self._reader.locate_and_open(epoch, numbers))):

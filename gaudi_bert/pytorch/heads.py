@@ -94,11 +94,11 @@ def update_loss(model: Any, batch: dict[str, Any], counts: torch.Tensor, process
     try:
         outputs = model(**inputs)
     except (RuntimeError, ValueError):
-        check_output_per_token(inner)  # explains why the labels do not fit, if the head has one output per row
+        check_output_per_token(inner)  # raises a clearer error if the head has one output per row
         raise
     if outputs.logits.shape[:2] != inputs["input_ids"].shape:
         raise InputError(f"{type(inner).__name__}: {ONE_OUTPUT_PER_ROW}")
-    if not own.any():  # the head would return the mean of no labels, which is NaN
+    if not own.any():  # without labels, the loss of the head is NaN
         return outputs.logits.sum() * 0.0
     return outputs.loss * (own / counts.clamp(min=1)).squeeze() * processes
 

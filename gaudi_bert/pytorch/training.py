@@ -129,9 +129,9 @@ class PackedTrainerMixin:
         trainer: Any = self
         self._check_arguments()
         check_output_per_token(self.model)
-        self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True  # so that Trainer does not divide the loss
+        self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True  # prevents Trainer from dividing the loss
         trainer.add_callback(_KeepPosition(self.train_dataset))
-        self.args.ignore_data_skip = True  # Trainer would read all earlier packs, but the data set can seek
+        self.args.ignore_data_skip = True  # prevents Trainer from reading all earlier packs again
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
         if isinstance(resume_from_checkpoint, str):
@@ -155,7 +155,7 @@ class PackedTrainerMixin:
         refused = {
             "label_smoothing_factor": (args.label_smoothing_factor, "the loss of packs has no smoothing"),
             "compute_loss_func": (self.compute_loss_func, "update_loss computes the loss of packs"),
-            "group_by_length": (getattr(args, "group_by_length", False), _ORDER),  # of transformers 4
+            "group_by_length": (getattr(args, "group_by_length", False), _ORDER),  # only exists in transformers 4
             "train_sampling_strategy": (getattr(args, "train_sampling_strategy", "random") != "random", _ORDER),
             "dataloader_persistent_workers": (args.dataloader_persistent_workers, "each epoch starts its own workers"),
         }
@@ -228,6 +228,6 @@ def translate_arguments(
         for name, usual in (("adam_beta1", 0.9), ("adam_beta2", 0.999)):
             translated[name] = translated.get(name, usual) ** packing_factor
         for name in _STEPS:
-            if translated.get(name, 0) >= 1:  # a value below 1 is a fraction of all steps, or means none
+            if translated.get(name, 0) >= 1:  # a smaller value is a fraction of all steps, or turns the action off
                 translated[name] = max(1, round(translated[name] / packing_factor))
     return translated

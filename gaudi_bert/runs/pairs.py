@@ -134,8 +134,10 @@ class PairObjective(TaskObjective):
         return loss_of_outputs
 
 
-# --- The job. Here, `finetune.batch_sequences` is a number of rows. The model is also evaluated before training, as a
-# baseline.
+# --- The job
+#
+# For these tasks, `finetune.batch_sequences` is the number of rows in an update. The model is also evaluated before the
+# training, which gives the baseline.
 
 
 class PairJob(FineTuneJob):
@@ -190,7 +192,7 @@ class PairJob(FineTuneJob):
                 "max_sequence_length": labelled.max_sequence_length,
                 "sequences": texts,
                 "packs": packs,
-                # The tokens of the updates of an epoch cannot be packed into fewer packs than this.
+                # This many packs would be required if they contained the tokens of an epoch without any padding.
                 "lower_bound": -(-stream.count_distinct_tokens(updates_per_epoch) // shape.batch.length),
                 "packing_factor": texts / packs,
                 "depth": shape.batch.depth,
@@ -243,7 +245,7 @@ def _choose_best_metric(section: FineTuneSettings, labelled: LabelledData) -> st
         InputError: The rows do not suit the settings of the task, or have no such metric.
     """
     first = labelled.data.rows[0]
-    if not isinstance(first, TupleRow):  # then a row is a query with its documents
+    if not isinstance(first, TupleRow):  # a row is a query with its documents
         return labelled.best_metric
     _check_pair_rows(first, labelled.data, labelled.held_out, labelled.task.settings)
     if (first.score is not None) == (labelled.best_metric in CORRELATIONS):

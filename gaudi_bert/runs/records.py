@@ -133,7 +133,7 @@ class _RecordsJob(Job[TrainingResult]):
             packs=source.pack_count,
             mean_tokens=source.mean_tokens,
         )
-        if plan.packs is None:  # unpacked records: count them only as far as one update needs, because counting reads them
+        if plan.packs is None:  # count unpacked records only as far as one update needs, because counting reads them
             packs = source.count_packs_up_to(plan.packs_per_update)
             plan = replace(plan, packs=packs if packs < plan.packs_per_update else None)
         return PreparedUpdates(

@@ -96,7 +96,7 @@ class FineTuneJob(Job[FineTuning]):
         rank = partial(self._labelled.task.make_evaluation_sort_key, best_metric=best_metric)
         is_best = before is None or rank(metrics) >= rank(
             before.metrics
-        )  # if they are equal, the later one counts as better
+        )  # of two equal evaluations, the later one counts as better
         if is_best and not math.isnan(metrics[best_metric]):
             settings = {"model": self._labelled.start.config.to_json()}
             written = write_checkpoint(path.parent, Checkpoint(update, model.values(), settings=settings))

@@ -286,7 +286,7 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
         for index, (table, stored) in enumerate(zip(source.tables, source.stored, strict=True)):
             read_packs = partial(source.read_batch, self.targets, index, epoch=EVALUATION_EPOCH)
             max_packs = self.max_packs
-            if max_packs is not None:  # take packs of every row length in proportion to their numbers
+            if max_packs is not None:  # evaluate packs of every row length in proportion to their numbers
                 max_packs = math.ceil(max_packs * table.packs / source.count("packs"))
             batch_packs = self.batch_packs * source.max_row_length // table.max_sequence_length
             for batch in read_each_pack_once(stored, read_packs, batch_packs, rank, world_size, max_packs):

@@ -52,7 +52,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def _plain_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """An `Attention` function that computes two matrix products and a softmax."""
+    """Compute attention with two matrix products and a softmax. The parameters are those of `Attention`."""
     scores_BNPL = torch.matmul(query_BNPD * (1.0 / math.sqrt(query_BNPD.shape[-1])), key_BNLD.mT)
     probabilities_BNPL = torch.softmax(at_least_float32(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
     if dropout_rate > 0:
@@ -63,7 +63,7 @@ def _plain_attention(
 def _fused_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """An `Attention` function that uses PyTorch's fused operation.
+    """Compute attention with PyTorch's fused operation. The parameters are those of `Attention`.
 
     If the device has a kernel that supports the mask, no [P, L] matrix is stored.
     """
@@ -74,7 +74,7 @@ def _fused_attention(
 def _cpu_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """An `Attention` function that chooses the fastest implementation on a CPU.
+    """Compute attention with the fastest implementation on a CPU. The parameters are those of `Attention`.
 
     With dropout, PyTorch's fused operation is slow, so other implementations are used.
     """
@@ -184,7 +184,7 @@ def select_attention_function(device: str, use_gaudi_kernel: bool) -> Attention:
     Raises:
         InputError: The fused kernel is requested but missing.
     """
-    if device == "hpu":  # how PyTorch's fused operation computes on Gaudi is not documented, so it is not used
+    if device == "hpu":  # it is not documented how PyTorch's fused operation computes on Gaudi
         return _load_gaudi_attention() if use_gaudi_kernel else _plain_attention
     return _cpu_attention if device == "cpu" else _fused_attention
 

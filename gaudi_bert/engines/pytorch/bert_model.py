@@ -63,7 +63,7 @@ class TorchBert(TorchModel):
         self.attention = select_attention_function(self.device.type, device is not None and device.fuses_attention)
         self._uses_varlen_attention = (
             self.compute_dtype == "bfloat16"
-            and not self.is_compiled  # the number of sequences is not static
+            and not self.is_compiled  # because the number of sequences varies, and compiled shapes are static
             and supports_varlen_attention(self.device, self.config.head_size)
         )
         self.frozen: dict[str, Tensor] | None = None

@@ -21,7 +21,7 @@ from torch.nn import functional
 from gaudi_bert.encoders.matrix_products import is_plain_cpu_tensor, multiply_large_matrices
 
 _DROPOUT_STEPS = 1 << 16
-_TILE_ELEMENTS = 1 << 18  # elements per thread that stay in its cache together with intermediate results
+_TILE_ELEMENTS = 1 << 18  # the number of elements per thread that fit into the CPU cache with intermediate results
 
 
 def dropout(inputs: Tensor, rate: float) -> Tensor:

@@ -167,7 +167,7 @@ def connect_processes(device: DeviceKind, settings: LoopSettings, facts: Mapping
     process_name = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
     local_size = _read_first_numeric_variable(
         _LOCAL_SIZE_VARIABLES, launch.size
-    )  # if the launcher does not tell, all processes are on this host
+    )  # if the launcher does not set a variable, all processes are on this host
     _set_rendezvous_address(launch, local_size, process_name)
     if device == "hpu":
         # Importing this module registers the HCCL backend. The backend reads the card number from variables that only
@@ -278,7 +278,7 @@ def _wait_while(process_name: str, watchdog: Watchdog, describe_cause: Callable[
 
 
 def rendezvous(launch: Launch, max_seconds: float, watchdog: Watchdog) -> Any:
-    """Wait until all processes of a launch have connected to rank 0, and return the store that they share.
+    """Wait until all processes of a launch have connected to rank 0, and return the key-value store that they share.
 
     Args:
         launch: The launch, and the rank of this process in it.

@@ -61,10 +61,10 @@ def build_model(
             "training.compile = true: torch.compile needs g++ on a CPU; install g++, or set training.compile to false"
         )
     compiler = _COMPILERS[kind] if compiled else None
-    if compiled:  # there is a graph for each shape, and `serve` has up to 12 shapes, but the default limit is 8 graphs
+    if compiled:  # `serve` compiles up to 12 shapes, but the default limit is 8 graphs
         torch._dynamo.config.cache_size_limit = 64  # noqa: SLF001
     if not isinstance(spec.config, BertConfig):
-        from gaudi_bert.engines.pytorch.encoder_model import build_encoder  # imported here, because it loads transformers
+        from gaudi_bert.engines.pytorch.encoder_model import build_encoder  # imported here, because it imports transformers
 
         return build_encoder(spec, device, seed=seed, compute_dtype=compute_dtype, compiler=compiler)
     return TorchBert(spec, device, seed=seed, compute_dtype=compute_dtype, compiler=compiler)

@@ -135,7 +135,7 @@ class TorchModel(ABC):
     # --- Methods for `updates.py`
 
     def compute_loss(self, batch: Tensors, dropout_seed: Int32Array, loss_factors_2: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the model with dropout on a batch, and return the loss to differentiate, and the sums of the head.
+        """Run the model with dropout on a batch, and return the loss to differentiate, and the head's loss and metric sums.
 
         Args:
             batch: The features on the device.

@@ -36,10 +36,10 @@ class TorchUpdates:
     def __init__(
         self, model: TorchModel, settings: LoopSettings, communicator: Communicator, accumulation_steps: int
     ) -> None:
-        del accumulation_steps  # updates with any number of micro-batches run in the same way
+        del accumulation_steps  # not needed, because updates with any number of micro-batches run in the same way
         self._model, self._settings, self._communicator = model, settings, communicator
         self._lengths: set[int] = set()
-        self._has_run = False  # after the first update, the graphs are compiled
+        self._has_run = False  # the first update compiles the graphs
         self._optimizer = _Optimizer(model.parameters_by_name, settings, model.has_weight_decay)
         self._gradient_reducer = None
         if isinstance(communicator, TorchCommunicator):
@@ -73,7 +73,7 @@ class TorchUpdates:
         with torch.no_grad():
             if self._gradient_reducer is not None:
                 if model.device.type != "cpu":
-                    sums.cpu()  # wait until the device has finished the passes
+                    sums.cpu()  # waits until the device has finished the passes
                 communicator.note_waiting()
                 self._gradient_reducer.wait_for_sums()
             gradients = {
@@ -86,7 +86,7 @@ class TorchUpdates:
             self._optimizer.apply_gradients(gradients, scalars, clip_factor, update)
             for parameter in model.parameters_by_name.values():
                 parameter.grad = None
-            if communicator.size > 1 and model.stored_buffers():  # layers may have changed them differently in each process
+            if communicator.size > 1 and model.stored_buffers():  # each process may have changed its buffers in another way
                 buffers = {name: to_numpy(buffer) for name, buffer in model.stored_buffers().items()}
                 model.load_values(communicator.broadcast(buffers))
             self._has_run = True
@@ -95,7 +95,7 @@ class TorchUpdates:
     def _accumulate_gradients(
         self, micro_batches: Sequence[BatchArrays], dropout_seeds_M2: Int32Array, loss_factors_M2: FloatArray, update: int
     ) -> Tensor:
-        """Run the forward and backward passes of all micro-batches, and return the sums of the head.
+        """Run the forward and backward passes of all micro-batches, and return the head's loss and metric sums.
 
         The gradients of the micro-batches are added up in the `grad` attributes of the parameters.
         """
@@ -114,7 +114,8 @@ class TorchUpdates:
     def _accumulate_gradients_in_two_passes(
         self, micro_batches: Sequence[BatchArrays], dropout_seeds_M2: Int32Array, update_loss: UpdateLoss, update: int
     ) -> Tensor:
-        """Run the passes of all micro-batches for a loss that depends on all their outputs, and return the sums of the head.
+        """Run the passes of all micro-batches for a loss that depends on all their outputs, and return the head's loss and
+        metric sums.
 
         The last micro-batch is computed once, and all others twice. The gradients are added up in the `grad` attributes of
         the parameters.

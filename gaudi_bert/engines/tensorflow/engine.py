@@ -148,7 +148,7 @@ def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
 
 # --- Several processes with Horovod: the original package on CPUs (Gloo or MPI), or habana-horovod on Gaudi
 #
-# `hvd.init()` must be called first, because on Gaudi the device may only be loaded after it. Each tensor is reduced under a
+# On Gaudi, the device may only be loaded after `hvd.init()`, so `hvd.init()` is called first. Each tensor is reduced under a
 # fixed name, and Horovod merges the tensors that are ready at the same time into buffers of `training.fusion_bytes`. Small
 # arrays on the host are summed as float64 on the CPU, on every device.
 

@@ -145,7 +145,7 @@ class TensorFlowModel:
         """
         return float(self._training_pass(self.copy_to_device(batch)))
 
-    # --- Functions that are traced into graphs, from features with static shapes to outputs, sums and the loss
+    # --- Functions that TensorFlow traces into graphs. All shapes are static.
 
     def build_network(self, dropout_seed: tf.Tensor | None = None) -> Network:
         """Return the config, the variables and the options that all layers need for one forward pass.
@@ -181,7 +181,7 @@ class TensorFlowModel:
     def compute_loss(
         self, batch: Batch, dropout_seed: tf.Tensor | None, factors: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Run the model on a batch, and return the loss to differentiate, and the sums of the head.
+        """Run the model on a batch, and return the loss to differentiate, and the head's loss and metric sums.
 
         The loss is the sum of the two loss sums of the head, each multiplied by one of the `factors` [2].
         """
@@ -196,7 +196,7 @@ class TensorFlowModel:
             return {name: tf.constant(values) for name, values in batch.items()}
 
     def _trace_evaluation(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
-        """Run the model on a batch without dropout, and return the outputs of its head and the K sums.
+        """Run the model on a batch without dropout, and return the head's outputs, and its K loss and metric sums.
 
         If the head keeps no outputs, the first result is an empty scalar.
         """
@@ -269,7 +269,9 @@ def _pool_tokens(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, po
     return tf.maximum(tf.reshape(most, [packs, depth + 1, hidden])[:, 1:], LOWEST_HIDDEN)
 
 
-# --- The sums of the heads, as listed in `model/heads.py`, which can be added over micro-batches and processes
+# --- The loss sums and metric sums of all heads. `model/heads.py` lists them.
+#
+# The sums can be added over micro-batches and processes.
 #
 # With the masked-LM loss per token (the default), every masked token has the same weight. With the loss per sequence (Krell
 # et al., 2021, section 3.2.3), every sequence has the same weight, and its loss is the mean over its masked tokens.

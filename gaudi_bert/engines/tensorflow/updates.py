@@ -84,7 +84,7 @@ class TensorFlowUpdates:
             self._report_to_watchdog(number, update, each[0])
             sums = self._next_micro_batch(*each, sums)
         if self._communicator.size > 1:
-            sums.numpy()  # wait until the device has finished the passes
+            sums.numpy()  # waits until the device has finished the passes
             self._communicator.note_waiting()
         return self._finish(self._accumulated, sums, tensors).numpy
 
@@ -152,9 +152,7 @@ class TensorFlowUpdates:
     def _compute_gradients(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Run the forward and backward pass of a micro-batch, and return the gradients of its loss, and the sums of the
-        head.
-        """
+        """Run the forward and backward pass of a micro-batch, and return the gradients and the head's loss and metric sums."""
         self.graphs.append(tf.compat.v1.get_default_graph())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
@@ -183,7 +181,7 @@ class TensorFlowUpdates:
         return self._apply_update(gradients, sums, scalars)
 
     def _trace_first_micro_batch(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
-        """Run the passes of the first micro-batch of an update, store its gradients, and return the sums of the head."""
+        """Run the passes of the first micro-batch, store its gradients, and return the head's loss and metric sums."""
         gradients, sums = self._compute_gradients(batch, seed, factors)
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
             accumulated.assign(gradient)
@@ -194,7 +192,7 @@ class TensorFlowUpdates:
     ) -> tf.Tensor:
         """Run the passes of another micro-batch of an update, and add its gradients to the stored ones.
 
-        Return the sums of the head over all micro-batches so far.
+        Return the head's loss and metric sums over all micro-batches so far.
         """
         gradients, sums = self._compute_gradients(batch, seed, factors)
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
