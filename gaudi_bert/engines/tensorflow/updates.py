@@ -152,7 +152,7 @@ class TensorFlowUpdates:
     def _compute_gradients(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Run the forward and backward pass of a micro-batch, and return the gradients and the head's loss and metric sums."""
+        """Run the forward and backward pass of a micro-batch, and return the gradients and the loss and metric sums."""
         self.graphs.append(tf.compat.v1.get_default_graph())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
