@@ -307,12 +307,12 @@ def _compute_masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> t
     used_BQ = tf.cast(numbers_BQ > 0, dtype)
     if loss == "token":
         return used_BQ, tf.reduce_sum(used_BQ)
-    belongs_BSQ = _make_membership_mask(numbers_BQ, batch["next_sentence_positions"].shape[1], dtype)
+    belongs_BSQ = _build_membership_mask(numbers_BQ, batch["next_sentence_positions"].shape[1], dtype)
     slots_BS1 = tf.reduce_sum(belongs_BSQ, axis=-1, keepdims=True)
     return tf.reduce_sum(belongs_BSQ / tf.maximum(slots_BS1, 1.0), axis=1), tf.reduce_sum(tf.minimum(slots_BS1, 1.0))
 
 
-def _make_membership_mask(numbers_BX: tf.Tensor, depth: int, dtype: tf.DType) -> tf.Tensor:
+def _build_membership_mask(numbers_BX: tf.Tensor, depth: int, dtype: tf.DType) -> tf.Tensor:
     """Return a mask [B, S, X] that is 1 where position or slot X belongs to sequence S of the pack, and 0 elsewhere."""
     numbers_S = tf.cast(tf.range(1, depth + 1), numbers_BX.dtype)
     return tf.cast(tf.equal(numbers_S[:, tf.newaxis], numbers_BX[:, tf.newaxis, :]), dtype)
@@ -390,7 +390,7 @@ def _compute_span_losses_and_correct(logits_BL2: tf.Tensor, batch: Batch) -> tup
     The loss is the mean of the negative log-likelihoods of start and end. The logits of tokens in other sequences are
     lowered, so that they do not contribute to the softmax.
     """
-    own_BSL = _make_membership_mask(batch["input_mask"], batch["target_weights"].shape[1], logits_BL2.dtype)
+    own_BSL = _build_membership_mask(batch["input_mask"], batch["target_weights"].shape[1], logits_BL2.dtype)
     forbidden_BS1L = ((1.0 - own_BSL) * OTHER_SEQUENCE)[:, :, tf.newaxis, :]
     own_BS2L = tf.transpose(logits_BL2, [0, 2, 1])[:, tf.newaxis] + forbidden_BS1L
     losses_R, right_R = _compute_losses_and_correct(own_BS2L, batch["targets"])
