@@ -259,7 +259,7 @@ def read_architecture(folder: Path) -> str:
 
 
 def read_model(folder: Path, model_class: type[Any], **options: Any) -> Any:
-    """Read a model from a folder, and return it in evaluation mode.
+    """Read a model from a folder, check its weights, and return it in evaluation mode.
 
     Args:
         folder: The folder of the model.

@@ -61,7 +61,7 @@ class PackInputs:
 
     @property
     def has_window(self) -> bool:
-        """Whether any layer limits attention to a window."""
+        """Whether any layer of the model limits attention to a window of nearby tokens."""
         return any(window is not None for window in (self.window, *self.window_by_layer_kind.values()))
 
 
@@ -178,7 +178,7 @@ def _build_block_mask(sequence_ids_BL: Tensor, is_causal: bool = False, window: 
     packs, length = sequence_ids_BL.shape
 
     def may_attend(pack: Any, head: Any, query: Any, key: Any) -> Any:
-        """Return whether a query may attend to a key."""
+        """Return whether a query position may attend to a key position."""
         allowed = sequence_ids_BL[pack, query] == sequence_ids_BL[pack, key]
         if is_causal:
             allowed = allowed & (query >= key)

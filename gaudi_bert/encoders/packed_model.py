@@ -233,7 +233,7 @@ class PackedModel:
         self.tried_tokens, _ = self.check_packs(min(positions, length), training=False)
 
     def check_packs(self, row_tokens: int | None = None, *, training: bool) -> PackCheck:
-        """Check that the encoder computes the same outputs for packed and for single sequences. See `check_packed_outputs`.
+        """Check that the encoder computes the same outputs for packed and single sequences, with its current weights.
 
         Args:
             row_tokens: The number of tokens in the longest rows, or None for a default.
@@ -295,8 +295,8 @@ class PackedModel:
             )
         scale, largest = compute_output_scale([expected]), float(expected.abs().max())
         difference = float((packed - expected).abs().max()) / scale
-        # The difference is relative to at least 1, which would hide errors if all outputs are small. Therefore make the
-        # bound smaller in this case.
+        # The difference is relative to the largest output or to 1, which would hide errors if all outputs are small.
+        # Therefore lower the bound if they are small.
         bound = min(
             find_allowed_difference(module),
             max(find_allowed_difference(module), _ALLOWED_SMALL_DIFFERENCE) * largest / scale,
@@ -374,7 +374,7 @@ def _extract_logits(output: Any) -> Tensor:
 
 
 class HeadDescription(NamedTuple):
-    """The head of a `transformers` model.
+    """The task and the labels of the head of a `transformers` model.
 
     Attributes:
         head: The head. None if it is not a classification or regression head.

@@ -25,7 +25,7 @@ from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.pack_inputs import PackInputs
 
-# A pack, as a mapping from column names to arrays.
+# One pack of sequences, as a mapping from column names to arrays.
 Pack = Mapping[str, AnyArray]
 
 
@@ -42,15 +42,14 @@ class TrialPacks(NamedTuple):
 
 
 TRIAL_SEED = 12345
-# The allowed difference between the outputs of packed and single sequences, relative to the largest output or to 1,
-# whichever is larger.
+# The outputs of packed and single sequences may differ by this fraction of the largest output, or of 1 if that is larger.
 ALLOWED_DIFFERENCE = 1e-5
 _LENGTH_FRACTIONS = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
 _SPECIAL_TOKENS = ("bos", "cls", "sep", "eos", "mask", "unk")
 _LARGE_MODEL_WEIGHTS = 10_000_000  # number of weights from which on a model is tried with several threads
 _LOW_IDS = 128  # most tokenizers have their special tokens among the first ids: 0 to 4, 50 to 60, 100 to 103, ...
 _CONFIG_ERROR = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)  # in newer versions
-# The exceptions that a model of another library may raise if its input or its config is not suitable.
+# A model of another library may raise any of these exceptions if its input or its config is not suitable.
 MODEL_ERRORS = (
     InputError,
     RuntimeError,
@@ -344,10 +343,10 @@ _MAX_PARAMETERS = 2e8
 _HEADS = 4
 _WINDOW_NAME = re.compile(r"^(?!.*layer).*(window|local_attention|chunk|block_size|index_\w*topk|topk_blocks)")
 _WIDTH_NAME = re.compile(r"size|dim|^d_|n_embd")
-# Matches the names of settings that tell after how many layers a kind of layer is repeated.
+# Settings with these names state after how many layers a kind of layer is repeated.
 _PERIOD = re.compile(r"every_n|pattern|interval|period|freq")
-# The names of settings that a small copy limits, and their maximum values. How a model has to be fed does not depend on
-# them.
+# A small copy of a model limits the settings with these names to these values, which do not affect how packs must be passed
+# to the model.
 _MAX_SETTINGS = (
     (re.compile(r"vocab_size"), 211),
     (re.compile(r"intermediate_size|ffn|ff_dim|n_inner|mlp_dim|moe_dim|expert_(hidden|dim)"), 48),

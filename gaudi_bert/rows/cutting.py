@@ -27,11 +27,13 @@ from gaudi_bert.common.errors import InputError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# The largest number of characters of a text that are tokenized.
+# Texts with more characters than this are rejected, unless they can be cut.
 MAX_CHARACTERS = 1 << 17
-# The number of characters per token in the first attempt, and the factor by which each further attempt is longer.
+# The first attempt to cut a text keeps this many characters per token. Each further attempt keeps more characters by this
+# factor.
 _FIRST_CHARACTERS_PER_TOKEN, _GROWTH = 8, 4
-# If sequences are long, the limit is this number of characters per token instead of MAX_CHARACTERS.
+# If this number of characters per token exceeds MAX_CHARACTERS, it replaces that limit, because long sequences need longer
+# texts.
 _MAX_CHARACTERS_PER_TOKEN = 64
 # The number of characters that are searched for a position where the text can be cut.
 _LONGEST_WORD = 4096

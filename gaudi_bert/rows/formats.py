@@ -291,13 +291,13 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-# A JSON decoder that rejects objects in which a key occurs twice.
+# Python's own decoder would silently ignore all but the last value of a key that occurs twice. This one raises an error.
 JSON = json.JSONDecoder(object_pairs_hook=_reject_duplicate_keys)
 
 
 # --- SQuAD's JSON (versions 1.1 and 2.0): the file is a single JSON value
 
-# A SQuAD file is decoded at once, so it may be at most this many times as long as the longest row.
+# The whole SQuAD file is decoded at once, so limit its size to this many times the maximum size of a row.
 _MAX_SQUAD_ROWS = 4
 
 

@@ -27,9 +27,9 @@ from gaudi_bert.common.sampling import SampledPacks, sample_packs
 from gaudi_bert.packing.strategies import Strategy
 from gaudi_bert.rows.types import Sequences
 
-# How the last packs are computed if they do not fill a batch. "smaller" makes one smaller batch of them. "single" makes each
-# pack a batch of its own, which limits the number of shapes for software that compiles each shape. "filled" adds empty
-# packs, for a device that has only one shape.
+# How to compute the last packs if they do not fill a batch. "smaller" puts them into one smaller batch. "single" computes
+# each pack as a batch of its own, so that fewer batch shapes must be compiled. "filled" adds empty packs, so that all
+# batches have the same shape.
 IncompleteBatch: TypeAlias = Literal["smaller", "single", "filled"]
 
 

@@ -52,8 +52,8 @@ _PARQUET_ROWS_AT_ONCE = 256
 _DOCUMENT_LINE = "-DOCSTART-"
 _FORMATS = {"jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "conll": "CoNLL", "squad": "SQuAD"}
 _TEXT_LAYOUT, _PAIR_LAYOUT = ("text",), ("text", "text_pair", "label")
-# The column layouts that the rows of a task may have. A layout lists the settings that name the columns. Tasks that are
-# missing here have the layout `_PAIR_LAYOUT`.
+# The column layouts that the rows of each task may have. A layout lists the settings that name the columns. A task that is
+# not listed here has the layout `_PAIR_LAYOUT`.
 _LAYOUTS: dict[TaskName | None, tuple[tuple[str, ...], ...]] = {
     None: (("text", "text_pair"),),
     "token-classification": (("tokens", "tags"), _TEXT_LAYOUT),

@@ -97,7 +97,7 @@ class RowTokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """The largest token id plus one."""
+        """The size of the vocabulary, which is the largest token id plus one."""
         numbers = self.tokenizer.get_vocab().values()
         if not numbers:
             raise InputError(f"{self.file}: the vocabulary is empty; pass a tokenizer with a vocabulary")

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 TOKENIZER_NAME, SETTINGS_NAME, VOCABULARY_NAME = "tokenizer.json", "tokenizer_config.json", "vocab.txt"
-# The class of `transformers` that uses a tokenizer.json unchanged.
+# `transformers` loads a tokenizer.json with this class without changing it, for any type of model.
 GENERAL_CLASS = "PreTrainedTokenizerFast"
-# The names that `transformers` gives to special tokens, in the order in which it adds those that a vocabulary lacks.
+# The names of special tokens in `transformers`. Tokens that a vocabulary lacks are added in this order.
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 _BERT, ESM_CLASS = "BertTokenizer", "EsmTokenizer"

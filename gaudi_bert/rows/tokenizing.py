@@ -45,12 +45,11 @@ _TASKS_WITH_WINDOWS = (
     "masked-language-modelling",
     "causal-language-modelling",
 )
-# The number of tokens that neighbouring windows share, as in BERT's script for SQuAD (Devlin et al., 2019), whose windows
-# have 384 tokens.
+# Neighbouring windows share this number of tokens by default, as in BERT's script for SQuAD (Devlin et al., 2019).
 _USUAL_STRIDE = 128
 
 
-# The number of characters of a text that are read at first, per token of a sequence.
+# A long text is first cut to this number of characters per token of a sequence, so that it is not tokenized completely.
 _CHARACTERS_OF_TOKEN = 16
 _BATCH_CHARACTERS = 1 << 20
 _WORDS_OF_PART, _WORDS_OF_BATCH = 1 << 10, 1 << 14
@@ -178,7 +177,7 @@ def tokenize_readable_rows(
 
 
 class _RowEncoder:
-    """Tokenizes rows with one tokenizer, one task and one maximum length, during one call of `tokenize_rows`.
+    """Tokenizes the rows of one call of `tokenize_rows`, with one tokenizer, task and maximum length.
 
     Attributes:
         cut_rows: The number of rows so far that were truncated or split into windows.
@@ -228,8 +227,8 @@ class _RowEncoder:
         if self.policy == "truncate":
             tokenizer.enable_truncation(self.max_tokens, direction=self.side)
         try:
-            # An encoding takes about 100 times as much memory as its text, so limit the characters in a batch. A long text
-            # counts only with the part that is tokenized first.
+            # An encoding takes about 100 times as much memory as its text, so limit the characters in a batch. For a long
+            # text, count only the part that is tokenized first.
             batches = batch_by_size(
                 rows,
                 lambda row: min(len(row.text), _CHARACTERS_OF_TOKEN * self.max_tokens) + len(row.text_pair or ""),
@@ -531,7 +530,7 @@ def _make_text_targets(
 
 
 def _find_label_number(label_numbers: Mapping[str, int], name: str, position: RowPosition, source: str) -> int:
-    """Return the number of a label. Raise an InputError if the label is unknown."""
+    """Return the number of a label, given its name. Raise an InputError if the name is unknown."""
     if name not in label_numbers:
         known = ", ".join(list(label_numbers)[:8]) + (", ..." if len(label_numbers) > 8 else "")
         raise InputError(f"{source}: {position}: the label {short_repr(name)} is none of {known}; correct it")
@@ -584,7 +583,7 @@ def _choose_window_of_each_token(tokens: IntArray, bounds: IntArray) -> IntArray
     starts, ends = bounds[:, 0], bounds[:, 1]
 
     def count_context(windows: IntArray) -> IntArray:
-        """Return the number of tokens on the shorter side of each token in its window."""
+        """Return the number of tokens before or after each token in its window, whichever is smaller."""
         return np.minimum(tokens - starts[windows], ends[windows] - 1 - tokens)
 
     # From one window to the next, the context before a token shrinks and the context after it grows. Therefore its best

@@ -29,12 +29,13 @@ LABELLED_TEXTS = ("classification", "multi-label", "regression", "reranking")
 LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
 # The tag of a word that belongs to no entity.
 OUTSIDE = "O"
-# Marks a token that represents no word in `Sequences.words`, and a token outside the text in `Sequences.characters`.
+# In `Sequences.words`, this value marks a token that represents no word. In `Sequences.characters`, it marks a token outside
+# the text.
 NO_WORD = -1
 
 
 class RowPosition(NamedTuple):
-    """The position of a row in its file.
+    """The position of a row in its file, as a row number and a line number.
 
     Attributes:
         number: The number of the row, from 1.
@@ -48,14 +49,14 @@ class RowPosition(NamedTuple):
         return f"row {self.number:,}" if self.line is None else f"line {self.line:,} (row {self.number:,})"
 
 
-# A row as its file contains it: values by column name or key.
+# A row before it is validated, as a mapping from column names or keys to values.
 Record: TypeAlias = Mapping[str, Any]
-# A record, or the error that replaces it, with its position.
+# The position of a row, and its record or the error because of which it cannot be read.
 PlacedRecord: TypeAlias = tuple[RowPosition, Record | InputError]
 
 
 class TextRow(NamedTuple):
-    """A text or a pair of texts, with its label.
+    """A row with a text or a pair of texts, and with its label if it has one.
 
     Attributes:
         position: The position of the row in its file.
@@ -91,7 +92,7 @@ class TupleRow(NamedTuple):
 
 
 class TaggedRow(NamedTuple):
-    """A row of words, with their tags.
+    """A row with a list of words, and with their tags if they are known.
 
     Attributes:
         position: The position of the row in its file.

@@ -28,8 +28,7 @@ from gaudi_bert.packing.strategies import StrategyCounts, count_packs, count_slo
 from gaudi_bert.rows.packs import BatchShape, IncompleteBatch, PackedSequences, fill_planned_packs
 from gaudi_bert.rows.types import Sequences
 
-# Sequences are packed only if rows of one sequence would cost at least this many times as much. Otherwise every sequence
-# gets its own row, which has one of a few lengths.
+# Sequences share rows only if one sequence per row would cost at least this many times as much.
 LEAST_GAIN = 1.02
 
 LENGTH_STEP_UNPACKED = 32

@@ -105,12 +105,12 @@ class ListValues(NamedTuple):
 
     @property
     def row_values(self) -> AnyArray:
-        """The values of all rows, without values before the first or after the last row."""
+        """The values of all rows. `values` may also contain other values before the first row and after the last row."""
         return self.values[self.offsets[0] : self.offsets[-1]]
 
 
 class GroupRows(NamedTuple):
-    """The rows of a group as numpy arrays.
+    """The rows of one group of a table, as numpy arrays.
 
     Attributes:
         lengths: int32 [rows], the number of tokens in each row.
@@ -328,13 +328,13 @@ class RowSequences(NamedTuple):
     lengths: Int32Array
 
     def select_lengths(self, lengths: range) -> RowSequences:
-        """Return the sequences whose length is in `lengths`."""
+        """Return only the sequences whose number of tokens is in the range `lengths`."""
         chosen = (self.lengths >= lengths.start) & (self.lengths < lengths.stop)
         return self if chosen.all() else RowSequences(self.rows[chosen], self.starts[chosen], self.lengths[chosen])
 
 
 class PackSequences(NamedTuple):
-    """The sequences of all packs of a group, in the order in which the packs contain them.
+    """The sequences in the packs of one group, in the order of the packs.
 
     Pack p contains sequences offsets[p] to offsets[p + 1] - 1.
 

@@ -59,9 +59,9 @@ from gaudi_bert.tfrecords.files import identify_file
 
 _PackedTable: TypeAlias = PackResult | PlainResult
 
-# A small group may have fewer shards than `shard_multiple`: the smallest divisor of it that keeps each shard within this
-# many packs. For example, 151 packs are a single file. Readers are not affected, because they distribute packs to processes,
-# not shards.
+# A small group is written to fewer shards than `shard_multiple`, as long as each shard contains at most this many packs. The
+# number of shards is still a divisor of `shard_multiple`. Readers distribute packs and not shards to processes, so this does
+# not affect them.
 _PACKS_OF_A_SHARD = 1024
 
 
@@ -115,7 +115,7 @@ def _pack_one_length(source: str | Path, out: Path, settings: TableSettings, run
 
 @dataclass(frozen=True)
 class _TablePacking(PackingJob[GroupedTable]):
-    """Packs the rows of one table into rows of one length.
+    """The job that packs one table into rows of one length, group by group.
 
     Attributes:
         table: The table on this machine: a file, a folder or a glob.
@@ -132,7 +132,7 @@ class _TablePacking(PackingJob[GroupedTable]):
 
     @property
     def source_sha256(self) -> str:
-        """The SHA-256 of the settings and the input files."""
+        """The SHA-256 of the settings and the input files, which together determine the packs."""
         return self.signature.sha256
 
     def open_inputs(self) -> nullcontext[GroupedTable]:
@@ -153,7 +153,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         )
 
     def write_group(self, inputs: GroupedTable, group_number: int, task: Task) -> TableManifest:
-        """Read, pack and write one group, and return its manifest.
+        """Read the rows of one group, pack them, write the packs as shards, and return the manifest of the group.
 
         The packs depend only on the rows of the group and the settings.
         """
@@ -193,7 +193,8 @@ class _TablePacking(PackingJob[GroupedTable]):
         return list(map_in_threads(write_shard, range(shards), self.run.workers, lambda: np.zeros(0, np.uint8)))
 
     def build_metadata(self, inputs: GroupedTable, totals: PackedTotals) -> TableMetadata:
-        """Check that all rows are in the packs, copy the tokenizer, and return the metadata of the folder.
+        """Check that the packs contain as many rows as the table, copy the tokenizer of the table, and return the metadata
+        of the packs.
 
         Raises:
             FailedError: The groups have another number of rows than the table.
@@ -265,7 +266,7 @@ def _build_signature(files: Sequence[Path], settings: TableSettings, stage: str)
 def _pack_several_lengths(
     source: str | Path, out: Path, settings: TableSettings, run: StageRun, verify: bool
 ) -> _PackedTable | ByRowLength[_PackedTable]:
-    """Pack the rows of a table into rows of several lengths, or of one length if several save little."""
+    """Pack the rows of a table into rows of several lengths. If this would save little, use a single row length."""
     with _open_locally(source, out, run.store) as (table, folder):
         lengths = _choose_row_lengths(table, settings, run.reporter)
         if len(lengths) == 1:
@@ -296,7 +297,7 @@ def _pack_several_lengths(
 
 
 def _choose_row_lengths(table: str | Path, settings: TableSettings, reporter: Reporter) -> tuple[int, ...]:
-    """Choose the row lengths of a table that is packed into rows of several lengths.
+    """Choose the row lengths for a table that may be packed into rows of several lengths.
 
     If lengths are given, these are the given lengths that some sequence needs. Otherwise, they are the lengths that cost
     least.

@@ -69,7 +69,7 @@ class PackLayout(NamedTuple):
 
     @property
     def estimated_pack_bytes(self) -> int:
-        """The approximate size of a pack before compression.
+        """The approximate size of a pack in bytes before compression.
 
         Positions and sequence numbers are not included, because they compress to almost nothing.
         """
@@ -348,7 +348,7 @@ class TableFiles(ShardFiles["_Footer"]):
             self.close_shard(number)
 
     def read_records(self, files: IntArray, records: IntArray) -> list[dict[str, AnyArray]]:
-        """Read packs, and return each as a dict with one numpy array per column. Files that are not open are opened.
+        """Read packs, and return each as a dict from column names to numpy arrays. Files that are not open are opened.
 
         Args:
             files: int64 [n], the file of each row.

@@ -21,12 +21,12 @@ from gaudi_bert.corpus.documents import open_text
 from gaudi_bert.rows.formats import JSON
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
-# The estimated memory of a value whose type has no fixed width. The larger of this estimate and the encoded bytes counts.
+# The estimated bytes in memory of a value whose type has no fixed width. If the encoded column is larger, its size is used.
 _BYTES_OF_OTHERS = 16
 _BLOCK_BYTES = 16 << 20
 _ROWS_AT_ONCE = 4096
-# The estimated memory of JSON lines, as a multiple of their size. A number takes 8 bytes in memory, and about half of that
-# or more as text.
+# The estimated memory of JSON lines, as a multiple of their size. A number takes 8 bytes in memory and usually at least 4
+# bytes as text.
 _MEMORY_OF_TEXT = 2
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DEEPEST = 64
@@ -63,7 +63,9 @@ class TablePart(NamedTuple):
 
     @property
     def sequences(self) -> int:
-        """The number of rows in the part."""
+        """The number of rows in the part. The property has this name because groups are also formed from files of
+        sequences.
+        """
         return self.rows
 
 
@@ -196,8 +198,8 @@ def _list_row_group_sizes(path: Path, columns: Collection[str]) -> Iterator[tupl
         names = [metadata.schema.column(leaf).path.split(".", 1)[0] for leaf in range(metadata.num_columns)]
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
-            # If the chunk is damaged, `group.column` would end the process, but reading a row raises an exception. Therefore
-            # read one row first.
+            # If the metadata of a column are damaged, `group.column` would end the process, whereas reading a row raises an
+            # exception. Therefore read one row first.
             next(table.iter_batches(1, row_groups=[number], columns=[name for name in columns if name in names]), None)
             chunks = [group.column(leaf) for leaf, name in enumerate(names) if name in columns]
             values = [_WIDTHS.get(chunk.physical_type, _BYTES_OF_OTHERS) * chunk.num_values for chunk in chunks]

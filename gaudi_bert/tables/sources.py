@@ -159,7 +159,7 @@ def _list_saved_dataset_files(folder: Path) -> list[Path] | None:
 TOKENS_COLUMN = "input_ids"
 MASK_COLUMN = "attention_mask"
 LABELS_COLUMN = "labels"
-# The columns that packing adds, which a table must not have.
+# Packing adds columns with these names, so a table must not contain them.
 _ADDED_COLUMNS = ("position_ids", "seq_lens", "sequence_ids", "indices", "starts", "row")
 
 

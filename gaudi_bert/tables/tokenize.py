@@ -79,7 +79,7 @@ def tokenize_texts(
     settings: TokenizeSettings,
     run: StageRun,
 ) -> StageOutput[TokenisedTexts] | PlainResult:
-    """Tokenize texts and write tables of their tokens.
+    """Tokenize texts, and write their tokens into tables in a folder.
 
     Args:
         texts: Files, folders or globs of text, or the name of a built-in text, or only `-` for standard input.
@@ -150,7 +150,7 @@ def _tokenize_sources(
             )
 
     def summary_path(number: int) -> Path:
-        """Return the path of the summary of a part."""
+        """Return the path of the JSON summary of one part of the texts."""
         return token_table_path(out / NOTES_NAME, number, len(parts)).with_suffix(".json")
 
     output = _TokensOutput(out, TokenisedTexts.path_in(out), signature, TokenisedPart, summary_path, run.reporter)
@@ -177,7 +177,7 @@ def _write_summary(
     output: _TokensOutput,
     identities: Sequence[dict[str, Any]],
 ) -> StageOutput[TokenisedTexts] | PlainResult:
-    """Write tokens.json and the tokenizer if all parts are complete. Otherwise return the number of remaining parts."""
+    """If all parts are complete, write tokens.json and the tokenizer. Otherwise return the number of remaining parts."""
     files = tuple(file for _, file in output.read_complete_groups(range(part_count)))
     missing = part_count - len(files)
     if missing:

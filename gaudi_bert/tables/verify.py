@@ -177,7 +177,7 @@ class _TableVerifier:
         return table
 
     def verify_groups(self, manifests: Iterable[TableManifest]) -> Iterator[VerifiedGroup[TableManifest]]:
-        """Compare each group with the rows of the table, and yield the groups in the order of their manifests."""
+        """Compare each packed group with the rows of the table, and yield the results in the order of the manifests."""
         rows = sum(part.rows for group in self.run.select_part(self._table.groups) for part in group)
         with self.run.reporter.task("verify", rows, "rows") as task:
             for stored in manifests:
@@ -277,7 +277,7 @@ def _find_sequences(stored: _PackedRowGroup, rows: GroupRows, sequences: RowSequ
 
 
 class _PackedRowGroup(NamedTuple):
-    """A row group of a shard, which contains consecutive packs.
+    """A row group in a shard of a packed table, which contains consecutive packs.
 
     Attributes:
         path: The shard.
@@ -398,7 +398,9 @@ def _check_tokens(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, r
 
 
 def _read_token_column(packs: _PackedRowGroup, column: str, pack_count: int, slots: int) -> AnyArray:
-    """Return a column with one value per slot as an array [packs, slots]. Check that every pack has this many slots."""
+    """Return a column with one value per slot as an array [packs, slots], after checking the number of values in each
+    pack.
+    """
     values, offsets = convert_lists_to_numpy(packs.path, packs.first, column, packs.table.column(column))
     if not (np.diff(offsets) == slots).all():
         raise FailedError(f"{packs.location}: {column} does not have {slots} slots per pack; pack the table again")
