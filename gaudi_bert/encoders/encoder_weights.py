@@ -1,7 +1,7 @@
 """Configs, classes and weights of `transformers` models that are trained for a task.
 
-Only local files are read, and no code from a model folder is run. `transformers` fills in missing weights at random and
-ignores superfluous ones, whereas this module reports both as errors.
+Only local files are read, and no code from a model folder is run. `transformers` sets missing weights to random values and
+ignores superfluous weights. This module reports both as errors.
 """
 
 from __future__ import annotations

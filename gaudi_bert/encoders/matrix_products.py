@@ -1,8 +1,8 @@
-"""Matrix products of large float32 matrices on a CPU, for all linear layers of any module.
+"""Multiplies large float32 matrices on a CPU with the faster of two libraries, in the linear layers of any module.
 
 For matrix products, PyTorch calls MKL, which does not use the widest registers of processors that are not Intel's. On an AMD
-processor with AVX-512, oneDNN, which PyTorch also contains, is twice as fast. With AVX2, MKL is faster, by a tenth in
-forward passes and by up to nine tenths in gradients. Only the logits of a vocabulary take a third less time with oneDNN.
+processor with AVX-512, oneDNN, which PyTorch also contains, is twice as fast. With AVX2, MKL is faster by a tenth in forward
+passes and by up to nine tenths in gradients, except that oneDNN takes a third less time for the logits of a vocabulary.
 
 Letters in shapes: I inputs and O outputs of a product.
 """

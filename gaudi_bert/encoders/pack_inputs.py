@@ -1,9 +1,9 @@
-"""How a model is fed packs (masks, positions and other inputs), and how vectors of sequences are computed from its outputs.
+"""The inputs that a model needs for packs (masks, positions, ...), and the computation of vectors for sequences.
 
 `pack_inputs_trial.py` determines the right `PackInputs` for a model.
 
-RoBERTa and its descendants number positions from padding_idx + 1. The positions of a pack begin at 0, and would silently
-select the wrong embeddings in these models, so they are shifted by an offset. Layers with a window need a mask of their own.
+RoBERTa and similar models number positions from padding_idx + 1. The positions of a pack begin at 0, which would silently
+select wrong embeddings in these models, so an offset is added. Layers with a window need another mask than other layers.
 
 Two tokens of a pack may attend to each other if their sequence numbers are equal. In a causal model, a token may not attend
 to later tokens, and in a layer with a window, not to tokens that are too far away. Padding has the sequence number 0 and

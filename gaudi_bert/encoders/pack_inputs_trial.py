@@ -1,4 +1,4 @@
-"""Determining by trials which inputs (masks, positions, ...) a model needs to process packs.
+"""Determine by trials which inputs (masks, positions, ...) a model needs to process packs.
 
 There is no list of model types. Instead, a small copy of the model is built from its config, with the same kinds of layers,
 random weights and short windows. Running it on single sequences shows whether it is causal, how it numbers positions, and

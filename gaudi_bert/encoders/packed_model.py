@@ -1,9 +1,9 @@
-"""Running any `transformers` model on packs: vectors of texts, or the outputs of the model's own head.
+"""Run any `transformers` model on packs, to compute vectors of texts or the outputs of the model's own head.
 
-The encoder computes the hidden states of all tokens in a pack. Trials determine how it is fed (`pack_inputs_trial.py`),
-and which tokens of a sequence a head for texts reads: the first one, the last one or all of them. The head is then run only
-on these tokens. For this purpose, the encoder in the model class is replaced by a stand-in that returns given hidden states.
-A model is rejected if its outputs for packs differ from those of the original class for single sequences.
+The encoder computes the hidden states of all tokens in a pack. Trials determine its inputs (`pack_inputs_trial.py`), and
+whether a head for texts reads the first, the last or all tokens of a sequence. The head is then run only on these tokens.
+For this purpose, the encoder in the model class is replaced by a stand-in that returns given hidden states. A model is
+rejected if its outputs for packs differ from those of the original class for single sequences.
 
 Letters in shapes: B packs, L positions, S depth, R rows, K tokens of a row, H hidden size, C values of a head, Q masked
 slots, V vocabulary.

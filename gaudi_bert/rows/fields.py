@@ -1,8 +1,8 @@
-"""Validate one record (a JSON object or a row of a table) and turn it into a typed row. Also read and collect label names.
+"""Validate records (JSON objects or rows of a table), and convert them into typed rows. Also read and collect label names.
 
 `RowParser` checks every value that a task needs. Its errors describe the value and the remedy, and the caller adds the file
-and the position of the record. `expand_into_pairs` expands a query with several documents into pairs. Reading records from
-files is the job of `reading.py` and `formats.py`.
+and the position of the record. `expand_into_pairs` expands a query with several documents into pairs. `reading.py` and
+`formats.py` read the records from files.
 """
 
 from __future__ import annotations

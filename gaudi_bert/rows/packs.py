@@ -1,8 +1,8 @@
-"""Lay out packs of tokenized sequences as the dense arrays that a model takes, and put its outputs back in their order.
+"""Arrange packs of tokenized sequences in the dense arrays that a model takes, and restore the order of its outputs.
 
 `PackedSequences` states which sequences share a pack. A `PackBatch` is a batch of its packs: it maps each token of the flat
-arrays to a slot of the batch, that is, to a position in one of its rows. The same mapping in reverse brings the outputs of
-the model back to the tokens and sequences.
+arrays to a slot of the batch, which is a position in one of its rows. The same mapping in reverse brings the outputs of the
+model back to the tokens and sequences.
 
 Letters:
     B: packs in a batch.

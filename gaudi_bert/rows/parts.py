@@ -1,4 +1,4 @@
-"""Files of rows, the parts of a file that can be read independently, and their lines, also from gzip or zstd.
+"""Divide files of rows into parts that can be read independently, and read their lines, also from gzip or zstd.
 
 A line ends only at a line feed, because texts may contain carriage returns and other characters that Python also treats as
 line ends. A line longer than `files.LONGEST_ROW_BYTES` is rejected, so memory stays bounded even if a compressed file

@@ -2,8 +2,8 @@
 
 Records come from JSON lines, from CSV and TSV and from SQuAD (`formats.py`), from Parquet, from plain lines, and from the
 sentences of CoNLL (one word and its tag per line, and a blank line after each sentence). `fields.py` turns records into
-rows. Before the first record, the settings are checked against the format and the task, so that an option without effect is
-reported.
+rows. Before the first record, the settings are checked against the format and the task, so that an option that has no effect
+is reported as an error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The tokenizer of a model, with the same results as in `transformers` and `sentence-transformers`.
 
 If `transformers` is installed, the fast tokenizer that `AutoTokenizer` builds from the folder is used. Otherwise
-`tokenizer_files` reads the folder. `save_tokenizer` writes a tokenizer beside a model, so that other libraries compute the
-same tokens.
+`tokenizer_files` reads the folder. `save_tokenizer` writes a tokenizer into the folder of a model, so that other libraries
+compute the same tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Read the tokenizer of a folder without `transformers`, from tokenizer.json or vocab.txt and the settings beside them.
+"""Read the tokenizer in a folder without `transformers`, from its tokenizer.json or vocab.txt and its settings files.
 
-Images without `transformers` use this module. Every setting that `transformers` would apply is either applied here, or the
-folder is rejected with an error that names the setting. A tokenizer.json that contradicts the settings beside it is rejected
-too, because `transformers` would then compute other tokens.
+Images without `transformers` use this module. A setting that `transformers` would apply is either applied here, or rejected
+with an error that names it. A tokenizer.json that contradicts the settings files is also rejected, because `transformers`
+would compute other tokens.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A window contains the sequences of a few thousand consecutive rows of a file, which are packed, computed and written
 together. Short rows of a batch cost less per token because attention spans the row, and long rows contain less padding.
-Therefore a few combinations of row lengths are packed by best fit, and the cheapest is used. Every row length is another
-shape to compile, so all windows use the same few lengths. The choice depends only on the lengths in the window, so that a
-run that is repeated after a kill makes the same choice. Nothing here needs TensorFlow.
+Therefore a few combinations of row lengths are packed by best fit, and the cheapest is used. A compiler needs time for every
+new row length, so all windows use the same few lengths. The choice depends only on the lengths in the window, so that a run
+that is repeated after a kill makes the same choice. Nothing here needs TensorFlow.
 
 Letters:
     N: sequences of a window.
