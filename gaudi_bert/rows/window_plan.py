@@ -14,7 +14,7 @@ Letters:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from gaudi_bert.packing.algorithms import run_algorithm
 from gaudi_bert.packing.heuristics import OpenPacks, fill_open_packs
 from gaudi_bert.packing.row_lengths import estimate_row_cost
 from gaudi_bert.packing.strategies import StrategyCounts, count_packs, count_slots
-from gaudi_bert.rows.packs import BatchShape, IncompleteBatch, PackedSequences, fill_planned_packs
+from gaudi_bert.rows.packs import BatchShape, IncompleteBatch, PackBatch, PackedSequences, fill_planned_packs
 from gaudi_bert.rows.types import Sequences
 
 # Sequences share rows only if one sequence per row would cost at least this many times as much.
@@ -90,6 +90,8 @@ class PackRunner:
         width: The number of values C in an output.
         batch_tokens: The number of slots in a batch. A CPU is fastest at about the default.
         incomplete: How the last packs of a row length are computed if they do not fill a batch.
+        map_batches: Calls a function for every batch, and returns the results in order. It may call the function in several
+            threads at the same time. The default, `map`, computes one batch after the other.
     """
 
     compute: Callable[[BatchArrays], Float32Array]
@@ -97,6 +99,7 @@ class PackRunner:
     width: int
     batch_tokens: int = 1024
     incomplete: IncompleteBatch = "single"
+    map_batches: Callable[[Callable[[PackBatch], int], Iterable[PackBatch]], Iterable[int]] = map
 
     def run(
         self, sequences: Sequences, plan: WindowPlan, on_batch_end: Callable[[int], None] = lambda slots: None
@@ -111,12 +114,21 @@ class PackRunner:
         """
         count = len(sequences.input_ids) if self.per_token else len(sequences)
         outputs: Float32Array = np.zeros((count, self.width), np.float32)
+
+        def compute_and_scatter(batch: PackBatch) -> int:
+            """Compute a batch, write its outputs to their sequences, and return the number of slots."""
+            batch.scatter_outputs(self.compute(batch.features()), outputs, per_token=self.per_token)
+            return batch.pack_count * batch.shape.length
+
+        for slots in self.map_batches(compute_and_scatter, self._batches(sequences, plan)):
+            on_batch_end(slots)
+        return outputs
+
+    def _batches(self, sequences: Sequences, plan: WindowPlan) -> Iterator[PackBatch]:
+        """Yield the batches of all packs of a window."""
         for part in plan.parts:
             shape = BatchShape(max(1, self.batch_tokens // part.length), part.length, part.depth)
-            for batch in PackedSequences(sequences, part.packs).batches(shape, self.incomplete):
-                batch.scatter_outputs(self.compute(batch.features()), outputs, per_token=self.per_token)
-                on_batch_end(batch.pack_count * part.length)
-        return outputs
+            yield from PackedSequences(sequences, part.packs).batches(shape, self.incomplete)
 
     def find_non_finite_row(self, outputs: Float32Array, sequences: Sequences) -> int | None:
         """Return the index of the first row with an output that is not finite. Return None if all outputs are finite."""

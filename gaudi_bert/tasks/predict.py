@@ -286,6 +286,10 @@ def _load_model(
     )
     incomplete: IncompleteBatch = "filled" if one_shape else "single" if engine.NAME == "tensorflow" else "smaller"
     runner = PackRunner(model.compute_outputs, head.predicts_per_token, width, incomplete=incomplete)
+    if engine.NAME == "pytorch" and device.kind == "cpu" and not compiled and isinstance(start.config, BertConfig):
+        from gaudi_bert.engines.pytorch.engine import map_batches_in_parallel  # imported here, because it loads torch
+
+        runner = replace(runner, map_batches=map_batches_in_parallel)
     return LoadedModel(path, tokenizer, longest, positions, start.identity, plan, runner, model, precision, notes)
 
 

@@ -12,10 +12,12 @@ import ctypes
 import importlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +32,10 @@ from gaudi_bert.engines.pytorch.updates import TorchUpdates
 from gaudi_bert.model.config import BertConfig
 
 NAME: EngineName = "pytorch"
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_MAX_BATCHES_AT_ONCE = 8  # each of them needs memory for the intermediate results of a batch
 
 # The backend of torch.compile for each kind of device.
 _COMPILERS: dict[DeviceKind, str] = {"cpu": "inductor", "cuda": "inductor", "hpu": "hpu_backend"}
@@ -162,6 +168,36 @@ def limit_threads(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(usual_threads)
+
+
+def map_batches_in_parallel(function: Callable[[_Item], _Result], batches: Iterable[_Item]) -> Iterator[_Result]:
+    """Yield `function(batch)` for every batch, in order, and compute several batches at the same time on the CPU.
+
+    CPU threads that share an operation wait for each other after every operation. Therefore each batch is computed by one
+    thread. On a machine with more than 8 CPU threads, 8 batches are computed at once, and each has its share of the threads.
+
+    Args:
+        function: Computes a batch with PyTorch. It is called in several threads.
+        batches: The batches. At most two for each thread are taken in advance.
+    """
+    threads = torch.get_num_threads()
+    workers = min(threads, _MAX_BATCHES_AT_ONCE)
+    if workers == 1:
+        yield from map(function, batches)
+        return
+    waiting: deque[Future[_Result]] = deque()
+    with ThreadPoolExecutor(workers, "batches", torch.set_num_threads, (threads // workers,)) as pool:
+        try:
+            for batch in batches:
+                waiting.append(pool.submit(function, batch))
+                if len(waiting) == 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+            torch.set_num_threads(threads)  # the number for threads that start later, which the pool's threads have changed
 
 
 def _find_gaudi_problem() -> str | None:
