@@ -212,7 +212,14 @@ class DeviceThread(threading.Thread):
             model, batch_seconds = self._open_model()
             self._on_ready(model, batch_seconds)
             smallest = min(batch_seconds)
-            model.call_between_layers(lambda: self._compute_small_requests(model, smallest))
+            device_thread = threading.get_ident()
+
+            def call_between_layers() -> None:
+                """Let small requests interrupt the batch, unless this thread computes a part of it for the device thread."""
+                if threading.get_ident() == device_thread:
+                    self._compute_small_requests(model, smallest)
+
+            model.call_between_layers(call_between_layers)
             while (batch := self._queue.wait_for_batch()) is not None:
                 self._compute_batch(model, batch, smallest)
             reason = None

@@ -62,6 +62,7 @@ from gaudi_bert.training.model_files import SentenceSettings, read_sentence_sett
 
 if TYPE_CHECKING:  # importing this module loads torch
     from gaudi_bert.engines.pytorch.encoder_model import TorchEncoder
+    from gaudi_bert.engines.pytorch.model import TorchModel
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
 _ROWS_PER_ROW_GROUP = 8192
@@ -286,8 +287,8 @@ def _load_model(
     )
     incomplete: IncompleteBatch = "filled" if one_shape else "single" if engine.NAME == "tensorflow" else "smaller"
     runner = PackRunner(model.compute_outputs, head.predicts_per_token, width, incomplete=incomplete)
-    if engine.NAME == "pytorch" and device.kind == "cpu" and not compiled and isinstance(start.config, BertConfig):
-        from gaudi_bert.engines.pytorch.engine import map_batches_in_parallel  # imported here, because it loads torch
+    if engine.NAME == "pytorch" and cast("TorchModel", model).computes_batches_in_parallel:
+        from gaudi_bert.engines.pytorch.parallel import map_batches_in_parallel  # imported here, because it loads torch
 
         runner = replace(runner, map_batches=map_batches_in_parallel)
     return LoadedModel(path, tokenizer, longest, positions, start.identity, plan, runner, model, precision, notes)

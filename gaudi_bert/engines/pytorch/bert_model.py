@@ -75,6 +75,11 @@ class TorchBert(TorchModel):
         """Return whether weight decay applies to a variable."""
         return has_weight_decay(name)
 
+    @property
+    def computes_batches_in_parallel(self) -> bool:
+        """Whether several threads may call `compute_outputs` at the same time: on a CPU, unless the model is compiled."""
+        return self.device.type == "cpu" and not self.is_compiled
+
     def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
         """Return a batch. If this model uses `varlen_attention`, add the offsets of the sequences to the batch."""
         if not self._uses_varlen_attention or "input_mask" not in batch:

@@ -12,12 +12,9 @@ import ctypes
 import importlib
 import os
 import shutil
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -32,10 +29,6 @@ from gaudi_bert.engines.pytorch.updates import TorchUpdates
 from gaudi_bert.model.config import BertConfig
 
 NAME: EngineName = "pytorch"
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-_MAX_BATCHES_AT_ONCE = 8  # each of them needs memory for the intermediate results of a batch
 
 # The backend of torch.compile for each kind of device.
 _COMPILERS: dict[DeviceKind, str] = {"cpu": "inductor", "cuda": "inductor", "hpu": "hpu_backend"}
@@ -157,47 +150,6 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
         f"{_MAY_DIFFER}: the Gaudi software does not guarantee the same bits in every run",
     )
     return device("hpu", description="Gaudi card, PyTorch", notes=notes)
-
-
-@contextmanager
-def limit_threads(threads: int) -> Iterator[None]:
-    """Limit the number of CPU threads per operation inside a `with` block."""
-    usual_threads = torch.get_num_threads()
-    torch.set_num_threads(min(threads, usual_threads))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual_threads)
-
-
-def map_batches_in_parallel(function: Callable[[_Item], _Result], batches: Iterable[_Item]) -> Iterator[_Result]:
-    """Yield `function(batch)` for every batch, in order, and compute several batches at the same time on the CPU.
-
-    CPU threads that share an operation wait for each other after every operation. Therefore each batch is computed by one
-    thread. On a machine with more than 8 CPU threads, 8 batches are computed at once, and each has its share of the threads.
-
-    Args:
-        function: Computes a batch with PyTorch. It is called in several threads.
-        batches: The batches. At most two for each thread are taken in advance.
-    """
-    threads = torch.get_num_threads()
-    workers = min(threads, _MAX_BATCHES_AT_ONCE)
-    if workers == 1:
-        yield from map(function, batches)
-        return
-    waiting: deque[Future[_Result]] = deque()
-    with ThreadPoolExecutor(workers, "batches", torch.set_num_threads, (threads // workers,)) as pool:
-        try:
-            for batch in batches:
-                waiting.append(pool.submit(function, batch))
-                if len(waiting) == 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
-            torch.set_num_threads(threads)  # the number for threads that start later, which the pool's threads have changed
 
 
 def _find_gaudi_problem() -> str | None:

@@ -67,6 +67,11 @@ class TorchModel(ABC):
         fastest.
         """
 
+    @property
+    def computes_batches_in_parallel(self) -> bool:
+        """Whether several threads may call `compute_outputs` at the same time, and each needs only one CPU thread."""
+        return False
+
     # --- The methods of `engines/protocol.Model`
 
     def stored_buffers(self) -> dict[str, Tensor]:

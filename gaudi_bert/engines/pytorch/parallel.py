@@ -1,0 +1,116 @@
+"""Compute batches on several CPU threads, with one thread for each batch, or for each part of a batch.
+
+PyTorch divides every operation among all threads, which then wait for each other before the next operation. Waiting takes
+CPU time, and on a busy machine it takes longer than the computation. If each thread computes a batch of its own, threads
+wait only at the end. The results have the same bits with any number of threads.
+
+Only models whose passes can run at the same time may be computed in this way. `TorchBert` is such a model.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from gaudi_bert.common.arrays import BatchArrays, Float32Array
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_MAX_BATCHES_AT_ONCE = 8  # each of them needs memory for its intermediate results
+
+
+@contextmanager
+def limit_threads(threads: int) -> Iterator[None]:
+    """Compute operations of the current thread with at most this many CPU threads for the duration of the block."""
+    usual_threads = torch.get_num_threads()
+    torch.set_num_threads(min(threads, usual_threads))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual_threads)
+
+
+def map_batches_in_parallel(function: Callable[[_Item], _Result], batches: Iterable[_Item]) -> Iterator[_Result]:
+    """Yield `function(batch)` for every batch, in order. Several batches are computed at the same time.
+
+    With more than 8 CPU threads, 8 batches are computed at once, and each has its share of the threads.
+
+    Args:
+        function: Computes a batch with PyTorch. It is called in several threads.
+        batches: The batches. At most two for each thread are taken in advance.
+    """
+    threads = torch.get_num_threads()
+    workers = min(threads, _MAX_BATCHES_AT_ONCE)
+    if workers == 1:
+        yield from map(function, batches)
+        return
+    waiting: deque[Future[_Result]] = deque()
+    with ThreadPoolExecutor(workers, "batches", torch.set_num_threads, (threads // workers,)) as pool:
+        try:
+            for batch in batches:
+                waiting.append(pool.submit(function, batch))
+                if len(waiting) == 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+            # A thread that starts later gets the number that was set last, in whichever thread, so set the usual one again.
+            torch.set_num_threads(threads)
+
+
+class RowDivider:
+    """Computes a batch with several rows in parts, which are computed at the same time.
+
+    The first part is computed in the calling thread. If a callback of the model computes another batch meanwhile, that batch
+    is computed by the calling thread alone, because the other threads are busy.
+
+    Args:
+        compute: Computes a batch. It is called in several threads.
+    """
+
+    def __init__(self, compute: Callable[[BatchArrays], Float32Array]) -> None:
+        self._compute = compute
+        self._threads, self._is_busy = torch.get_num_threads(), False
+        self._pool = ThreadPoolExecutor(max(1, self._threads - 1), "rows")
+
+    def compute(self, batch: BatchArrays) -> Float32Array:
+        """Compute a batch, and return the outputs of all rows.
+
+        Args:
+            batch: The features. The first axis of every array is the rows.
+        """
+        rows = len(batch["input_ids"])
+        parts = min(rows, self._threads)
+        if self._is_busy:
+            with limit_threads(1):
+                return self._compute(batch)
+        if parts == 1:
+            return self._compute(batch)
+        bounds = [rows * part // parts for part in range(parts + 1)]
+        batches = [{name: values[begin:end] for name, values in batch.items()} for begin, end in pairwise(bounds)]
+        threads = self._threads // parts
+
+        def compute_part(part: BatchArrays) -> Float32Array:
+            """Compute a part in a thread of the pool."""
+            torch.set_num_threads(threads)
+            return self._compute(part)
+
+        self._is_busy = True
+        futures = [self._pool.submit(compute_part, part) for part in batches[1:]]
+        try:
+            with limit_threads(threads):
+                first = self._compute(batches[0])
+            return np.concatenate([first, *(future.result() for future in futures)])
+        finally:
+            wait(futures)
+            torch.set_num_threads(self._threads)
+            self._is_busy = False
