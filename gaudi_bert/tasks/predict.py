@@ -116,7 +116,7 @@ def predict(
             conflicts = {"--on-bad-row skip": settings.on_bad_row == "skip", "--out -": out == STANDARD_OUTPUT}
             check_combination({"--group-by": options.group_by, **conflicts})
             if described.task != "reranking":
-                problem = f"applies only to reranking, but {path} was fine-tuned for {described.task}; remove the option"
+                problem = f"the option applies only to reranking, not to {described.task}; remove the option"
                 raise InputError(f"--group-by {options.group_by}: {problem}")
         check_first_row(rows_file, described.task, settings)
         task = described.make_task(settings)
@@ -166,13 +166,13 @@ def _copy_files_locally(
         InputError: The predictions would overwrite the rows.
     """
     if is_in_store(data) and is_in_store(out) and store_url(data) == store_url(out):
-        raise InputError(f"{store_url(out)}: is also the input; pass another URL to --out")
+        raise InputError(f"{store_url(out)}: the URL is also the input; pass another URL to --out")
     with open_local_copies((model, data), store) as (weights, rows), mirror_folder(Path(out).parent, store) as folder:
         answers = str(folder / Path(out).name) if is_in_store(out) else out
         rows_file = str(rows) if is_in_store(data) else data
         is_pipe = rows_file == STANDARD_INPUT or answers == STANDARD_OUTPUT
         if not is_pipe and Path(answers).exists() and Path(rows_file).exists() and Path(answers).samefile(rows_file):
-            raise InputError(f"{answers}: is also the input; pass another file to --out")
+            raise InputError(f"{answers}: the file is also the input; pass another file to --out")
         yield weights or model, rows_file, answers
 
 
@@ -266,7 +266,7 @@ def _load_model(
     requested = options.max_sequence_length
     if requested is not None and not 3 <= requested <= positions:
         raise InputError(
-            f"--max-sequence-length {requested}: must be between 3 and {positions}, the number of positions of the model"
+            f"--max-sequence-length {requested}: the length must be from 3 to {positions}, the model's number of positions"
         )
     longest = requested or min(default_length or positions, positions)
     with _suggest_other_program(path):
@@ -356,8 +356,7 @@ def _predict_windows(
             if bad is not None:
                 raise InputError(
                     f"{loaded.path}: the outputs for {good[bad].position} are not finite, because the weights are damaged "
-                    "or "
-                    "too large; train the model again with a lower learning rate, or pass an earlier checkpoint"
+                    "or too large; train the model again with a lower learning rate, or pass an earlier checkpoint"
                 )
             encoded = encode(outputs, sequences, good)
         else:
@@ -466,7 +465,9 @@ def embed(
         own = read_sentence_settings(path, options.pooling) or SentenceSettings(options.pooling or "mean")
         prompt = own.find_prompt(options.prompt_name) if options.prompt is None else options.prompt
         if prompt and not own.pools_prompt:
-            raise InputError(f"{path}: a mean without the prompt is not supported; pass --prompt ''")
+            raise InputError(
+                f"{path}: a mean without the tokens of the prompt is not supported; pass --prompt '' to use no prompt"
+            )
         normalize = own.normalize if options.normalize is None else options.normalize
         loaded = load_encoder(path, own, options, normalize=normalize)
         for note in loaded.notes:

@@ -85,7 +85,7 @@ def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None
         InputError: The value is not allowed.
     """
     if value is not None and value not in allowed:
-        raise InputError(f"--{name} {value}: must be one of {', '.join(allowed)}")
+        raise InputError(f"--{name} {value}: the value must be one of {', '.join(allowed)}")
 
 
 @dataclass(frozen=True)
@@ -436,7 +436,7 @@ class _PredictionFile(PredictionStream):
         self.finished = begin_artefact(out, out, signature, overwrite)
         if self.finished:
             if rows.is_pipe:
-                raise InputError(f"{out}: already exists; choose another file, or pass --overwrite")
+                raise InputError(f"{out}: the file already exists; choose another file, or pass --overwrite")
             reporter.say(f"{self.name}: already complete, nothing to do")
         inputs = {name: value for name, value in signature.inputs.items() if name != "data"}
         self.progress = _StreamProgress(signature=replace(signature, inputs=inputs).sha256)

@@ -242,9 +242,8 @@ class Reranking(SequenceTask):
         if not other:
             return None
         return (
-            f"note: {format_count(len(other), 'pair')} of a query and a document occur with another label in an earlier "
-            "row, the first time in "
-            f"{other[0]}: all are learnt"
+            f"note: {format_count(len(other), 'pair')} of a query and a document had another label in an earlier row,"
+            f" for the first time in {other[0]}; the training uses all of these rows"
         )
 
     def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups | None:
@@ -302,10 +301,7 @@ def _group_documents_by_query(sequences: Sequences, rows: Sequence[Row]) -> RowG
     of_row = number_values(cast(TextRow, row).text for row in rows)
     labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)
     if not ((documents > 1) & (np.bincount(of_row, labels) > 0)).any():
-        raise InputError(
-            "task.loss = listwise: no query has several documents, at least one of them with a label above 0; "
-            "remove the setting"
-        )
+        raise InputError("task.loss = listwise: no query has several documents and a label above 0; remove the setting")
     groups = GroupedRows(np.argsort(of_row, kind="stable"), np.concatenate([np.zeros(1, np.int64), np.cumsum(documents)]))
 
     def loss(outputs_NC: FloatArray, sequences_N: IntArray, queries: IntArray) -> LossAndGradient:

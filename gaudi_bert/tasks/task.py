@@ -57,7 +57,7 @@ def import_task_class(name: str) -> type[Task]:
         InputError: There is no task of this name.
     """
     if name not in TASKS:
-        raise InputError(f"task {name!r}: must be one of {', '.join(TASK_NAMES)}")
+        raise InputError(f"task {name!r}: the task must be one of {', '.join(TASK_NAMES)}")
     module, class_name = TASKS[name]
     task: type[Task] = getattr(importlib.import_module(f"{__package__}.{module}"), class_name)
     return task
@@ -90,7 +90,7 @@ def check_settings_apply(task: TaskName | None, settings: TaskSettings) -> None:
         if key in settings.keys_set_by_user and task not in tasks and value != fields[key].default:
             what = task or "a text without a task"
             raise InputError(
-                f"task.{key} = {value}: has no effect on {what}, only on {', '.join(tasks)}; remove the setting"
+                f"task.{key} = {value}: the setting has no effect on {what}, only on {', '.join(tasks)}; remove the setting"
             )
 
 

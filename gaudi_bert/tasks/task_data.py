@@ -70,12 +70,12 @@ def read_task_labels(path: Path, task: TaskName, settings: TaskSettings) -> tupl
     names = collect_label_names(read_rows(path, task, settings, labelled=True), task, settings.labels)
     if task in TASKS_WITH_LABELS and len(names) < 2:
         problem = f"only the label {names[0]!r}" if names else "no label"
-        raise InputError(f"{path}: contains {problem}; at least two labels are needed")
+        raise InputError(f"{path}: the file contains {problem}, but at least two labels are required; correct the file")
     odd = TagScheme(names).odd_tag if task == "token-classification" else None
     if odd is not None:
         raise InputError(
-            f"{path}: the tag {shorten(odd)!r} does not match the other tags; either all tags except O need a prefix "
-            "such as B- and I-, or none of them; correct the file"
+            f"{path}: the tag {shorten(odd)!r} does not match the other tags, because either all tags except O need a"
+            " prefix such as B- and I-, or none of them; correct the file"
         )
     return names
 
@@ -141,7 +141,7 @@ def tokenize_file(
             counts.append(len(rows))
             all_rows += () if is_embedding else rows
     if not parts:
-        raise InputError(f"{path}: contains no rows; pass a file with at least one row")
+        raise InputError(f"{path}: the file contains no rows; pass a file with at least one row")
     return concatenate_sequences(parts, counts), tuple(all_rows)
 
 

@@ -109,8 +109,7 @@ def check_run_is_finished(path: Path) -> None:
         stage = "train" if "task" in stored else "finetune"
         raise InputError(
             f"{path}: the folder belongs to a run of `gaudi-bert {stage}` that was stopped before its {kind} model was "
-            "written; run "
-            f"`gaudi-bert {stage}` again to finish it"
+            f"written; run `gaudi-bert {stage}` again to finish it"
         )
 
 
@@ -186,7 +185,11 @@ def start_language_model(
         name, known = str(path), encoders.list_model_types()
         if name not in known:
             near = difflib.get_close_matches(name, [*MODELS, *known], n=1, cutoff=0.6) if "/" not in name else []
-            hint = f"did you mean {near[0]}?" if near else "must be a folder, a config.json, or a model type of transformers"
+            hint = (
+                f"did you mean {near[0]}?"
+                if near
+                else "the value must be a folder, a config.json, or a model type of transformers"
+            )
             raise InputError(f"--model {shorten(name)}: {hint}")
         given = EncoderConfig({"model_type": name})
     task = _make_language_task(encoders.find_language_modelling_task(given), settings, tokenizer)
@@ -314,9 +317,8 @@ def read_task_description(path: Path) -> TaskDescription:
     file = path / "config.json"
     if not file.is_file():
         raise InputError(
-            f"{path}: contains no config.json; pass a folder that transformers or `gaudi-bert finetune` wrote. If a "
-            "fine-tuning "
-            "run was stopped, run its command again to finish it"
+            f"{path}: the folder contains no config.json; pass a folder that transformers or `gaudi-bert finetune` wrote. If"
+            " a fine-tuning run was stopped, run its command again to finish it"
         )
     values = TaskConfig.read(file)
     own, labels, cross_encoder = values.gaudi_bert, values.labels, None
@@ -340,7 +342,9 @@ def _infer_task(name: str, problem: str | None, labels: tuple[str, ...], path: P
     """Infer the task of a model that transformers wrote from the name of its class, its problem type and its labels."""
     if name.endswith("ForSequenceClassification"):
         if problem == "regression" and len(labels) > 1:
-            raise InputError(f"{path}: predicts {len(labels)} values, but only a regression of one value is supported")
+            raise InputError(
+                f"{path}: the model predicts {len(labels)} values, but regression supports one value; pass another model"
+            )
         return TASK_BY_PROBLEM_TYPE[problem or ("regression" if len(labels) == 1 else "single_label_classification")]
     task = next((task for ending, task in _ARCHITECTURES.items() if name.endswith(ending)), None)
     if task is None:

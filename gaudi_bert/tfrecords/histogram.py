@@ -160,11 +160,11 @@ def _count_files(
     if vocabulary is not None and largest.largest_id >= vocabulary.size:
         raise InputError(
             f"{inputs.vocabulary}: the vocabulary has {vocabulary.size:,} tokens, but {inputs.folder / largest.file.name}"
-            f" contains the token id {largest.largest_id:,}; replace the vocabulary by that of these records, or remove it"
+            f" contains the token id {largest.largest_id:,}; replace it with the vocabulary of these records, or remove it"
         )
     if good[0].others:
         names = ", ".join(f"`{name}`" for name in good[0].others)
-        run.reporter.say(f"{inputs.folder / good[0].file.name}: packed records will not contain its other features {names}")
+        run.reporter.say(f"{inputs.folder / good[0].file.name}: the features {names} are not copied to packed records")
     counted = [each.file for each in good]
     return HistogramFile(
         max_sequence_length=schema.max_sequence_length,
@@ -220,7 +220,7 @@ def _report_bad_files(
     if on_bad_file == "stop":
         raise InputError(f"{summary}; make these files again, or skip them: {_SKIP_HINT}")
     if len(bad_files) == file_count:
-        raise InputError(f"{summary}; nothing remains to pack, so make the files again")
+        raise InputError(f"{summary}; no file remains to pack, so make the files again")
     reporter.say(f"{summary}; these files are skipped because of --on-bad-file skip")
 
 

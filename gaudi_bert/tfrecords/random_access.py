@@ -305,8 +305,8 @@ class _OpenFile:
                 return f"{location}: {PROBLEMS[ScanStatus.BAD_BYTES]}"
             return f"{location}: the checksum differs from the index of the group; write the packed data again"
         return (
-            f"{location}: the index of the group states a record of {end - start:,} bytes, which is wrong; remove this"
-            " group-*.index, or write the packed data again"
+            f"{location}: the index of the group states a wrong record size of {end - start:,} bytes; remove this"
+            " group-*.index file, or write the packed data again"
         )
 
 

@@ -301,7 +301,7 @@ class _RecordVerifier:
             named = ", ".join(file.name for file in bad_files[:_MAX_NAMED_FILES])
             count = format_count(len(bad_files), "bad file")
             self.run.reporter.say(
-                f"{format_path(self.folder.path)}: the packs lack {count} of the records, which packing skipped: {named}"
+                f"{format_path(self.folder.path)}: packing skipped {count}, whose sequences are not packed: {named}"
             )
 
 

@@ -330,7 +330,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         except (FailedError, InputError) as error:
             raise InputError(f"{self.plan_path}: group {number}: {error}; make the plan again") from error
         if not group.lower_bound <= min(proven, group.packs):
-            problem = f"the prices prove a minimum of {proven} packs, not the claimed {group.lower_bound}"
+            problem = f"the plan claims a lower bound of {group.lower_bound} packs, but its prices prove only {proven}"
             raise InputError(f"{self.plan_path}: group {number}: {problem}; make the plan again")
 
 
@@ -367,7 +367,7 @@ def _match_planned_files(records: str | Path, sizes: Mapping[Path, int], plan: W
         raise InputError(f"{paths[name]}: the plan does not contain this file; make the histogram and the plan again")
     for name, file in planned.items():
         if name not in paths:
-            raise InputError(f"{records}: file {name}, which the plan contains, is missing; restore it, or plan again")
+            raise InputError(f"{records}: the file {name} of the plan is missing; restore the file, or make the plan again")
         size = sizes[paths[name]]
         if size != file.bytes:
             raise InputError(
@@ -436,7 +436,7 @@ def _read_group_into_memory(
         ):
             if actual != planned:
                 raise InputError(
-                    f"{path}: the plan states {what} {planned}, found {actual}; make the histogram and the plan again"
+                    f"{path}: the plan states {what} = {planned}, found {actual}; make the histogram and the plan again"
                 )
 
     map_files_in_threads(read_file, tasks, workers)

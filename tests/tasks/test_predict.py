@@ -360,7 +360,7 @@ def test_rows_without_any_token_are_named(folder: Path, tmp_path: Path) -> None:
 
 def test_prompts_that_cannot_be_used(prompted: Path, data: Path, tmp_path: Path) -> None:
     (prompted / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean", "include_prompt": false}')
-    with pytest.raises(InputError, match="m: a mean without the prompt is not supported; pass --prompt ''"):
+    with pytest.raises(InputError, match="m: a mean without the tokens of the prompt is not supported; pass --prompt ''"):
         embedded(prompted, data, tmp_path / "v.npy")
     assert embedded(prompted, data, tmp_path / "v.npy", EmbedOptions(prompt="")).rows == 25
 

@@ -143,7 +143,7 @@ def test_listwise(model: Path, tmp_path: Path) -> None:
     ("loss", "rows", "message"),
     [
         ("cosent", scored_rows(), "task.loss = cosent: only listwise is supported for reranking; remove the setting"),
-        ("listwise", [{**row, "label": 0} for row in scored_rows()], "no query has several documents, at least one"),
+        ("listwise", [{**row, "label": 0} for row in scored_rows()], "no query has several documents and a label"),
         (
             "listwise",
             [{"query": str(n), "document": "cat", "label": 1} for n in range(15)],

@@ -310,7 +310,7 @@ def test_bad_files_are_left_out_on_request_and_kept_in_mind(tmp_path: Path) -> N
     stored["bad_files"][1] |= {"bytes": len(data), "crc32c": crc32c(data)}
     (packed / "metadata.json").write_text(json.dumps(stored))
     refused_by_verify(records, packed, "part-001: the file was skipped as bad, but is readable")
-    with pytest.raises(InputError, match="nothing remains to pack"):
+    with pytest.raises(InputError, match="no file remains to pack"):
         count_records(records / "part-00[05]", tmp_path / "histogram.json", a_run(), on_bad_file="skip")
 
 

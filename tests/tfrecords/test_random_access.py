@@ -74,7 +74,7 @@ def test_other_encodings_and_compressed_files_are_read(tmp_path: Path, compress)
             lambda content: content[:50] + bytes([content[50] ^ 1]) + content[51:],
             "record 0 at byte 0: the record is damaged",
         ),
-        (lambda content: content + b"\0" * 20, "record 23 at byte .*: the length of the record is damaged"),
+        (lambda content: content + b"\0" * 20, "record 23 at byte .*: the CRC of its length is wrong"),
         (lambda content: content * 2, "expected 23 records, found 46"),
     ],
 )

@@ -60,7 +60,7 @@ StatusAndSize = tuple[int, int]
 PROBLEMS = {
     ScanStatus.INCOMPLETE: f"the file ends within this record; {_REMEDY}",
     ScanStatus.INDEX_FULL: "the file contains more records than the plan states; make the histogram and the plan again",
-    ScanStatus.BAD_LENGTH: f"the length of the record is damaged, because its CRC is wrong; {_REMEDY}",
+    ScanStatus.BAD_LENGTH: f"the record is damaged, because the CRC of its length is wrong; {_REMEDY}",
     ScanStatus.BAD_BYTES: f"the record is damaged, because its CRC is wrong; {_REMEDY}",
     ScanStatus.TOO_LONG: f"the record is longer than {MAX_RECORD_BYTES} bytes, the maximum of a valid record; {_REMEDY}",
     ScanStatus.UNUSUAL: "the record has an encoding that is not supported; please report this error and attach the file",
@@ -358,7 +358,9 @@ def extend_crc_by_frames(crc: int, buffer: ByteArray, position: int, end: int) -
 _TAR_MAGIC = slice(257, 262)
 _MEGATRON_INDEX = b"MMIDIDX"
 _TABLE_FORMATS = {b"PAR1": "a Parquet table", b"ARROW1": "an Arrow table"}
-_WRITE_AS_TABLE = "write its token ids as a Parquet table with a list column `input_ids` and run `gaudi-bert pack` on that"
+_WRITE_AS_TABLE = (
+    "write its token ids to a Parquet table with a list column `input_ids`, and pack this table with `gaudi-bert pack`"
+)
 
 
 def _describe_foreign_format(path: Path) -> str | None:

@@ -341,7 +341,7 @@ def decode_examples_to_arrays(
     if failed_example >= 0:
         expected = ", ".join(f"{spec.name}[{spec.length}]" for spec in features)
         raise InputError(
-            f"{source}: record {failed_example}: expected an example of {expected} with packed lists, found another one;"
+            f"{source}: record {failed_example}: the example does not have the features {expected} in packed lists;"
             " check the sizes"
         )
     return {
