@@ -169,8 +169,8 @@ class WordTargets:
         )
         is_masked_BL, changed_BL = np.zeros_like(real_BL), ids_BL.copy()
         is_masked_BL[real_BL], changed_BL[real_BL] = masks
-        slots = _max_masked_tokens(length, depth, self.masked_fraction)
-        return {**batch, **_gather_masked_tokens(is_masked_BL, ids_BL, slots), "input_ids": changed_BL}
+        features = _gather_masked_tokens(is_masked_BL, ids_BL, _max_masked_tokens(length, depth, self.masked_fraction))
+        return {**batch, **features, "input_ids": changed_BL}
 
 
 # --- masks: which tokens are predicted, and what the model sees instead of them

@@ -31,8 +31,9 @@ def measure_bfloat16_time_ratios() -> dict[str, float]:
 
 def build_frozen_model(compute_dtype: ComputeDtype) -> Model:
     """Return a small BERT for inference. Its frozen weights are random, but the same in every call."""
-    spec = ModelSpec(_CONFIG, VectorHead("mean", normalize=True))
-    model = load_engine("pytorch").build_model(spec, seed=1, compute_dtype=compute_dtype)
+    model = load_engine("pytorch").build_model(
+        ModelSpec(_CONFIG, VectorHead("mean", normalize=True)), seed=1, compute_dtype=compute_dtype
+    )
     model.freeze()
     return model
 

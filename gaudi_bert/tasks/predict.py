@@ -523,21 +523,12 @@ def _convert_embeddings(ending: str, values: int, stored: Path, handle: BinaryIO
         handle: The file to write.
     """
     vectors = np.memmap(stored, np.float32, "r").reshape(-1, values)
-    if ending == ".parquet":
-        _write_parquet(handle, vectors)
-    else:
+    if ending != ".parquet":
         np.save(handle, vectors)
-
-
-def _write_parquet(handle: BinaryIO, vectors: Float32Array) -> None:
-    """Write embeddings [rows, values] as a Parquet table with a single column `embedding`.
-
-    The table is written one row group at a time, to limit memory.
-    """
+        return
     pyarrow = require_pyarrow()
     from pyarrow import parquet
 
-    values = vectors.shape[1]
     schema = pyarrow.schema([("embedding", pyarrow.list_(pyarrow.float32(), values))])
     with parquet.ParquetWriter(handle, schema, compression="none", use_dictionary=False) as writer:
         for first in range(0, len(vectors), _ROWS_PER_ROW_GROUP):

@@ -208,8 +208,8 @@ def collect_distinct_texts(settings: TaskSettings, rows: Sequence[Row]) -> TextT
                 texts.append(TextRow(row.position, prompted))
                 content.append(contents.setdefault(text, len(contents)))
     sizes = np.fromiter((len(cast(TupleRow, row).texts) for row in rows), np.int64, len(rows))
-    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    return TextTable(texts, GroupedRows(np.array(members, np.int64), starts), np.array(content, np.int64))
+    grouped = GroupedRows(np.array(members, np.int64), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]))
+    return TextTable(texts, grouped, np.array(content, np.int64))
 
 
 def _compute_row_cosines(vectors: Float32Array, table: TextTable) -> FloatArray:

@@ -209,8 +209,9 @@ class TaskData:
     @property
     def row_packs(self) -> tuple[RowPacks, ...]:
         """The row lengths with their numbers of packs, as `RunPlan` requires them. Empty if there is only one length."""
-        packs = (packing.packs for packing in self.packings)
-        return tuple(map(RowPacks, self.lengths, packs)) if len(self.packings) > 1 else ()
+        if len(self.packings) == 1:
+            return ()
+        return tuple(RowPacks(packing.histogram.max_sequence_length, packing.packs) for packing in self.packings)
 
     @property
     def packs(self) -> int:
@@ -383,5 +384,5 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
             figures.update(self.task.compute_metrics(outputs, sequences, rows))
         else:
             figures.update(accuracy=right / max(weight, 1.0), perplexity=math.exp(min(figures["loss"], 700.0)))
-        named = {name: float(value) for name, value in figures.items()}
-        return TaskResult(named, self.best_metric, len(sequences), len(rows), outputs)
+        figures = {name: float(value) for name, value in figures.items()}
+        return TaskResult(figures, self.best_metric, len(sequences), len(rows), outputs)

@@ -235,8 +235,7 @@ def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: boo
         other, name, values, fresh = read_encoder_weights(folder, head, head_may_be_missing=allow_missing_head)
         files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
         identity = " ".join(map(file_identity, sorted(files)))
-        kind = f"{other.model_type} of transformers"
-        return StartWeights(folder, kind, other, sizes, name, values, fresh, identity)
+        return StartWeights(folder, f"{other.model_type} of transformers", other, sizes, name, values, fresh, identity)
     weights = read_weights(path)
     if weights.config is None:
         raise InputError(

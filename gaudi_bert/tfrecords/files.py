@@ -51,8 +51,9 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
         elif os.path.lexists(location):
             paths, missing = [location], ""
         else:
-            matches = map(Path, glob.glob(os.fspath(records)))
-            paths = [path for path in matches if not _is_ignored(path.name) and not path.is_dir()]
+            paths = [
+                path for path in map(Path, glob.glob(os.fspath(records))) if not _is_ignored(path.name) and not path.is_dir()
+            ]
             missing = "the path does not exist, and no file matches it as a pattern; check the path"
         paths.sort(key=lambda path: path.name)
         for path in paths:
@@ -127,10 +128,9 @@ def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
     """
     first = {path.suffix in HDF5_ENDINGS: path.name for path in paths}
     if len(first) > 1:
-        shown = format_location(records)
         raise InputError(
-            f"{shown}: the folder contains both HDF5 files ({first[True]}) and other files ({first[False]}); select one"
-            " format by a pattern"
+            f"{format_location(records)}: the folder contains both HDF5 files ({first[True]}) and other files"
+            f" ({first[False]}); select one format by a pattern"
         )
 
 

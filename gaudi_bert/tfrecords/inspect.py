@@ -153,12 +153,10 @@ def inspect_record(file: str | Path, record: int = 0, vocabulary: str | Path | N
     with open_local_copies((file, vocabulary)) as (path, vocabulary_path):
         path = path or Path(file)
         if path.is_dir():
-            is_unpacked = find_pack_kind(path) is None
-            path = (
-                next(iter(list_record_files(path)))
-                if is_unpacked
-                else path / RecordMetadata.read(path).shard_table.file_name(0)
-            )
+            if find_pack_kind(path) is None:
+                path = next(iter(list_record_files(path)))
+            else:
+                path /= RecordMetadata.read(path).shard_table.file_name(0)
         return _read_record_view(path, record, vocabulary_path)
 
 

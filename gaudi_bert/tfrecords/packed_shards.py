@@ -428,9 +428,12 @@ class PackEncoder:
 
     def __init__(self, schema: PackedSchema, group: IndexedSequences, packs: SampledPacks) -> None:
         self._schema, self._group, self._packs = schema, group, packs
-        keys = encode_feature_keys(schema.features)
         self._layout = _Layout(
-            schema.max_sequence_length, schema.masked_slots, schema.depth, keys, encode_position_varints()
+            schema.max_sequence_length,
+            schema.masked_slots,
+            schema.depth,
+            encode_feature_keys(schema.features),
+            encode_position_varints(),
         )
 
     def count_shards(self, shard_multiple: int, shard_bytes: int) -> int:

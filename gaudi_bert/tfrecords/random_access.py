@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -54,18 +54,6 @@ _READ_AHEAD_BYTES = 128 * 1024
 
 # The content of a file as a memory map. An empty file cannot be mapped, so its content is b"".
 _Pages = mmap.mmap | bytes
-
-
-class _MappedContent(NamedTuple):
-    """The uncompressed content of a file, mapped into memory.
-
-    Attributes:
-        pages: The content.
-        is_compressed: Whether the file itself is compressed, so that `pages` belong to a temporary file.
-    """
-
-    pages: _Pages
-    is_compressed: bool
 
 
 # The result of `_index_frames`, as (`ScanStatus`, number of complete records, position of the frame at which it stopped).
@@ -321,21 +309,24 @@ def _map_file(path: Path) -> _Pages:
         return _map_open_file(handle, path.stat().st_size)
 
 
-def _map_uncompressed_content(path: Path) -> _MappedContent:
+def _map_uncompressed_content(path: Path) -> tuple[_Pages, bool]:
     """Map the uncompressed content of a file into memory. If the file is compressed, decompress it to a temporary file
     first.
+
+    Returns:
+        (the uncompressed content, whether the file is compressed).
     """
     if path.stat().st_size == 0:
-        return _MappedContent(b"", is_compressed=False)
+        return b"", False
     with RecordStream(path) as stream, explain_os_errors(path, "read"):
         if not stream.compression:
-            return _MappedContent(_map_file(path), is_compressed=False)
+            return _map_file(path), False
         with tempfile.TemporaryFile() as plain:
             piece = memoryview(bytearray(1 << 20))
             while count := stream.read_into(piece):
                 plain.write(piece[:count])
             plain.flush()
-            return _MappedContent(_map_open_file(plain, plain.tell()), is_compressed=True)
+            return _map_open_file(plain, plain.tell()), True
 
 
 @borrowing_kernel

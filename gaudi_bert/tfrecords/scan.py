@@ -513,8 +513,7 @@ def read_record_schema(path: Path) -> RecordSchema:
         check_features(features, schema)
     except (RecordError, InputError) as error:
         raise InputError(f"{format_record_location(path, 0, 0)}: {error}") from error
-    known = {spec.name for spec in schema.features}
-    return RecordSchema(schema, sorted(set(features) - known))
+    return RecordSchema(schema, sorted(set(features) - {spec.name for spec in schema.features}))
 
 
 # --- the slow but general reader for records that the kernels do not support

@@ -299,9 +299,9 @@ class _RecordVerifier:
                     raise FailedError(f"{path}: the file was skipped as bad, but is readable; {remedy}")
         if bad_files:
             named = ", ".join(file.name for file in bad_files[:_MAX_NAMED_FILES])
-            count = format_count(len(bad_files), "bad file")
             self.run.reporter.say(
-                f"{format_path(self.folder.path)}: packing skipped {count}, whose sequences are not packed: {named}"
+                f"{format_path(self.folder.path)}: packing skipped {format_count(len(bad_files), 'bad file')}, whose"
+                f" sequences are not packed: {named}"
             )
 
 
@@ -406,16 +406,33 @@ def _read_hashed_pieces(
         for _ in scan.read_pieces():
             hash_unpacked_sequences(indexed.index, indexed.rows, hashes)
             lengths = indexed.index.lengths[: indexed.rows]
-            of_each = np.ones_like(lengths), np.empty((0, 2), np.uint32)
-            yield scan, ScannedPacks(hashes[: indexed.rows], lengths, *of_each, done=nothing, starts=nothing)
+            yield (
+                scan,
+                ScannedPacks(
+                    hashes=hashes[: indexed.rows],
+                    lengths=lengths,
+                    sequences=np.ones_like(lengths),
+                    record_index=np.empty((0, 2), np.uint32),
+                    done=nothing,
+                    starts=nothing,
+                ),
+            )
     elif path.stat().st_size:  # a shard may be empty
         checked = _PackedFormat(schema, buffer)
         scan = RecordScan(path, checked, buffer, progress)
         for _ in scan.read_pieces():
             scanned, (packs, sequences) = checked.scanned, checked.scanned.done.tolist()
-            of_sequences = scanned.hashes[:sequences], scanned.lengths[:sequences]
-            of_packs = scanned.sequences[:packs], scanned.record_index[:packs]
-            yield scan, ScannedPacks(*of_sequences, *of_packs, done=nothing, starts=nothing)
+            yield (
+                scan,
+                ScannedPacks(
+                    hashes=scanned.hashes[:sequences],
+                    lengths=scanned.lengths[:sequences],
+                    sequences=scanned.sequences[:packs],
+                    record_index=scanned.record_index[:packs],
+                    done=nothing,
+                    starts=nothing,
+                ),
+            )
 
 
 def _summarize_file(

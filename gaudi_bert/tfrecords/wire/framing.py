@@ -110,8 +110,7 @@ class RecordStream:
             self._handle = open(check_regular_file(path), "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
             self.compression = _detect_compression(path, self._handle.read(12))
             self._handle.seek(0)
-        window = {"GZIP": zlib.MAX_WBITS + 16, "ZLIB": zlib.MAX_WBITS}
-        self._zlib_window = window.get(self.compression, 0)
+        self._zlib_window = {"GZIP": zlib.MAX_WBITS + 16, "ZLIB": zlib.MAX_WBITS}.get(self.compression, 0)
         self._decompressor = zlib.decompressobj(self._zlib_window) if self._zlib_window else None
         self._pending_bytes: memoryview | bytes = b""
         self._unframed_payload = b""

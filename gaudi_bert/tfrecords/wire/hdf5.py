@@ -201,9 +201,9 @@ class Hdf5Rows:
                 f"{self.path}: the values of {name} are {problem}, which is not supported; store them in this file"
             )
         if dataset.dtype.kind not in "iu" or not dataset.shape:
-            found = f"{dataset.dtype} {dataset.shape}"
             raise InputError(
-                f"{self.path}: dataset {name} must contain rows of integers, found {found}; make the file again"
+                f"{self.path}: dataset {name} must contain rows of integers, found {dataset.dtype}"
+                f" {dataset.shape}; make the file again"
             )
         return dataset
 
@@ -269,8 +269,10 @@ class _ColumnReader:
         rows_bytes = dataset.dtype.itemsize * math.prod((self._chunk[0], *dataset.shape[1:]))
         largest = max(self._chunk_bytes, rows_bytes)
         if largest > _MAX_BLOCK_BYTES:
-            most = _MAX_BLOCK_BYTES >> 20
-            raise ValueError(f"a chunk must have at most {most} MiB, but its {self._chunk[0]:,} rows have {largest:,} bytes")
+            raise ValueError(
+                f"a chunk must have at most {_MAX_BLOCK_BYTES >> 20} MiB, but its {self._chunk[0]:,} rows have"
+                f" {largest:,} bytes"
+            )
         rows = self._chunk[0] * max(1, _BLOCK_BYTES // max(1, rows_bytes))
         self._memory = np.empty((min(rows, dataset.shape[0]), *dataset.shape[1:]), dataset.dtype)
         self._first = self._last = 0

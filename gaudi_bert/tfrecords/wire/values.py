@@ -336,8 +336,9 @@ def decode_examples_to_arrays(
     """
     columns = tuple(np.empty((len(offsets), spec.length), np.int32) for spec in features)
     is_float = np.array([spec.kind == "float32" for spec in features], np.bool_)
-    table = make_feature_table(features)
-    failed_example = _decode_examples(buffer, offsets.astype(np.int64), lengths.astype(np.int64), table, is_float, columns)
+    failed_example = _decode_examples(
+        buffer, offsets.astype(np.int64), lengths.astype(np.int64), make_feature_table(features), is_float, columns
+    )
     if failed_example >= 0:
         expected = ", ".join(f"{spec.name}[{spec.length}]" for spec in features)
         raise InputError(
