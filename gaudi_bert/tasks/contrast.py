@@ -95,8 +95,8 @@ def in_batch_negatives_loss(
     scale: float,
     symmetric: bool,
 ) -> LossAndGradient:
-    """Return the contrastive loss (InfoNCE), which is small if each anchor is closer to its positive than to all other
-    candidates, and its gradient.
+    """Return the InfoNCE loss and its gradient. The loss is small if each anchor is closer to its positive than to all other
+    candidates.
 
     Args:
         vectors_NH: The embeddings of the texts.

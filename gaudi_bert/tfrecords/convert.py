@@ -148,7 +148,7 @@ def _write_hdf5_shard(metadata: RecordMetadata, slots: int, shard: Path, target:
     packs = int(records.sizes[0])
     widths: dict[Axis, int] = {"tokens": metadata.max_sequence_length, "masked": slots, "sequences": _MAX_SEQUENCES}
     options = {"compression": "gzip", "compression_opts": _GZIP_LEVEL, "track_times": False}
-    # Fix the version of the HDF5 format and store no timestamps, so that the same packs always produce the same bytes.
+    # Specify the version of the HDF5 format and store no timestamps, so that the same packs always produce the same bytes.
     image = require_h5py().File(str(target), "w", driver="core", backing_store=False, libver=("earliest", "v110"))
     with image as file:
         datasets = {}
