@@ -71,8 +71,8 @@ LossOfVectors: TypeAlias = Callable[[FloatArray], LossAndGradient]
 def find_forbidden_candidates(anchors_M: IntArray, candidates_C: IntArray) -> NDArray[np.bool_]:
     """Return for each anchor which candidates must not serve as its negatives, bool [M, C].
 
-    A candidate is forbidden if its content equals that of the anchor, or that of a positive of any anchor with the same
-    content. The anchor's own positive is never forbidden.
+    A candidate is forbidden if it has the same content as the anchor, or the same content as a positive of any anchor that
+    is equal to this anchor. The anchor's own positive is never forbidden.
 
     Args:
         anchors_M: The content of each anchor as a number. Equal texts have equal numbers.

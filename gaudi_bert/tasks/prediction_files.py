@@ -189,7 +189,7 @@ class StreamResult:
     """The numbers of rows and tokens that a run of `predict` or `embed` has computed.
 
     Attributes:
-        rows: The number of rows with a prediction, including those of an interrupted run.
+        rows: The number of rows with a prediction, including the rows of an interrupted run that was resumed.
         cut_rows: The number of rows that were truncated or split into windows.
         tokens: The number of tokens.
         padding: The fraction of the computed slots that held no token.
@@ -257,7 +257,7 @@ def show_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> It
         reporter: Shows the progress.
 
     Yields:
-        The progress display, or None if the rows come from a pipe, because their number is unknown.
+        The progress display. None if the rows come from a pipe, because the number of rows is then unknown.
 
     Raises:
         StoppedError: The user stopped the command before the first window was stored.

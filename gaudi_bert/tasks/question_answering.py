@@ -6,8 +6,8 @@ pack, the softmax of a sequence covers only its own tokens. The logits of all ot
 probability is exactly 0. Setting these logits to 0 instead would change the loss. The target of a window without the answer
 is its [CLS].
 
-The loss is the mean over windows of the negative log likelihoods of begin and end, halved. The metrics are those of SQuAD
-(Rajpurkar et al., 2016, section 6.1, and 2018 for questions without an answer).
+The loss is the mean over windows of the negative log likelihoods of begin and end, halved. The metrics are the same as in
+SQuAD (Rajpurkar et al., 2016, section 6.1, and 2018 for questions without an answer).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Metrics of rankings: accuracy@1, recall@10, MRR@10, nDCG@10 and MAP, as means over queries, as in sentence-transformers.
 
-A ranking is given by the gains of its documents, with the best-scored document first. The gain of a relevant document is 1,
-that of an irrelevant document is 0, and a grade may be in between. A document counts as relevant if its gain is at least one
-half. Documents with equal scores have no defined order, so every metric is its mean over all their orders (McSherry and
+A ranking is given by the gains of its documents, with the best-scored document first. A relevant document has a gain of 1,
+an irrelevant document has a gain of 0, and other gains lie in between. A document counts as relevant if its gain is at least
+one half. Documents with equal scores have no defined order, so every metric is its mean over all their orders (McSherry and
 Najork, 2008; nDCG as in scikit-learn). A model that gives every document the same score therefore gets the metrics of a
 random order.
 

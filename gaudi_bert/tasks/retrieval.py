@@ -1,9 +1,9 @@
 """Retrieval: embeddings that are close for texts that belong together (a bi-encoder), and scores of pairs (a cross-encoder).
 
 Embedding: a row is an anchor, its positive and any number of negatives, or two texts with a score. Each distinct text is one
-sequence, which includes the prompt of its role. The losses are in `tasks/contrast.py`. For rows with an anchor, the metrics
-are those of a search, in which the queries are the distinct anchors and the documents are all other texts. For rows with a
-score, the metrics are correlations of cosines with scores.
+sequence, which includes the prompt of its role. The losses are in `tasks/contrast.py`. Rows with an anchor are evaluated by
+a search, in which the queries are the distinct anchors and the documents are all other texts. For rows with a score, the
+metrics are correlations of cosines with scores.
 
 Reranking: a row is a query, a document and a label from 0 to 1. Both texts are read together. The loss is the binary
 cross-entropy of a single logit. With `task.loss: listwise`, it is a loss over all documents of a query, which then stay in
@@ -296,7 +296,7 @@ def _group_documents_by_query(sequences: Sequences, rows: Sequence[Row]) -> RowG
     A query counts as right if one of its best documents is ranked first.
 
     Raises:
-        InputError: No query has several documents, one of them with a label above 0.
+        InputError: No query has several documents of which at least one has a label above 0.
     """
     of_row = number_values(cast(TextRow, row).text for row in rows)
     labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)

@@ -189,8 +189,8 @@ class Task(ABC):
     def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
         """Return the targets of the loss and their weights for a batch, as arrays by name.
 
-        `target_weights` is one of them. It is 1 for everything that the loss is averaged over, so that the divisor is known
-        before the loss is computed. If the task masks tokens, the features also contain the masked `input_ids`.
+        The array `target_weights` is 1 for everything that the loss is averaged over, so that the divisor is known before
+        the loss is computed. If the task masks tokens, the features also contain the masked `input_ids`.
 
         Args:
             batch: A batch of packs.

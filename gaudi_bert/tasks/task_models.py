@@ -286,8 +286,8 @@ class TaskDescription:
         path: The folder.
         task: The task.
         labels: The names of the labels by number.
-        max_sequence_length: The largest number of tokens in a sequence during training, or otherwise that of the tokenizer.
-            None if neither is known.
+        max_sequence_length: The largest number of tokens in a sequence during training. If this is unknown, the maximum of
+            the tokenizer, or None.
         settings: The settings of the task with which the model was trained.
         texts: How the model reads its texts, and the activation that it applies to the logit of a pair.
     """

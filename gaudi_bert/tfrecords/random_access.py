@@ -564,7 +564,8 @@ def open_shards(folder: Path, metadata: RecordMetadata, cache: ShardCache | None
 def open_packs(folder: Path, metadata: RecordMetadata, cache: ShardCache | None = None) -> StoredPacks:
     """Return the packs of a folder together with the values that determine their global reading order.
 
-    The order mixes packs from many shards and from all regions of the input. The parameters are those of `open_shards`.
+    This order mixes packs from many shards and from all regions of the input. The parameters are the same as in
+    `open_shards`.
     """
     files, streams = open_shards(folder, metadata, cache), choose_stream_count(metadata.shard_multiple)
     regions = compute_shard_regions(metadata.shard_table.shards_per_group, metadata.input_files, metadata.seed)

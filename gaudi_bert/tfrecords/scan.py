@@ -57,7 +57,7 @@ from gaudi_bert.tfrecords.wire.values import (
 # --- the index of unpacked records (numba kernels): framing, both CRCs and every value are checked
 #
 # A row of the index contains everything that packing and verifying need, so that no record is parsed twice. Offsets are
-# relative to the payload of the record. Sizes are those of the non-padding values in bytes.
+# relative to the payload of the record. Sizes are in bytes and do not include padding.
 
 _INDEX_FIELDS = (
     *("length", "masked", "label", "ids", "ids_bytes", "segments"),
@@ -115,8 +115,8 @@ def _check_and_index_record(
         row_number: The row to fill.
 
     Returns:
-        False if the kernel does not support the encoding of the record or a value is invalid. The general reader then
-        decides which of the two it is.
+        False if the kernel does not support the encoding of the record or a value is invalid. The general reader finds out
+        which of these is the case.
     """
     if not locate_features(payload_start, payload_end, table):
         return False

@@ -1,9 +1,9 @@
 """The stage `verify` for packed TFRecords. This module reads the groups, and `packs.verify` controls the stage.
 
 The shards of a group must contain the same sequences as the input files that the group manifest names. Every file is read in
-constant memory, checked, and reduced to a sum of hashes (`tfrecords.fingerprint`). If the sequences of a group are not those
-of its input files, the two sums are equal with a probability of about 2**-64. If the sums differ, a second pass compares the
-hashes one by one, so that the error names the first missing and surplus sequences.
+constant memory, checked, and reduced to a sum of hashes (`tfrecords.fingerprint`). If the shards of a group do not contain
+the same sequences as its input files, both sums are still equal with a probability of about 2**-64. If the sums differ, a
+second pass compares the hashes one by one, so that the error names the first missing and surplus sequences.
 """
 
 from __future__ import annotations
@@ -461,7 +461,7 @@ def _combine_summaries(files: Sequence[_FileSummary]) -> tuple[int, IntArray]:
     return sum(file.fingerprint for file in files) % 2**64, lengths
 
 
-# --- finding the missing, duplicated or changed sequences of a group, if the two sums differ
+# --- finding the missing, duplicated or changed sequences of a group after its sums differ
 
 
 def _describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: PackedSchema, workers: int | None) -> str:

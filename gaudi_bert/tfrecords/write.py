@@ -105,14 +105,14 @@ def write_packed_records(
         plan: The plan.
         out: The folder of the packs.
         run: The settings of the run, which may select a part of the groups.
-        shards: Values of `shard_multiple` and `shard_bytes` that replace those of the plan.
+        shards: Values of `shard_multiple` and `shard_bytes` that replace the plan's values.
 
     Returns:
         The metadata of the folder. If the run does only a part, the totals of its groups, or of the folder if it is
         finished.
 
     Raises:
-        InputError: The records are not those of the plan, the plan is invalid, or the memory is not sufficient for a group.
+        InputError: The records differ from the plan, the plan is invalid, or a group needs more memory than is available.
     """
     _check_separate_folders(records, out)
     with open_local_copy(plan, run.store) as plan_path, mirror_folder(out, run.store) as folder:
@@ -219,8 +219,8 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
             The input files of each group, and the size of all these files in bytes.
 
         Raises:
-            InputError: The vocabulary is not that of the plan, a bound cannot be proven, or a group needs more memory than
-                is available.
+            InputError: The vocabulary differs from the plan's vocabulary, a bound cannot be proven, or a group needs more
+                memory than is available.
         """
         vocabulary, available = inputs.inputs.vocabulary, _get_available_memory()
         if vocabulary is not None and VocabularyInfo.from_file(vocabulary) != self.plan.vocabulary:
@@ -412,7 +412,7 @@ def _read_group_into_memory(
         progress: Called with the number of bytes that were read.
 
     Raises:
-        InputError: A file cannot be read, or its size, CRC-32C or number of sequences is not that of the plan.
+        InputError: A file cannot be read, or its size, CRC-32C or number of sequences differs from the plan.
     """
     sizes = list(map(_max_uncompressed_bytes, paths))
     buffer = get_buffer(sum(sizes))

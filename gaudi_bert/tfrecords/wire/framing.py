@@ -128,8 +128,8 @@ class RecordStream:
 
     @property
     def max_uncompressed_bytes(self) -> int | None:
-        """An upper bound on the uncompressed size in bytes. None for GZIP and ZLIB, because it is unknown until the file was
-        read.
+        """An upper bound on the uncompressed size in bytes. For GZIP and ZLIB it is None, because the size is unknown until
+        the whole file has been read.
         """
         if self._hdf5_rows is not None:
             return self._hdf5_rows.max_encoded_bytes

@@ -49,7 +49,7 @@ def is_hdf5(path: Path, first_bytes: bytes) -> bool:
     """Return whether the content of a file is HDF5.
 
     An HDF5 file may begin with a user block of 512, 1,024, 2,048, ... bytes, followed by the signature. A user block is
-    considered only if the suffix of the file is that of HDF5.
+    considered only if the file has a suffix of HDF5.
 
     Args:
         path: The file.

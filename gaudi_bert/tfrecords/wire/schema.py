@@ -1,4 +1,5 @@
-"""The contract of unpacked and packed examples: their features, the lengths of these, and the permitted values.
+"""The contract of unpacked and packed examples, which specifies their features, the lengths of the features, and the
+permitted values.
 
 L is max_sequence_length, P is max_predictions (masked positions of a sequence), S is depth (sequences of a pack), and Q is
 masked_slots (masked positions of a pack). Integers are int64 and weights are float32, as in the records of Google, MLPerf,
