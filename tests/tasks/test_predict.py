@@ -367,7 +367,7 @@ def test_prompts_that_cannot_be_used(prompted: Path, data: Path, tmp_path: Path)
 
 def test_wrong_usage(folder: Path, data: Path, tmp_path: Path) -> None:
     for out, options in (("v.txt", {}), ("v.npy", {"max_sequence_length": 65})):
-        with pytest.raises(InputError, match=r"\.parquet|between 3 and 64"):
+        with pytest.raises(InputError, match=r"\.parquet|from 3 to 64"):
             embedded(folder, data, tmp_path / out, EmbedOptions(**options))
     for wrong in ({"pooling": "sum"}, {"precision": "float16"}, {"prompt": "a", "prompt_name": "b"}):
         with pytest.raises(InputError, match=r"--(pooling|precision|prompt)"):

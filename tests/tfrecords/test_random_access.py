@@ -74,7 +74,7 @@ def test_other_encodings_and_compressed_files_are_read(tmp_path: Path, compress)
             lambda content: content[:50] + bytes([content[50] ^ 1]) + content[51:],
             "record 0 at byte 0: the record is damaged",
         ),
-        (lambda content: content + b"\0" * 20, "record 23 at byte .*: the CRC of its length is wrong"),
+        (lambda content: content + b"\0" * 20, "record 23 at byte .*: the record is damaged, because the CRC of its length"),
         (lambda content: content * 2, "expected 23 records, found 46"),
     ],
 )
@@ -125,7 +125,9 @@ def test_the_index_tells_what_a_walk_finds(tmp_path: Path) -> None:
 def test_sizes_that_are_not_those_of_the_records_are_refused(tmp_path: Path, change) -> None:
     files, shard = indexed_case(tmp_path, change)
     name = files.paths[shard].name
-    with pytest.raises(InputError, match=rf"{name}: record [01] at byte .*: the index .* is wrong; remove.*$"):
+    with pytest.raises(
+        InputError, match=rf"{name}: record [01] at byte .*: the index .* a wrong record size of .*; remove.*$"
+    ):
         read_all(files, shard)
 
 

@@ -95,7 +95,7 @@ def flipped(data: bytes, place: int) -> bytes:
         (lambda good: frame(example(broken(input_mask=(2, 0)))), "`input_mask` must contain ones and then zeros"),
         (lambda good: frame(b"\xff" * 6), "not a tf.train.Example"),
         (lambda good: flipped(good, 60), "the record is damaged"),
-        (lambda good: flipped(good, 1), "the CRC of its length is wrong"),
+        (lambda good: flipped(good, 1), "the record is damaged, because the CRC of its length"),
         (lambda good: frame(b"", claimed_length=2**40), "the record is longer than"),
         *((lambda good, cut=cut: good[:cut], "the file ends within this record") for cut in (1, 5, 12, 30)),
     ],

@@ -64,7 +64,10 @@ def test_damage_names_record_and_offset(tmp_path: Path) -> None:
     data = b"".join(frame(payload) for payload in PAYLOADS)
     third = len(frame(PAYLOADS[0])) + len(frame(PAYLOADS[1]))
     path = tmp_path / "file"
-    for place, reason in ((third + 2, "the CRC of its length is wrong"), (third + 50, "the record is damaged")):
+    for place, reason in (
+        (third + 2, "the record is damaged, because the CRC of its length"),
+        (third + 50, "the record is damaged"),
+    ):
         path.write_bytes(data[:place] + bytes([data[place] ^ 8]) + data[place + 1 :])
         with pytest.raises(InputError, match=f"record 2 at byte {third}: {reason}"):
             list(read_records(path))
