@@ -286,7 +286,9 @@ def two_processes(arguments: argparse.Namespace) -> dict[str, Any]:
     for size in (1, 2):
         port = find_free_port()
         command = [sys.executable, __file__, "--process", *sys.argv[1:]]
-        shared = [torch_environment(rank, size, per_host=size, address="127.0.0.1", port=port) for rank in range(size)]
+        shared = [
+            torch_environment(rank, size, processes_per_host=size, address="127.0.0.1", port=port) for rank in range(size)
+        ]
         running = [subprocess.Popen(command, env={**os.environ, **own}, stdout=subprocess.PIPE, text=True) for own in shared]
         printed = [process.communicate()[0] for process in running]
         if any(process.returncode for process in running):

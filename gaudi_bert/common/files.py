@@ -61,7 +61,7 @@ def explain_os_errors(path: Path, action: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        remedy = remedies.get(error.errno or 0, "the operating system gives this reason")
+        remedy = remedies.get(error.errno or 0, "fix the cause and run the same command again")
         is_closed = error.errno == errno.EACCES and action == "read"
         kind = InputError if error.errno in WRONG_PATH_ERRORS or is_closed else FailedError
         raise kind(f"{shorten(str(path), 300)}: cannot {action}: {reason}; {remedy}") from error
@@ -156,8 +156,10 @@ def check_model_exists(path: Path) -> None:
         return
     if _HUB_NAME.fullmatch(str(path)) is None:
         raise InputError(f"{path}: no such folder; check the path")
-    command = f"`hf download {path} --local-dir {path.name}`"
-    raise InputError(f"{path}: no such folder; download it with {command} and pass {path.name}, or check the path")
+    raise InputError(
+        f"{path}: no such folder; download it with `hf download {path} --local-dir {path.name}` and pass {path.name}, or "
+        "check the path"
+    )
 
 
 def check_file_name(path: Path) -> None:

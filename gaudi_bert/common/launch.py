@@ -110,21 +110,21 @@ TORCH_PORT = 29500
 ON_THIS_MACHINE = {MASTER_ADDRESS: "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def torch_environment(rank: int, size: int, *, per_host: int, address: str, port: int) -> dict[str, str]:
+def torch_environment(rank: int, size: int, *, processes_per_host: int, address: str, port: int) -> dict[str, str]:
     """Return the environment variables for `torch.distributed` that torchrun would set for one process.
 
     Args:
         rank: The number of the process, from 0.
         size: The number of processes.
-        per_host: The number of processes on each host.
+        processes_per_host: The number of processes on each host.
         address: The address of the first process.
         port: The port of the first process.
     """
     values = {
         "RANK": rank,
         "WORLD_SIZE": size,
-        "LOCAL_RANK": rank % per_host,
-        "LOCAL_WORLD_SIZE": per_host,
+        "LOCAL_RANK": rank % processes_per_host,
+        "LOCAL_WORLD_SIZE": processes_per_host,
         MASTER_ADDRESS: address,
         MASTER_PORT: port,
     }
@@ -156,7 +156,7 @@ class Node:
             local_rank: The number of the rank on this node, from 0.
         """
         rank, size = self.rank * self.processes + local_rank, self.count * self.processes
-        return torch_environment(rank, size, per_host=self.processes, address=self.address, port=self.port)
+        return torch_environment(rank, size, processes_per_host=self.processes, address=self.address, port=self.port)
 
 
 # Our Jobs and Kubeflow Trainer set these environment variables in a pod. torchrun accepts them in place of its options.
@@ -182,7 +182,8 @@ def find_node(environment: Mapping[str, str] | None = None) -> Node | None:
     if not all(value.isdecimal() for value in values) or not int(values[0]) < int(values[1]) or not int(values[2]):
         shown = ", ".join(f"{name}={value}" for name, value in zip(NODE_VARIABLES, values, strict=True))
         raise InputError(
-            f"{shown}: must be the number of this node, of nodes, of processes per node, and a port; correct the variables"
+            f"{shown}: must be the rank of this node, the number of nodes, the number of processes per node, and a port; "
+            "correct the variables"
         )
     rank, count, processes, port = map(int, values)
     return Node(rank, count, processes, variables[NODE_ADDRESS], port)
@@ -243,15 +244,17 @@ def parse_part(text: str, environment: Mapping[str, str] | None = None) -> Part:
 def _parse_slurm_part(variables: Mapping[str, str]) -> Part:
     """Return the part of the work for this task of a Slurm array. The tasks must be numbered without gaps."""
     if _SLURM_ID not in variables and _JOB_INDEX in variables:
-        raise InputError("--shard auto: the pods of an Indexed Job do not know how many there are; pass auto/N")
+        raise InputError("--shard auto: the environment of an Indexed Job does not contain the number of pods; pass auto/N")
     task, first, last, count = (
         _parse_variable("auto", variables, name, "a Slurm array (sbatch --array=0-7)")
         for name in (_SLURM_ID, _SLURM_FIRST, _SLURM_LAST, _SLURM_COUNT)
     )
     step = _parse_variable("auto", variables, _SLURM_STEP, "a Slurm array") if _SLURM_STEP in variables else 1
     if step != 1 or last - first + 1 != count:
-        tasks = f"the {count} tasks of this array go from {first} to {last} in steps of {step}"
-        raise InputError(f"--shard auto: {tasks}; use an array without gaps, or pass K/N")
+        raise InputError(
+            f"--shard auto: the {count} tasks of this array go from {first} to {last} in steps of {step}; use an array "
+            "without gaps, or pass K/N"
+        )
     if not first <= task <= last:
         raise InputError(f"--shard auto: {_SLURM_ID} is {task}, but the array goes from {first} to {last}; pass K/N")
     return Part(task - first, count)

@@ -31,7 +31,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
-def usable_cores(cgroups: Path = CGROUPS, own_cgroups: Path = _OWN_CGROUPS) -> int:
+def count_usable_cores(cgroups: Path = CGROUPS, own_cgroups: Path = _OWN_CGROUPS) -> int:
     """Return the number of cores that this process can use. A limit such as 2.5 cores is rounded up.
 
     Args:
@@ -41,9 +41,9 @@ def usable_cores(cgroups: Path = CGROUPS, own_cgroups: Path = _OWN_CGROUPS) -> i
     return max(1, math.ceil(min([len(os.sched_getaffinity(0)), *_iterate_core_limits(cgroups, own_cgroups)])))
 
 
-def usable_cores_if_limited() -> int | None:
-    """Return `usable_cores()` if the limit of a control group applies to this process, otherwise None."""
-    cores = usable_cores()
+def count_cores_if_limited() -> int | None:
+    """Return `count_usable_cores()` if the limit of a control group applies to this process, otherwise None."""
+    cores = count_usable_cores()
     return cores if cores < len(os.sched_getaffinity(0)) else None
 
 
@@ -157,7 +157,7 @@ def choose_worker_count(workers: int | None, items: int) -> int:
     """
     if workers is not None and workers < 1:
         raise InputError(f"--workers {workers}: must be at least 1; leave it out to use all cores")
-    return max(1, min(items, workers if workers is not None else usable_cores()))
+    return max(1, min(items, workers if workers is not None else count_usable_cores()))
 
 
 def map_in_threads(

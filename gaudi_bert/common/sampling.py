@@ -64,10 +64,10 @@ def sample_packs(
     sizes = np.array([len(strategy) for strategy, _ in strategies], dtype=np.int64)
     counts = np.array([count for _, count in strategies], dtype=np.int64)
     flat_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    flat = np.fromiter(
+    flat_lengths = np.fromiter(
         itertools.chain.from_iterable(strategy for strategy, _ in strategies), np.int32, count=int(flat_starts[-1])
     )
-    _check_slot_counts(lengths, flat, np.repeat(counts, sizes))
+    _check_slot_counts(lengths, flat_lengths, np.repeat(counts, sizes))
     starts_by_length = np.concatenate(
         [np.zeros(1, np.int64), np.cumsum(np.bincount(lengths))]
     )  # sequences shorter than 0, 1, ...
@@ -78,9 +78,9 @@ def sample_packs(
     members = np.empty(lengths.size, dtype)
     if lengths.size < _MIN_COMPILED_SEQUENCES:
         slots = np.repeat(flat_starts[pack_strategies] - starts[:-1], sizes[pack_strategies]) + np.arange(lengths.size)
-        members[np.argsort(flat[slots], kind="stable")] = by_length
+        members[np.argsort(flat_lengths[slots], kind="stable")] = by_length
     else:
-        _fill_packs(pack_strategies, flat_starts, flat, by_length, starts_by_length, members)
+        _fill_packs(pack_strategies, flat_starts, flat_lengths, by_length, starts_by_length, members)
     return SampledPacks(members, starts)
 
 
@@ -159,36 +159,38 @@ def _sort_by_length(order: AnyArray, lengths: AnyArray, next_positions: IntArray
 def _fill_packs(
     pack_strategies: Int32Array,
     flat_starts: IntArray,
-    flat: Int32Array,
+    flat_lengths: Int32Array,
     by_length: AnyArray,
     next_positions: IntArray,
     members: AnyArray,
 ) -> None:
     """Write the sequence numbers of each pack to `members`. Each place in a pack gets the next sequence of its length.
 
-    Pack p uses the strategy with the number `pack_strategies[p]`, and the lengths of strategy s begin in `flat` at
+    Pack p uses the strategy with the number `pack_strategies[p]`, and the lengths of strategy s begin in `flat_lengths` at
     `flat_starts[s]`. `next_positions[length]` is the position in `by_length` of the next sequence of this length.
     """
     position = 0
     for pack in range(pack_strategies.size):
         for slot in range(flat_starts[pack_strategies[pack]], flat_starts[pack_strategies[pack] + 1]):
-            length = flat[slot]
+            length = flat_lengths[slot]
             members[position] = by_length[next_positions[length]]
             next_positions[length] += 1
             position += 1
 
 
-def _check_slot_counts(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> None:
+def _check_slot_counts(lengths: AnyArray, flat_lengths: Int32Array, pack_counts: IntArray) -> None:
     """Check that the packs of a plan have as many places for each length as there are sequences of this length.
 
     Raises:
         InputError: The numbers differ for a length.
     """
-    most = int(max(lengths.max(initial=0), flat.max(initial=0)))
+    most = int(max(lengths.max(initial=0), flat_lengths.max(initial=0)))
     counted = np.bincount(lengths, minlength=most + 1)
     planned = np.zeros(most + 1, dtype=np.int64)
-    np.add.at(planned, flat, repeats)
+    np.add.at(planned, flat_lengths, pack_counts)
     if not np.array_equal(counted, planned):
         length = int(np.flatnonzero(counted != planned)[0])
-        slots = f"{planned[length]} sequences of length {length}, but the data contain {counted[length]}"
-        raise InputError(f"the plan has slots for {slots}; create the histogram and the plan again")
+        raise InputError(
+            f"the plan has slots for {planned[length]} sequences of length {length}, but the data contain "
+            f"{counted[length]}; create the histogram and the plan again"
+        )

@@ -99,8 +99,8 @@ def run_on_docker(
             reporter.say(f"docker: {stage} in {options['image']}")
             if settings.store.scratch:
                 Path(settings.store.scratch).mkdir(parents=True, exist_ok=True)  # a bind mount needs an existing folder
-            memory_setting = f"resources.{'training' if STAGES[stage].runs_model else 'data'}.memory_limit"
-            printed[stage] = _run_container(client, options, stopper, reporter, memory_setting)
+            pod = "training" if STAGES[stage].runs_model else "data"
+            printed[stage] = _run_container(client, options, stopper, reporter, f"resources.{pod}.memory_limit")
     return printed
 
 
@@ -131,7 +131,7 @@ def _build_container_options(
     read = [(key, text) for key, text in list_input_paths(settings) if key in stage_row.input_settings]
     urls = [text for text in (str(folder), *(text for _, text in read)) if is_in_store(text)]
     variables, mounts = _find_store_access(settings, urls) if urls else ({}, {})
-    mounts |= {path: True for key, text in read for path in _paths_to_mount(key, text, pipeline_file.parent)}
+    mounts |= {path: True for key, text in read for path in _find_paths_to_mount(key, text, pipeline_file.parent)}
     mounts[pipeline_file.absolute()] = True
     if not is_in_store(work_root):
         mounts[folder.absolute()] = False
@@ -140,10 +140,8 @@ def _build_container_options(
             raise InputError(
                 f"{path}: mounting this path would hide {folder_of_image} of the image; move the files to another folder"
             )
-    pod, with_cards = (
-        resources.training if stage_row.runs_model else resources.data,
-        stage_row.runs_model and resources.cards > 0,
-    )
+    pod = resources.training if stage_row.runs_model else resources.data
+    with_cards = stage_row.runs_model and resources.cards > 0
     if with_cards:
         variables |= {
             "HABANA_VISIBLE_DEVICES": settings.docker.visible_devices,
@@ -182,7 +180,7 @@ def _pipeline_work_folder(settings: PipelineSettings, work_root: Path) -> Path:
     return work_root / settings.name if is_in_store(work_root) else work_root.absolute() / settings.name
 
 
-def _paths_to_mount(setting: str, text: str, pipeline_folder: Path) -> Iterator[Path]:
+def _find_paths_to_mount(setting: str, text: str, pipeline_folder: Path) -> Iterator[Path]:
     """Yield the paths on the host that a container must mount to read one input of the pipeline.
 
     An existing path is mounted itself. For a glob, a checkpoint file or a checkpoint prefix, the closest existing parent
@@ -303,8 +301,7 @@ def _connect_to_daemon() -> DockerClient:
         reason = " ".join(str(error).split())
         raise InputError(
             f"--on docker: the Docker daemon at {address} cannot be used ({reason}); start it, or set DOCKER_HOST to "
-            "another "
-            "daemon; a user who is not root must be in the group `docker`"
+            "another daemon; a user who is not root must be in the group `docker`"
         ) from error
     return client
 
@@ -455,11 +452,11 @@ def _run_container(
     """
     container = client.containers.create(**options)
     try:
-        pieces = container.attach(stream=True, stdout=True, stderr=True, demux=True)
+        output_chunks = container.attach(stream=True, stdout=True, stderr=True, demux=True)
         container.start()
         stopper.container = container
         stopper.stop_container_if_requested()
-        output = _read_container_output(pieces, reporter)
+        output = _read_container_output(output_chunks, reporter)
         container.wait()
         container.reload()
     finally:

@@ -58,7 +58,7 @@ class CheckResult:
         return asdict(self)
 
 
-def _failed_result(check_name: str, error: GaudiBertError) -> CheckResult:
+def _make_failed_result(check_name: str, error: GaudiBertError) -> CheckResult:
     """Return a failed `CheckResult` for an error. The error message after its last semicolon becomes the remedy."""
     finding, _, remedy = str(error).rpartition("; ")
     return CheckResult(check_name, "failed", finding, remedy)
@@ -97,7 +97,7 @@ def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
         if written:
             with suppress(GaudiBertError):
                 objects.remove(f"{folder}/{name}")
-        return _failed_result("store", error)
+        return _make_failed_result("store", error)
     return CheckResult("store", "ok", f"{folder}: writing, reading, listing and removing an object work")
 
 
@@ -173,8 +173,9 @@ class HostReport(NamedTuple):
 def examine_host(settings: PipelineSettings) -> HostReport:
     """Check whether this machine can run a pipeline. Return the check results and the facts about the machine."""
     facts = _collect_host_facts()
-    found = {**asdict(facts), "driver": facts.driver_release, "cards": facts.card_models}
-    return HostReport(_check_host_facts(facts, settings), found)
+    return HostReport(
+        _check_host_facts(facts, settings), {**asdict(facts), "driver": facts.driver_release, "cards": facts.card_models}
+    )
 
 
 def _collect_host_facts() -> _HostFacts:
@@ -211,8 +212,7 @@ def _check_host_facts(facts: _HostFacts, settings: PipelineSettings) -> list[Che
 
     The driver and the cards are checked only if the machine has Gaudi cards or the pipeline requests them.
     """
-    extras = [EXTRAS[library] for library in _LIBRARIES]
-    here = ", ".join(extra for extra in extras if extra not in facts.missing_extras) or "none"
+    here = ", ".join(EXTRAS[name] for name in _LIBRARIES if EXTRAS[name] not in facts.missing_extras) or "none"
     missing = ",".join(facts.missing_extras)
     lacking = f"; not installed: {missing} (to add them: {install_command(missing)})" if missing else ""
     results = [_check_engines(facts, settings), CheckResult("extras", "ok", f"installed: {here}{lacking}")]
@@ -225,8 +225,9 @@ def _check_host_facts(facts: _HostFacts, settings: PipelineSettings) -> list[Che
     needed = _GROUPS_ON_DISK * settings.packing.group_bytes
     disk = CheckResult("disk", "ok", f"{facts.disk / 2**30:.1f} GiB free in the current folder")
     if facts.disk < needed:
-        remedy = f"make {needed / 2**30:.1f} GiB available, or lower packing.group_bytes"
-        disk = replace(disk, verdict="warning", remedy=remedy)
+        disk = replace(
+            disk, verdict="warning", remedy=f"make {needed / 2**30:.1f} GiB available, or lower packing.group_bytes"
+        )
     return [*results, disk]
 
 
@@ -269,8 +270,8 @@ def _check_engines(facts: _HostFacts, settings: PipelineSettings) -> CheckResult
     named = settings.training.engine
     if all(reasons.values()) or reasons.get(named):
         engine = "pytorch" if named == "auto" else named  # TensorFlow 2.15 lacks wheels for newer versions of Python
-        bridge = "install the vendor's build of the framework from the driver's release"
-        remedy = bridge if facts.device_nodes else install_command(engine)
+        vendor_build = "install the vendor's build of the framework from the driver's release"
+        remedy = vendor_build if facts.device_nodes else install_command(engine)
         return CheckResult("engines", "warning", finding, f"to train with {engine}: {remedy}; or use --on docker")
     return CheckResult("engines", "ok", finding)
 
@@ -356,7 +357,7 @@ def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Clu
     try:
         cluster.check_namespace()
     except GaudiBertError as error:
-        namespace = _failed_result("namespace", error)
+        namespace = _make_failed_result("namespace", error)
     needed = _list_required_rights(manifests, uses_queue=settings.kubernetes.queue is not None)
     missing = [f"{right.verb} {right.resource}" for right in needed if not cluster.has_right(*right)]
     rights = CheckResult("rights", "ok", f"the account has all {len(needed)} rights that a run uses")
@@ -371,7 +372,7 @@ def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Clu
         title = format_object_title(dry_run.manifest)
         state = "the server would create the object" if dry_run.existing is None else "already exists"
         ok = CheckResult(title, "ok", state)
-        results.append(ok if dry_run.error is None else _failed_result(title, dry_run.error))
+        results.append(ok if dry_run.error is None else _make_failed_result(title, dry_run.error))
     return [*results, _check_volume_claims(cluster, settings), *_check_pod_creation(cluster, manifests)]
 
 
@@ -386,8 +387,12 @@ def _check_kubernetes_version(server_version: tuple[int, int], settings: Pipelin
             f"upgrade the cluster to {'.'.join(map(str, _OLDEST_VERSION))} or later, which Indexed Jobs require",
         )
     if server_version < settings.kubernetes.version_tuple:
-        finding = f"{shown} is older than kubernetes.version, which is {settings.kubernetes.version}"
-        return CheckResult("Kubernetes", "failed", finding, f"set kubernetes.version to '{shown}'")
+        return CheckResult(
+            "Kubernetes",
+            "failed",
+            f"{shown} is older than kubernetes.version, which is {settings.kubernetes.version}",
+            f"set kubernetes.version to '{shown}'",
+        )
     return CheckResult("Kubernetes", "ok", shown)
 
 
@@ -422,7 +427,7 @@ def _check_volume_claims(cluster: Cluster, settings: PipelineSettings) -> CheckR
         if settings.kubernetes.data_claim:
             claims.append(cluster.read_object("PersistentVolumeClaim", settings.kubernetes.data_claim))
     except GaudiBertError as error:
-        return _failed_result("volume", error)
+        return _make_failed_result("volume", error)
     for claim in claims:
         phase = (claim or {}).get("status", {}).get("phase", "not bound")
         if claim is not None and phase != "Bound":
@@ -447,9 +452,9 @@ def _check_pod_creation(cluster: Cluster, manifests: Manifests) -> list[CheckRes
             # The run has not created the service account yet, and the cluster would reject a pod whose account does not
             # exist. So leave the account out.
             own = {key: value for key, value in spec.items() if key not in ("serviceAccountName", "serviceAccount")}
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"doctor-{step}-{number}"}, "spec": own}
             try:
-                metadata = {"name": f"doctor-{step}-{number}"}
-                cluster.create_object({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": own}, dry_run=True)
+                cluster.create_object(pod, dry_run=True)
             except GaudiBertError as error:
-                results.append(_failed_result(f"pods of {step}", error))
+                results.append(_make_failed_result(f"pods of {step}", error))
     return results or [CheckResult("pods", "ok", "the server would create the pods of every step")]

@@ -82,7 +82,7 @@ class RunRequest:
         return WorkFolder.from_settings(self.settings, self.work, self.pipeline_folder)
 
     @property
-    def _make_stage_run(self) -> StageRun:
+    def _stage_run(self) -> StageRun:
         """The options of the run, with the store settings of the pipeline."""
         return replace(self.options, store=self.settings.store)
 
@@ -121,7 +121,7 @@ class RunRequest:
         return prepare_examples(
             self.settings.prepare,
             self.work_folder.examples_folder,
-            self._make_stage_run,
+            self._stage_run,
             pipeline_folder=self.pipeline_folder,
         )
 
@@ -130,7 +130,7 @@ class RunRequest:
         from gaudi_bert.tfrecords.histogram import count_records
 
         return self._run_for_each_split(
-            lambda paths: count_records(paths.records, paths.histogram, self._make_stage_run, numbered=True)
+            lambda paths: count_records(paths.records, paths.histogram, self._stage_run, numbered=True)
         )
 
     def run_plan(self) -> StageResult:
@@ -139,7 +139,7 @@ class RunRequest:
 
         def make(paths: SplitPaths) -> SplitResult:
             histograms = find_histogram_files(paths.histogram, self.settings.store)
-            return plan_packs(histograms, paths.plan, self.settings.packing, self._make_stage_run)
+            return plan_packs(histograms, paths.plan, self.settings.packing, self._stage_run)
 
         return self._run_for_each_split(make)
 
@@ -148,14 +148,14 @@ class RunRequest:
         from gaudi_bert.tfrecords.write import write_packed_records
 
         return self._run_for_each_split(
-            lambda paths: write_packed_records(paths.records, paths.plan, paths.packed, self._make_stage_run)
+            lambda paths: write_packed_records(paths.records, paths.plan, paths.packed, self._stage_run)
         )
 
     def run_verify(self) -> StageResult:
         """Check that the packs of each split contain every example exactly once."""
         from gaudi_bert.tfrecords.verify import verify_records
 
-        return self._run_for_each_split(lambda paths: verify_records(paths.records, paths.packed, self._make_stage_run))
+        return self._run_for_each_split(lambda paths: verify_records(paths.records, paths.packed, self._stage_run))
 
     # --- training and tasks
 
@@ -218,9 +218,12 @@ class RunRequest:
         from gaudi_bert.runs.finetune import finetune
         from gaudi_bert.runs.labelled_data import FineTuneFiles
 
-        inputs = FineTuneFiles(*found)
         return finetune(
-            settings, inputs, folder.finetune_folder, reporter=self.options.reporter, overwrite=self.options.overwrite
+            settings,
+            FineTuneFiles(*found),
+            folder.finetune_folder,
+            reporter=self.options.reporter,
+            overwrite=self.options.overwrite,
         )
 
     def _write_built_in_rows(self) -> None:
@@ -425,8 +428,7 @@ def wait_for_inputs(
         if waited >= timeout_seconds:
             raise FailedError(
                 f"{format_location(missing[0])}{others}: still missing after {format_seconds(waited)}, so {step} cannot "
-                "start; "
-                "find out why the stage before it did not finish, then run the same command again"
+                "start; find out why the stage before it did not finish, then run the same command again"
             )
         if waited == 0 or clock() - last_message >= _SAY_EVERY_SECONDS:
             last_message = clock()

@@ -79,7 +79,7 @@ class Stage:
         return [path for path in products if not self.is_finished(path, work_folder.store)]
 
 
-def _paths_of_each_split(split_path: Callable[[SplitPaths], Path]) -> ListPaths:
+def _make_split_path_lister(split_path: Callable[[SplitPaths], Path]) -> ListPaths:
     """Return a function that applies `split_path` to each data split of a work folder and lists the results."""
     return lambda folder: [split_path(folder.split_paths(name)) for name in folder.data_split_names]
 
@@ -121,16 +121,16 @@ _ROWS = (
     ),
     Stage(
         "histogram",
-        _paths_of_each_split(lambda paths: paths.histogram),
+        _make_split_path_lister(lambda paths: paths.histogram),
         needs=("prepare",),
         is_shardable=True,
         uses_data_processes=True,
         is_finished=lambda path, store: bool(find_histogram_files(path, store)),
     ),
-    Stage("plan", _paths_of_each_split(lambda paths: paths.plan), needs=("histogram",), uses_data_processes=True),
+    Stage("plan", _make_split_path_lister(lambda paths: paths.plan), needs=("histogram",), uses_data_processes=True),
     Stage(
         "write",
-        _paths_of_each_split(lambda paths: paths.metadata_path),
+        _make_split_path_lister(lambda paths: paths.metadata_path),
         needs=("plan",),
         is_shardable=True,
         part_paths=_list_group_manifests,
@@ -138,7 +138,7 @@ _ROWS = (
     ),
     Stage(
         "verify",
-        _paths_of_each_split(lambda paths: paths.verification_path),
+        _make_split_path_lister(lambda paths: paths.verification_path),
         needs=("write",),
         is_shardable=True,
         part_paths=_list_unverified_splits,

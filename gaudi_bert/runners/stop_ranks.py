@@ -93,11 +93,11 @@ class _MpirunSupervisor:
         workers = _list_ssh_workers(self._command, os.environ)
         while True:
             self._wait_for_workers(workers)
-            code = self._run_mpirun_once(_rendezvous_variables(workers, os.environ))
+            code = self._run_mpirun_once(_build_rendezvous_variables(workers, os.environ))
             if code != StoppedError.exit_code or self._stop_requests or not workers:
                 return code
-            _write_to_stderr(
-                "a worker was stopped after its ranks had saved a checkpoint; training restarts when all workers answer"
+            sys.stderr.write(
+                "a worker was stopped after its ranks had saved a checkpoint; training restarts when all workers answer\n"
             )
             # The sshd of the removed pod may still accept connections for a moment. Wait, so that the check of the workers
             # does not mistake it for a new pod.
@@ -163,7 +163,7 @@ class _MpirunSupervisor:
                 if time.monotonic() >= until:
                     raise FailedError(f"{missing} within {_LONGEST_WAIT_SECONDS:g} s; see `kubectl describe pod`")
                 if not is_announced:
-                    _write_to_stderr(f"waiting for {len(workers)} workers, at most {_LONGEST_WAIT_SECONDS:g} s: {missing}")
+                    sys.stderr.write(f"waiting for {len(workers)} workers, at most {_LONGEST_WAIT_SECONDS:g} s: {missing}\n")
                 is_announced = True
                 self._sleep_unless_stopped(_POLL_SECONDS)
 
@@ -192,14 +192,8 @@ def _run_mpirun(command: Sequence[str]) -> int:
         try:
             return supervisor.run_until_done()
         except GaudiBertError as error:
-            _write_to_stderr(f"error: {error}")
+            sys.stderr.write(f"error: {error}\n")
             return error.exit_code
-
-
-def _write_to_stderr(line: str) -> None:
-    """Write a line to standard error and flush it."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 # --- the workers of an MPIJob, which may still be starting when their launcher starts
@@ -224,18 +218,20 @@ def _list_ssh_workers(command: Sequence[str], environment: Mapping[str, str]) ->
     hostfile = Path(environment.get(_HOSTFILE, ""))
     if port is None or not hostfile.is_file():
         return []
-    hosts = [line.split()[0] for line in hostfile.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return [_Worker(host, int(port[1])) for host in hosts]
+    lines = hostfile.read_text(encoding="utf-8").splitlines()
+    return [_Worker(line.split()[0], int(port[1])) for line in lines if line.strip()]
 
 
-def _rendezvous_variables(workers: Sequence[_Worker], environment: Mapping[str, str]) -> dict[str, str]:
+def _build_rendezvous_variables(workers: Sequence[_Worker], environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables with the address and the port at which PyTorch ranks connect to each other.
 
     The ranks connect on the first worker, or on this machine if there are no workers. A variable that `environment` already
     contains keeps its value.
     """
-    address = {MASTER_ADDRESS: workers[0].host} if workers else ON_THIS_MACHINE
-    values = {**address, MASTER_PORT: str(TORCH_PORT if workers else find_free_port())}
+    if workers:
+        values = {MASTER_ADDRESS: workers[0].host, MASTER_PORT: str(TORCH_PORT)}
+    else:
+        values = {**ON_THIS_MACHINE, MASTER_PORT: str(find_free_port())}
     return {name: environment.get(name, value) for name, value in values.items()}
 
 

@@ -103,8 +103,8 @@ def build_training_command(
         ssh += f" -i {ssh_key}" if ssh_key is not None else ""
         command += ["--mca", "btl_tcp_if_include", interface, "--mca", "oob_tcp_if_include", interface]
         command += ["--mca", "plm_rsh_args", ssh]
-        rendezvous = (MASTER_ADDRESS, MASTER_PORT)
-        for name in ("PATH", *(_VENDOR_VARIABLES if resources.cards else ()), *rendezvous, *forwarded_variables):
+        vendor_variables = _VENDOR_VARIABLES if resources.cards else ()
+        for name in ("PATH", *vendor_variables, MASTER_ADDRESS, MASTER_PORT, *forwarded_variables):
             command += ["-x", name]
     else:
         # By default, mpirun refuses to start more processes than the machine has cores. This option allows it.
@@ -284,7 +284,8 @@ def _prepare_rendezvous(
     if section.engine != "tensorflow":
         port = find_free_port()
         environments = [
-            torch_environment(rank, process_count, per_host=process_count, address="127.0.0.1", port=port) | ON_THIS_MACHINE
+            torch_environment(rank, process_count, processes_per_host=process_count, address="127.0.0.1", port=port)
+            | ON_THIS_MACHINE
             for rank in ranks
         ]
     if section.engine == "pytorch" or not has_horovod:
@@ -321,8 +322,8 @@ def _raise_if_any_failed(stage: str, exits: Sequence[_ProcessExit], process_name
         if each.code < 0 and not each.killed_by_us
     ]
     if failed:
-        message = f"{stage}: one of {len(exits)} processes ended with exit code {failed}; see its error above"
-        raise (InputError if failed == wrong else FailedError)("; ".join([message, *killed]))
+        failure = f"{stage}: one of {len(exits)} processes ended with exit code {failed}; see its error above"
+        raise (InputError if failed == wrong else FailedError)("; ".join([failure, *killed]))
     if killed:
         why = "see its error above"
         if -signal.SIGKILL in codes:

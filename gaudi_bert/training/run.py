@@ -39,7 +39,7 @@ from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, explain_os_errors, read_json, write_json, write_text
 from gaudi_bert.common.launch import find_launch, is_first_process, processes_share_folders
-from gaudi_bert.common.processor import usable_cores
+from gaudi_bert.common.processor import count_usable_cores
 from gaudi_bert.common.progress import Reporter, redirect_native_output
 from gaudi_bert.config.options import check_combination
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
@@ -318,7 +318,7 @@ def _open_run_folder(
     section, signature, result_path = job.section, job.signature, folder / job.result_type.file_name
     threads = section.threads
     if threads is None and communicator.local_size > 1:  # divide the cores among the processes of a host
-        threads = max(1, usable_cores() // communicator.local_size)
+        threads = max(1, count_usable_cores() // communicator.local_size)
     device = engine.open_device(section, threads)
     with communicator.watch_processes(section) as watched, ExitStack() as stack:
         # A finished folder may be read-only and could not be locked, so check for a result before locking the folder.

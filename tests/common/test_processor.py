@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.processor import choose_worker_count, map_in_threads, read_processor, usable_cores
+from gaudi_bert.common.processor import choose_worker_count, count_usable_cores, map_in_threads, read_processor
 from tests.builders.command_line import run_python
 
 
@@ -27,7 +27,7 @@ def cores_with(folder: Path, own: str, **limits: str) -> int:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     (folder / "own").write_text(own)
-    return usable_cores(folder, folder / "own")
+    return count_usable_cores(folder, folder / "own")
 
 
 @pytest.mark.usefixtures("_a_machine_of_96_cores")
@@ -44,7 +44,7 @@ def test_a_limit_of_version_2(text: str, cores: int, tmp_path: Path) -> None:
 def test_the_smallest_limit_of_a_group_and_those_above_it_counts(tmp_path: Path) -> None:
     limits = {"pods/cpu.max": "800000 100000", "pods/a/cpu.max": "max 100000", "pods/a/b/cpu.max": "1600000 100000"}
     assert cores_with(tmp_path, "0::/pods/a/b\n", **limits) == 8
-    assert cores_with(tmp_path, "0::/other\n") == usable_cores(tmp_path, tmp_path / "missing") == 96
+    assert cores_with(tmp_path, "0::/other\n") == count_usable_cores(tmp_path, tmp_path / "missing") == 96
 
 
 @pytest.mark.usefixtures("_a_machine_of_96_cores")
@@ -61,7 +61,7 @@ def test_both_engines_start_as_many_threads_as_a_limit_allows() -> None:
     code = (
         "import os\n"
         "from gaudi_bert.common import processor\n"
-        "processor.usable_cores_if_limited = lambda: 3\n"
+        "processor.count_cores_if_limited = lambda: 3\n"
         "for name in [name for name in os.environ if name.startswith(('OMP_', 'TF_'))]: del os.environ[name]\n"
         "import gaudi_bert.engines.pytorch, gaudi_bert.engines.tensorflow\n"
         "print(*map(os.environ.get, ('OMP_NUM_THREADS', 'TF_NUM_INTRAOP_THREADS', 'TF_NUM_INTEROP_THREADS')))\n"

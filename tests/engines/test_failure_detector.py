@@ -50,7 +50,7 @@ def ends_of(size: int, end: str, victims: list[int]) -> dict[int, tuple[int, str
     port, code = find_free_port(), f"import json{LOOP}"
     processes = {}
     for rank in range(size):
-        variables = torch_environment(rank, size, per_host=size, address="127.0.0.1", port=port)
+        variables = torch_environment(rank, size, processes_per_host=size, address="127.0.0.1", port=port)
         environment = {**os.environ, **variables, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         words = [sys.executable, "-c", code, end, json.dumps(victims)]
         processes[rank] = subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)

@@ -18,7 +18,7 @@ import pytest
 
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners import stop_ranks
-from gaudi_bert.runners.stop_ranks import _expand_variable_options, _rendezvous_variables, _run_mpirun, _Worker
+from gaudi_bert.runners.stop_ranks import _build_rendezvous_variables, _expand_variable_options, _run_mpirun, _Worker
 from gaudi_bert.runners.training_processes import build_training_command
 from tests.builders.ssh_hosts import WORKERS, made_hosts, wait_until
 
@@ -244,9 +244,12 @@ def test_variables_that_are_there_are_named_one_by_one() -> None:
 def test_ranks_of_pytorch_meet_at_the_first_worker_or_on_this_machine(ranks: list[str], tmp_path: Path) -> None:
     """By the real mpirun, which hands on what its parent adds."""
     workers = [_Worker(f"demo-train-worker-{number}.demo-train.ns.svc", 22) for number in range(2)]
-    first = _rendezvous_variables(workers, {})
+    first = _build_rendezvous_variables(workers, {})
     assert first == {"MASTER_ADDR": "demo-train-worker-0.demo-train.ns.svc", "MASTER_PORT": "29500"}
-    assert _rendezvous_variables([_Worker("a", 22)], {"MASTER_PORT": "4711"}) == {"MASTER_ADDR": "a", "MASTER_PORT": "4711"}
+    assert _build_rendezvous_variables([_Worker("a", 22)], {"MASTER_PORT": "4711"}) == {
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "4711",
+    }
     code = """
 import os
 with open(os.environ["OUT"] + os.environ["OMPI_COMM_WORLD_RANK"], "w") as file:

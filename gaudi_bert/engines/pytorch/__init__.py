@@ -17,7 +17,7 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from gaudi_bert.common.processor import usable_cores_if_limited
+from gaudi_bert.common.processor import count_cores_if_limited
 
 _FOLDER = Path(__file__).parent
 # These variables of the Gaudi software turn off lazy mode, which torch.compile does not support, and name the files with the
@@ -49,7 +49,7 @@ def _set_environment_defaults(environment: MutableMapping[str, str] = os.environ
     This has no effect on software that was already imported.
     """
     # PyTorch ignores the CPU limit of a container, and would start a thread for every core on which it may run.
-    cores = usable_cores_if_limited()
+    cores = count_cores_if_limited()
     threads = {} if cores is None else {"OMP_NUM_THREADS": str(cores)}
     wait = {} if "OMP_WAIT_POLICY" in environment else _SHORT_WAIT
     of_gaudi = VARIABLES if has_gaudi_software() and "habana_frameworks.torch" not in sys.modules else {}

@@ -10,7 +10,7 @@ import importlib.util
 import os
 from collections.abc import MutableMapping
 
-from gaudi_bert.common.processor import usable_cores_if_limited
+from gaudi_bert.common.processor import count_cores_if_limited
 
 # By default, TensorFlow logs every step of its graph optimizers, and prints the contents of damaged records. Turn this off,
 # because our own error messages report such problems in one line.
@@ -33,7 +33,7 @@ def set_tensorflow_environment(environment: MutableMapping[str, str] = os.enviro
     its graph rewrites are not meant for the card, and the vendor's TensorFlow chooses the kernels.
     """
     has_gaudi = importlib.util.find_spec("habana_frameworks") is not None
-    cores = usable_cores_if_limited()
+    cores = count_cores_if_limited()
     threads = {} if cores is None else dict.fromkeys((INTRA_OP_THREADS, "TF_NUM_INTEROP_THREADS"), str(cores))
     for name, value in {**_QUIET, **threads, **({} if has_gaudi else _ONEDNN)}.items():
         environment.setdefault(name, value)

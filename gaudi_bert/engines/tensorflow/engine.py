@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from gaudi_bert.common.arrays import FloatArray, WeightArrays
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.launch import find_launch
-from gaudi_bert.common.processor import usable_cores
+from gaudi_bert.common.processor import count_usable_cores
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.config.values import EngineName, Precision
 from gaudi_bert.engines.protocol import Communicator, ComputeDtype, Device, ModelSpec
@@ -93,7 +93,7 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
                 "start a new process"
             ) from error
     given = os.environ.get(INTRA_OP_THREADS, "")
-    by_default = int(given) if given.isdigit() and int(given) else usable_cores()
+    by_default = int(given) if given.isdigit() and int(given) else count_usable_cores()
     used = tf.config.threading.get_intra_op_parallelism_threads() or by_default
     return Device("cpu", "/device:CPU:0", settings.precision, f"CPU, {used} threads", compiles=settings.compile is not False)
 

@@ -149,8 +149,14 @@ def _build_client_resource(kind: str) -> Resource:
     from kubernetes.dynamic import Resource
 
     row = KINDS[kind]
-    where = {"prefix": "apis" if row.group else "api", "group": row.group, "api_version": row.version}
-    return Resource(kind=kind, name=row.plural, namespaced=row.namespaced, **where)
+    return Resource(
+        prefix="apis" if row.group else "api",
+        group=row.group,
+        api_version=row.version,
+        kind=kind,
+        name=row.plural,
+        namespaced=row.namespaced,
+    )
 
 
 def _load_credentials() -> None:
@@ -172,8 +178,7 @@ def _load_credentials() -> None:
             reason = " ".join(str(error).split()).rstrip(".")
             raise InputError(
                 f"the kubeconfig file cannot be read, and this process does not run in a cluster: {reason}; set KUBECONFIG "
-                "to "
-                "your kubeconfig file, and check it with `kubectl cluster-info`"
+                "to your kubeconfig file, and check it with `kubectl cluster-info`"
             ) from error
 
 
@@ -309,9 +314,13 @@ class Cluster:
 
     def replace_object(self, manifest: Json, *, dry_run: bool = False) -> Json:
         """Replace an object and return it as the server stored it. If `dry_run` is set, the server changes nothing."""
-        title, name = format_object_title(manifest), manifest["metadata"]["name"]
         return self._request_json(
-            f"replace {title}", "replace", manifest["kind"], name=name, body=manifest, **_DRY_RUN[dry_run]
+            f"replace {format_object_title(manifest)}",
+            "replace",
+            manifest["kind"],
+            name=manifest["metadata"]["name"],
+            body=manifest,
+            **_DRY_RUN[dry_run],
         )
 
     def read_object(self, kind: str, name: str, *, none_if_forbidden: bool = False) -> Json | None:
@@ -355,10 +364,14 @@ class Cluster:
             resource: The plural name of the resource, or a subresource such as `pods/log`.
             verb: The verb, such as `create`.
         """
-        resource, _, part = resource.partition("/")
+        resource, _, subresource = resource.partition("/")
         attributes = {"namespace": self.namespace, "group": group, "resource": resource, "verb": verb}
-        spec = {"resourceAttributes": attributes | ({"subresource": part} if part else {})}
-        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec}
+        attributes |= {"subresource": subresource} if subresource else {}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
         answer = self._request_json("read the rights of the account", "create", "SelfSubjectAccessReview", body=review)
         return bool(answer.get("status", {}).get("allowed"))
 
@@ -504,8 +517,9 @@ class Cluster:
             began = time.monotonic()
             error: ClusterError
             try:
-                ask = getattr(self._client, method)
-                response: BaseHTTPResponse = ask(*arguments, serialize=False, _request_timeout=timeout, **options)
+                response: BaseHTTPResponse = getattr(self._client, method)(
+                    *arguments, serialize=False, _request_timeout=timeout, **options
+                )
                 if read_body:
                     response.read(cache_content=True)
                 with self._lock:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from gaudi_bert.common.errors import FailedError, InputError
@@ -124,9 +124,8 @@ def _delete_step_and_raise(cluster: Cluster, job: Json, problem: Problem, start_
     """
     cluster.delete_object(job["kind"], job["metadata"]["name"])
     after = f" after {format_seconds(start_timer.waited_seconds)}" if start_timer.waited_seconds >= 1 else ""
-    removed = f"{problem.reason}{after} ({format_object_title(job)} was deleted)"
-    message = f"{removed}; {problem.remedy}" if problem.remedy else removed
-    raise _ERRORS.get(problem.state, FailedError)(message)
+    problem = replace(problem, reason=f"{problem.reason}{after} ({format_object_title(job)} was deleted)")
+    raise _ERRORS.get(problem.state, FailedError)(str(problem))
 
 
 class _StartTimer:

@@ -171,8 +171,9 @@ def delete_pipeline_objects(settings: PipelineSettings, cluster: Cluster, *, del
         item = cluster.read_object(kind, f"{settings.name}-{name}", none_if_forbidden=True)
         if item is not None and (kind != "PersistentVolumeClaim" or delete_data) and is_pipeline_object(settings, item):
             items.append((kind, item))
-    names = [(kind, item["metadata"]["name"]) for kind, item in items]
-    removed = [f"{kind} {name}" for kind, name in names if cluster.delete_object(kind, name)]
+    removed = [
+        f"{kind} {item['metadata']['name']}" for kind, item in items if cluster.delete_object(kind, item["metadata"]["name"])
+    ]
     if delete_data and settings.kubernetes.store:
         # Other pipelines may use the same bucket, so delete only the objects below the work folder of this pipeline.
         objects, url = ObjectStore(settings.store), f"{settings.kubernetes.store}/{settings.name}"
@@ -203,20 +204,22 @@ def _check_claim_is_deletable(settings: PipelineSettings, cluster: Cluster) -> N
             "run `gaudi-bert k8s delete` without --data"
         )
 
-    def mounts(pod: Json) -> bool:
+    def is_mounting_claim(pod: Json) -> bool:
         """Return whether a pod or a pod template mounts the claim. Return False for a pod that has ended."""
         is_over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
         volumes = pod["spec"].get("volumes") or ()
         return not is_over and any(each.get("persistentVolumeClaim", {}).get("claimName") == name for each in volumes)
 
     deployments = [
-        each for each in cluster.list_objects("Deployment", empty_if_forbidden=True) if mounts(each["spec"]["template"])
+        each
+        for each in cluster.list_objects("Deployment", empty_if_forbidden=True)
+        if is_mounting_claim(each["spec"]["template"])
     ]
     users = {f"deployment {each['metadata']['name']}" for each in deployments}
     users |= {
         _format_pod_owner(pod)
         for pod in cluster.list_objects("Pod")
-        if mounts(pod) and not is_pipeline_object(settings, pod)
+        if is_mounting_claim(pod) and not is_pipeline_object(settings, pod)
     }
     if users:
         remove = f"kubectl delete --namespace {cluster.namespace} {min(users)}"

@@ -9,8 +9,6 @@ a cluster.
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import is_in_store, read_file, write_text
+from gaudi_bert.common.files import hash_json, is_in_store, read_file, write_text
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.pods import (
     APP_LABELS,
@@ -155,8 +153,7 @@ def check_pods_can_read_files(settings: PipelineSettings) -> None:
         if not any(PurePosixPath(path).is_relative_to(folder) for folder in _MOUNTED_FOLDERS):
             raise InputError(
                 f"{key} = {path}: this path does not exist in a container; put the file on a volume, set "
-                "kubernetes.data_claim to "
-                f"the claim of that volume, and write the path as {DATA_FOLDER}/..."
+                f"kubernetes.data_claim to the claim of that volume, and write the path as {DATA_FOLDER}/..."
             )
         if PurePosixPath(path).is_relative_to(DATA_FOLDER) and not settings.kubernetes.data_claim:
             raise InputError(
@@ -248,8 +245,8 @@ def _build_job(settings: PipelineSettings, step: str, use_failure_policy: bool) 
     spec = {
         "ttlSecondsAfterFinished": settings.kubernetes.keep_seconds,
         **_build_pod_count_and_retries(settings, step, use_failure_policy),
+        "template": build_stage_pod_template(settings, step),
     }
-    spec["template"] = build_stage_pod_template(settings, step)
     return _build_object(settings, "Job", step, api_version="batch/v1", step=step, spec=spec)
 
 
@@ -392,8 +389,7 @@ def write_manifests(settings: PipelineSettings, stages: Sequence[str], folder: P
     if changed and not overwrite:
         raise InputError(
             f"{changed[0]}: the file differs from the manifest that --render would write, because it was edited or the "
-            "settings "
-            "have changed; choose another folder, or pass --overwrite to replace the file"
+            "settings have changed; choose another folder, or pass --overwrite to replace the file"
         )
     for path, text in texts.items():
         write_text(path, text)
@@ -441,8 +437,7 @@ def _add_digest_to_config_map_name(manifests: Manifests) -> Manifests:
     """
     renamed = copy.deepcopy(manifests)
     (configuration,) = renamed.shared_objects_of_kind("ConfigMap")
-    digest = hashlib.sha256(json.dumps(configuration["data"], sort_keys=True).encode("utf-8")).hexdigest()
-    configuration["metadata"]["name"] += f"-{digest[:10]}"
+    configuration["metadata"]["name"] += f"-{hash_json(configuration['data'])[:10]}"
     for step in renamed.steps:
         for spec in renamed.pod_specs_of_step(step):
             for volume in spec["volumes"]:

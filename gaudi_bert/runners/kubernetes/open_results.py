@@ -139,8 +139,7 @@ def _encode_results(work_folder: Path, reporter: Reporter) -> Iterator[str]:
         data = _create_tar_gz(work_folder, files)
     if len(data) > _MOST_BYTES:
         raise FailedError(
-            f"{work_folder}: the report has {format_bytes(len(data))}, which is too much for a log; copy it with `kubectl "
-            "cp`"
+            f"{work_folder}: the report is too large for a log ({format_bytes(len(data))}); copy it with `kubectl cp`"
         )
     yield f"-----BEGIN RESULTS {len(data)} {hashlib.sha256(data).hexdigest()}-----"
     for start in range(0, len(data), _LINE_BYTES):

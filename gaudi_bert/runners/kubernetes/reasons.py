@@ -253,11 +253,11 @@ def _find_exit_problem(
         again = sum((state.get("terminated") or {}).get("reason") == "OOMKilled" for state in states)
         is_hopeless = max(again, container_status.get("restartCount", 0)) >= _MOST_MEMORY_KILLS
         limit, setting = _find_memory_limit(pod, container_status["name"])
-        reason, remedy = (
+        return Problem(
+            ProblemState.HOPELESS if is_hopeless else ProblemState.CONTINUES,
             f"{where}: a container exceeded its memory limit (OOMKilled, memory limit: {limit})",
             f"raise {setting}",
         )
-        return Problem(ProblemState.HOPELESS if is_hopeless else ProblemState.CONTINUES, reason, remedy)
     state = _STATES_BY_EXIT_CODE.get(code, ProblemState.CONTINUES)
     error = _find_error_line(terminated_state.get("message") or "") or _find_error_line(
         cluster.read_log_end(_object_name(pod), container_status["name"])
@@ -355,7 +355,7 @@ def _find_missing_pods_problem(cluster: Cluster, job: Json, pods: Sequence[Json]
         )
     if not warning or (pods and not _REJECTED_POD.search(warning)):
         return None
-    problem = _problem_from_message(f"{title} gets {f'{active} of {expected}' if pods else 'no'} pods", warning)
+    problem = _problem_from_message(f"{title} has {f'only {active} of {expected}' if pods else 'no'} pods", warning)
     if pods and problem.state is ProblemState.WAITING and not is_distributed_training(job):
         return replace(problem, state=ProblemState.CONTINUES)
     return problem

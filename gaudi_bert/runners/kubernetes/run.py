@@ -10,13 +10,12 @@ run is rejected. The new run is also rejected if an object with the same name be
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
+from gaudi_bert.common.files import hash_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster, ConflictError, Json, NotFoundError, format_object_title
@@ -225,10 +224,8 @@ def _add_digest(job: Manifest, manifests: Manifests, storage_id: str) -> Manifes
     """
     inputs = [each["data"] for each in manifests.shared_objects_of_kind("ConfigMap")]
     inputs += [each["spec"] for each in manifests.shared_objects_of_kind("TrainingRuntime") if job["kind"] == "TrainJob"]
-    text = json.dumps([job, inputs, storage_id], sort_keys=True)
-    digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
-    metadata = {**job["metadata"], "annotations": {**job["metadata"].get("annotations", {}), _DIGEST_ANNOTATION: digest}}
-    return {**job, "metadata": metadata}
+    digest = {_DIGEST_ANNOTATION: hash_json([job, inputs, storage_id])}
+    return {**job, "metadata": {**job["metadata"], "annotations": {**job["metadata"].get("annotations", {}), **digest}}}
 
 
 def _read_digest(job: Manifest) -> str | None:

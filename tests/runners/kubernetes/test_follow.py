@@ -104,7 +104,7 @@ def test_a_pod_that_never_comes_up_is_not_waited_for_for_ever(about: str, server
 def test_what_is_hopeless_ends_at_once_with_its_remedy_and_code_2(server: FakeApiServer, run: Run) -> None:
     server.warn("demo-train", 'pods "w-0" is forbidden: violates PodSecurity "restricted:latest"', "2099-01-01T00:00:00Z")
     server.script("demo-train", Moment({}))
-    with pytest.raises(InputError, match=r"gets no pods: .*violates PodSecurity.* \(MPIJob demo-train was deleted\)"):
+    with pytest.raises(InputError, match=r"has no pods: .*violates PodSecurity.* \(MPIJob demo-train was deleted\)"):
         run(["train"], "resources.workers=2", "kubernetes.start_seconds=600")
 
 

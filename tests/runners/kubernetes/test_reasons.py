@@ -264,7 +264,7 @@ def test_pods_that_are_refused_have_the_clusters_last_warning(
     server.warn("demo-train", said, "2026-01-01T00:00:02Z")
     problem = find_step_problem(cluster, MPIJOB, [])
     assert problem is not None
-    assert problem.reason == f"MPIJob demo-train gets no pods: {said}"
+    assert problem.reason == f"MPIJob demo-train has no pods: {said}"
     assert (problem.state, remedy in problem.remedy) == (state, True)
 
 
@@ -283,7 +283,7 @@ def test_a_quota_with_room_for_some_holds_up_only_those_that_wait_for_one_anothe
         one["metadata"]["labels"] = labels
         problem = find_step_problem(cluster, item, [one])
         assert problem is not None
-        assert f"{item['metadata']['name']} gets 1 of 2 pods: " in problem.reason
+        assert f"{item['metadata']['name']} has only 1 of 2 pods: " in problem.reason
         assert problem.state is (ProblemState.CONTINUES if item is SHARED else ProblemState.WAITING)
 
 
