@@ -314,7 +314,7 @@ def _run_stage_in_processes(
 # --- running stages one after another
 
 _TASK_STAGES = frozenset({"finetune", "predict"})
-# These stages need an optional library.
+# These stages need an optional library, which is checked before the first stage runs.
 _STAGE_LIBRARIES = {"prepare": "tokenizers", "report": "matplotlib"}
 
 

@@ -28,7 +28,7 @@ from gaudi_bert.runners.kubernetes.reasons import (
 from gaudi_bert.runners.kubernetes.run import foreign_object_error
 from gaudi_bert.runners.training_processes import RANK_TAG
 
-# The status of a step, as described in `read_step_statuses`.
+# The docstring of `read_step_statuses` lists the keys of a status.
 StepStatus = dict[str, Any]
 # The kinds of the objects that the steps of a pipeline share, and how the objects' names end. `delete` looks for all of
 # them, because the pipeline may have created some of them with earlier settings.

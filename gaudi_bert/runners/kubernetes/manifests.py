@@ -187,8 +187,8 @@ def _build_object(
         **({STEP_LABEL: step} if step else {}),
     }
     if step and settings.kubernetes.queue:
-        # Only the object gets this label. If its pods also had it, each pod would be queued separately. The object is not
-        # suspended here, because only a queue controller could resume it, and the cluster may have none.
+        # If the pods also had the label of the queue, each of them would be queued separately, so only the object gets it.
+        # The object is not suspended here, because only a queue controller could resume it, and the cluster may have none.
         labels[QUEUE_LABEL] = settings.kubernetes.queue
     metadata = {"name": f"{settings.name}-{name_suffix}", "namespace": settings.kubernetes.namespace, "labels": labels}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}

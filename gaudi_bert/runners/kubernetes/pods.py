@@ -27,8 +27,8 @@ Manifest = dict[str, Any]
 
 APP_LABELS = {"app.kubernetes.io/name": "gaudi-bert", "app.kubernetes.io/managed-by": "gaudi-bert"}
 STEP_LABEL = "app.kubernetes.io/component"
-# Helm releases also set the standard label `app.kubernetes.io/instance`, which may then have the name of our pipeline as
-# value. So the pipeline of an object is identified by a label that nobody else uses.
+# The standard label `app.kubernetes.io/instance` may have the same value on objects of a Helm release, so it does not
+# identify our objects. This label does, because nobody else uses its prefix.
 PIPELINE_LABEL = "gaudi-bert.io/pipeline"
 CARD_RESOURCE = "habana.ai/gaudi"
 _EFA_RESOURCE = "vpc.amazonaws.com/efa"
@@ -45,8 +45,8 @@ _RECIPES = "/var/cache/gaudi-bert"
 # The cache of compiled graphs uses file locks, which do not work on network file systems. So it is on the disk of the node.
 _CARD_VARIABLES = build_card_environment(_RECIPES)
 _EFA_VARIABLES = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "HCCL_OVER_OFI": "1", "RDMAV_FORK_SAFE": "1"}
-# The launcher must forward environment variables with credentials for object stores to ranks in other pods. Which of them
-# are set depends on a secret, so these are patterns, which `stop_ranks` replaces by the names of the variables in the pod.
+# The launcher forwards environment variables with credentials for object stores to ranks in other pods. A secret determines
+# which of them are set, so `stop_ranks` replaces these patterns by the names of the variables that it finds in the pod.
 _CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")
 # The vendor's software must run as root. It also requires the capability SYS_NICE to set scheduling priorities.
 _ROOT = {"allowPrivilegeEscalation": False, "capabilities": {"add": ["SYS_NICE"]}}

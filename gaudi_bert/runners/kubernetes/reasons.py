@@ -63,7 +63,8 @@ class Problem:
 
 
 _STATES_BY_EXIT_CODE = {InputError.exit_code: ProblemState.HOPELESS, StoppedError.exit_code: ProblemState.STOPPED}
-# A pod may exceed its memory limit by chance, so it is tried again. After this number of kills, the problem is hopeless.
+# A pod may exceed its memory limit by chance, so it is tried again. If pods for the same task were killed this many times,
+# the problem counts as hopeless.
 _MOST_MEMORY_KILLS = 3
 # A rank prints such a message if it ends only because another rank has ended. The message does not explain the failure.
 _CONSEQUENTIAL_ERROR = re.compile(r"rank \d+.* (aborts|has left|is lost|lost another process|did not connect)\b")
@@ -73,7 +74,8 @@ _NODE_LOST = "Node is not ready"
 # It is replaced by `_CLUSTER_REMEDY`.
 _LOCAL_ONLY_REMEDY = re.compile(r"--(overwrite|resume)\b")
 _CLUSTER_REMEDY = "give the pipeline another name, or remove its work folder: `gaudi-bert k8s delete PIPELINE --data`"
-# The cluster rejects pods with such messages. Other warnings about a step do not explain why some of its pods are missing.
+# If the cluster rejects a pod, its message matches this pattern. Other warnings about a step do not explain why some of its
+# pods are missing.
 _REJECTED_POD = re.compile(r"is forbidden|is invalid|violates PodSecurity|denied the request|exceeded quota")
 # An operator creates the pods of these kinds of objects. If there are no pods, the operator may not be running.
 _OPERATOR_CHECKS = {

@@ -39,9 +39,9 @@ _REMOVAL_SECONDS = 120
 # If an object of one of these kinds exists, the run replaces it, because the settings may have changed. The other shared
 # objects are kept: a service account does not depend on the settings, and a volume claim cannot be changed.
 _REPLACED_KINDS = ("ConfigMap", "NetworkPolicy", "TrainingRuntime")
-# The Job of `gaudi-bert k8s open` has this name as its step label. It is not part of a run.
+# The Job of `gaudi-bert k8s open` has this value in its step label. It is not part of a run.
 OPEN_COMPONENT = "open"
-# These remedies are for clusters that do not serve a kind of object, because its operator is not installed.
+# A cluster serves MPIJobs and TrainJobs only if their operator is installed. These remedies are for clusters without it.
 _TRAINER_REMEDY = (
     "install Kubeflow Trainer 2 (docs/kubernetes.md), or set kubernetes.training to job, which needs no operator"
 )
