@@ -35,7 +35,7 @@ from gaudi_bert.runners.kubernetes.work_claim import find_work_claim
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one check.
+    """The result of one check of a machine, a cluster or an object store.
 
     Attributes:
         check: The name of the check.
@@ -59,7 +59,7 @@ class CheckResult:
 
 
 def _make_failed_result(check_name: str, error: GaudiBertError) -> CheckResult:
-    """Return a failed `CheckResult` for an error. The error message after its last semicolon becomes the remedy."""
+    """Return a failed `CheckResult` for an error. The text after the last semicolon of its message becomes the remedy."""
     finding, _, remedy = str(error).rpartition("; ")
     return CheckResult(check_name, "failed", finding, remedy)
 

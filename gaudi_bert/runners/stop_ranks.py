@@ -177,7 +177,7 @@ class _MpirunSupervisor:
                 raise StoppedError(_STOPPED_EARLY)
 
     def _stop_if_parent_ended(self) -> None:
-        """Act as if a stop signal had arrived, if the process that started this one has ended."""
+        """Stop `mpirun` as after a stop signal, if the process that started this one has ended."""
         if self._stop_requests == 0 and os.getppid() != self._parent_id:
             self.handle_stop_signal(signal.SIGTERM, None)
 
@@ -275,7 +275,7 @@ def _stop_ranks_in_container() -> int:
 
 
 def _is_mpi_rank(process_id: int) -> bool:
-    """Return whether a process has the environment of an MPI rank. Return False if it cannot be read or has ended."""
+    """Return whether a process has the environment variables of an MPI rank. Return False if they cannot be read."""
     try:
         return _RANK in b"\0" + Path(f"/proc/{process_id}/environ").read_bytes()
     except OSError:

@@ -174,7 +174,7 @@ _POLL_SECONDS = 0.2
 
 
 class _ProcessExit(NamedTuple):
-    """How a training process ended.
+    """Describes how a training process ended.
 
     Attributes:
         process_id: The id of the process.

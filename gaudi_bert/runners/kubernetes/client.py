@@ -126,7 +126,7 @@ _ERRORS_BY_STATUS = {403: _ForbiddenError, 404: NotFoundError, 409: ConflictErro
 
 
 class StreamDroppedError(Exception):
-    """Raised if the connection breaks while a log or a watch is read. The caller can open a new connection."""
+    """Raised if the connection breaks while a log or the changes of an object are read. The caller can read them again."""
 
 
 def _create_dynamic_client() -> DynamicClient:
@@ -324,7 +324,7 @@ class Cluster:
         )
 
     def read_object(self, kind: str, name: str, *, none_if_forbidden: bool = False) -> Json | None:
-        """Return an object, or None if it does not exist.
+        """Read an object from the cluster. Return None if it does not exist.
 
         Args:
             kind: The kind of the object, one of `KINDS`.
@@ -357,7 +357,7 @@ class Cluster:
         return (answer or {}).get("items") or []
 
     def has_right(self, group: str, resource: str, verb: str) -> bool:
-        """Return whether the account may use a verb on a resource in the namespace.
+        """Return whether the account may use a verb, such as `create`, on a resource in the namespace.
 
         Args:
             group: The API group, or "" for the core group.
@@ -470,7 +470,7 @@ class Cluster:
             return None
 
     def _request_json(self, action: str, method: str, kind: str, **arguments: Any) -> Json:
-        """Send a request about one kind of object, and return the JSON object in the response.
+        """Send a request about a kind of object, and return the JSON object in the response.
 
         Args:
             action: What the request does, for error messages.

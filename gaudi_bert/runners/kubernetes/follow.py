@@ -60,7 +60,7 @@ _ERRORS = {ProblemState.HOPELESS: InputError, ProblemState.STOPPED: PodsStoppedE
 def follow_step(
     cluster: Cluster, job: Json, reporter: Reporter, start_timeout_seconds: float, *, show_logs: bool = True
 ) -> None:
-    """Wait until a submitted step is complete, and show its progress meanwhile.
+    """Wait until a step that was submitted to the cluster is complete, and show its progress.
 
     Args:
         cluster: The client for the namespace of the step.
@@ -118,9 +118,9 @@ def follow_step(
 
 
 def _delete_step_and_raise(cluster: Cluster, job: Json, problem: Problem, start_timer: _StartTimer) -> NoReturn:
-    """Delete a step that does not start, and raise an error that states the problem.
+    """Delete the Job of a step that does not start, and raise an error that states the problem.
 
-    If the step were not deleted, it could start later without anybody noticing.
+    If the Job were not deleted, it could start later without anybody noticing.
     """
     cluster.delete_object(job["kind"], job["metadata"]["name"])
     after = f" after {format_seconds(start_timer.waited_seconds)}" if start_timer.waited_seconds >= 1 else ""
@@ -154,7 +154,7 @@ class _StartTimer:
         self._waiting_since = None
 
     def is_never_admitted(self, problem: Problem) -> bool:
-        """Return whether `problem` means that its queue will never admit a suspended step.
+        """Return whether `problem` means that the queue will never admit the suspended step.
 
         This is True only if the queue has reported such a problem for 15 seconds, because a queue that is being created may
         report it for a moment.

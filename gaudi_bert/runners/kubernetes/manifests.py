@@ -241,7 +241,7 @@ def _build_config_map(settings: PipelineSettings) -> Manifest:
 
 
 def _build_job(settings: PipelineSettings, step: str, use_failure_policy: bool) -> Manifest:
-    """Return the Job of a step."""
+    """Return the manifest of the Job that runs a step."""
     spec = {
         "ttlSecondsAfterFinished": settings.kubernetes.keep_seconds,
         **_build_pod_count_and_retries(settings, step, use_failure_policy),
@@ -275,7 +275,7 @@ def _build_pod_count_and_retries(settings: PipelineSettings, step: str, use_fail
 
 
 def _build_mpijob(settings: PipelineSettings, step: str, use_failure_policy: bool) -> Manifest:
-    """Return the MPIJob of the step `train`.
+    """Return the manifest of the MPIJob that runs the step `train`.
 
     Its launcher starts `slotsPerWorker` processes on each worker over ssh. The workers only run sshd.
     """
@@ -311,7 +311,7 @@ def _build_mpijob(settings: PipelineSettings, step: str, use_failure_policy: boo
 
 
 def _build_trainjob(settings: PipelineSettings, step: str, use_failure_policy: bool) -> Manifest:
-    """Return the TrainJob of the step `train`.
+    """Return the manifest of the TrainJob that runs the step `train`.
 
     `use_failure_policy` is not used here, because the retries are set in the TrainingRuntime.
     """

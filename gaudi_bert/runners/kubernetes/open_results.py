@@ -184,7 +184,7 @@ def _decode_results(log_lines: Iterable[str], output_folder: Path) -> dict[Path,
 
 
 def _create_tar_gz(folder: Path, files: Iterable[Path]) -> bytes:
-    """Return a tar.gz archive with those of the files that exist. The paths in it are relative to `folder`."""
+    """Return a tar.gz archive of the files that exist. The paths in the archive are relative to `folder`."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
         for path in filter(Path.is_file, files):

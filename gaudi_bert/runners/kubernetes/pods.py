@@ -253,7 +253,7 @@ def _build_wait_container(settings: PipelineSettings, step: str) -> Manifest:
 
 
 def _work_root_in_pod(settings: PipelineSettings) -> str:
-    """Return the parent of the work folders, as a pod sees it: the URL in an object store, or the path on a volume."""
+    """Return the location of all work folders in a pod, which is the URL of an object store or a path on a volume."""
     return settings.kubernetes.store or "/work"
 
 
@@ -477,7 +477,7 @@ def _build_passwd_mounts(settings: PipelineSettings) -> list[Manifest]:
 
 
 def _training_pod_placement(settings: PipelineSettings) -> PodPlacement:
-    """Return the placement settings of training pods. They include `kubernetes.node_selector`, which other pods ignore."""
+    """Return the placement settings of training pods. They include `kubernetes.node_selector`, which is only for them."""
     placement = settings.kubernetes.training_pods
     selector = {**settings.kubernetes.node_selector, **placement.node_selector}
     return placement.model_copy(update={"node_selector": selector})

@@ -106,7 +106,7 @@ def find_step_problem(cluster: Cluster, job: Json, pods: Sequence[Json]) -> Prob
 
 
 def select_newest_pods(pods: Sequence[Json]) -> list[Json]:
-    """Return the given pods of a step without those that were replaced by a newer pod."""
+    """Return the pods of a step that were not replaced by newer pods."""
     return list({_task_key(pod): pod for pod in sorted(pods, key=_creation_time)}.values())
 
 
