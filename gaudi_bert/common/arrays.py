@@ -38,7 +38,7 @@ WeightArrays = Mapping[str, Float32Array]
 # seed, the purpose and the indices.
 
 
-def philox(seed: int, purpose: str, *indices: int) -> np.random.Philox:
+def make_bit_generator(seed: int, purpose: str, *indices: int) -> np.random.Philox:
     """Return a random bit generator whose output depends only on the seed, the purpose and the indices.
 
     Args:
@@ -53,7 +53,7 @@ def philox(seed: int, purpose: str, *indices: int) -> np.random.Philox:
 
 def random_words(count: int, seed: int, purpose: str, *indices: int) -> NDArray[np.uint64]:
     """Return random 64-bit words, uint64 [count], that depend only on the seed, the purpose and the indices."""
-    return philox(seed, purpose, *indices).random_raw(count)
+    return make_bit_generator(seed, purpose, *indices).random_raw(count)
 
 
 def permutation(

@@ -95,7 +95,7 @@ class Task:
         with self._lock:
             self.done += amount
 
-    def count_from_now(self, done: float, total: float | None = None) -> None:
+    def reset_progress(self, done: float, total: float | None = None) -> None:
         """Set the number of units that are done, and forget the speed so far.
 
         Use this if the remaining units take another time than those that are done, for example because an earlier run did

@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.common.arrays import BoolArray, Int32Array, IntArray, philox
+from gaudi_bert.common.arrays import BoolArray, Int32Array, IntArray, make_bit_generator
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.vocabulary import TokenBlock, Vocabulary, tokenize_documents
 from gaudi_bert.tfrecords.wire.example import UnpackedRows, encode_unpacked_rows
@@ -96,7 +96,7 @@ def _make_examples_of_duplicate(block: TokenBlock, job: BlockJob, duplicate: int
     pairs = _choose_segment_pairs(block, settings.max_sequence_length, settings.short_sequence_probability, random)
     first_lengths = pairs.first_ends - pairs.first_starts
     lengths = first_lengths + (pairs.second_ends - pairs.second_starts) + _SPECIAL_TOKENS_IN_PAIR
-    masks = philox(settings.seed, f"masks of {job.split}", *indices)
+    masks = make_bit_generator(settings.seed, f"masks of {job.split}", *indices)
     masked = _build_and_mask_pairs(block, pairs, lengths, job, masks)
     slots = np.arange(settings.max_sequence_length)
     frames, frame_lengths = encode_unpacked_rows(
@@ -205,7 +205,7 @@ class _RandomStream:
     """
 
     def __init__(self, seed: int, purpose: str, *indices: int) -> None:
-        self._generator = philox(seed, purpose, *indices)
+        self._generator = make_bit_generator(seed, purpose, *indices)
         self._words: list[int] = []
 
     def draw_64_bits(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import Float32Array, WeightArrays, philox
+from gaudi_bert.common.arrays import Float32Array, WeightArrays, make_bit_generator
 from gaudi_bert.common.errors import InputError, short_repr
 
 _ACTIVATIONS = ("gelu", "gelu_new", "relu")
@@ -255,7 +255,7 @@ def draw_initial_value(name: str, spec: ParameterSpec, deviation: float, seed: i
         return np.ones(spec.shape, np.float32)
     values = np.zeros(math.prod(spec.shape), np.float32)
     if spec.start == "normal" and seed is not None:
-        generator, filled = philox(seed, f"initial value of {name}"), 0
+        generator, filled = make_bit_generator(seed, f"initial value of {name}"), 0
         while filled < len(values):
             pairs = min(_MAX_PAIRS_PER_DRAW, (len(values) - filled) * 5 // 9 + 8)
             uniform_2P = ((generator.random_raw(2 * pairs) >> np.uint64(11)) + 0.5).reshape(2, pairs) * 2.0**-53

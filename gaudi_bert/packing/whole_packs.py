@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import FloatArray, IntArray, philox
+from gaudi_bert.common.arrays import FloatArray, IntArray, make_bit_generator
 from gaudi_bert.common.compiled import borrowing_kernel, inner_kernel
 from gaudi_bert.packing.linear_program import LinearProgram, run_column_generation
 from gaudi_bert.packing.strategies import Strategy, StrategyCounts, WorkBudget, add_packs, count_packs
@@ -346,7 +346,7 @@ class _DiveState:
         if steps.sum() <= MANY_PACKS:
             number = max(1, int(self._share * np.sum(fractions)))
             if settings.seed:
-                drawn = np.random.Generator(philox(settings.seed, "dive", *self._barred)).random(len(fractions))
+                drawn = np.random.Generator(make_bit_generator(settings.seed, "dive", *self._barred)).random(len(fractions))
                 fractions = fractions * (1.0 - NOISE * drawn)
             fractions[self._barred] = 0.0
             largest = np.argsort(-fractions, kind="stable")[:number]

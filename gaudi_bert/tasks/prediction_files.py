@@ -331,7 +331,7 @@ class PredictionStream:
         if self.progress.rows:
             self._reporter.say(f"{self.name}: resuming after row {self.progress.rows:,}")
         if self._task is not None:
-            self._task.count_from_now(self.progress.rows, total)
+            self._task.reset_progress(self.progress.rows, total)
         self._last_line = time.monotonic()
         yield from remaining
         if not self.progress.rows:

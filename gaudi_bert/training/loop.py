@@ -147,7 +147,7 @@ class TrainingLoop:
             if self.held_out is not None and context.communicator.is_true_in_any_process(is_due):
                 self._evaluate(self.held_out)
             task = stack.enter_context(context.reporter.task(self._stage, updates, "updates"))
-            task.count_from_now(first_update)
+            task.reset_progress(first_update)
             while not self._is_finished:
                 self._run_update(task)
                 self._report_evaluate_and_save(context.communicator.is_true_in_any_process(is_stopping()))
@@ -190,7 +190,7 @@ class TrainingLoop:
         sums = self.step.run_update(batches, update, compute_learning_rate(update, self._settings))
         self._interval.add_update(sums, batches)
         if self._is_cold:  # building the graph took part of the time, so the progress bar measures from here
-            task.count_from_now(update)
+            task.reset_progress(update)
         else:
             task.advance()
         self._is_cold = False

@@ -80,7 +80,7 @@ def test_what_has_not_begun_in_earnest_has_no_time_left() -> None:
 def test_what_was_done_before_says_nothing_about_the_speed() -> None:
     with Reporter(quiet=True).task("predict", 1, "rows") as task:
         assert task.format_line(task.started + 3) == "predict: 0 %, 3.0 s so far"
-        task.count_from_now(10, total=40)
+        task.reset_progress(10, total=40)
         assert task.format_line(task.started + 7).startswith("predict: 25 %, 7.0 s so far")
         task.advance(10)
         task.record_progress(task.started + 50)

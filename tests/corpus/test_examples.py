@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.common.arrays import philox
+from gaudi_bert.common.arrays import make_bit_generator
 from gaudi_bert.common.features import UnpackedFeature
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.examples import (
@@ -133,7 +133,7 @@ def test_eighty_ten_ten_and_every_place_alike() -> None:
     candidates = np.zeros((20000, 23), dtype=bool)
     candidates[:, 1:21] = True
     drawn = np.random.default_rng(3).integers(10, VOCABULARY_SIZE, candidates.shape).astype(np.int32)
-    generator = philox(1, "test")
+    generator = make_bit_generator(1, "test")
     masked, positions, ids, _ = _mask_sequences(drawn, candidates, np.full(20000, 3), 3, MASK_ID, VOCABULARY_SIZE, generator)
     shown = np.take_along_axis(masked, positions, axis=1)
     assert abs((shown == MASK_ID).mean() - 0.8) < 0.01
