@@ -147,7 +147,7 @@ class PackCollator:
             )
 
     def _make_batch_without_labels(self, rows: Sequence[Pack]) -> Batch:
-        """Return a batch without labels, for trying a model without a head on the given packs."""
+        """Return a batch without labels, with which the collator tries a model on packs."""
         arrays = self._stack_token_columns(rows)
         return (
             model_inputs(self._make_flat_batch(arrays, rows)) if self.target == "flash" else self._make_token_inputs(arrays)
@@ -211,7 +211,7 @@ class PackCollator:
         return [name for name in rows[0] if name in others and all(len(row[name]) == len(row["seq_lens"]) for row in rows)]
 
     def _make_user_column(self, rows: Sequence[Pack], name: str) -> Any:
-        """Return the values of a user's column, for all sequences of a batch.
+        """Return the values of a user's column for all sequences of a batch.
 
         Numbers are returned as a tensor [B, S] padded with 0, and all other values as one list per row.
         """

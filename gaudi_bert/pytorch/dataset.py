@@ -214,7 +214,7 @@ class PackedDataset(IterableDataset[Pack]):
 
     @property
     def dropped_packs(self) -> int:
-        """The number of packs per epoch that are not read, because they do not fill a batch on every process."""
+        """The number of packs per epoch that no process reads, because they do not fill a batch on every process."""
         return self.packs - len(self) * self.world_size
 
     def set_epoch(self, epoch: int) -> None:
@@ -223,7 +223,7 @@ class PackedDataset(IterableDataset[Pack]):
             self._epoch, self._done = int(epoch), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data, from which any number of processes can continue.
+        """Return the position in the data. Any number of processes can continue from it.
 
         Raises:
             InputError: The caller is a worker of a `DataLoader`, which cannot tell which of its packs were used.
