@@ -329,7 +329,9 @@ def _check_config_numbers(file: Path, value: Any, name: str = "") -> None:
     elif type(value) is int:
         max_value = _MAX_LAYERS if name.endswith(("layer", "layers")) else _MAX_NUMBER
         if abs(value) > max_value:
-            raise InputError(f"{file}: {shorten(name)} = {short_repr(value)}; must be at most {max_value:,}; {_COPY_REMEDY}")
+            raise InputError(
+                f"{file}: {shorten(name)} must be at most {max_value:,}, but is {short_repr(value)}; {_COPY_REMEDY}"
+            )
 
 
 def _check_model_fits_files(folder: Path, model_class: type[Any], config: transformers.PretrainedConfig) -> None:

@@ -291,7 +291,8 @@ class PackedModel:
             expected = torch.cat([each if each.ndim == 2 else each[None] for each in alone]).float()
         if packed.shape != expected.shape:
             raise InputError(
-                f"{type(module).__name__}: the head returns {tuple(expected.shape)}, but {tuple(packed.shape)} was expected"
+                f"{type(module).__name__}: expected outputs of shape {tuple(packed.shape)} from the head, found "
+                f"{tuple(expected.shape)}; choose another model"
             )
         scale, largest = compute_output_scale([expected]), float(expected.abs().max())
         difference = float((packed - expected).abs().max()) / scale
@@ -311,9 +312,11 @@ class PackedModel:
 
 def _masked_token_error(model: transformers.PreTrainedModel) -> str:
     """Return the error message for a model in which a masked token affects the other sequences of its pack."""
-    setting = "token_dropout: it scales a row by its share of masked tokens; set token_dropout: false in config.json"
-    remedy = setting if getattr(model.config, "token_dropout", False) else NO_PACKS_REMEDY
-    return f"{type(model).__name__}: a masked token changes the other sequences of its pack ({remedy})"
+    problem = f"{type(model).__name__}: a masked token changes the other sequences of its pack"
+    if getattr(model.config, "token_dropout", False):
+        problem += ", because token_dropout scales a row by its fraction of masked tokens"
+        return f"{problem}; set token_dropout: false in config.json"
+    return f"{problem}; {NO_PACKS_REMEDY}"
 
 
 class _StandIn(torch.nn.Module):

@@ -82,8 +82,8 @@ class TextCutter:
             size *= _GROWTH
         if len(text) > most:
             raise InputError(
-                f"a text has {len(text):,} characters, and its {'last' if from_left else 'first'} {most:,} cannot be cut "
-                f"between words, or have no more than {tokens:,} tokens; shorten it"
+                f"a text has {len(text):,} characters, but its {'last' if from_left else 'first'} {most:,} characters "
+                f"cannot be cut between words, or contain at most {tokens:,} tokens; shorten the text"
             )
         return text
 

@@ -138,7 +138,7 @@ def _check_no_empty_sequence(sequences: Sequences, rows: Sequence[Row], source: 
         more = f" and {format_count(len(empty) - _MAX_NAMED_ROWS, 'more row')}" if len(empty) > _MAX_NAMED_ROWS else ""
         raise InputError(
             f"{source}: {named}{more}: the text has no tokens, and the tokenizer adds no special tokens; "
-            "write a text there, or remove the row"
+            "write a longer text, or remove the row"
         )
 
 
@@ -533,7 +533,7 @@ def _find_label_number(label_numbers: Mapping[str, int], name: str, position: Ro
     """Return the number of a label, given its name. Raise an InputError if the name is unknown."""
     if name not in label_numbers:
         known = ", ".join(list(label_numbers)[:8]) + (", ..." if len(label_numbers) > 8 else "")
-        raise InputError(f"{source}: {position}: the label {short_repr(name)} is none of {known}; correct it")
+        raise InputError(f"{source}: {position}: the label {short_repr(name)} is unknown; use one of {known}")
     return label_numbers[name]
 
 
@@ -563,8 +563,8 @@ def _split_into_windows(
         stride = min(_USUAL_STRIDE, max(window_size, 0) // 2)
     if stride >= window_size:
         raise InputError(
-            f"{row}: has {tokens:,} tokens for windows of {max(window_size, 0)}, which cannot overlap by {stride}; lower "
-            f"task.stride, or raise {length_key}"
+            f"{row}: windows of {max(window_size, 0)} tokens cannot overlap by {stride} tokens; lower task.stride, or raise "
+            f"{length_key}"
         )
     count = -(-(tokens - window_size) // (window_size - stride)) + 1
     starts = np.arange(count, dtype=np.int64) * (window_size - stride)

@@ -82,9 +82,9 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
     if large:
         largest = max(large, key=lambda part: part.bytes)
         reporter.say(
-            f"{largest.path.name}: {largest.rows:,} rows, about {largest.bytes:,} bytes, must be "
-            f"read at once: larger than a group may be ({limits[0]:,} rows, {limits[1]:,} bytes), so they are a group; "
-            f"there are {len(large):,} such parts"
+            f"{source}: {len(large):,} parts of the table exceed the limits of a group ({limits[0]:,} rows, {limits[1]:,} "
+            f"bytes), so each becomes a group of its own; the largest has {largest.rows:,} rows and about "
+            f"{largest.bytes:,} bytes, in {largest.path.name}"
         )
     return GroupedTable(files, file_rows, columns, form_groups(parts, *limits, settings.seed))
 

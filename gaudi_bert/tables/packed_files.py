@@ -387,9 +387,7 @@ class TableFiles(ShardFiles["_Footer"]):
             array = array.chunk(0) if isinstance(array, pyarrow.ChunkedArray) else array
             kind = array.type
             if array.null_count or (name in _REQUIRED_COLUMNS and array.flatten().null_count):
-                raise InputError(
-                    f"{self.paths[file]}: column {name} contains nulls, which a packed table must not; pack the table again"
-                )
+                raise InputError(f"{self.paths[file]}: column {name} must not contain nulls; pack the table again")
             if pyarrow.types.is_fixed_size_list(kind):
                 offsets = np.arange(len(array) + 1, dtype=np.int64) * kind.list_size
                 columns[name] = ListValues(array.flatten().to_numpy(zero_copy_only=False), offsets)

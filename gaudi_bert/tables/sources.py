@@ -66,7 +66,7 @@ def list_table_files(source: str | Path, reporter: Reporter | None = None) -> li
         others = [file.name for file in tables if file not in named]
         if others and reporter is not None:
             reporter.say(
-                f"{source}: ignores {', '.join(others)}, which state.json does not list and which an earlier save wrote"
+                f"{source}: ignored {', '.join(others)}, because state.json does not list them; an earlier save wrote them"
             )
         return named
     if tables:
@@ -254,8 +254,7 @@ def select_columns(
     if tokens_column not in names:
         raise InputError(
             f"{path}: has no column {tokens_column} (it has {', '.join(names)}); specify the column of the token ids with "
-            "--input-column, "
-            "or create them from text with `gaudi-bert tokenize`"
+            "--input-column, or create them from text with `gaudi-bert tokenize`"
         )
     for name in chosen or ():
         if name not in names:

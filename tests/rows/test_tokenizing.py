@@ -273,7 +273,7 @@ def test_what_does_not_fit_is_named(
 
 def test_a_label_that_the_model_does_not_know(tokenizer: RowTokenizer) -> None:
     given: dict[str, Any] = {"task": "classification", "settings": TaskSettings(), "max_sequence_length": 8}
-    with pytest.raises(InputError, match=r"x.tsv: row 9: the label 'c' is none of a, b"):
+    with pytest.raises(InputError, match=r"x.tsv: row 9: the label 'c' is unknown; use one of a, b"):
         tokenize_rows([TextRow(RowPosition(9), "cat", None, "c")], tokenizer, labels=("a", "b"), file="x.tsv", **given)
 
 
@@ -286,7 +286,9 @@ def test_how_much_windows_share_when_nobody_says_it(room: int, shared: int) -> N
 
 
 def test_windows_that_would_not_go_on() -> None:
-    with pytest.raises(InputError, match=r"x: row 3: has 9 tokens for windows of 4.* lower task\.stride, or raise --max"):
+    with pytest.raises(
+        InputError, match=r"x: row 3: windows of 4 tokens cannot overlap by 4 tokens; lower task\.stride, or raise --max"
+    ):
         _split_into_windows(9, 4, 4, "x: row 3")
 
 
