@@ -222,7 +222,7 @@ def remove_artefact(artefact: Path, final_file: Path, stage: str) -> None:
 
 
 def _remove_empty_folders(folders: Iterable[Path]) -> None:
-    """Remove those of the given folders that are empty, sub-folders first. Symbolic links stay."""
+    """Remove the given folders that are empty, sub-folders first. Symbolic links stay."""
     for folder in sorted(folders, reverse=True):
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             folder.rmdir()

@@ -167,7 +167,7 @@ def format_path(path: Path) -> str:
 
 
 def fetch_files(*paths: Path) -> None:
-    """Download those of the given files that are missing locally but exist in the store.
+    """Download the given files that exist in the store but are missing locally.
 
     Do nothing for files that are not in a mirrored folder.
     """

@@ -285,7 +285,7 @@ class ObjectStore:
 
         Raises:
             FileNotFoundError: There is no such object or bucket.
-            FailedError: The failure is permanent, or it was still there after the last attempt.
+            FailedError: The failure is permanent, or the last attempt failed.
             InputError: The request is invalid.
         """
         scheme, settings = store_scheme(url), self.settings

@@ -211,7 +211,7 @@ class PackedMetadata(Artefact):
         """Return lines of text with the packing metrics.
 
         Args:
-            out: The packed folder. If it is given, a line states what was written there.
+            out: The packed folder. If it is given, add a line about the files that were written to it.
             verbose: Also describe the algorithm.
         """
         table, lines = self.shard_table, describe_packing(self, self.input_rows)

@@ -160,8 +160,8 @@ def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes:
         total_bytes: An upper bound on the size of all packs.
         shard_multiple: The number of shards is a multiple of this.
         shard_bytes: The maximum size of a shard.
-        small_shard_packs: If the packs fit into fewer than `shard_multiple` shards with at most this many packs each, return
-            the smallest divisor of `shard_multiple` for which they do.
+        small_shard_packs: The maximum number of packs in a small shard. If fewer than `shard_multiple` small shards can
+            contain all packs, return the smallest such number of shards that divides `shard_multiple`.
     """
 
     def bytes_of(shards: int) -> float:
@@ -183,8 +183,8 @@ def divide_packs(packs: int, shards: int, packs_before: int) -> IntArray:
 
     The sizes of the shards differ by at most one pack. Process r of W reads every W-th shard. If the larger shards were
     always the first of their group, the number of packs that two processes read would differ by one for each group.
-    Therefore the larger shards follow on from those of the previous group, and the difference is one pack over the complete
-    data set.
+    Therefore the larger shards come directly after those of the previous group, and the difference is one pack over the
+    complete data set.
 
     Args:
         packs: The number of packs of the group.

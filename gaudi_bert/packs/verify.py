@@ -216,7 +216,7 @@ class GroupVerifier(Protocol[_Manifest]):
         """Compare each group with its source, and yield the results in the order of the manifests.
 
         Raises:
-            FailedError: The sequences of a group are not those of its source.
+            FailedError: The sequences of a group differ from its source.
         """
         ...
 

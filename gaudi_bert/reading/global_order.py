@@ -118,7 +118,7 @@ _NUMBERS_PER_STEP = 8192
 def choose_stream_count(shard_multiple: int) -> int:
     """Return the number of streams (shards that are read at the same time) for a packed folder.
 
-    `shard_multiple` is the number of which the number of shards in each group is a multiple.
+    The number of shards in each group of the folder is a multiple of `shard_multiple`.
     """
     return min(MAX_STREAMS, max(_MIN_STREAMS, shard_multiple))
 

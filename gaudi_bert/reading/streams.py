@@ -123,7 +123,7 @@ class StreamReader(Generic[Prepared]):
     def locate_and_open(self, epoch: int, pack_numbers: IntArray) -> PackRecords:
         """Open the shards of the given packs, and return the shard and the record number of each pack.
 
-        The packs may precede those of an earlier call. Their shards are then opened again.
+        The packs may precede the packs of an earlier call. In this case, their shards are opened again.
 
         Args:
             epoch: The epoch.

@@ -196,7 +196,7 @@ def _draw_pictures(
 ) -> list[str]:
     """Draw the four pictures of an estimate, write them to files, and return the paths.
 
-    The pictures `-histogram` and `-mixture` show a single packing: that of the algorithm `nnls` at `depth`.
+    The pictures `-histogram` and `-mixture` show a single packing, which the algorithm `nnls` makes at `depth`.
     """
     packing = pack_histogram(histogram, "nnls", depth)
     prices = packing.certificate.prices.tolist()
