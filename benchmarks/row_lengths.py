@@ -139,7 +139,7 @@ class Packed:
         self._step, self._name = TrainingStep(updates, alone, section, TaskObjective(task)), data.lengths
         order = TrainingOrder(1, 1)
         batches = iterate_training_batches(data, task, plan, 1, order)
-        self._batches = [next(batches) for _ in plan.micro_batches_in(1)]
+        self._batches = [next(batches) for _ in plan.list_micro_batches(1)]
         assert sum(int(batch["sequence_weights"].sum()) for batch in self._batches) == len(lengths)
 
     def run(self, updates: int) -> None:

@@ -82,11 +82,11 @@ def make_app(service: Service, api_key: str | None) -> FastAPI:
         return Response(service.metrics.render_page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def info() -> Response:
-        return _json_response(_model_info(service, service.require_open()))
+        return _make_json_response(_describe_model(service, service.require_model()))
 
     async def models() -> Response:
-        listed = {"id": service.model_id, "object": "model", "created": 0, "owned_by": "gaudi-bert"}
-        return _json_response({"object": "list", "data": [listed]})
+        model = {"id": service.model_id, "object": "model", "created": 0, "owned_by": "gaudi-bert"}
+        return _make_json_response({"object": "list", "data": [model]})
 
     routes = {"/health": health, "/ping": health, "/metrics": metrics, "/info": info, "/v1/models": models}
     for path, route in routes.items():
@@ -96,7 +96,7 @@ def make_app(service: Service, api_key: str | None) -> FastAPI:
         """Return the response for an error that a route raised."""
         if isinstance(error, HTTPException):
             error = RequestError(error.status_code, "validation", error.detail)
-        return _error_response(http.url.path, error) if isinstance(error, RequestError) else Response(status_code=500)
+        return _make_error_response(http.url.path, error) if isinstance(error, RequestError) else Response(status_code=500)
 
     app.add_exception_handler(RequestError, handle_error)
     app.add_exception_handler(HTTPException, handle_error)
@@ -130,7 +130,7 @@ class _RequestGate:
                 self._authorize_and_count(scope)
             await self._app(scope, receive, send_closing)
         except RequestError as error:
-            await _error_response(scope["path"], error)(scope, receive, send_closing)
+            await _make_error_response(scope["path"], error)(scope, receive, send_closing)
         finally:
             self._service.requests -= 1
 
@@ -148,9 +148,9 @@ class _RequestGate:
                 401, "unauthorized", "the API key is missing or wrong; send it in the header `Authorization: Bearer KEY`"
             )
         if scope["method"] == "POST" and (scope["path"] == "/" or scope["path"] in _ROUTES):
-            self._service.metrics.requests.labels(_metrics_label(scope["path"])).inc()
+            self._service.metrics.requests.labels(_make_metrics_label(scope["path"])).inc()
             try:
-                self._service.require_open()
+                self._service.require_model()
             except RequestError as error:
                 self._service.metrics.failed.labels(error.kind).inc()
                 raise
@@ -161,11 +161,11 @@ def _add_post_route(app: FastAPI, service: Service, path: str) -> None:
 
     The path `/` behaves like the main route for the kind of the model.
     """
-    counted = _metrics_label(path)
+    counted = _make_metrics_label(path)
 
     async def compute_answer(ticket: Ticket, body: bytes) -> bytes:
         """Parse the body of a request, compute the answer, and return it as JSON."""
-        model = service.require_open()
+        model = service.require_model()
         kind, answer = _ROUTES[_MAIN_ROUTES[model.kind] if path == "/" else path]
         read = partial(read_request, kind, body, service.settings.request_texts)
         del body
@@ -177,7 +177,7 @@ def _add_post_route(app: FastAPI, service: Service, path: str) -> None:
     async def endpoint(http: Request) -> Response:
         begun = time.monotonic()
         try:
-            service.require_open()
+            service.require_model()
             body = await service.read_body(http)
             with service.accept_request(len(body)) as ticket:
                 answering = compute_answer(ticket, body)
@@ -185,7 +185,7 @@ def _add_post_route(app: FastAPI, service: Service, path: str) -> None:
                 content = await service.run_while_connected(http, answering)
         except RequestError as error:
             service.metrics.failed.labels(error.kind).inc()
-            return _error_response(path, error)
+            return _make_error_response(path, error)
         except ClientDisconnect:
             service.metrics.disconnects.inc()
             if int(http.headers.get("content-length", 0)) > _LARGE_BODY:
@@ -200,23 +200,22 @@ def _add_post_route(app: FastAPI, service: Service, path: str) -> None:
     app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=schema, response_model=None, name=counted)
 
 
-def _metrics_label(path: str) -> str:
+def _make_metrics_label(path: str) -> str:
     """Return the name of a route in the metrics, such as `v1_embeddings` for `/v1/embeddings`."""
     return path.strip("/").replace("/", "_") or "root"
 
 
-def _json_response(content: object) -> Response:
+def _make_json_response(content: object) -> Response:
     """Return a response whose body is the content as JSON."""
     return Response(to_json(content), media_type="application/json")
 
 
-def _error_response(path: str, error: RequestError) -> Response:
+def _make_error_response(path: str, error: RequestError) -> Response:
     """Return the response to a rejected request, in the error format of the API that the path belongs to."""
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
     if error.status in (408, 413):
         headers["connection"] = "close"  # because the rest of the body will not be read
-    content = to_json(error.to_json_content(path))
-    return Response(content, error.status, headers, media_type="application/json")
+    return Response(to_json(error.to_json_content(path)), error.status, headers, media_type="application/json")
 
 
 def _vectors_to_json(make_vectors: Callable[[], Float32Array]) -> bytes:
@@ -233,7 +232,9 @@ def _vectors_to_json(make_vectors: Callable[[], Float32Array]) -> bytes:
 def _unsupported_route_error(model: ServedModel, path: str) -> RequestError:
     """Return the error for a route that the loaded model does not support, such as `/embed` for a classifier."""
     kind = "an embedding model" if model.kind == "embedding" else f"a {model.kind}"
-    return RequestError(424, "backend", f"this model is {kind}, which does not support `{path}`")
+    return RequestError(
+        424, "backend", f"this model is {kind}, which does not support `{path}`; use `{_MAIN_ROUTES[model.kind]}`"
+    )
 
 
 def _as_list(inputs: Any) -> list[Any]:
@@ -278,6 +279,7 @@ async def _compute_pooled_outputs(
         raise RequestError(422, "validation", f"`dimensions`: must be at most {model.width}, but is {dimensions}")
     texts = _as_list(inputs)
     prompt = _find_prompt(model, prompt_name) if any(isinstance(text, str) for text in texts) else ""
+    truncates_left = model.truncates_left(truncation.truncation_direction)
 
     def tokenize(texts: Sequence[tuple[int, str | array[int]]]) -> Sequences:
         """Convert some of the texts, given as (index, text), to token sequences. A text may be a list of token ids."""
@@ -286,14 +288,9 @@ async def _compute_pooled_outputs(
             some: list[Any] = list(group)
             if is_text:
                 rows = [TextRow(RowPosition(number), text) for number, text in some]
-                parts.append(
-                    model.tokenize(rows, prompt, truncates_left=model.truncates_left(truncation.truncation_direction))
-                )
+                parts.append(model.tokenize(rows, prompt, truncates_left=truncates_left))
             else:
-                ids = [each for _, each in some]
-                parts.append(
-                    model.sequences_from_ids(ids, truncates_left=model.truncates_left(truncation.truncation_direction))
-                )
+                parts.append(model.sequences_from_ids([ids for _, ids in some], truncates_left=truncates_left))
             counts.append(len(some))
         return concatenate_sequences(parts, counts)
 
@@ -323,8 +320,7 @@ async def _answer_openai_embeddings(
         for index, vector in enumerate(model.make_vectors(outputs, None, request.dimensions)):
             value = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()
             data.append(to_json({"object": "embedding", "index": index, "embedding": value}))
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        rest = to_json({"model": service.model_id, "usage": usage})
+        rest = to_json({"model": service.model_id, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
         return b'{"object":"list","data":[' + b",".join(data) + b"]," + rest[1:]
 
     return write
@@ -479,8 +475,12 @@ async def _answer_tokenize(service: Service, model: ServedModel, ticket: Ticket,
     written, tokens = list[bytes](), 0
     for number, text in enumerate(_as_list(request.inputs)):
         if len(text) > _MAX_TOKENIZED:
-            problem = f"text {number} must have at most {_MAX_TOKENIZED:,} characters, but has {len(text):,}"
-            raise RequestError(413, "validation", f"`inputs`: {problem}; send the text in parts")
+            raise RequestError(
+                413,
+                "validation",
+                f"`inputs.{number}`: must have at most {_MAX_TOKENIZED:,} characters, but has {len(text):,}; send the text "
+                "in parts",
+            )
         encoding = await service.run_in_tokenizer_thread(
             ticket, len(text), model.encode_text, prompt + text, request.add_special_tokens
         )
@@ -524,7 +524,7 @@ _ROUTES: dict[str, tuple[type[RequestBody], _AnswerFunction]] = {
 _MAIN_ROUTES = {"embedding": "/embed", "reranker": "/rerank", "classifier": "/predict", "tagger": "/predict"}
 
 
-def _model_info(service: Service, model: ServedModel) -> dict[str, Any]:
+def _describe_model(service: Service, model: ServedModel) -> dict[str, Any]:
     """Return the answer to GET /info. It describes the model and the limits, with the keys of text-embeddings-inference."""
     labels = dict(enumerate(model.task.labels)) if model.task is not None else {}
     named = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}}

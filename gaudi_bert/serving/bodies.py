@@ -45,18 +45,16 @@ def read_request(request_type: type[RequestBody], body: bytes, max_texts: int) -
         RequestError: The body is not JSON, a value is wrong, or there are too many values. The message names the position of
             the first problem, and contains no text of the request.
     """
-    fields = {name: _find_text_forms(field.metadata) for name, field in request_type.model_fields.items()}
+    fields = {
+        name: next((each for each in field.metadata if isinstance(each, TextForms)), None)
+        for name, field in request_type.model_fields.items()
+    }
     values = _BodyParser(body, max_texts).parse_object(fields)
     try:
         return request_type.model_validate(values)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
         raise _wrong_value_error(str(problem["loc"][0]), problem["msg"]) from None
-
-
-def _find_text_forms(metadata: list[Any]) -> TextForms | None:
-    """Return the `TextForms` annotation of a pydantic field, or None if the field contains no texts."""
-    return next((each for each in metadata if isinstance(each, TextForms)), None)
 
 
 def _wrong_value_error(position: str, problem: str) -> RequestError:

@@ -24,7 +24,7 @@ from gaudi_bert.rows.types import Sequences, sequences_from_ids
 from gaudi_bert.rows.window_plan import max_depth
 from gaudi_bert.serving.batch_shapes import Shape
 from gaudi_bert.serving.model import ServedModel
-from gaudi_bert.serving.queue import Batch, Queue, sequences_of_batch
+from gaudi_bert.serving.queue import Batch, Queue, collect_sequences
 
 _SHORTEST_ROW = 8  # the minimum number of slots of a shortened row
 # A row is computed on one CPU thread if this takes at most this multiple of the time that all threads take.
@@ -79,7 +79,7 @@ def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], 
 
 def compute_batch(model: ServedModel, batch: Batch) -> None:
     """Run the model on a batch, and copy the outputs of each text into the request that contains the text."""
-    sequences = sequences_of_batch(batch)
+    sequences = collect_sequences(batch)
     out = compute_rows(model, sequences, [len(row) for row in batch.rows], batch.shape)
     for index, (request, number) in enumerate(batch.list_texts()):
         if model.is_per_token:
@@ -123,7 +123,7 @@ def measure_batch_seconds(model: ServedModel, shapes: Sequence[Shape]) -> dict[S
         except RuntimeError as error:
             if shape.rows == 1:
                 raise FailedError(
-                    f"batch shape {shape}: cannot be computed ({error}); set a smaller --row-length"
+                    f"batch shape {shape}: cannot be computed ({error}); pass a smaller --row-length"
                 ) from error
             break
     for larger, smaller in pairwise(reversed(batch_seconds)):
@@ -205,9 +205,7 @@ class DeviceThread(threading.Thread):
 
     def run(self) -> None:
         """Open the model, and compute batches until the queue is closed or the device is lost."""
-        reason: Exception | None = FailedError(
-            "the device thread has ended without an error; please report this as a defect"
-        )
+        reason: Exception | None = FailedError("the device thread ended without an error; please report this as a bug")
         try:
             model, batch_seconds = self._open_model()
             self._on_ready(model, batch_seconds)
@@ -260,7 +258,7 @@ class DeviceThread(threading.Thread):
             try:
                 compute_rows(model, *make_full_batch(model, smallest), smallest)
             except _FAILURES as lost:
-                raise FailedError(f"the device is lost: {type(lost).__name__}: {lost}; start the server again") from lost
+                raise FailedError(f"the device is lost ({type(lost).__name__}: {lost}); start the server again") from lost
             return
         finally:
             self._batch = self.busy_since = None

@@ -57,10 +57,8 @@ class Metrics:
         self.disconnects = Counter(
             "gaudi_bert_disconnects", "Clients that disconnected before their answer.", registry=registry
         )
-        texts = Gauge("te_queue_size", "Waiting texts.", registry=registry)
-        texts.set_function(lambda: queued()[0])
-        tokens = Gauge("gaudi_bert_queue_tokens", "Waiting tokens.", registry=registry)
-        tokens.set_function(lambda: queued()[1])
+        Gauge("te_queue_size", "Waiting texts.", registry=registry).set_function(lambda: queued()[0])
+        Gauge("gaudi_bert_queue_tokens", "Waiting tokens.", registry=registry).set_function(lambda: queued()[1])
 
     def count_batch(self, shape: Shape, slots: int, texts: int, tokens: int, seconds: float) -> None:
         """Add a computed batch to the metrics.

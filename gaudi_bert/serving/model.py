@@ -271,7 +271,7 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
     architecture = (config.architectures or ["a model without a name"])[0]
     if architecture.endswith("ForQuestionAnswering"):
         raise InputError(
-            f"{path}: question-answering models cannot be served; answer the questions of a file with `gaudi-bert predict`"
+            f"{path}: question-answering models cannot be served; use `gaudi-bert predict` to answer questions from a file"
         )
     options = PredictOptions(
         settings.max_sequence_length,

@@ -171,13 +171,13 @@ class Queue:
         with self._changed:
             self.forecast.end_window()
             while not self._is_closed:
-                seconds = self.seconds_before_batch()
+                seconds = self.compute_wait_seconds()
                 if seconds == 0.0:
                     return self.take_batch()
                 self._changed.wait(seconds)
         return None
 
-    def seconds_before_batch(self) -> float | None:
+    def compute_wait_seconds(self) -> float | None:
         """Return how many seconds the free device should still wait for more requests. Return None if no text is waiting.
 
         The result is 0 if the device should compute the next batch now.
@@ -227,7 +227,7 @@ class Queue:
         The requests must be either all small or all bulks.
         """
         offered, tokens, largest = list[tuple[PendingRequest, int]](), 0, max(self.batch_seconds)
-        for request, number in _iterate_in_turns(requests):
+        for request, number in _iterate_texts_in_turns(requests):
             offered.append((request, number))
             tokens += request.lengths[number]
             if len(offered) == _MAX_TEXTS_CONSIDERED or tokens > 4 * largest.slots:
@@ -246,7 +246,7 @@ class Queue:
         return batch
 
 
-def _iterate_in_turns(requests: Iterable[PendingRequest]) -> Iterator[tuple[PendingRequest, int]]:
+def _iterate_texts_in_turns(requests: Iterable[PendingRequest]) -> Iterator[tuple[PendingRequest, int]]:
     """Yield one waiting text of each request in turn, until there are no more. A text is given as (request, index of the
     sequence).
 
@@ -263,7 +263,7 @@ def _iterate_in_turns(requests: Iterable[PendingRequest]) -> Iterator[tuple[Pend
         turns = remaining
 
 
-def sequences_of_batch(batch: Batch) -> Sequences:
+def collect_sequences(batch: Batch) -> Sequences:
     """Return the token sequences of all texts of a batch, row by row."""
     parts = [(request.sequences, request.token_slice(number)) for request, number in batch.list_texts()]
     return sequences_from_ids([of.input_ids[part] for of, part in parts], [of.segment_ids[part] for of, part in parts])

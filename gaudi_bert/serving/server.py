@@ -206,7 +206,7 @@ def serve(path: Path, settings: ServeSettings) -> None:
         await serve_until(stop, listener, path, settings, api_key, Reporter(log))
 
     sys.setswitchinterval(_SWITCH_SECONDS)
-    with open_listener(settings) as listener:
+    with open_listening_socket(settings) as listener:
         uvloop.run(until_signal(listener))
 
 
@@ -312,7 +312,7 @@ def _describe_server(service: Service, listener: socket.socket, seconds: float) 
     return f"serving {service.model_id} on http://{address}:{port}: {kind}{steps}; ready after {seconds:.1f} s"
 
 
-def open_listener(settings: ServeSettings) -> socket.socket:
+def open_listening_socket(settings: ServeSettings) -> socket.socket:
     """Return a socket that listens on the address in the settings.
 
     Raises:

@@ -177,7 +177,7 @@ class Service:
         is_stuck = busy_since is not None and time.monotonic() - busy_since > longest
         return self.model is not None and not self.stopping and not is_stuck
 
-    def require_open(self) -> ServedModel:
+    def require_model(self) -> ServedModel:
         """Return the model. Raise an error if the server does not accept requests at the moment.
 
         Raises:
@@ -185,7 +185,10 @@ class Service:
         """
         if self.model is None or self.stopping:
             raise RequestError(
-                503, "unhealthy", "the server is stopping" if self.stopping else "the model is being loaded; retry", 1
+                503,
+                "unhealthy",
+                f"{'the server is stopping' if self.stopping else 'the model is being loaded'}; retry later",
+                1,
             )
         if self.queue.is_full:
             raise self._overloaded_error()
@@ -258,9 +261,9 @@ class Service:
             yield ticket
         finally:
             self._body_bytes -= body_bytes
-            self._note_arrived(ticket)
+            self._end_arrival(ticket)
 
-    def _note_arrived(self, ticket: Ticket) -> None:
+    def _end_arrival(self, ticket: Ticket) -> None:
         """Record that a request is no longer being parsed or tokenized."""
         self.arriving -= ticket.is_arriving
         ticket.is_arriving = False
@@ -318,9 +321,12 @@ class Service:
                 part = await self.run_in_tokenizer_thread(ticket, sum(lengths[portion]), tokenize, texts[portion])
                 tokens += len(part.input_ids)
                 if part.cut_rows and not (self.settings.auto_truncate if truncate is None else truncate):
-                    longest = f"a text has more than {int(part.lengths.max())} tokens"
-                    remedy = "send `truncate`: true, or start the server with --auto-truncate"
-                    raise RequestError(422, "validation", f"{longest}; {remedy}")
+                    raise RequestError(
+                        422,
+                        "validation",
+                        f"a text has more than {int(part.lengths.max())} tokens; send `truncate`: true, or start the server "
+                        "with --auto-truncate",
+                    )
                 if tokens > self.queue.max_tokens:
                     raise RequestError(
                         413,
@@ -370,8 +376,9 @@ class Service:
         except InputError as error:
             raise RequestError(422, "tokenizer", str(error)) from None
         except TimeoutError:
-            waited = f"the request waited {self.settings.queue_seconds:g} s for the tokenizer; retry later"
-            raise RequestError(503, "overloaded", waited, 1) from None
+            raise RequestError(
+                503, "overloaded", f"the request waited {self.settings.queue_seconds:g} s for the tokenizer; retry later", 1
+            ) from None
 
     async def compute(self, ticket: Ticket, model: ServedModel, sequences: Sequences) -> PendingRequest:
         """Queue the token sequences of a request, and wait until the device has computed their outputs.
@@ -393,7 +400,7 @@ class Service:
         future = self._loop.create_future()
         # The device thread waits while requests are still being tokenized. This request has been tokenized, so record this
         # before its texts are in the queue. Otherwise, the thread would wait for it in vain.
-        self._note_arrived(ticket)
+        self._end_arrival(ticket)
         if not self.queue.add(pending):
             raise self._overloaded_error()
         self._waiting[pending] = future
@@ -428,7 +435,7 @@ class Service:
                 424, "backend", f"the batch that contained this request failed: {type(error).__name__}"
             ) from error
         if not np.isfinite(pending.outputs).all():
-            raise RequestError(424, "backend", "the model's outputs for a text are not finite numbers")
+            raise RequestError(424, "backend", "the model's outputs for a text are not finite (nan or infinite)")
 
 
 async def _wait_for_disconnect(http: Request) -> None:

@@ -83,7 +83,7 @@ def read_training_batches(
     Raises:
         InputError: There are no records, or a value is out of range.
     """
-    packs, max_values = source.open_packs(), _max_feature_values(source, config)
+    packs, max_values = source.open_packs(), _compute_max_values(source, config)
 
     def read_features(row_length_index: int, shards: IntArray, records: IntArray, epoch: int) -> Batch:
         return _read_checked_packs(source, packs.files, max_values, shards, records)
@@ -169,7 +169,7 @@ def read_evaluation_batches(
     `max_packs` records are read.
     """
     packs = source.open_packs()
-    read_packs = partial(_read_checked_packs, source, packs.files, _max_feature_values(source, config))
+    read_packs = partial(_read_checked_packs, source, packs.files, _compute_max_values(source, config))
     return read_each_pack_once(packs, read_packs, batch_packs, rank, world_size, max_packs)
 
 
@@ -257,7 +257,7 @@ def _decode_ahead(batches: Iterator[Batch], close: Callable[[], None]) -> Iterat
 # token. Without this check, a run would train on garbage and report no error.
 
 
-def _max_feature_values(source: RecordSource, config: BertConfig) -> dict[str, int]:
+def _compute_max_values(source: RecordSource, config: BertConfig) -> dict[str, int]:
     """Return the largest allowed value of each feature, which depends on the sizes of the data and of the model.
 
     The smallest allowed value is 0.
@@ -293,9 +293,8 @@ def _check_values(batch: BatchArrays, max_values: dict[str, int], locate_row: Ca
         if values.min() < 0 or values.max() > largest or not np.isfinite(values).all():
             row, slot = np.argwhere(~((values >= 0) & (values <= largest)))[0]
             raise InputError(
-                f"{locate_row(row)}: {name}[{slot}] must be between 0 and {largest}, but is {values[row, slot]:g}; the "
-                "records are damaged or belong to another model: write them again, or choose the model that they were "
-                "made for"
+                f"{locate_row(row)}: {name}[{slot}] must be between 0 and {largest}, but is {values[row, slot]:g}; use the "
+                "model for which the records were written, or write the records again"
             )
     mask_BL = batch["input_mask"]
     before, after = mask_BL[:, :-1], mask_BL[:, 1:]

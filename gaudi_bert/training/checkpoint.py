@@ -30,7 +30,6 @@ from gaudi_bert.engines.protocol import Communicator, Model, Updates
 from gaudi_bert.model.config import find_shape_mismatch
 from gaudi_bert.reading.global_order import ORDER_VERSION
 
-_FORMAT_VERSION = 2
 CHECKPOINT_NAMES = "update-*.safetensors"
 _METADATA_KEY = "gaudi_bert"
 _CHECKSUM_DIGITS = 8
@@ -119,7 +118,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         for name, tensor in getattr(checkpoint, members).items()
     }
     state = {
-        "format_version": _FORMAT_VERSION,
+        "format_version": 2,
         "update": checkpoint.update,
         "progress": dict(checkpoint.progress),
         "settings": dict(checkpoint.settings),
@@ -137,8 +136,7 @@ def _describe_tensor(tensor: NDArray[Any]) -> _TensorDescription:
 
     They are stored in the header of a checkpoint, and compared when the tensor is read.
     """
-    content = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
-    return tensor.dtype.name, tensor.shape, zlib.crc32(content.data)
+    return tensor.dtype.name, tensor.shape, zlib.crc32(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
 
 
 def _format_crc32(text: str) -> str:
@@ -176,9 +174,7 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
 
 def _damaged_checkpoint_error(path: Path, reason: str) -> InputError:
     """Return the error for a checkpoint file that is damaged or incomplete."""
-    return InputError(
-        f"{path}: the file is not a complete checkpoint of gaudi-bert ({reason}); use the checkpoint before it"
-    )
+    return InputError(f"{path}: the file is not a complete checkpoint of gaudi-bert ({reason}); use an earlier checkpoint")
 
 
 def read_checkpoint_identity(path: Path) -> str:
@@ -371,13 +367,16 @@ def restore_newest_checkpoint(
     progress = checkpoint.progress
     if progress.get("order") != ORDER_VERSION:
         raise InputError(
-            f"{checkpoint_folder}: the checkpoint was written for reading order {short_repr(progress.get('order'))}, but "
-            f"this version of gaudi-bert reads in order {ORDER_VERSION}; train again with --overwrite"
+            f"{checkpoint_folder}: the checkpoint uses reading order {short_repr(progress.get('order'))}, but this version "
+            f"of gaudi-bert uses reading order {ORDER_VERSION}; train again with --overwrite"
         )
     shapes, buffers = model.variable_shapes(), model.stored_buffers()
     trained = {name: shape for name, shape in shapes.items() if name not in buffers}
-    moments = (checkpoint.first_moments, checkpoint.second_moments)
-    for needed, values in ((shapes, checkpoint.variables), *((trained, each) for each in moments)):
+    for needed, values in (
+        (shapes, checkpoint.variables),
+        (trained, checkpoint.first_moments),
+        (trained, checkpoint.second_moments),
+    ):
         problem = find_shape_mismatch(needed, values)
         if problem is not None:
             raise InputError(
@@ -427,8 +426,7 @@ def broadcast_state(progress: Progress, model: Model, updates: Updates, communic
     """
     if communicator.size == 1:
         return progress
-    first = communicator.is_first
-    shared = communicator.sum_array(np.array(astuple(progress) if first else astuple(Progress()), np.float64))
+    shared = communicator.sum_array(np.array(astuple(progress if communicator.is_first else Progress()), np.float64))
     model.load_values(communicator.broadcast(model.values()))
     updates.load_moments(*(communicator.broadcast(moments) for moments in updates.copy_moments()))
     return Progress(*(int(value) for value in shared))

@@ -99,8 +99,8 @@ def _evaluate_checkpoint(
     stored = read_checkpoint(checkpoint_file)
     if not {"model", "training"} <= stored.settings.keys():
         raise InputError(
-            f"{checkpoint_file}: the checkpoint contains no model and training settings; pass a checkpoint that `train` "
-            "wrote"
+            f"{checkpoint_file}: the checkpoint does not contain the settings of a model and its training; pass a "
+            "checkpoint that `train` wrote"
         )
     settings = section_from_mapping(TrainingSettings, stored.settings["training"], str(checkpoint_file))
     reporter.say(f"evaluate: {chosen.format_choice()}")
@@ -110,7 +110,7 @@ def _evaluate_checkpoint(
         # Metrics of another checkpoint or of other data are replaced, even without --overwrite.
         signature = Signature("evaluate", {}, inputs)
         if out is not None and watched.run_on_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
-            reporter.say(f"{format_path(out)}: already evaluated, nothing to do")
+            reporter.say(f"{format_path(out)}: already evaluated; nothing to do")
             return StageOutput(watched.run_on_first(lambda: EvaluationResult.read(out)), skipped=True)
         config = BertConfig.from_json(stored.settings["model"])
         model = engine.build_model(ModelSpec(config, PretrainingHead(settings.loss)), device, seed=None)

@@ -60,7 +60,7 @@ class MetricsWriter:
             board.mkdir(parents=True, exist_ok=True)
             name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}"
             self._lines, self._events = open(self.path, "ab"), open(board / name, "ab")  # noqa: SIM115 - see __exit__
-        self._append_and_flush(self._events, frame(_encode_time(now) + _encode_field(3, _VERSION)))
+        self._append_and_flush(self._events, frame(_encode_time(now) + _encode_field(3, b"brain.Event:2")))
 
     def write_report(self, kind: str, update: int, values: Mapping[str, float]) -> None:
         """Write the metrics of one training interval or evaluation to both files.
@@ -100,8 +100,6 @@ class MetricsWriter:
 # as a dependency to replace the 20 lines below. We need only three message types, so we encode them here. Fields of an
 # Event: 1 is the time in seconds (double), 2 the step, 3 the file version, 5 a Summary. Field 1 of a Summary is a Value.
 # Fields of a Value: 1 is the tag, 2 the number (float).
-
-_VERSION = b"brain.Event:2"
 
 
 def _encode_time(seconds: float) -> bytes:
@@ -248,8 +246,9 @@ class MlperfLog:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._log_block_end()
         keys = self._keys
-        status = keys.SUCCESS if self._reached and kind is None else keys.ABORTED
-        self._log.end(keys.RUN_STOP, metadata={keys.STATUS: status})
+        self._log.end(
+            keys.RUN_STOP, metadata={keys.STATUS: keys.SUCCESS if self._reached and kind is None else keys.ABORTED}
+        )
         self._handler.close()
 
     def _log_block_start(self, sequences: int) -> None:

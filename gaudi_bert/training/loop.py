@@ -68,9 +68,9 @@ class RunContext(Generic[R]):
         """The folder that contains the checkpoints of the run."""
         return self.folder / "checkpoints"
 
-    def write_result(self, result_of_process: R) -> R:
+    def write_result(self, local_result: R) -> R:
         """Write the result file in the first process. Return the result of the first process in every process."""
-        result = self.communicator.run_on_first(lambda: result_of_process)
+        result = self.communicator.run_on_first(lambda: local_result)
         if self.communicator.is_first:
             publish_files(self.folder)
             result.write(self.result_path)
@@ -142,8 +142,7 @@ class TrainingLoop:
             is_due = self.evaluates_first and first_update == 0
             if self._metrics is not None and first_update:
                 at_interval = first_update % self._settings.evaluate_every_updates == 0
-                is_missing = first_update not in self._metrics.evaluated_updates
-                is_due = first_update == updates or (at_interval and is_missing)
+                is_due = first_update == updates or (at_interval and first_update not in self._metrics.evaluated_updates)
             if self.held_out is not None and context.communicator.is_true_in_any_process(is_due):
                 self._evaluate(self.held_out)
             task = stack.enter_context(context.reporter.task(self._stage, updates, "updates"))
@@ -185,8 +184,8 @@ class TrainingLoop:
         """Do one update, and advance the progress bar and `progress`."""
         context, update = self.context, self.progress.update + 1
         context.communicator.note_activity(f"update {update}", slow=self._is_cold)
-        self._interval.note_update_start()
-        batches = list(islice(self.batches, len(self.plan.micro_batches_in(update))))
+        self._interval.start_update()
+        batches = list(islice(self.batches, len(self.plan.list_micro_batches(update))))
         sums = self.step.run_update(batches, update, compute_learning_rate(update, self._settings))
         self._interval.add_update(sums, batches)
         if self._is_cold:  # building the graph took part of the time, so the progress bar measures from here
@@ -242,7 +241,7 @@ class TrainingLoop:
             **report.metrics.as_json(),
             "learning_rate": compute_learning_rate(update, self._settings),
             "gradient_norm": report.gradient_norm,
-            **self._work_done_by_name(),
+            **self._collect_work_done(),
             **report.collect_throughput(),
         }
         if self._metrics is not None:
@@ -259,18 +258,18 @@ class TrainingLoop:
             log.log_evaluation_start(sequences)
         self.evaluation = held_out.evaluate_model(self.model, self.context.communicator)
         update, target = self.progress.update, self._settings.target_masked_lm_accuracy
-        succeeded = self._is_finished if target is None else self.has_reached_target
         if log is not None:
-            log.log_evaluation_end(sequences, self.evaluation.accuracy, self.evaluation.sequences, succeeded)
+            is_success = self._is_finished if target is None else self.has_reached_target
+            log.log_evaluation_end(sequences, self.evaluation.accuracy, self.evaluation.sequences, is_success)
         if self.handle_evaluation is not None:
             self.handle_evaluation(update, self.evaluation)
         if self._metrics is not None and update not in self._metrics.evaluated_updates:
-            self._metrics.write_report("evaluation", update, {**self.evaluation.as_json(), **self._work_done_by_name()})
+            self._metrics.write_report("evaluation", update, {**self.evaluation.as_json(), **self._collect_work_done()})
             self.context.reporter.say(f"evaluation after update {update}: {self.evaluation.format_line()}")
         if self.has_reached_target:
             self.context.reporter.say(f"train: training.target_masked_lm_accuracy = {target:g} is reached, so the run ends")
 
-    def _work_done_by_name(self) -> dict[str, float]:
+    def _collect_work_done(self) -> dict[str, float]:
         """Return the numbers of sequences and tokens that the run has read, by their names in `metrics.jsonl`."""
         return {"sequences": self.progress.sequences, "tokens": self.progress.tokens}
 

@@ -61,7 +61,7 @@ class TaskConfig(ExtensibleArtefact):
         """Check that the keys of `id2label` are the numbers from 0 on, without gaps."""
         missing = [number for number in range(len(names or ())) if str(number) not in (names or {})]
         if missing:
-            raise ValueError(f"label {missing[0]} is missing among {len(names or ())} labels")
+            raise ValueError(f"the number {missing[0]} is missing among the numbers of {len(names or ())} labels")
         return names
 
     @property
@@ -79,8 +79,7 @@ class TaskConfig(ExtensibleArtefact):
 
         Versions of sentence-transformers before 6 store it in config.json.
         """
-        own = self.sentence_transformers or {}
-        return own.get("activation_fn", self.sbert_ce_default_activation_function)
+        return (self.sentence_transformers or {}).get("activation_fn", self.sbert_ce_default_activation_function)
 
 
 def read_tokenizer_max_length(folder: Path) -> int | None:
@@ -109,13 +108,13 @@ _MODES: dict[str, Pooling] = {
 }
 _MODE = "pooling_mode_"
 _MODES_BY_NAME: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
-_MODULES = "sentence_transformers.models"
+
 _CHOOSE = "choose cls, mean, max or last with --pooling (of finetune: --set task.pooling=)"
 _SETTINGS = [
     f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
 ]
 _PROMPTS = "config_sentence_transformers.json"
-_USUAL_PROMPTS = {"query": None, "document": None}
+
 # For each task, the model output that the module Transformer uses, and the name that the module gives to this output.
 _USUAL_OUTPUTS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
@@ -169,7 +168,7 @@ class _TransformerSettings(ExtensibleArtefact):
     config_args: dict[str, Any] | None = None
     config_kwargs: dict[str, Any] | None = None
 
-    def loader_arguments(self, old_field: str, field: str) -> dict[str, Any]:
+    def select_loader_arguments(self, old_field: str, field: str) -> dict[str, Any]:
         """Return the stored arguments for a `transformers` class, without those that sentence-transformers replaces.
 
         Args:
@@ -198,14 +197,14 @@ class _TransformerSettings(ExtensibleArtefact):
         if self.module_output_name not in (None, name):
             yield f"module_output_name {short_repr(self.module_output_name)}"
         yield from (key for key in _NOT_APPLIED if getattr(self, key))
-        for key, value in self.loader_arguments("model_args", "model_kwargs").items():
+        for key, value in self.select_loader_arguments("model_args", "model_kwargs").items():
             is_usual_type = key in ("dtype", "torch_dtype") and value in (None, "auto", "float32")
             if key not in _HARMLESS_FOR_MODELS and not is_usual_type:
                 yield f"model_kwargs.{key}"
-        for key, value in self.loader_arguments("config_args", "config_kwargs").items():
+        for key, value in self.select_loader_arguments("config_args", "config_kwargs").items():
             if key != "use_cache" and (key not in config or config[key] != value):
                 yield f"config_kwargs.{key} (which belongs in config.json)"
-        if self.loader_arguments("tokenizer_args", "processor_kwargs").get("use_fast", True) is not True:
+        if self.select_loader_arguments("tokenizer_args", "processor_kwargs").get("use_fast", True) is not True:
             yield "processor_kwargs.use_fast"
 
 
@@ -305,8 +304,8 @@ def read_sentence_settings(folder: Path, pooling: Pooling | None = None) -> Sent
     is_bare = pooling is not None and kinds == ["Transformer"]
     if not is_bare and kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise InputError(
-            f"{folder}: modules.json lists {shorten(', '.join(kinds)) or 'no module'}; only Transformer, Pooling and, "
-            "optionally, Normalize are supported, in this order; for the transformer alone, pass a copy of the folder "
+            f"{folder}: modules.json lists {shorten(', '.join(kinds)) or 'no module'}, but only Transformer, Pooling and, "
+            "optionally, Normalize are supported, in this order; to use the transformer alone, pass a copy of the folder "
             "without modules.json"
         )
     if modules[0].path:
@@ -388,8 +387,8 @@ def _parse_activation(file: Path, class_name: object, label_count: int) -> Activ
     chosen = next((activation for activation in known if activation == kind), None)
     if chosen is None or module.partition(".")[0] != "torch":
         raise InputError(
-            f"{file}: activation_fn {short_repr(class_name)} is not supported for {format_count(label_count, 'label')}, "
-            f"only {join_with_and(known)} of PyTorch; run the model with sentence-transformers"
+            f"{file}: activation_fn {short_repr(class_name)} is not supported (with {format_count(label_count, 'label')}, "
+            f"only {join_with_and(known)} of PyTorch can be used); run the model with sentence-transformers"
         )
     return chosen
 
@@ -436,15 +435,15 @@ def _read_transformer_settings(folder: Path, task: str, prompts: _Prompts) -> Se
     unsupported = list(settings.find_unsupported_settings(task, _read_json_object(folder / "config.json")))
     if unsupported:
         raise InputError(
-            f"{file}: {join_with_and(unsupported)} may change the results and is not supported; remove the setting, or run "
-            "the model with sentence-transformers"
+            f"{file}: settings that are not supported may change the results: {join_with_and(unsupported)}; remove them, or "
+            "run the model with sentence-transformers"
         )
-    arguments = settings.loader_arguments("tokenizer_args", "processor_kwargs")
+    arguments = settings.select_loader_arguments("tokenizer_args", "processor_kwargs")
     most = arguments.pop("model_max_length", None) or settings.max_seq_length or read_tokenizer_max_length(folder)
     return SentenceSettings(
         max_sequence_length=most if type(most) is int and most > 2 else None,
         lower_case=settings.do_lower_case is True,
-        prompts={**_USUAL_PROMPTS, **prompts.prompts},
+        prompts={"query": None, "document": None, **prompts.prompts},
         default_prompt_name=prompts.default_prompt_name,
         tokenizer_settings={key: value for key, value in arguments.items() if key != "use_fast"},
     )
@@ -487,8 +486,7 @@ def write_sentence_settings(
         max_sequence_length: The number of tokens to which texts are truncated.
         hidden_size: The number of values of a vector.
     """
-    pooling = settings.pooling or "mean"
-    modes = {name: mode == pooling for name, mode in _MODES.items()}
+    modes = {name: mode == (settings.pooling or "mean") for name, mode in _MODES.items()}
     kinds = {"Transformer": "", "Pooling": "1_Pooling", **({"Normalize": "2_Normalize"} if start.normalize else {})}
     for path in filter(None, kinds.values()):
         (folder / path).mkdir(exist_ok=True)
@@ -496,8 +494,10 @@ def write_sentence_settings(
         folder / "1_Pooling" / "config.json",
         {"word_embedding_dimension": hidden_size, **modes, "include_prompt": start.pools_prompt},
     )
-    cut = {"max_seq_length": max_sequence_length, "do_lower_case": start.lower_case}
-    write_json(folder / "sentence_bert_config.json", cut)
+    write_json(
+        folder / "sentence_bert_config.json",
+        {"max_seq_length": max_sequence_length, "do_lower_case": start.lower_case},
+    )
     prompts = {**start.prompts, "query": settings.query_prompt, "document": settings.document_prompt}
     stored = {
         "prompts": {name: prompt or "" for name, prompt in prompts.items()},
@@ -507,7 +507,7 @@ def write_sentence_settings(
     }
     write_json(folder / "config_sentence_transformers.json", stored)
     modules = [
-        {"idx": number, "name": str(number), "path": path, "type": f"{_MODULES}.{kind}"}
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for number, (kind, path) in enumerate(kinds.items())
     ]
     write_json(folder / "modules.json", modules)

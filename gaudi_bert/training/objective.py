@@ -110,8 +110,8 @@ class PretrainingObjective(Objective):
         The masked-LM weight is the number of masked tokens (`loss: token`) or of sequences that contain at least one
         (`loss: sequence`).
         """
-        masked = _compute_masked_weight(batch["masked_lm_weights"], self.masked_lm_loss)
-        return np.array([masked, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
+        masked_weight = _compute_masked_weight(batch["masked_lm_weights"], self.masked_lm_loss)
+        return np.array([masked_weight, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
 
     def compute_metrics(self, sums: FloatArray) -> LossMetrics:
         """Compute the two losses and the two accuracies from the 8 sums of one or several batches."""
@@ -263,8 +263,7 @@ class TrainingStep:
             micro-batches of this process, and the gradient norm over all processes before clipping.
         """
         weights_M2 = np.array([self.objective.compute_denominators(batch) for batch in micro_batches])
-        packs = len(micro_batches[0]["input_ids"])
-        factors_M2 = self.denominators.compute_factors(weights_M2, packs, self.communicator)
+        factors_M2 = self.denominators.compute_factors(weights_M2, len(micro_batches[0]["input_ids"]), self.communicator)
         seed, rank = self.settings.seed, self.communicator.rank
         seeds_M2 = np.stack([draw_dropout_seed(seed, update, number, rank) for number in range(len(micro_batches))])
         corrections = (1.0 / (1.0 - beta**update) for beta in (self.settings.beta_1, self.settings.beta_2))
@@ -349,7 +348,7 @@ class Interval:
     _work: list[tuple[int, int, int, int]] = field(default_factory=list)
     _began: float | None = None
 
-    def note_update_start(self) -> None:
+    def start_update(self) -> None:
         """Start the clock at the first update of the interval. If that update builds the graph, restart the clock at the
         second one.
         """
@@ -393,8 +392,7 @@ class Interval:
         work = np.array(self._work, np.float64)
         measured = work[1:] if self.has_cold_start and len(work) > 1 else work
         count = self.objective.sums
-        local = np.concatenate([sums[:, :count].sum(axis=0), work.sum(axis=0), measured.sum(axis=0)])
-        total = communicator.sum_array(local)
+        total = communicator.sum_array(np.concatenate([sums[:, :count].sum(axis=0), work.sum(axis=0), measured.sum(axis=0)]))
         sequences, tokens, packs, _ = total[count : count + 4]
         speed = total[count + 4 :] / seconds
         return IntervalReport(

@@ -50,6 +50,7 @@ from gaudi_bert.training.batches import Batch, TrainingOrder
 from gaudi_bert.training.checkpoint import (
     CHECKPOINT_NAMES,
     Progress,
+    RunBeginning,
     broadcast_state,
     read_run_beginning,
     restore_newest_checkpoint,
@@ -327,8 +328,7 @@ def _open_run_folder(
             watched.run_on_first(lambda: check_output_path(folder, result_path, signature.stage, overwrite))
             if watched.is_first:
                 stack.enter_context(exclusive_lock(folder, str(folder)))
-            named = section.model_copy(update={"engine": engine.NAME})
-            chosen = settings.model_copy(update={section.section_name: named})
+            chosen = settings.model_copy(update={section.section_name: section.model_copy(update={"engine": engine.NAME})})
             is_done = watched.run_on_first(
                 lambda: _begin_unless_finished(result_path, signature, chosen, reporter, resume, overwrite)
             )
@@ -342,13 +342,15 @@ def _open_run_folder(
         for note in device.notes:
             reporter.say(note)
         if folder.is_dir():  # it may be missing on the hosts of other processes
-            log = "engine.log" if watched.is_first else f"engine-{watched.rank}.log"
-            stack.enter_context(redirect_native_output(folder / log))
+            stack.enter_context(
+                redirect_native_output(folder / ("engine.log" if watched.is_first else f"engine-{watched.rank}.log"))
+            )
         # A resumed run must draw the same dropout masks and divide the packs in the same way. The masks depend on whether
         # kernels are compiled, and the division depends on the number of processes. Therefore use the values with which the
         # run began.
-        beginning = watched.run_on_first(lambda: read_run_beginning(context.checkpoint_folder))
-        processes_at_start, compiled = beginning or (watched.size, device.compiles)
+        processes_at_start, compiled = watched.run_on_first(
+            lambda: read_run_beginning(context.checkpoint_folder)
+        ) or RunBeginning(watched.size, device.compiles)
         if compiled and not device.compiles:
             reporter.say(
                 "note: the run began with compiled kernels, which this device does not support, so dropout masks differ "
@@ -373,9 +375,11 @@ def _choose_run_engine(settings: LoopSettings, is_bert: bool, folder: Path, over
     stored = None
     if file.is_file() and not overwrite:
         stored = getattr(load_pipeline(file), settings.section_name).engine
-    key = f"{settings.section_name}.engine (--engine)"
     return choose_engine(
-        settings.engine, is_bert=is_bert, setting_name=key, previous_engine=None if stored == "auto" else stored
+        settings.engine,
+        is_bert=is_bert,
+        setting_name=f"{settings.section_name}.engine (--engine)",
+        previous_engine=None if stored == "auto" else stored,
     )
 
 
@@ -397,7 +401,7 @@ def _begin_unless_finished(
     if overwrite:
         check_output_path(folder, result_path, signature.stage, overwrite)
         remove_artefact(folder, result_path, signature.stage)
-    before = _find_fewer_stored_updates(settings_file, signature)
+    before = _read_updates_of_shorter_run(settings_file, signature)
     if before is not None:
         updates = signature.settings["training"]["updates"]
         if not resume:
@@ -411,7 +415,7 @@ def _begin_unless_finished(
             remove_files(result_path)
         write_json(settings_file, signature.as_json())
         reporter.say(
-            f"train: training.updates is raised from {before:,} to {updates:,}; the optimizer keeps its moments, and the "
+            f"train: training.updates was raised from {before:,} to {updates:,}; the optimizer keeps its moments, and the "
             f"learning rate continues on the schedule of {updates:,} updates"
         )
     if begin_artefact(folder, result_path, signature, overwrite=overwrite):
@@ -424,7 +428,7 @@ def _begin_unless_finished(
     return False
 
 
-def _find_fewer_stored_updates(settings_file: Path, signature: Signature) -> int | None:
+def _read_updates_of_shorter_run(settings_file: Path, signature: Signature) -> int | None:
     """Return the number of updates of the stored run, if it equals the requested run except that it has fewer updates.
 
     Return None if there is no stored run, or if it differs in another way.

@@ -177,7 +177,7 @@ class RunPlan:
         changed["beta_1"], changed["beta_2"] = settings.beta_1**factor, settings.beta_2**factor
         return settings.model_copy(update=changed)
 
-    def micro_batches_in(self, update: int) -> list[MicroBatch]:
+    def list_micro_batches(self, update: int) -> list[MicroBatch]:
         """Return the micro-batches of one update.
 
         No update has more micro-batches of any row length than the first one, which therefore builds all graphs. The row
@@ -221,7 +221,7 @@ class RunPlan:
                 "--overwrite"
             )
         for update in itertools.count(updates_done + 1):
-            for micro_batch in self.micro_batches_in(update):
+            for micro_batch in self.list_micro_batches(update):
                 yield micro_batch._replace(first=micro_batch.first + shift, end=micro_batch.end + shift)
 
     def count_packs_after(self, update: int) -> int:
@@ -232,11 +232,10 @@ class RunPlan:
     def count_updates(self, epochs: int) -> int:
         """Return the number of updates after which every pack has been read at least `epochs` times."""
         packs = [row.packs for row in self.packs_by_row_length] or [self.packs or 0]
-        last_updates = []
-        for packs_of_length, blocks in zip(packs, self.pack_blocks, strict=True):
-            last_block = -(-epochs * packs_of_length // blocks.packs) - 1
-            last_updates.append(math.floor(last_block / blocks.blocks_per_update) + 1)
-        return max(last_updates)
+        return max(
+            math.floor((-(-epochs * packs_of_length // blocks.packs) - 1) / blocks.blocks_per_update) + 1
+            for packs_of_length, blocks in zip(packs, self.pack_blocks, strict=True)
+        )
 
     @cached_property
     def pack_blocks(self) -> tuple[_PackBlocks, ...]:
@@ -263,7 +262,7 @@ class RunPlan:
     @cached_property
     def accumulation_steps(self) -> int:
         """The maximum number of micro-batches that one process computes for an update. It is at least 1."""
-        return len(self.micro_batches_in(1))
+        return len(self.list_micro_batches(1))
 
     @cached_property
     def packs_per_update_and_process(self) -> float:
@@ -372,16 +371,15 @@ def format_plan(plan: RunPlan) -> list[str]:
     epochs = f" ({packs / plan.packs:,.1f} times the data)" if plan.packs else ""
     warmup = f"{settings.warmup_updates:,} of them are warm-up"
     if settings.warmup_updates > settings.updates:
-        warmup = f"all of them are warm-up, which would take {settings.warmup_updates:,}"
-    sequences = packs * plan.packing_factor
-    lines.append(f"{settings.updates:,} updates read about {sequences:,.0f} sequences{epochs}; {warmup}")
+        warmup = f"all of them are warm-up, which is {settings.warmup_updates:,} updates long"
+    lines.append(f"{settings.updates:,} updates read about {packs * plan.packing_factor:,.0f} sequences{epochs}; {warmup}")
     times = plan.slots_per_pack / plan.mean_tokens if plan.mean_tokens is not None else 1.0
     if times > _LONG_ROWS and plan.slots_per_pack > _USUAL_SLOTS:
         lines.append(
             f"note: rows of {plan.slots_per_pack:,} tokens are {times:.1f} times as long as the mean text "
-            f"({plan.mean_tokens:,.0f} tokens), and the cost of attention grows with the square of the row length, so that "
+            f"({plan.mean_tokens:,.0f} tokens), and the cost of attention grows with the square of the row length, so "
             "shorter rows may be faster"
-            + ("; finetune.row_lengths = auto chooses them" if settings.section == "finetune" else "")
+            + ("; set finetune.row_lengths = auto to use them" if settings.section == "finetune" else "")
         )
     return lines
 
@@ -405,8 +403,7 @@ def _format_update(plan: RunPlan) -> list[str]:
             f"{plan.accumulation_steps} x {settings.micro_batch_packs} packs x {plan.packing_factor:.3f} sequences per pack"
         )
     if plan.processes > 1:
-        sequences_per_process = plan.sequences_per_update / plan.processes
-        text += f" x {plan.processes} processes ({sequences_per_process:,.1f} sequences per process)"
+        text += f" x {plan.processes} processes ({plan.sequences_per_update / plan.processes:,.1f} sequences per process)"
     lines = [text]
     if abs(plan.batch_size_change) > _NOTABLE_CHANGE:
         more, present = "more" if plan.batch_size_change > 0 else "fewer", settings.micro_batch_packs
@@ -414,7 +411,7 @@ def _format_update(plan: RunPlan) -> list[str]:
         nearest = find_micro_batch_size(sequences, plan.packing_factor * plan.processes, 2 * present)
         remedy = "" if in_training else "; every process takes the same number of packs"
         if in_training and nearest != present:
-            remedy = f"; training.micro_batch_packs = {nearest} would come nearest to it"
+            remedy = f"; training.micro_batch_packs = {nearest} would come closest to it"
         lines.append(f"note: that is {abs(plan.batch_size_change):.1%} {more} than {key} = {sequences:,}{remedy}")
     if plan.packs is not None and plan.packs_per_update > plan.packs:
         micro_batch = min(settings.micro_batch_packs, max(1, plan.packs // plan.processes))
@@ -436,8 +433,9 @@ def format_schedule(plan: RunPlan) -> list[str]:
     lines = []
     for action in ("evaluate", "save", "log"):
         updates = getattr(settings, f"{action}_every_updates")
-        sequences = updates * plan.sequences_per_update
-        lines.append(f"{action} every {updates:,} updates, that is every {sequences:,.0f} sequences")
+        lines.append(
+            f"{action} every {updates:,} updates, that is every {updates * plan.sequences_per_update:,.0f} sequences"
+        )
     return [
         *lines,
         f"{settings.optimizer}, peak learning rate {settings.learning_rate:g}, decay power {settings.decay_power:g} "

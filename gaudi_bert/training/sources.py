@@ -210,7 +210,7 @@ def _open_unpacked_records(path: Path) -> RecordSource:
         features = decode_example(first)
         if "next_sentence_positions" in features:
             raise RecordError(
-                f"the record is a pack, but {METADATA_NAME} is missing in its folder; finish writing the packed data"
+                f"the record is a pack, but {METADATA_NAME} is missing in its folder; run `gaudi-bert pack` again"
             )
         schema = infer_unpacked_schema(features)
         check_features(features, schema)

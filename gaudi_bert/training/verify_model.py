@@ -173,8 +173,7 @@ def _make_random_packs(config: BertConfig) -> BatchArrays:
     """
     random, length = np.random.default_rng(_SEED), min(_LENGTH, config.max_position_embeddings)
     packs: list[list[Sequence]] = []
-    sizes = sorted(random.integers(1, max(2, length // 2 + 1), 4 * _PACKS).tolist(), reverse=True)
-    for number, size in enumerate(sizes):
+    for number, size in enumerate(sorted(random.integers(1, max(2, length // 2 + 1), 4 * _PACKS).tolist(), reverse=True)):
         positions = np.unique(random.integers(0, size, 1 + size // 7))
         sequence = Sequence(
             input_ids=random.integers(0, config.vocab_size, size).astype(np.int32),
@@ -227,11 +226,11 @@ def _check_packed_equals_unpacked(
             raise FailedError(
                 f"{name}: the packed and unpacked values differ by {difference:.1e}, but at most {bound:.1e} is allowed"
             )
-    relative = {name: _relative_difference(*norms) for name, norms in gradients.items()}
+    relative = {name: _compute_relative_difference(*norms) for name, norms in gradients.items()}
     unclear = [name for name, difference in relative.items() if not difference <= _GRADIENT_BOUND]
     if unclear:
         exact = _measure_differences(build_model("float64"), batch, loss).gradients
-        relative |= {name: _relative_difference(*exact[name]) for name in unclear}
+        relative |= {name: _compute_relative_difference(*exact[name]) for name in unclear}
         say(f"verify-model:   these gradients nearly cancel in float32 and were compared in float64: {', '.join(unclear)}")
     worst = max(relative, key=lambda name: relative[name])
     comparison = f"gradient of {worst}: the packed and unpacked gradients differ by {relative[worst]:.1e} of the norm"
@@ -243,7 +242,7 @@ def _check_packed_equals_unpacked(
     return {**{name: difference for name, (difference, _) in outputs.items()}, "gradient": relative[worst]}
 
 
-def _relative_difference(difference: float, norm: float) -> float:
+def _compute_relative_difference(difference: float, norm: float) -> float:
     """Return the norm of the difference between two gradients, divided by the norm of the gradient.
 
     Return 0 if both norms are below 1e-9, as for the key biases, whose gradient is mathematically zero.
@@ -292,37 +291,37 @@ def _check_no_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say:
         FailedError: The output of an unchanged sequence changed, or the output of a changed one did not.
     """
     total = 0
-    for chosen in range(int(batch["input_mask"].max())):
-        counts = _probe_leaks(model, vocabulary_size, batch, chosen)
+    for changed_number in range(int(batch["input_mask"].max())):
+        counts = _count_leaks(model, vocabulary_size, batch, changed_number)
         total += counts.unchanged_sequences
         if counts.leaks:
             raise FailedError(
-                f"the outputs of {counts.leaks} sequences changed when only another sequence of their pack was changed: the "
-                "mask leaks"
+                f"the attention mask leaks: the outputs of {counts.leaks} sequences changed when only another sequence of "
+                "their pack was changed"
             )
         if not counts.all_outputs_moved:
             raise FailedError(
-                "the outputs of a sequence stayed the same when its own tokens were changed: the weights ignore the input"
+                "the weights ignore the input: the outputs of a sequence stayed the same when its own tokens were changed"
             )
     say(f"verify-model:   leaks: the outputs of {total} sequences next to a changed sequence stayed bit-identical")
     return total
 
 
-def _probe_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, chosen: int = 0) -> _LeakCounts:
+def _count_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, changed_number: int = 0) -> _LeakCounts:
     """Change all tokens of one sequence in each pack, and count the sequences whose outputs change.
 
     Args:
         model: The model.
         vocabulary_size: The number of token ids.
         packed: The packs.
-        chosen: The number of the sequence to change, from 0. It is taken modulo the number of sequences in the pack.
+        changed_number: The number of the sequence to change, from 0. It is taken modulo the number of sequences in the pack.
     """
     placed_sequences = split_packs(packed)
     sequences_in_pack = np.bincount([placed.pack for placed in placed_sequences], minlength=len(packed["input_ids"]))
     changed_ids = packed["input_ids"].copy()
     changed, unchanged = [], []
     for placed in placed_sequences:
-        if placed.number - 1 == chosen % int(sequences_in_pack[placed.pack]):
+        if placed.number - 1 == changed_number % int(sequences_in_pack[placed.pack]):
             changed_ids[placed.pack, placed.positions] = (placed.sequence.input_ids + 1) % vocabulary_size
             changed.append(placed)
         else:

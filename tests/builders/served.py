@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.serving.server import open_listener, serve_until
+from gaudi_bert.serving.server import open_listening_socket, serve_until
 from gaudi_bert.serving.settings import ServeSettings
 from tests.builders.waiting import wait_until
 
@@ -75,7 +75,7 @@ def served_in_thread(model: Path, api_key: str | None = None, **settings: Any) -
     """A server of this process, on a loop of its own."""
     chosen, begun = ServeSettings(port=0, device="cpu", **settings), threading.Event()
     found: dict[str, Any] = {}
-    with open_listener(chosen) as listener:
+    with open_listening_socket(chosen) as listener:
         served = Served(listener.getsockname()[1])
 
         async def run() -> None:

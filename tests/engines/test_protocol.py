@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gaudi_bert.config.values import EngineName
 from gaudi_bert.engines.protocol import Model
 from gaudi_bert.model.heads import Loss
-from gaudi_bert.training.verify_model import _measure_differences, _probe_leaks, join_sequences, split_packs
+from gaudi_bert.training.verify_model import _count_leaks, _measure_differences, join_sequences, split_packs
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
 from tests.builders.model_packs import BY_EACH_ENGINE, VOCABULARY, WITHOUT_PYTORCH, random_packs, small_model
@@ -136,5 +136,5 @@ def test_large_scores_and_half_precision_leak_nothing(changes):
     model = small_model(**changes)
     batch = join_sequences(random_packs(4, [[7, 3, 11, 5], [13, 17]]), 31, 19, 4)
     for chosen in range(4):
-        report = _probe_leaks(model, VOCABULARY, batch, chosen)
+        report = _count_leaks(model, VOCABULARY, batch, chosen)
         assert report == (4, 0, True)

@@ -99,7 +99,7 @@ def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed
     with pytest.raises(InputError, match=r"training.updates = 10; pass --resume to extend it to 15"):
         run(15)
     run(15, resume=True)
-    assert "training.updates is raised from 10 to 15; the optimizer keeps its moments" in listener.text
+    assert "training.updates was raised from 10 to 15; the optimizer keeps its moments" in listener.text
     with pytest.raises(InputError, match=r"training.updates: 15 in the file, 10 now"):
         run(10, resume=True)
     long_run = settings(warmup_updates=12, updates=15, measure_speedup=True)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.serving.batch_shapes import Shape, list_batch_shapes
-from gaudi_bert.serving.queue import Batch, PendingRequest, Queue, sequences_of_batch
+from gaudi_bert.serving.queue import Batch, PendingRequest, Queue, collect_sequences
 from tests.builders.agree import agree
 
 COSTS = {shape: 0.001 + 0.0001 * shape.slots for shape in list_batch_shapes(64, 1)}
@@ -84,7 +84,7 @@ def test_the_sequences_of_a_batch_come_in_the_order_of_its_rows() -> None:
     one, other = request_of(3, 4, first_id=0), request_of(2, first_id=50)
     batch = queue_of(one, other).wait_for_batch()
     assert batch is not None
-    sequences = sequences_of_batch(batch)
+    sequences = collect_sequences(batch)
     assert sequences.lengths.tolist() == [3, 2, 4]
     assert sequences.input_ids.tolist() == [0, 1, 2, 50, 51, 3, 4, 5, 6]
 
@@ -140,7 +140,7 @@ class Simulation:
 
     def run(self) -> Simulation:
         while self.now < self.until:
-            seconds = self.queue.seconds_before_batch()
+            seconds = self.queue.compute_wait_seconds()
             if seconds == 0.0:
                 self._compute(self.queue.take_batch())
                 self.queue.forecast.end_window()
@@ -216,13 +216,13 @@ def test_a_client_that_leaves_is_soon_not_waited_for() -> None:
 def test_a_device_waits_for_what_is_being_tokenized_no_longer_than_a_short_row_takes() -> None:
     simulation = Simulation([])
     simulation.queue.add(request_of(10))
-    assert simulation.queue.seconds_before_batch() == 0.0
+    assert simulation.queue.compute_wait_seconds() == 0.0
     simulation.queue.count_arriving = lambda: 3
-    seconds = simulation.queue.seconds_before_batch()
+    seconds = simulation.queue.compute_wait_seconds()
     assert seconds is not None
     assert 0.0 < seconds <= SHORTEST
     simulation.now += SHORTEST
-    assert simulation.queue.seconds_before_batch() == 0.0
+    assert simulation.queue.compute_wait_seconds() == 0.0
 
 
 def test_a_device_does_not_wait_where_a_batch_is_full() -> None:
@@ -230,7 +230,7 @@ def test_a_device_does_not_wait_where_a_batch_is_full() -> None:
     simulation.queue.count_arriving = lambda: 3
     for _ in range(26):
         simulation.queue.add(request_of(10))
-    assert simulation.queue.seconds_before_batch() == 0.0
+    assert simulation.queue.compute_wait_seconds() == 0.0
 
 
 def mix(count: int, seed: int) -> tuple[int, ...]:

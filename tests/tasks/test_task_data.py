@@ -46,7 +46,7 @@ def batches_of(data: TaskData, plan: RunPlan, epochs: int = 3, **order: int) -> 
     """The batches that remain, and the next one."""
     stream = iterate_training_batches(data, task(), plan, epochs, TrainingOrder(7, 0, size=plan.processes, **order))
     updates = range(order.get("updates_done", 0) + 1, plan.count_updates(epochs) + 1)
-    return list(islice(stream, sum(len(plan.micro_batches_in(update)) for update in updates) + 1))
+    return list(islice(stream, sum(len(plan.list_micro_batches(update)) for update in updates) + 1))
 
 
 def task():
@@ -101,8 +101,8 @@ def test_processes_share_the_packs_of_one(size: int, lengths: tuple[int, ...]) -
     streams = [iter(batches_of(data, several, rank=rank)) for rank in range(size)]
     alone = iter(batches_of(data, one))
     for update in range(1, one.count_updates(3) + 1):
-        packs = packs_in(islice(alone, len(one.micro_batches_in(update))))
-        shared = [list(islice(stream, len(several.micro_batches_in(update)))) for stream in streams]
+        packs = packs_in(islice(alone, len(one.list_micro_batches(update))))
+        shared = [list(islice(stream, len(several.list_micro_batches(update)))) for stream in streams]
         assert sorted(filter(None, packs_in(chain(*shared)))) == sorted(filter(None, packs))
         for at_once in zip(*shared, strict=True):
             assert len({batch["input_ids"].shape for batch in at_once}) == 1

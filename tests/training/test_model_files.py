@@ -366,10 +366,10 @@ def test_activations_of_a_cross_encoder(tmp_path: Path, config: Any, stored: Any
         (
             1,
             {"activation_fn": "torch.nn.modules.activation.Softplus"},
-            "Softplus' is not supported for 1 label, only Sigmoid",
+            "Softplus' is not supported .with 1 label, only Sigmoid",
         ),
         (1, {"activation_fn": "mine.Sigmoid"}, "'mine.Sigmoid' is not supported"),
-        (2, {"activation_fn": SIGMOID}, "is not supported for 2 labels, only Identity"),
+        (2, {"activation_fn": SIGMOID}, "is not supported .with 2 labels, only Identity"),
     ],
 )
 def test_activations_that_are_rejected_by_name(tmp_path: Path, labels: int, stored: dict[str, Any], message: str) -> None:

@@ -211,7 +211,7 @@ def test_an_interval_counts_real_work_and_leaves_the_first_update_out_of_the_spe
     interval = Interval(OBJECTIVE, 1, has_cold_start=True, clock=lambda: next(times))
     sums = tf.constant([30.0, 10, 4, 8, 5, 20, 3, 4, 2.0])
     for batches in ([BATCH], [BATCH, BATCH]):
-        interval.note_update_start()
+        interval.start_update()
         interval.add_update(sums.numpy, batches)
     report = interval.make_report(Communicator())
     assert (report.sequences, report.tokens) == (9, 12)

@@ -127,7 +127,7 @@ def packs_after(made: RunPlan, updates: int) -> list[list[int]]:
     """The packs of each length after 0, 1, ... updates, each taken once and in its turn by micro-batches that hold them."""
     after = [[0] * len(made.packs_by_row_length)]
     for update in range(1, updates + 1):
-        done, of_update = list(after[-1]), made.micro_batches_in(update)
+        done, of_update = list(after[-1]), made.list_micro_batches(update)
         assert of_update
         for each in of_update:
             assert each.first == done[each.row_length_index] < each.end <= each.first + each.packs * made.processes
@@ -155,15 +155,15 @@ def test_an_update_has_its_share_of_every_length_whoever_reads_it(packs, sequenc
     assert finished == [*[False] * updates, True]
     for made in (began, continued):
         counts = [
-            np.bincount([each.row_length_index for each in made.micro_batches_in(update)], minlength=3)
+            np.bincount([each.row_length_index for each in made.list_micro_batches(update)], minlength=3)
             for update in (1, 2, 3)
         ]
         assert (np.max(counts, axis=0) == counts[0]).all()
         assert made.accumulation_steps == counts[0].sum()
         assert all(
-            each.packs <= most * rows[-1].length // rows[each.row_length_index].length for each in made.micro_batches_in(1)
+            each.packs <= most * rows[-1].length // rows[each.row_length_index].length for each in made.list_micro_batches(1)
         )
-    assert next(continued.iterate_micro_batches(3, continued.count_packs_after(3))) == continued.micro_batches_in(4)[0]
+    assert next(continued.iterate_micro_batches(3, continued.count_packs_after(3))) == continued.list_micro_batches(4)[0]
     with pytest.raises(InputError, match="update 3: the run reached this update with other packs"):
         next(continued.iterate_micro_batches(3, continued.count_packs_after(3) + 1))
     shares = [
