@@ -48,19 +48,16 @@ from gaudi_bert.serving.service import Service, Ticket
 
 _OPEN_ROUTES = ("/health", "/ping", "/metrics")
 _JsonWriter = Callable[[], bytes]
-# The type of the functions that answer the requests to a route.
-#
-# Such a function computes the answer, and returns a function that writes the answer as JSON. The returned function may be
-# called on another thread.
+# The type of functions that answer the requests to a route. Such a function computes the answer, and returns another
+# function that encodes the answer as JSON, which may run on another thread.
 _AnswerFunction = Callable[[Service, ServedModel, Ticket, Any], Awaitable[_JsonWriter]]
-# The maximum number of characters in a text sent to /tokenize, and of tokens in its answer.
-#
-# A token takes about 70 bytes in the answer.
+# The maximum number of characters in a text for /tokenize, and of tokens in the answer. A token takes about 70 bytes in the
+# answer.
 _MAX_TOKENIZED = 1 << 17
 
 _LARGE_BODY = 1 << 20  # bytes
 _FEW_CHARACTERS = 1 << 10  # the tokens of a text with at most this many characters are written on the event loop
-# The maximum number of characters in a request to a tagger. The words of the texts take up to 50 bytes per character.
+# The maximum number of characters in a request to a tagger, whose words take up to 50 bytes of memory per character.
 _MAX_TAGGED_CHARACTERS = 1 << 19
 
 
@@ -358,7 +355,7 @@ async def _rank_documents(
     documents: Sequence[str],
     *,
     truncation: Truncation,
-    raw: bool = False,
+    raw_scores: bool = False,
 ) -> list[tuple[int, float]]:
     """Score documents by their relevance to a query. Return (index, score) of each document, the most relevant first.
 
@@ -371,21 +368,21 @@ async def _rank_documents(
         query: The query.
         documents: The documents.
         truncation: How to handle texts that are too long.
-        raw: Whether to return logits instead of scores.
+        raw_scores: Whether to return logits instead of scores.
     """
     if model.kind == "embedding" or model.width != 1 or model.is_per_token:
         raise _unsupported_route_error(model, "rerank")
     rows = [TextRow(RowPosition(number), query, document) for number, document in enumerate(documents)]
     outputs, _ = await _compute_head_outputs(service, model, ticket, rows, truncation)
     logits = outputs[:, 0]
-    scores = (logits if raw else model.compute_scores(logits)).tolist()
+    scores = (logits if raw_scores else model.compute_scores(logits)).tolist()
     return [(number, scores[number]) for number in np.argsort(-logits, kind="stable").tolist()]
 
 
 async def _answer_rerank(service: Service, model: ServedModel, ticket: Ticket, request: RerankRequest) -> _JsonWriter:
     """Answer POST /rerank."""
     ranked = await _rank_documents(
-        service, model, ticket, request.query, request.texts, truncation=request, raw=request.raw_scores
+        service, model, ticket, request.query, request.texts, truncation=request, raw_scores=request.raw_scores
     )
     if request.return_text:
         return lambda: to_json([{"index": index, "text": request.texts[index], "score": score} for index, score in ranked])
@@ -434,8 +431,10 @@ async def _answer_predict(service: Service, model: ServedModel, ticket: Ticket, 
         """Encode the answer as JSON."""
         answers = model.make_answers(outputs, sequences, rows)
         if model.kind != "tagger":
-            chosen = zip(outputs.tolist(), answers, strict=True)
-            answers = [_rank_labels(model, values, answer, raw=request.raw_scores) for values, answer in chosen]
+            answers = [
+                _rank_labels(model, logits, answer, raw_scores=request.raw_scores)
+                for logits, answer in zip(outputs.tolist(), answers, strict=True)
+            ]
         return to_json(answers if is_batch else answers[0])
 
     return write
@@ -451,19 +450,21 @@ def _make_row(model: ServedModel, number: int, texts: Sequence[str]) -> Row:
     return TextRow(RowPosition(number), *texts)
 
 
-def _rank_labels(model: ServedModel, logits: list[float], answer: dict[str, Any], *, raw: bool) -> Any:
+def _rank_labels(model: ServedModel, logits: list[float], answer: dict[str, Any], *, raw_scores: bool) -> Any:
     """Return the labels of one text with their scores, the highest score first.
 
     Args:
         model: The model.
         logits: The logit of each label.
         answer: The answer of the task, which contains the probabilities.
-        raw: Whether to return logits instead of probabilities.
+        raw_scores: Whether to return logits instead of probabilities.
     """
     labels = model.task.labels if model.task is not None and model.task.labels else ("LABEL_0",)
-    scores = logits if raw else [*answer.get("probabilities", answer).values()]
-    order = sorted(range(len(labels)), key=lambda number: -logits[number])
-    return [{"label": labels[number], "score": scores[number]} for number in order]
+    scores = logits if raw_scores else [*answer.get("probabilities", answer).values()]
+    return [
+        {"label": labels[number], "score": scores[number]}
+        for number in sorted(range(len(labels)), key=lambda number: -logits[number])
+    ]
 
 
 # --- tokens
@@ -529,7 +530,6 @@ def _describe_model(service: Service, model: ServedModel) -> dict[str, Any]:
     labels = dict(enumerate(model.task.labels)) if model.task is not None else {}
     named = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}}
     kinds = {"embedding": {"embedding": {"pooling": model.folder.pooling}}, "reranker": {"reranker": named}}
-    largest = max(service.batch_seconds)
     return {
         "model_id": service.model_id,
         "served_model_name": service.model_id,
@@ -538,7 +538,7 @@ def _describe_model(service: Service, model: ServedModel) -> dict[str, Any]:
         "model_type": kinds.get(model.kind, {"classifier": named}),
         "max_concurrent_requests": service.settings.queue_texts,
         "max_input_length": model.max_tokens,
-        "max_batch_tokens": largest.slots,
+        "max_batch_tokens": max(service.batch_seconds).slots,
         "max_batch_requests": None,
         "max_client_batch_size": service.settings.request_texts,
         "auto_truncate": service.settings.auto_truncate,

@@ -18,9 +18,8 @@ from pydantic_core import from_json
 
 from gaudi_bert.serving.schemas import RequestBody, RequestError, TextForms
 
-# Limits for all fields that contain neither texts nor token ids.
-#
-# They are the maximum number of keys in an object, of values in one field, and of values in the whole body.
+# The maximum number of keys in an object, of values in a field, and of values in a whole body. These limits do not apply to
+# texts and token ids.
 _MAX_KEYS, _MAX_VALUES, _MAX_OTHER_VALUES = 200, 1_000, 100_000
 _IDS_AT_ONCE = 1 << 16  # the number of bytes of token ids that are converted to Python integers at a time
 _SPACE = re.compile(rb"[ \t\n\r]*")

@@ -27,13 +27,11 @@ from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.queue import Batch, Queue, collect_sequences
 
 _SHORTEST_ROW = 8  # the minimum number of slots of a shortened row
-# A row is computed on one CPU thread if this takes at most this multiple of the time that all threads take.
-#
-# For a row of 16 slots of MiniLM on an idle AMD EPYC, two threads took 5.6 ms, and 9.1 ms of CPU time. One thread took 6.1
-# ms.
+# A row is computed on one CPU thread if this takes at most this multiple of the time that all threads take. For a row of 16
+# slots of MiniLM on an idle AMD EPYC, two threads took 5.6 ms, and 9.1 ms of CPU time. One thread took 6.1 ms.
 _NEARLY_AS_FAST = 1.2
 _TEXT_TOKENS = 16  # the number of tokens of each text in a batch that measures a shape
-# The types of errors that a model may raise while it computes a batch, also if the device is lost.
+# Errors that a model may raise while it computes a batch, for example because the device is lost.
 _FAILURES = (GaudiBertError, RuntimeError, ValueError, IndexError, ArithmeticError, MemoryError)
 
 

@@ -233,8 +233,8 @@ class Queue:
             if len(offered) == _MAX_TEXTS_CONSIDERED or tokens > 4 * largest.slots:
                 break
         fill = choose_and_fill_shape([request.lengths[number] for request, number in offered], self.batch_seconds)
-        rows = [[offered[index] for index in row] for row in fill.rows]
-        batch, now = Batch(fill.shape, rows, fill.tokens, requests is self._bulks), self._clock()
+        rows, now = [[offered[index] for index in row] for row in fill.rows], self._clock()
+        batch = Batch(fill.shape, rows, fill.tokens, requests is self._bulks)
         for request, number in batch.list_texts():
             del request.waiting[number]
             request.waiting_tokens -= request.lengths[number]

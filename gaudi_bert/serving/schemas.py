@@ -141,6 +141,8 @@ class RequestError(Exception):
         """Return the body of the error response, in the format of the API that the path belongs to."""
         if path.startswith(("/v1/", "/v2/")):
             kind = "invalid_request_error" if self.status < 500 and self.status != 429 else self.kind
-            error = {"message": self.message, "type": kind, "param": None, "code": self.kind}
-            return {"error": error, "message": self.message}
+            return {
+                "error": {"message": self.message, "type": kind, "param": None, "code": self.kind},
+                "message": self.message,
+            }
         return {"error": self.message, "error_type": self.kind}

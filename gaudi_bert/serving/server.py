@@ -307,9 +307,11 @@ def _describe_server(service: Service, listener: socket.socket, seconds: float) 
     kind = (
         "" if model is None else f"{model.kind}, texts of up to {model.max_tokens} tokens, {model.torch_model.device.type}, "
     )
-    steps = f"{len(shapes)} shapes from {shapes[0]} to {shapes[-1]}"
     address = f"[{host}]" if ":" in host else host
-    return f"serving {service.model_id} on http://{address}:{port}: {kind}{steps}; ready after {seconds:.1f} s"
+    return (
+        f"serving {service.model_id} on http://{address}:{port}: {kind}{len(shapes)} shapes from {shapes[0]} to "
+        f"{shapes[-1]}; ready after {seconds:.1f} s"
+    )
 
 
 def open_listening_socket(settings: ServeSettings) -> socket.socket:

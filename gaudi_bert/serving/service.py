@@ -295,7 +295,7 @@ class Service:
         self,
         ticket: Ticket,
         texts: Sequence[Any],
-        tokenize: Callable[..., Sequences],
+        tokenize_texts: Callable[..., Sequences],
         lengths: Sequence[int],
         truncate: bool | None,
     ) -> Sequences:
@@ -305,8 +305,8 @@ class Service:
 
         Args:
             ticket: The request.
-            texts: At least one text, in a form that `tokenize` accepts.
-            tokenize: Returns the sequences of some of the texts.
+            texts: At least one text, in a form that `tokenize_texts` accepts.
+            tokenize_texts: Returns the token sequences of some of the texts.
             lengths: The number of characters of each text that are tokenized.
             truncate: Whether to truncate texts that are too long. None means the setting of the server.
 
@@ -318,7 +318,7 @@ class Service:
         portions = _divide_into_turns(lengths)
         with self._reserve_characters(sum(lengths)):
             for portion in portions:
-                part = await self.run_in_tokenizer_thread(ticket, sum(lengths[portion]), tokenize, texts[portion])
+                part = await self.run_in_tokenizer_thread(ticket, sum(lengths[portion]), tokenize_texts, texts[portion])
                 tokens += len(part.input_ids)
                 if part.cut_rows and not (self.settings.auto_truncate if truncate is None else truncate):
                     raise RequestError(
@@ -394,8 +394,7 @@ class Service:
         Raises:
             RequestError: The queue is full, the request waited for too long, its batch failed, or an output is not finite.
         """
-        rows = len(sequences.input_ids) if model.is_per_token else len(sequences)
-        outputs = np.zeros((rows, model.width), np.float32)
+        outputs = np.zeros((len(sequences.input_ids if model.is_per_token else sequences), model.width), np.float32)
         pending = PendingRequest(sequences, outputs, lambda *done: self._call_on_event_loop(self._wake_route, *done))
         future = self._loop.create_future()
         # The device thread waits while requests are still being tokenized. This request has been tokenized, so record this

@@ -1,4 +1,4 @@
-"""Batches of packs, in a seeded order that can be resumed, or every pack once.
+"""Read packs as batches, in a seeded order that can be resumed for training, or every pack once for evaluation.
 
 `reading/global_order.py` defines the order of the packs in an epoch. Pack numbers continue from one epoch to the next: with
 N packs in an epoch, pack number g is pack g mod N of epoch g div N. Process r of W reads the packs whose number mod W is r.
@@ -62,7 +62,8 @@ class TrainingOrder:
     updates_done: int = 0
 
 
-# A function that reads packs: (index of the row length, shards, numbers within the shards, epoch) -> batch.
+# The type of functions that read packs. Their arguments are the index of the row length, the shards, the numbers within the
+# shards, and the epoch.
 _ReadFeatures = Callable[[int, IntArray, IntArray, int], Batch]
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of training runs: writing, reading, checking and removing them, and resuming a run from the newest one.
+"""Write, read, check and remove the checkpoints of training runs, and resume a run from its newest checkpoint.
 
 A checkpoint is one safetensors file, which is either complete or absent. Its tensors are named `model/<variable>`,
 `first_moment/<variable>` and `second_moment/<variable>`. The `__metadata__` of its header contains a single string: a

@@ -162,8 +162,8 @@ def _check_agreement(packed: EvaluationMetrics, unpacked: EvaluationMetrics, sou
 # an array that is zero elsewhere. The sum of these arrays over the processes contains all outputs in the order of the data.
 
 
-# A batch, and a function that copies the head's outputs for the batch (its first argument) to their positions in the array
-# of `EvaluationSet.allocate_outputs` (its second argument). The function is None if no outputs are kept.
+# A batch, and a function that copies the outputs of the batch to their positions in the array of all outputs. The arguments
+# of the function are these outputs and the array. It is None if the outputs are not needed.
 EvaluationBatch = tuple[Batch, Callable[[Float32Array, Float32Array], None] | None]
 
 _OUTPUTS_AT_ONCE = 8192

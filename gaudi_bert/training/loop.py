@@ -1,4 +1,4 @@
-"""The training loop: updates, and between them reports, evaluations, checkpoints and stops on request.
+"""The training loop. Between updates, it writes reports, evaluates the model, saves checkpoints and stops on request.
 
 A report closes the current interval (`objective.py`), which raises an error if a loss since the last report was not finite.
 A report is always made before a checkpoint, so that a run that diverged cannot replace a good checkpoint. A run that is
@@ -205,9 +205,8 @@ class TrainingLoop:
             StoppedError: A stop is requested, and the run is not finished.
         """
         settings, update = self._settings, self.progress.update
-        self.context.communicator.note_saved_update(
-            self._saved
-        )  # saved for certain: the first process saves before it goes on
+        # The first process saves before it continues, so the other processes know that this update has been saved.
+        self.context.communicator.note_saved_update(self._saved)
         last = update == settings.updates
         evaluates = last or (not is_stopping and update % settings.evaluate_every_updates == 0)
         saves = last or is_stopping or update % settings.save_every_updates == 0

@@ -27,7 +27,7 @@ from gaudi_bert.training.weights import COPY_AGAIN, FileName
 
 _Positions = Annotated[int, Field(ge=3, le=LARGEST_SIZES["max_position_embeddings"])]
 _MOST_LABELS = 1_000_000
-# The number of labels that `transformers` assumes if config.json contains none, and omits when it writes config.json.
+# If config.json contains no labels, `transformers` assumes this number of labels.
 _USUAL_LABELS = 2
 
 
@@ -115,7 +115,7 @@ _SETTINGS = [
 ]
 _PROMPTS = "config_sentence_transformers.json"
 
-# For each task, the model output that the module Transformer uses, and the name that the module gives to this output.
+# For each task, the name of the model output that the `Transformer` module uses, and the module's own name for this output.
 _USUAL_OUTPUTS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "sequence-classification": ("logits", "scores"),

@@ -1,4 +1,4 @@
-"""Objectives, single updates and reports: loss denominators, dropout seeds, and the metrics of an interval.
+"""Training objectives, the computation of one update, and the metrics of the updates between two reports.
 
 The engine computes losses as sums. The denominators of these sums depend only on the data, so that they are known before the
 forward pass, and the gradients of micro-batches and processes can simply be added. The engine also does the forward and

@@ -31,7 +31,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 
-# The settings that are numbers of updates.
+# The settings whose values are numbers of updates.
 CADENCE_SETTINGS = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
 
 

@@ -1,4 +1,4 @@
-"""Training and evaluation data: opening packed or unpacked pretraining records, and their sizes.
+"""Open packed or unpacked pretraining records for training and evaluation, and determine their sizes.
 
 A source is a folder of packed records, whose metadata states its sizes, or unpacked records, whose first record determines
 the sizes. Data that does not fit the model is rejected before a model is built. If the data is in an object store, packed
@@ -130,8 +130,7 @@ class RecordSource:
 
     def count_packs_up_to(self, limit: int) -> int:
         """Count the records in all files by reading them. Stop at `limit`, and return it."""
-        records = (record for file in self.files for record in read_records(file))
-        return sum(1 for _ in itertools.islice(records, limit))
+        return sum(1 for _ in itertools.islice(itertools.chain.from_iterable(map(read_records, self.files)), limit))
 
 
 @contextmanager
@@ -153,8 +152,9 @@ def open_records(path: Path | str, store: StoreSettings | None = None) -> Iterat
         fetch_files(folder / METADATA_NAME)
         if (folder / METADATA_NAME).exists():
             metadata = RecordMetadata.read(folder)
-            cache = ShardCache(folder, metadata.shard_table, settings.cache_bytes, settings.connections)
-            yield _make_packed_source(folder, metadata, cache)
+            yield _make_packed_source(
+                folder, metadata, ShardCache(folder, metadata.shard_table, settings.cache_bytes, settings.connections)
+            )
             return
     with open_inputs(path, settings) as inputs:
         fetch_files(*inputs.sizes)

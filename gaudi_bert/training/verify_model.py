@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -129,9 +128,8 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
         if weights is not None:
             check_model_exists(weights)
             if (weights / "config.json").is_file():  # a transformers folder with any kind of model
-                from gaudi_bert.encoders.packed_model import (
-                    verify_model_folder,
-                )  # imported here, because it loads torch and transformers
+                # This module loads torch and transformers, so import it only if it is needed.
+                from gaudi_bert.encoders.packed_model import verify_model_folder
 
                 differences, count, sequences = verify_model_folder(weights, reporter.say)
                 return VerifyModelResult(str(weights), count, sequences, differences, sequences - count)
@@ -143,25 +141,21 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
             config, values = BertConfig.from_json(stored.settings["model"]), stored.variables
     chosen = choose_engine(engine, setting_name="--engine")
     reporter.say(f"verify-model: {chosen.format_choice()}")
-    build, batch = (
-        partial(load_engine(chosen.name).build_model, ModelSpec(config, PretrainingHead()), seed=_SEED),
-        _make_random_packs(config),
-    )
+    engine_module, spec, batch = load_engine(chosen.name), ModelSpec(config, PretrainingHead()), _make_random_packs(config)
 
     def build_model(compute_dtype: _Dtype) -> Model:
         """Build the model for computations in a dtype, and load the weights."""
-        model = build(compute_dtype=compute_dtype)
+        model = engine_module.build_model(spec, seed=_SEED, compute_dtype=compute_dtype)
         model.load_values(values)
         return model
 
-    differences = _check_packed_equals_unpacked(
-        build_model, batch, "sequence", reporter.say
-    ) | _check_packed_equals_unpacked(build_model, batch, "token", reporter.say)
+    per_sequence = _check_packed_equals_unpacked(build_model, batch, "sequence", reporter.say)
+    per_token = _check_packed_equals_unpacked(build_model, batch, "token", reporter.say)
     return VerifyModelResult(
         weights="random" if checkpoint is None else str(checkpoint),
         packs=len(batch["input_ids"]),
         sequences=len(split_packs(batch)),
-        differences=differences,
+        differences={**per_sequence, **per_token},
         leak_comparisons=_check_no_leaks(build_model("float32"), config.vocab_size, batch, reporter.say),
     )
 
@@ -256,10 +250,7 @@ def _measure_differences(model: Model, packed: BatchArrays, loss: Loss = "token"
     placed_sequences = split_packs(packed)
     length, slots = packed["input_ids"].shape[1], packed["masked_lm_ids"].shape[1]
     single_rows = join_sequences([[placed.sequence] for placed in placed_sequences], length, slots, 1)
-    of_packs, of_rows = (
-        model.compute_losses_and_gradients(packed, loss),
-        model.compute_losses_and_gradients(single_rows, loss),
-    )
+    of_packs, of_rows = (model.compute_losses_and_gradients(each, loss) for each in (packed, single_rows))
     outputs = {name: _Difference(abs(of_packs.losses[name] - value), abs(value)) for name, value in of_rows.losses.items()}
     for row, placed in enumerate(placed_sequences):
         in_own_row = _PlacedSequence(placed.sequence, row, 1, 0, np.arange(len(placed.masked_slots)))

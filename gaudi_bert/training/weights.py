@@ -1,4 +1,4 @@
-"""Reading the weights and the config of a BERT from a gaudi-bert checkpoint, a Hugging Face folder or a TF1 checkpoint.
+"""Read the weights and the config of a BERT from a gaudi-bert checkpoint, a Hugging Face folder or a TF1 checkpoint.
 
 Weights fit a model only if all settings on which its function depends are equal. This includes `max_position_embeddings`,
 because position embeddings are neither truncated nor extended.
@@ -296,7 +296,8 @@ _TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-# The name prefixes of the heads of `BertForSequenceClassification`, `...TokenClassification` and `...QuestionAnswering`.
+# The prefixes of tensor names in the heads of `BertForSequenceClassification`, `...TokenClassification` and
+# `...QuestionAnswering`.
 _TASK_HEADS = ("classifier.", "qa_outputs.")
 _COUNTERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 
