@@ -118,7 +118,7 @@ def write_one(folder: Path, change) -> Path:
         ("input_ids", np.arange(5), "feature `input_ids` must have 23 values, but has 5"),
         ("segment_ids", None, "feature `segment_ids` is missing"),
         ("next_sentence_labels", np.array([2]), "next_sentence_labels[0] must be between 0 and 1, but is 2"),
-        ("masked_lm_weights", np.full(data.PREDICTIONS, np.nan), "but is nan; the records"),
+        ("masked_lm_weights", np.full(data.PREDICTIONS, np.nan), "but is nan; use the model"),
         ("input_mask", np.arange(data.LENGTH) % 2 == 0, "is 0 at position 1 and 1 at position 2"),
         ("input_mask", np.zeros(data.LENGTH, np.int64), "is 0 at position 0"),
     ],

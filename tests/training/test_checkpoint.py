@@ -177,7 +177,7 @@ def test_a_checkpoint_of_another_order_is_refused_and_without_any_a_run_starts_a
     assert restore_newest_checkpoint(tmp_path, model, updates, SIGNATURE, print) == Progress()
     position = {"packs": 6, "order": 3, "processes": 2, "sequences": 80, "tokens": 900}
     write_checkpoint(tmp_path, Checkpoint(5, model.values(), *updates.copy_moments(), position))
-    with pytest.raises(InputError, match=r"written for reading order 3, .* reads in order 4;"):
+    with pytest.raises(InputError, match=r"uses reading order 3, .* uses reading order 4;"):
         restore_newest_checkpoint(tmp_path, model, updates, SIGNATURE, print)
 
 

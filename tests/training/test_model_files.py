@@ -229,7 +229,9 @@ USUAL = {"method": "forward", "method_output_name": "last_hidden_state"}
 def test_settings_of_the_transformer_are_rejected_by_name(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
     folder = write(tmp_path / "a", ["Transformer", "Pooling"], {"pooling_mode": "mean"}, settings)
     (folder / "config.json").write_text('{"num_hidden_layers": 2, "hidden_act": "gelu"}', encoding="utf-8")
-    with pytest.raises(InputError, match=rf"sentence_bert_config\.json: {named} .*is not supported"):
+    with pytest.raises(
+        InputError, match=rf"sentence_bert_config\.json: settings that are not supported .*: {named}.*; remove them"
+    ):
         read_sentence_settings(folder)
 
 
