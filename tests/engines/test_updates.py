@@ -15,8 +15,6 @@ import pytest
 pytest.importorskip("torch", exc_type=ImportError)
 pytest.importorskip("tensorflow", exc_type=ImportError)
 
-from tests.builders.iterate_training_batches import TEXTS, batch_of, packs_of
-
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.engines import load_engine
 from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateLoss, UpdateScalars
@@ -29,6 +27,7 @@ from tests.builders import training_data as data
 from tests.builders import training_updates as work
 from tests.builders.agree import agree, identical
 from tests.builders.model_packs import VOCABULARY, small_config
+from tests.builders.task_batches import TEXTS, batch_of, packs_of
 
 
 def test_first_weights_are_a_function_of_seed_and_name() -> None:

@@ -13,7 +13,6 @@ pytest.importorskip("transformers", exc_type=ImportError)
 
 import torch
 import transformers
-from tests.builders.iterate_training_batches import HEADS, TEXTS, batch_of, packs_of
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
@@ -26,6 +25,7 @@ from gaudi_bert.model.heads import TaskHead, VectorHead
 from tests.builders import torch_models
 from tests.builders.agree import agree, identical
 from tests.builders.encoders import CONFIGS as SMALL_CONFIGS
+from tests.builders.task_batches import HEADS, TEXTS, batch_of, packs_of
 from tests.builders.torch_models import VOCABULARY
 from tools.type_scan import difference_alone
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.builders.iterate_training_batches import LENGTH, TEXTS, batch_of, packs_of
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import FineTuneSettings, TrainingSettings
@@ -19,6 +18,7 @@ from gaudi_bert.engines.protocol import Communicator, ModelSpec, UpdateScalars
 from gaudi_bert.engines.pytorch import engine as engine_module
 from gaudi_bert.model.config import BertConfig, EncoderConfig
 from tests.builders.agree import agree, identical
+from tests.builders.task_batches import LENGTH, TEXTS, batch_of, packs_of
 from tests.builders.torch_models import CONFIGS
 
 VOCABULARY = 61
