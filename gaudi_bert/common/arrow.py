@@ -32,7 +32,7 @@ def require_pyarrow() -> Any:
 
 @contextmanager
 def explain_arrow_errors(path: Path) -> Iterator[None]:
-    """Convert the errors that pyarrow raises while it reads a file into an `InputError`. Use this in a `with` statement.
+    """Raise an `InputError` if pyarrow fails to read a file inside the block. Use this in a `with` statement.
 
     For damaged files, pyarrow also raises KeyError, UnicodeDecodeError (for column names) and other ValueErrors.
     """
@@ -63,10 +63,7 @@ def open_parquet(path: Path, **options: Any) -> Iterator[Any]:
 
 @contextmanager
 def explain_unpackable_values(path: Path) -> Iterator[None]:
-    """Convert the errors that pyarrow raises for values that it cannot write into an `InputError` that names the table.
-
-    Use this in a `with` statement.
-    """
+    """Raise an `InputError` that names the table if pyarrow cannot write its values. Use this in a `with` statement."""
     try:
         yield
     except require_pyarrow().ArrowException as error:

@@ -55,8 +55,8 @@ _OPTIONS = {
     "nogil": True,
     "boundscheck": False,
     "error_model": "numpy",
-    # No kernel uses infinities or NaN, so these flags allow LLVM to vectorise maxima. They do not allow it to reorder sums
-    # or to fuse them with products, because the results would then differ between processors.
+    # No kernel uses infinities or NaN, so these flags allow LLVM to vectorise maxima. Results would differ between
+    # processors if LLVM reordered sums or fused them with products, so the flags do not allow that.
     "fastmath": {"nnan", "ninf", "nsz"},
     "no_cfunc_wrapper": True,
 }

@@ -39,7 +39,7 @@ _ALL_ONES = 0xFFFFFFFF
 _MOST_WORDS = 512  # the most words in each of the three parts of a block
 
 
-# Whether compiled code uses the x86 instructions for CRC-32C and carry-less multiplication.
+# Compiled code uses the x86 instructions for CRC-32C and carry-less multiplication only if the processor has both.
 if platform.machine().lower() not in ("x86_64", "amd64"):
     HAS_INSTRUCTIONS = False
 elif config.CPU_NAME is not None or config.CPU_FEATURES is not None:  # numba compiles for another processor
@@ -134,7 +134,7 @@ def _multiply_registers(register: int, power: int) -> int:
 
 @borrowing_kernel
 def _crc_by_instructions(address: int, count: int, crc: int) -> int:
-    """Return the CRC-32C of `count` bytes at `address`, computed with instructions. `crc` is that of the bytes before."""
+    """Return the CRC-32C of `count` bytes at `address`, computed with instructions. `crc` is the CRC before, or 0."""
     crc ^= _ALL_ONES
     while count >= 48:
         words = min(count // 24, _MOST_WORDS)
@@ -160,7 +160,7 @@ def _crc_by_instructions(address: int, count: int, crc: int) -> int:
 
 @borrowing_kernel
 def _append_by_instructions(crc: int, count: int, appended: int) -> int:
-    """Combine `crc`, the CRC of some bytes, with `appended`, the CRC of the `count` bytes after them. Use instructions."""
+    """Combine `crc`, the CRC of some bytes, with `appended`, the CRC of the `count` bytes after them, with instructions."""
     while count >= 8 * _MOST_WORDS:
         crc = _multiply_registers(crc, _AFTER_WORDS[_MOST_WORDS])
         count -= 8 * _MOST_WORDS
@@ -169,7 +169,7 @@ def _append_by_instructions(crc: int, count: int, appended: int) -> int:
 
 @borrowing_kernel
 def _append_by_tables(crc: int, count: int, appended: int) -> int:
-    """Combine `crc`, the CRC of some bytes, with `appended`, the CRC of the `count` bytes after them. Use tables."""
+    """Combine `crc`, the CRC of some bytes, with `appended`, the CRC of the `count` bytes after them, with tables."""
     for _ in range(count):
         crc = (crc >> 8) ^ _BYTES[0, crc & 255]
     return crc ^ appended

@@ -30,7 +30,7 @@ from gaudi_bert.common.errors import FailedError, InputError, short_repr, shorte
 # Readers reject a line, row, sentence or document that is longer than this after decompression, to limit their memory.
 LONGEST_ROW_BYTES = 64 << 20
 
-# These error numbers mean that the user passed a wrong path. Other OSErrors are failures of the machine.
+# These error numbers mean that the user passed a wrong path. Most other OSErrors are failures of the machine.
 WRONG_PATH_ERRORS = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 
 
