@@ -345,7 +345,7 @@ _WINDOW_NAME = re.compile(r"^(?!.*layer).*(window|local_attention|chunk|block_si
 _WIDTH_NAME = re.compile(r"size|dim|^d_|n_embd")
 # Settings with these names state after how many layers a kind of layer is repeated.
 _PERIOD = re.compile(r"every_n|pattern|interval|period|freq")
-# A small copy of a model limits the settings with these names to these values, which do not affect how packs must be passed
+# A small copy of a model limits the settings with these names to these values. None of them affects how packs must be passed
 # to the model.
 _MAX_SETTINGS = (
     (re.compile(r"vocab_size"), 211),

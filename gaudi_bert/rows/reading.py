@@ -204,7 +204,7 @@ def read_part(
 
 
 def split_into_windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
-    """Yield the rows in lists of `size` rows. The last list may be shorter."""
+    """Yield the rows in lists of `size` rows, which are called windows. The last list may be shorter."""
     while window := list(islice(rows, size)):
         yield window
 

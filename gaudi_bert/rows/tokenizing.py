@@ -490,8 +490,8 @@ def _find_answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
 def _make_sequence(
     index: int, input_ids: Int32Array, segment_ids: NDArray[np.int8] | None = None, **others: Any
 ) -> Sequences:
-    """Return a `Sequences` object with a single sequence, which belongs to the row number `index`. The segment ids default
-    to 0.
+    """Return a `Sequences` object that contains a single sequence of the row with this index. The segment ids default to
+    0.
     """
     segments = np.zeros(len(input_ids), np.int8) if segment_ids is None else segment_ids
     return Sequences(np.array([index]), np.array([0, len(input_ids)]), input_ids, segments, **others)

@@ -202,8 +202,7 @@ def _build_columns(
 def _fill_positions_and_numbers(
     packs: PackSequences, first_pack: int, end_pack: int, row_slots: int, positions: Int32Array, sequence_numbers: Int32Array
 ) -> None:
-    """Fill two arrays with one value for each slot of some packs: its position in its sequence, and the number of this
-    sequence in the pack, from 1.
+    """For each slot of some packs, store its position in its sequence, and the number of the sequence in its pack, from 1.
 
     Padding gets the sequence number 0, and its positions count from 0 like those of a sequence.
     """
