@@ -16,11 +16,10 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.rows.window_plan import max_depth
 
 _MAX_SHAPES = 12
-# The smallest shape is chosen that computes at least this fraction of the tokens per second of the fastest shape.
-#
-# Small shapes are preferred, because texts that arrive while a batch is computed must wait for it. In a simulation with 32
-# clients and the times of MiniLM on a CPU, fractions of 1.0, 0.9 and 0.8 answered 90, 97 and 93 texts per second of the mix
-# of lengths, and 333, 322 and 300 queries per second.
+# A batch has the smallest shape that computes at least this fraction of the fastest shape's tokens per second. Small shapes
+# are preferred, because texts that arrive while a batch is computed must wait for it. In a simulation with 32 clients and
+# the times of MiniLM on a CPU, fractions of 1.0, 0.9 and 0.8 answered 90, 97 and 93 texts per second of the mix of lengths,
+# and 333, 322 and 300 queries per second.
 _MIN_EFFICIENCY = 0.9
 
 

@@ -276,10 +276,9 @@ def collect_sequences(batch: Batch) -> Sequences:
 # wait. The forecast is the average number of requests in the last windows. A window is a short time that begins when the
 # device is free and a request waits.
 
-# The number of past windows over which the forecast averages.
-#
-# In a simulation with eight clients, a query took 3.56 ms of device time with one window, and 3.34 to 3.36 ms with 2 to 32
-# windows. With fewer windows, the forecast sooner stops expecting a client that has left.
+# The forecast is the average over this many past windows. In a simulation with eight clients, a query took 3.56 ms of device
+# time with one window, and 3.34 to 3.36 ms with 2 to 32 windows. With fewer windows, the forecast sooner stops expecting a
+# client that has left.
 _WINDOWS = 8
 
 

@@ -41,7 +41,7 @@ _FIRST_BYTES = 4096
 _TENSOR_GROUPS = {"model": "variables", "first_moment": "first_moments", "second_moment": "second_moments"}
 
 Tensors = Mapping[str, NDArray[Any]]
-# The dtype name, the shape and the CRC-32 of a tensor.
+# The dtype name, the shape and the CRC-32 of a tensor, as stored in the header of a checkpoint.
 _TensorDescription = tuple[str, tuple[int, ...], int]
 
 

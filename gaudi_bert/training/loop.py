@@ -205,7 +205,7 @@ class TrainingLoop:
             StoppedError: A stop is requested, and the run is not finished.
         """
         settings, update = self._settings, self.progress.update
-        # The first process saves before it continues, so the other processes know that this update has been saved.
+        # The first process saves before it continues, so the checkpoint of this update is complete by now.
         self.context.communicator.note_saved_update(self._saved)
         last = update == settings.updates
         evaluates = last or (not is_stopping and update % settings.evaluate_every_updates == 0)
