@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import transformers
-from tests.builders.iterate_training_batches import batch_of, packs_of
 from transformers.models.auto import modeling_auto
 
 from gaudi_bert.common.errors import InputError
@@ -38,6 +37,7 @@ from gaudi_bert.engines.protocol import ModelSpec
 from gaudi_bert.engines.pytorch.encoder_model import build_encoder
 from gaudi_bert.model.config import EncoderConfig
 from gaudi_bert.model.heads import TaskHead
+from tests.builders.task_batches import batch_of, packs_of
 
 HEADS = {
     "next token": (TaskHead("causal-language-modelling"), modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
