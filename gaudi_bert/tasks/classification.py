@@ -38,7 +38,7 @@ from gaudi_bert.tasks.task import NO_VOCABULARY, MaskKey, SequenceTask, Task, Vo
 
 
 class Classification(SequenceTask):
-    """The task of predicting one of several classes for a text or a pair."""
+    """The task of predicting one of several classes for a text or a pair of texts."""
 
     name = "classification"
     problem_type = "single_label_classification"
@@ -62,12 +62,14 @@ class Classification(SequenceTask):
         return {"accuracy": float(np.mean(np.asarray(evaluation_data.target) == most_frequent))}
 
     def make_predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Yield the class and all probabilities of each text, as `{"label", "probabilities": {name: p}}`."""
+        """Yield the predicted class and the probabilities of all classes for each text, as `{"label", "probabilities":
+        {name: p}}`.
+        """
         return predict_classes(logits, self.labels)
 
 
 class MultiLabel(SequenceTask):
-    """The task of predicting any number of classes for a text or a pair."""
+    """The task of predicting any number of classes for a text or a pair of texts."""
 
     name = "multi-label"
     problem_type = "multi_label_classification"
@@ -75,7 +77,7 @@ class MultiLabel(SequenceTask):
     metric_names = ("loss", "f1_micro", "f1_macro", "accuracy")
 
     def compute_metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return the micro-averaged and the macro-averaged F1 score and the accuracy, by name."""
+        """Return the micro- and macro-averaged F1 scores and the accuracy, by name."""
         from sklearn.metrics import accuracy_score, f1_score
 
         guesses, right = logits >= 0, np.asarray(sequences.target) > 0.5
@@ -86,12 +88,14 @@ class MultiLabel(SequenceTask):
         }
 
     def make_predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Yield the classes and all probabilities of each text, as `{"labels", "probabilities": {name: p}}`."""
+        """Yield the predicted classes and the probabilities of all classes for each text, as `{"labels", "probabilities":
+        {name: p}}`.
+        """
         return predict_labels(logits, self.labels)
 
 
 class Regression(SequenceTask):
-    """The task of predicting a number for a text or a pair."""
+    """The task of predicting a number for a text or a pair of texts."""
 
     name = "regression"
     problem_type = "regression"
@@ -99,7 +103,7 @@ class Regression(SequenceTask):
     metric_names = ("loss", "pearson", "spearman", "mean_squared_error")
 
     def compute_metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return Pearson's and Spearman's correlation and the mean squared error, by name.
+        """Return the Pearson and Spearman correlations and the mean squared error, by name.
 
         A correlation is 0 if all predictions or all targets are equal.
         """
@@ -112,7 +116,7 @@ class Regression(SequenceTask):
 
 
 class TokenClassification(Task):
-    """The task of predicting a tag for every word, such as named entities or parts of speech.
+    """The task of predicting a tag for every word, such as the kind of a named entity or a part of speech.
 
     The first token of a word carries its tag. The other tokens of the word, [CLS] and [SEP] carry no tag (Devlin et al.,
     2019, section 5.3). A word that is in several windows of a long row counts in one of them. The head consists of dropout
@@ -133,14 +137,14 @@ class TokenClassification(Task):
             self.best_metric, self.metric_names = "accuracy", ("loss", "accuracy", "f1_macro")
 
     def describe_unusual_data(self, rows: Sequence[Row]) -> str | None:
-        """Return a note for the user if no tag has a prefix such as B- or I-, because other metrics are then computed."""
+        """If no tag has a prefix such as B- or I-, return a note for the user that other metrics are computed."""
         if self._scheme.has_chunks:
             return None
         return "no tag has a prefix such as B- or I-: each word counts by itself, by accuracy and f1_macro"
 
     def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return the tags as `targets` [B, L], and `target_weights` [B, L], which are 1 for the first token of each word
-        with a tag.
+        """Return the tags as `targets` [B, L], and weights as `target_weights` [B, L]. The weight is 1 for the first token
+        of each tagged word, otherwise 0.
 
         Without targets, the weight is 1 for the first token of every word.
         """
@@ -151,8 +155,8 @@ class TokenClassification(Task):
         return {"targets": np.maximum(targets, 0), "target_weights": (targets != NOT_PREDICTED).astype(np.float32)}
 
     def compute_metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return the F1 score, precision and recall of entities, or the macro-averaged F1 score of tags, and the accuracy of
-        words.
+        """Return the accuracy of words, and the F1 score, precision and recall of entities. If no tag has a prefix such as
+        B-, return the macro-averaged F1 score of tags instead of the metrics of entities.
 
         A word that was truncated counts as predicted with the tag `O`.
         """
@@ -174,9 +178,11 @@ class TokenClassification(Task):
         return {**of_entities, "accuracy": accuracy}
 
     def make_predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Yield the predicted tag of every word for each row, as `{"tags": [{"start", "end", "tag", "score"}]}`.
+        """Yield the predicted entities of each row, as `{"tags": [{"start", "end", "tag", "score"}]}`. Words with the tag
+        `O` are left out.
 
-        `start` and `end` are characters in the text of the row.
+        `start` and `end` are character positions in the text of the row. If no tag has a prefix such as B-, each entry is a
+        single word.
         """
         return predict_entities(logits, sequences, rows, self.labels)
 

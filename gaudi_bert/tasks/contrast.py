@@ -116,8 +116,8 @@ def in_batch_negatives_loss(
     right = float((is_best_MC[own, own] / is_best_MC.sum(axis=1)).sum())
     loss, by_scores_MC = _cross_entropy_of_diagonal(scores_MC)
     if symmetric:
-        # The forbidden pairs apply in both directions: if a positive must not be a negative of an anchor, the anchor must
-        # not be a negative of this positive.
+        # If a positive must not be a negative of an anchor, the anchor must not be a negative of this positive either.
+        # Therefore, the forbidden pairs apply in both directions.
         backward_scores_MM = scores_MC[:, :rows].T
         backward, by_backward_MM = _cross_entropy_of_diagonal(backward_scores_MM)
         loss, by_scores_MC = 0.5 * (loss + backward), 0.5 * by_scores_MC
@@ -197,8 +197,9 @@ def listwise_loss(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray)
 
 
 def sum_over_dimensions(vectors_NH: FloatArray, loss: LossOfVectors, dimensions: Sequence[int]) -> LossAndGradient:
-    """Compute a loss on several prefixes of the embeddings, such as their first 64 and 256 values (Matryoshka), and return
-    the sum.
+    """Compute a loss on several prefixes of the embeddings, such as their first 64 and 256 values, and return the sum.
+
+    Embeddings that are trained with this loss are known as Matryoshka embeddings.
 
     Args:
         vectors_NH: The embeddings of the texts.
@@ -235,8 +236,7 @@ def _loss_from_cosines(
     seconds_M: IntArray,
     loss_of_cosines: Callable[[FloatArray], tuple[float, FloatArray]],
 ) -> LossAndGradient:
-    """Return a loss that depends only on the cosines of pairs of embeddings, and its gradient with respect to the
-    embeddings.
+    """Return a loss of the cosines of pairs of embeddings, and its gradient with respect to the embeddings.
 
     `loss_of_cosines` returns the loss of the cosines and its gradient with respect to them.
     """

@@ -111,8 +111,8 @@ def _encode_json(value: dict[str, Any]) -> bytes:
 
 
 def _find_vocabulary(weights: Weights, config: BertConfig, requested_path: Path | None, reporter: Reporter) -> Path | None:
-    """Return the path of the vocabulary to export. This is `requested_path`, otherwise a `vocab.txt` near the weights, or
-    None if there is none.
+    """Return the path of the vocabulary to export. If `requested_path` is None, look for a `vocab.txt` near the weights, and
+    return None if there is none.
 
     Raises:
         InputError: The requested vocabulary has more tokens than the model. If a `vocab.txt` that was found near the weights

@@ -49,7 +49,7 @@ class MaskedLanguageModelling(Task):
     _kept_masks: tuple[MaskKey, Sequences, tuple[BoolArray, Int32Array]] | None = None
 
     def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return the token ids with masks as `input_ids` [B, L], and the targets of at most Q masked tokens in each pack.
+        """Return the masked token ids as `input_ids` [B, L], and the targets of up to Q masked tokens per pack.
 
         The targets are `masked_positions`, `targets` and `target_weights`, all [B, Q].
         """
@@ -73,7 +73,7 @@ class MaskedLanguageModelling(Task):
 
 
 class CausalLanguageModelling(Task):
-    """The task of predicting the next token of the same sequence."""
+    """The task of predicting the next token within a sequence."""
 
     name = "causal-language-modelling"
     architecture = "BertLMHeadModel"
@@ -81,8 +81,7 @@ class CausalLanguageModelling(Task):
     metric_names = ("loss", "accuracy", "perplexity")
 
     def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return the next token of each token as `targets` [B, L], and the weights of these targets as `target_weights` [B,
-        L].
+        """Return each token's successor as `targets` [B, L], and the weights of these targets as `target_weights` [B, L].
 
         The weight is 0 for padding and for the last token of a sequence, which has no next token.
         """
@@ -190,7 +189,7 @@ def _draw_masks(
     order_words_T: NDArray[np.uint64],
     kind_words_of: Callable[[IntArray], NDArray[np.uint64]],
 ) -> tuple[BoolArray, Int32Array]:
-    """Choose at random which tokens of some sequences are masked, and which token replaces each of them.
+    """Choose random tokens to mask in some sequences, and choose the token that replaces each of them.
 
     Args:
         ids_T: The token ids of the sequences, one sequence after the other.
@@ -227,7 +226,7 @@ def _max_masked_tokens(length: int, depth: int, masked_fraction: float) -> int:
 
 
 def _gather_masked_tokens(masked_BL: BoolArray, ids_BL: Int32Array, slots: int) -> dict[str, Int32Array | Float32Array]:
-    """Collect the masked tokens of each pack, and return their positions, original ids and weights by name, each [B, Q].
+    """Collect the masked tokens of each pack, and return their positions, original ids and weights as arrays [B, Q] by name.
 
     Args:
         masked_BL: Whether each token is masked.

@@ -12,15 +12,14 @@ from gaudi_bert.engines.protocol import ComputeDtype, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import VectorHead
 
-# Two layers with the sizes of MiniLM are enough for the measurement, because the cost of a layer does not depend on the
-# number of layers.
+# Two layers with the sizes of MiniLM are enough for the measurement, because every layer takes the same time.
 _CONFIG = BertConfig(vocab_size=1000, hidden_size=384, num_hidden_layers=2, num_attention_heads=12, intermediate_size=1536)
 SHAPES = {"8 rows of 256 tokens": (8, 256), "1 row of 16 tokens": (1, 16)}
 _SECONDS = 0.5  # how long the batches of each shape are measured
 
 
 def measure_bfloat16_time_ratios() -> dict[str, float]:
-    """Measure how long this CPU needs for batches in bfloat16, compared with float32. The measurement takes about a second.
+    """Measure how long batches take in bfloat16 on this CPU, compared with float32. The measurement takes about a second.
 
     Returns:
         The shortest time of a batch in bfloat16 divided by the shortest time in float32, for each shape by its description.
@@ -39,7 +38,7 @@ def build_frozen_model(compute_dtype: ComputeDtype) -> Model:
 
 
 def make_batch(rows: int, length: int) -> BatchArrays:
-    """Return a batch of `rows` rows, each of which contains one text of `length` tokens.
+    """Return a batch of `rows` rows that contain one text of `length` tokens each.
 
     The token ids are random, but the same in every call.
     """

@@ -136,8 +136,8 @@ def predict(
         chosen |= {"activation": task.activation} if task.activation != "Sigmoid" else {}
 
         def lines(outputs: Float32Array, sequences: Sequences, answered: Sequence[Row]) -> list[bytes]:
-            """Return the predictions for some rows, encoded as JSON lines. If documents are ranked, each line also contains
-            the texts and the logit.
+            """Return the predictions for some rows as JSON lines. If documents are ranked, each line also contains the
+            query, the document and the logit.
             """
             answers = task.make_predictions(outputs, sequences, answered)
             if options.group_by is None:
@@ -159,8 +159,8 @@ def predict(
 def _copy_files_locally(
     model: Path, data: str, out: str, store: StoreSettings | None = None
 ) -> Iterator[tuple[Path, str, str]]:
-    """Make the model, the rows and the output available as local files. Files in an object store are downloaded first, and
-    the output is uploaded at the end.
+    """Yield local paths of the model, the rows and the output. Inputs in an object store are downloaded first, and an output
+    in a store is uploaded at the end.
 
     Raises:
         InputError: The predictions would overwrite the rows.
@@ -181,7 +181,7 @@ def _copy_files_locally(
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is loaded on a device, with its tokenizer.
+    """A model that is loaded on a device, together with its tokenizer.
 
     Attributes:
         path: The folder or file of the weights.
@@ -230,7 +230,7 @@ def load_task_model(described: TaskDescription, task: Task, options: PredictOpti
 def load_encoder(
     path: Path, sentence_settings: SentenceSettings, options: PredictOptions, *, normalize: bool
 ) -> LoadedModel:
-    """Load an encoder on a device. The outputs of the loaded model are embeddings.
+    """Load an encoder on a device. The loaded model returns embeddings.
 
     Args:
         path: The folder or file of the weights.
@@ -295,7 +295,7 @@ def _load_model(
 
 
 def _open_device(engine: Engine, options: PredictOptions) -> tuple[Device, InferencePrecision, tuple[str, ...]]:
-    """Open the requested device, and choose the precision in which the model is computed.
+    """Open the requested device, and choose the precision of the computation.
 
     Returns:
         The device, the precision that is used, and lines for the user. If bfloat16 is requested on a CPU without bfloat16
@@ -315,7 +315,7 @@ def _open_device(engine: Engine, options: PredictOptions) -> tuple[Device, Infer
 
 @contextmanager
 def _suggest_other_program(path: Path) -> Iterator[None]:
-    """If a model is rejected because it cannot process packs, name a program that can run the model in the error."""
+    """If a model is rejected because it cannot process packs, add to the error which other programs can run the model."""
     try:
         yield
     except InputError as error:
@@ -333,7 +333,7 @@ def _predict_windows(
     encode: Callable[[Float32Array, Sequences, Sequence[Row]], list[bytes]],
     encode_problem: Callable[[str], bytes],
 ) -> None:
-    """Compute and write the predictions of all rows that have no prediction yet, one window of rows after the other.
+    """Compute and write the predictions of all rows that have no prediction yet, one window of rows at a time.
 
     Args:
         rows: The rows.
@@ -372,8 +372,7 @@ def _encode_json_line(content: Mapping[str, Any]) -> bytes:
 
 
 def _write_ranked_documents(stored: Path, handle: BinaryIO) -> None:
-    """Read the predictions of query-document pairs, and write one JSON line per query, which lists its documents, best
-    first.
+    """Read the predictions of query-document pairs, and write one JSON line per query with its documents, best first.
 
     The queries are in order of first appearance.
 
@@ -501,7 +500,7 @@ def embed(
             ]
 
         def problem(why: str) -> bytes:
-            """Return the output for a text that cannot be read, which is a JSON line with the problem or an embedding of NaN
+            """Return the output for a text that cannot be read. It is a JSON line with the problem, or an embedding of NaN
             values.
             """
             return _encode_json_line({"error": why}) if is_lines else no_vector
@@ -514,7 +513,7 @@ def embed(
 
 
 def _convert_embeddings(ending: str, values: int, stored: Path, handle: BinaryIO) -> None:
-    """Convert all embeddings, which were collected as plain float32 values in a partial file, to a numpy or Parquet file.
+    """Convert the float32 values that were collected in a partial file to a numpy or Parquet file of embeddings.
 
     Args:
         ending: `.npy` or `.parquet`.

@@ -74,7 +74,7 @@ class PredictOptions:
 
 
 def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    """Check that the value of an option is allowed. None is always allowed.
+    """Check that an option has an allowed value. None is always allowed.
 
     Args:
         name: The option, without dashes.
@@ -116,8 +116,7 @@ class RowSource:
         return self.file == STANDARD_INPUT
 
     def make_signature(self, stage: str, options: dict[str, Any], model_identity: str) -> Signature:
-        """Return the signature of the predictions, which identifies the options, the model and the input that determine
-        them.
+        """Return a signature that identifies the options, the model and the input of the predictions.
 
         Args:
             stage: The name of the stage.
@@ -138,7 +137,7 @@ class RowSource:
         return rows if self.settings.on_bad_row == "skip" else raise_or_skip_bad_rows(rows)
 
     def check_window(self, window: Sequence[Row | BadRow]) -> None:
-        """Check that all rows of a window can be tokenized, unless rows that cannot be tokenized are skipped.
+        """Check that all rows of a window can be tokenized, unless the settings skip rows that cannot be tokenized.
 
         The rows are not tokenized if this cannot fail, because texts of any length are truncated and an empty text still has
         special tokens.
@@ -186,7 +185,7 @@ WINDOW_ROWS = 8192
 
 @dataclass(frozen=True)
 class StreamResult:
-    """The numbers of rows and tokens that a run of `predict` or `embed` has computed.
+    """The numbers of rows and tokens that a run of `predict` or `embed` has processed.
 
     Attributes:
         rows: The number of rows with a prediction, including the rows of an interrupted run that was resumed.
@@ -209,7 +208,9 @@ class StreamResult:
     max_sequence_length: int = 0
 
     def format_lines(self, out: str | None = None) -> list[str]:
-        """Describe the result for the user as lines of text. If the output file `out` is given, a line also names it."""
+        """Return lines of text that describe the result to the user. If the output file `out` is given, the last line names
+        it.
+        """
         if self.skipped:
             return []
         counted = f"{format_count(self.rows, 'row')}, {format_count(self.tokens, 'token')}"
@@ -223,7 +224,7 @@ class StreamResult:
 def open_prediction_output(
     out: str, signature: Signature, rows: RowSource, reporter: Reporter, *, overwrite: bool, task: Task | None = None
 ) -> Iterator[PredictionStream]:
-    """Yield the stream to which predictions are written, which is a file or standard output.
+    """Yield a stream that writes predictions to a file or to standard output.
 
     Args:
         out: The file, or `-` for standard output, which cannot be resumed.
@@ -248,7 +249,7 @@ def open_prediction_output(
 
 @contextmanager
 def show_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> Iterator[Task | None]:
-    """Show a progress bar during a command. The bar appears before the model is loaded.
+    """Show a progress bar while a command runs. The bar appears before the model is loaded.
 
     Args:
         name: The name of the command.
@@ -279,12 +280,14 @@ def show_progress(name: str, rows_file: str, out: str, reporter: Reporter) -> It
 
 
 def _progress_path(out: Path) -> Path:
-    """Return the path of the hidden file that states how much of the partial predictions of `out` is valid."""
+    """Return the path of the hidden progress file of `out`, which states how many bytes of the partial predictions are
+    valid.
+    """
     return hidden_path_beside(out, "progress.json")
 
 
 class PredictionStream:
-    """Writes predictions to standard output, one window of rows after the other.
+    """Writes predictions to standard output, one window of rows at a time.
 
     Attributes:
         name: The destination, for messages.
@@ -301,7 +304,7 @@ class PredictionStream:
         self._reported_gain, self._packed, self._last_line = False, False, 0.0
 
     def read_remaining_windows(self) -> Iterator[list[Row | BadRow]]:
-        """Yield the rows that have no prediction yet, in windows.
+        """Yield windows of the rows that have no prediction yet.
 
         All rows of a file are checked before the first window is yielded. A pipe is not checked in advance, because it can
         be read only once.
@@ -338,7 +341,7 @@ class PredictionStream:
             raise InputError("the input contains no rows; pass a file with at least one row")
 
     def advance_progress(self, rows: float, times: int = 1) -> None:
-        """Advance the progress bar by `rows` * `times` rows."""
+        """Advance the progress bar by `times` steps of `rows` rows each."""
         if self._task is not None:
             self._task.advance(rows * times)
 
@@ -421,7 +424,7 @@ class PredictionStream:
 
 
 class _PredictionFile(PredictionStream):
-    """Writes predictions to a file, one window of rows after the other, so that a killed run can be resumed.
+    """Writes predictions to a file, one window of rows at a time, so that a killed run can be resumed.
 
     If the file already exists and was computed from the same settings and inputs, it is finished from the start. If a
     partial file exists, the run resumes after its last complete window.
@@ -448,7 +451,7 @@ class _PredictionFile(PredictionStream):
         self._handle: BinaryIO | None = None
 
     def write_bytes(self, encoded: bytes) -> None:
-        """Write the encoded predictions of a window to disk, and then count them in the progress file."""
+        """Write the encoded predictions of a window to disk before counting them in the progress file."""
         with explain_os_errors(self.out, "write"):
             handle = self._open_partial_file()
             handle.write(encoded)
@@ -459,7 +462,7 @@ class _PredictionFile(PredictionStream):
         self.progress.write(self._count)
 
     def finish(self, convert: Callable[[Path, BinaryIO], None] | None = None) -> None:
-        """Rename or convert the partial file to the output file, and remove the progress file."""
+        """Turn the partial file into the output file by renaming or converting it, and remove the progress file."""
         if self.finished:
             return
         self._open_partial_file().close()
@@ -473,8 +476,8 @@ class _PredictionFile(PredictionStream):
         self._count.unlink(missing_ok=True)
 
     def _open_partial_file(self) -> BinaryIO:
-        """Open the partial file and truncate it after its valid part, unless it is open already. Return the file, positioned
-        at its end.
+        """Return the partial file, positioned at its end. If it is not open yet, open it and truncate it after its valid
+        part.
         """
         if self._handle is None:
             with explain_os_errors(self.out, "write"):
@@ -487,7 +490,7 @@ class _PredictionFile(PredictionStream):
 
 
 class _StreamProgress(Artefact):
-    """The contents of a progress file, which states how much of a partial file is valid and counts the rows in it.
+    """The content of a progress file, which records the valid size of a partial file and the number of rows in it.
 
     Attributes:
         signature: The SHA-256 of the settings and inputs, without the data.
@@ -513,7 +516,7 @@ class _StreamProgress(Artefact):
 
 
 def _extend_checksum(window: Sequence[Row | BadRow], checksum: int) -> int:
-    """Extend the CRC-32 of all rows before a window by the rows of the window, and return the result."""
+    """Update the CRC-32 of the rows before a window with the rows of the window, and return the result."""
     for row in window:
         checksum = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), checksum)
     return checksum

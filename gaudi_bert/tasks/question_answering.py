@@ -43,8 +43,8 @@ class QuestionAnswering(Task):
 
     @property
     def output_width(self) -> int:
-        """The number of values that the head returns for each token, which is 2. They are the logits that the answer begins
-        and that it ends at this token.
+        """The number of logits that the head returns for each token. There are two, for the beginning and the end of the
+        answer.
         """
         return 2
 
@@ -66,7 +66,7 @@ class QuestionAnswering(Task):
         return _compute_squad_metrics(given, [[text for text, _ in cast(QuestionRow, row).answers or ()] for row in rows])
 
     def make_predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Yield the best answers to each question, best first, as `{"answers": [{"text", "start", "end", "score"}]}`.
+        """Yield the answers to each question, best first, as `{"answers": [{"text", "start", "end", "score"}]}`.
 
         An empty text means that the context does not contain an answer.
         """
@@ -88,7 +88,7 @@ class QuestionAnswering(Task):
             yield {"answers": self._rank_answers(spans, nothing, cast(QuestionRow, row).context)}
 
     def _rank_answers(self, spans: list[tuple[float, int, int]], empty_score: float, context: str) -> list[dict[str, Any]]:
-        """Return the best answers to a question, best first. They are chosen from the spans in all windows, and each span is
+        """Rank the candidate spans from all windows of a question's context, and return the best answers. Each span is
         listed only once.
 
         The empty answer is listed too if `null_score_threshold` is set or if no span is possible. It comes first if its
@@ -118,7 +118,7 @@ class QuestionAnswering(Task):
 
 
 def _compute_squad_metrics(predicted_texts: Sequence[str], correct_texts: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return SQuAD's metrics exact_match and f1, from 0 to 100, as means over all questions.
+    """Return SQuAD's metrics exact_match and f1 as means over all questions, from 0 to 100.
 
     Texts are compared in lower case, without punctuation, articles and extra spaces. An exact match equals one of the
     correct answers. F1 compares the words with each correct answer and takes the best value. A question without an answer
@@ -140,12 +140,14 @@ def _compute_squad_metrics(predicted_texts: Sequence[str], correct_texts: Sequen
 
 
 def _normalize_answer(text: str) -> str:
-    """Normalize an answer as SQuAD does before comparing it. Remove capitals, punctuation, articles and extra spaces."""
+    """Normalize an answer for comparison, as SQuAD does. Convert it to lower case, and remove punctuation, articles and
+    extra spaces.
+    """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def _compute_word_f1(predicted_answer: str, correct_answer: str) -> float:
-    """Return the F1 score, from 0 to 1, of the words of a predicted answer against those of a correct answer. Both must be
+    """Compare the words of a predicted and a correct answer, and return their F1 score from 0 to 1. Both answers must be
     normalized.
     """
     given, right = predicted_answer.split(), correct_answer.split()

@@ -63,9 +63,8 @@ def _compute_ranking_metrics(
         size[last_tie_Q] += beyond[0]
         hits[last_tie_Q] += beyond[1]
         gained[last_tie_Q] += beyond[1]
-    # A tie is a group of documents with equal scores, whose order is random. share_R is the probability that the document at
-    # a rank of the tie is relevant. others_R is the expected number of relevant documents before it in its tie, if it is
-    # relevant.
+    # A tie is a group of documents with equal scores in random order. share_R is the probability that the document at a rank
+    # is relevant. If it is relevant, others_R is the expected number of relevant documents before it in its tie.
     share_R, in_tie_R = (hits / size)[tie_R], rank_R - rank_R[first_of_tie][tie_R]
     others_R = in_tie_R * ((hits - 1) / np.maximum(size - 1, 1))[tie_R]
     precision_R = (hits_before[tie_R] + 1 + others_R) / (rank_R + 1)
@@ -81,7 +80,7 @@ def _compute_ranking_metrics(
     answers_Q = np.maximum(answers_Q, 1)
 
     def sums(values_R: FloatArray) -> FloatArray:
-        """Return the sum of the values of each query's documents."""
+        """Sum the values of each query's documents."""
         return np.bincount(query_R, values_R, queries).astype(np.float64)
 
     figures = {
@@ -98,13 +97,15 @@ def _compute_ranking_metrics(
 
 
 def number_values(values: Iterable[Hashable]) -> IntArray:
-    """Number the distinct values 0, 1, 2, ... in order of first appearance, and return the number of each value, int64."""
+    """Assign the numbers 0, 1, 2, ... to the distinct values in order of first appearance, and return each value's number,
+    int64.
+    """
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
 
 
 def compute_grouped_ranking_metrics(scores: Float32Array, gains: FloatArray, queries: Sequence[str]) -> dict[str, float]:
-    """Return the mean MRR@10, nDCG@10 and MAP of queries. Each query has its own list of scored documents.
+    """Return the mean MRR@10, nDCG@10 and MAP over queries. Each query has its own list of scored documents.
 
     Args:
         scores: The score of each document.
@@ -135,8 +136,8 @@ _STEPS_PER_UNIT = 2.0**20
 def compute_search_metrics(
     queries_QH: Float32Array, documents_NH: Float32Array, answers: Sequence[IntArray]
 ) -> dict[str, float]:
-    """Search for the nearest documents of each query by cosine, and return nDCG@10, MRR@10, accuracy@1, recall@10 and
-    MAP@100 of this search.
+    """Search for the nearest documents of each query by cosine, and return the metrics nDCG@10, MRR@10, accuracy@1,
+    recall@10 and MAP@100.
 
     Args:
         queries_QH: The embeddings of the queries.
@@ -170,12 +171,12 @@ def compute_search_metrics(
 
 
 def search_documents(queries_QH: Float32Array, documents_NH: Float32Array) -> IntArray:
-    """Return the numbers of the hundred documents with the largest cosine for each query, best first, int64 [Q, K]."""
+    """Return the indices of the 100 documents with the largest cosines for each query, best first, int64 [Q, K]."""
     return find_nearest(_normalize(queries_QH), _normalize(documents_NH), _MAX_RANK)[0]
 
 
 def find_nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Find the `count` documents with the largest dot product for each query, best first.
+    """Find the `count` documents with the largest dot products for each query, best first.
 
     Of documents with equal products, those with lower numbers come first.
 
@@ -195,8 +196,8 @@ def find_nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: in
         as_last_Q = np.zeros(len(block_QH), np.int64)
         for document in range(0, len(documents_NH), _DOCUMENTS_AT_ONCE):
             steps = _round_to_steps(block_QH @ documents_NH[document : document + _DOCUMENTS_AT_ONCE].T)
-            # Combine the product and the document number into one integer, so that one sort considers both. It is larger for
-            # a larger product and, if products are equal, for a lower document number.
+            # Combine the product and the document number into one integer, so that a single sort orders by both. A larger
+            # product gives a larger integer. If products are equal, a lower document number does.
             keys = (steps << 32) + (_LOW_BITS - (document + np.arange(steps.shape[1])))
             before, best = best, np.concatenate([best, keys], axis=1)
             if best.shape[1] > count:
@@ -213,8 +214,8 @@ def find_nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: in
 
 
 def _round_to_steps(products: Float32Array) -> IntArray:
-    """Round dot products to multiples of 2^-20, and return these multiples as integers, int64. NaN becomes -2, which is less
-    than any cosine.
+    """Express dot products as int64 multiples of 2^-20, rounded to the nearest. NaN is treated as -2, which is less than any
+    cosine.
     """
     steps: IntArray = np.rint(np.nan_to_num(products, nan=-2.0) * _STEPS_PER_UNIT).astype(np.int64)
     return steps
@@ -233,7 +234,7 @@ def compute_cosines(firsts: Float32Array, seconds: Float32Array) -> FloatArray:
 
 
 def compute_correlations(predictions: FloatArray, targets: FloatArray) -> dict[str, float]:
-    """Return Pearson's and Spearman's correlation of predictions with targets. Both are 0 if all predictions or all targets
+    """Return the Pearson and Spearman correlations of predictions with targets. Both are 0 if all predictions or all targets
     are equal.
     """
     from scipy.stats import pearsonr, spearmanr

@@ -48,7 +48,7 @@ from gaudi_bert.tasks.ranking import (
 from gaudi_bert.tasks.task import MaskKey, SequenceTask, Task
 from gaudi_bert.tasks.update_plan import GroupedRows
 
-# The metrics of embeddings for rows with a score. For all other rows, a search is evaluated.
+# The metrics of embeddings if the rows have scores. Otherwise, the metrics of a search are computed.
 CORRELATIONS = ("spearman", "pearson")
 _SHOWN = 3
 
@@ -87,13 +87,13 @@ class Embedding(Task):
         return {}
 
     def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups:
-        """Return the texts of each row, and a loss that compares each text with the texts of all rows in the same update."""
+        """Return the texts of each row, and a loss function that compares each text with all texts of the update."""
         table, scores = collect_distinct_texts(self.settings, rows), _get_row_scores(rows)
         return RowGroups(table.rows, partial(_compute_update_loss, self.settings, table, scores), has_answers=scores is None)
 
     def compute_metrics(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
-        """Return the metrics of a search among the texts. For rows with a score, return Pearson's and Spearman's correlation
-        instead.
+        """Return the metrics of a search among the texts. If the rows have scores, return the Pearson and Spearman
+        correlations instead.
 
         `vectors` are the embeddings of the distinct texts.
         """
@@ -109,7 +109,7 @@ class Embedding(Task):
     def make_labelled_predictions(
         self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]
     ) -> Iterator[dict[str, Any]]:
-        """Yield an object for each row that contains the `cosine` of its first two texts.
+        """Yield an object with the `cosine` of the first two texts for each row.
 
         If the row is an anchor with its positive, the object also contains the `rank` of the positive and the `nearest`
         texts. The rank is None if a hundred other texts are nearer.
@@ -155,8 +155,8 @@ def _compute_update_loss(
     sequences_N: IntArray,
     rows: IntArray,
 ) -> LossAndGradient:
-    """Return the loss of the rows in an update, and its gradient. The settings and the kind of rows determine the loss
-    function.
+    """Return the loss of the rows in an update, and its gradient. The loss function depends on the settings and on whether
+    the rows have scores.
 
     Args:
         settings: The settings of the task.
@@ -190,7 +190,7 @@ def _compute_update_loss(
 
 
 def collect_distinct_texts(settings: TaskSettings, rows: Sequence[Row]) -> TextTable:
-    """Return the distinct texts of some rows, and the numbers of the texts in each row.
+    """Return the distinct texts of some rows, and the indices of the texts that each row contains.
 
     The first text of a row gets the prompt for queries, and its other texts get the prompt for documents.
     """
@@ -235,7 +235,7 @@ class Reranking(SequenceTask):
     metric_names = ("loss", "ndcg@10", "mrr@10", "map")
 
     def describe_unusual_data(self, rows: Sequence[Row]) -> str | None:
-        """Return a note for the user if the same pair of a query and a document occurs with different labels."""
+        """If the same pair of a query and a document occurs with different labels, return a note for the user."""
         labels: dict[tuple[str, str | None], Any] = {}
         pairs = [(row, (row.text, row.text_pair)) for row in cast(Sequence[TextRow], rows)]
         other = [row.position for row, pair in pairs if labels.setdefault(pair, row.label) != row.label]
@@ -247,8 +247,8 @@ class Reranking(SequenceTask):
         )
 
     def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups | None:
-        """Return the documents of each query as a group together with the listwise loss. Return None if another loss is
-        used.
+        """Return the documents of each query as a group, together with the listwise loss function. Return None if another
+        loss is used.
         """
         return _group_documents_by_query(sequences, rows) if self.settings.loss == "listwise" else None
 
@@ -264,7 +264,7 @@ class Reranking(SequenceTask):
         return figures
 
     def make_predictions(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        """Yield the probability that the document answers the query for each pair, as `{"score"}`.
+        """Yield the probability that the document of a pair answers the query, as `{"score"}`.
 
         If the model has another activation than the sigmoid, the score is the result of this activation.
         """
@@ -291,7 +291,7 @@ def apply_activation(logits_N: Float32Array, activation: Activation) -> Float32A
 
 
 def _group_documents_by_query(sequences: Sequences, rows: Sequence[Row]) -> RowGroups:
-    """Group the documents by query, and return the groups together with the listwise loss.
+    """Group the documents by query, and return the groups with a function that computes the listwise loss.
 
     A query counts as right if one of its best documents is ranked first.
 

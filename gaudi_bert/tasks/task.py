@@ -63,7 +63,7 @@ def import_task_class(name: str) -> type[Task]:
     return task
 
 
-# The tasks to which each of these settings applies. All other settings apply to every task.
+# The tasks that each of these settings applies to. All other settings apply to every task.
 _SETTINGS_OF_TASKS: dict[str, tuple[str, ...]] = {
     "labels": ("classification", "multi-label", "token-classification"),
     "stride": ("token-classification", "question-answering", "masked-language-modelling", "causal-language-modelling"),
@@ -99,7 +99,9 @@ EVALUATION_EPOCH = -1
 
 
 def has_update_loss(settings: TaskSettings) -> bool:
-    """Return whether a task's loss is computed from all rows of an update together. Otherwise each row has its own loss."""
+    """Return whether the loss of a task is computed from all rows of an update together. Otherwise, each row has its own
+    loss.
+    """
     return settings.name == "embedding" or (settings.name == "reranking" and settings.loss == "listwise")
 
 
@@ -108,7 +110,7 @@ def has_update_loss(settings: TaskSettings) -> bool:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The vocabulary from which the tokens that replace masked tokens are drawn.
+    """The vocabulary for masking. Tokens that replace masked tokens are drawn from it.
 
     Attributes:
         size: The number of tokens.
@@ -198,8 +200,8 @@ class Task(ABC):
         """
 
     def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups | None:
-        """Return the groups of sequences that must be in the same update, and the loss of these groups. Return None if each
-        sequence has its own loss.
+        """Return groups of sequences that must be in the same update, and a function that computes their loss. Return None
+        if each sequence has its own loss.
 
         Args:
             sequences: The sequences of the training data.
@@ -219,15 +221,17 @@ class Task(ABC):
         return {}
 
     def make_evaluation_sort_key(self, metrics: Mapping[str, float], best_metric: str) -> tuple[float, float]:
-        """Return a sort key for the metrics of an evaluation, which is larger if the evaluation is better. Evaluations with
-        the same `best_metric` are ordered by their loss.
+        """Return a sort key for the metrics of an evaluation. A better evaluation has a larger key, and a lower loss breaks
+        ties.
         """
         sign = -1.0 if best_metric in self.lower_is_better else 1.0
         return sign * metrics[best_metric], -metrics.get("loss", 0.0)
 
     def compute_baseline_metrics(self, training_data: Sequences, evaluation_data: Sequences) -> dict[str, float]:
-        """Return the metrics of always predicting the same class, by name. The class is chosen on `training_data` and
-        evaluated on `evaluation_data`.
+        """Return the metrics of always predicting the same class, by name. The class is chosen on `training_data`, and the
+        metrics are computed on `evaluation_data`.
+
+        By default, there are no baseline metrics.
         """
         return {}
 
@@ -249,8 +253,7 @@ class Task(ABC):
     def make_labelled_predictions(
         self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]
     ) -> Iterator[dict[str, Any]]:
-        """Yield the JSON object that is written to `predictions.jsonl` for each labelled row. It contains the prediction or
-        values derived from it.
+        """Yield one JSON object per labelled row for `predictions.jsonl`. By default, it is the prediction of the row.
 
         Args:
             outputs: The outputs of the model, in the order of the sequences.
@@ -271,7 +274,9 @@ class Task(ABC):
 
 
 class SequenceTask(Task):
-    """The base class of tasks with one prediction per text or pair. The prediction is computed from BERT's pooled vector."""
+    """The base class of tasks with one prediction per text or text pair. The prediction is computed from BERT's pooled
+    vector.
+    """
 
     architecture = "BertForSequenceClassification"
 

@@ -90,7 +90,7 @@ def tokenize_file(
     say: Callable[[str], None] | None = None,
     skipped: SkippedRows | None = None,
 ) -> tuple[Sequences, tuple[Row, ...]]:
-    """Read and tokenize a file of labelled rows, and return all sequences and rows.
+    """Read and tokenize a file of labelled rows, and return the sequences and the rows.
 
     Args:
         path: The file.
@@ -208,7 +208,9 @@ class TaskData:
 
     @property
     def row_packs(self) -> tuple[RowPacks, ...]:
-        """The row lengths with their numbers of packs, as `RunPlan` requires them. Empty if there is only one length."""
+        """The row lengths and the number of packs of each, in the form that `RunPlan` requires. Empty if all packs have the
+        same row length.
+        """
         if len(self.packings) == 1:
             return ()
         return tuple(RowPacks(packing.histogram.max_sequence_length, packing.packs) for packing in self.packings)
@@ -338,12 +340,13 @@ class TaskEvaluation(EvaluationSet[TaskResult]):
         return 3
 
     def count_labels(self, batch: Batch) -> FloatArray:
-        """Return zeros in place of the head's sums if the head computes none, and an empty array otherwise."""
+        """Return three zeros if the task's head computes no sums, so that the totals always have three entries. Otherwise,
+        return an empty array.
+        """
         return np.zeros(0 if isinstance(self.task.head, TaskHead) else 3)
 
     def read_batches(self, rank: int, world_size: int) -> Iterator[EvaluationBatch]:
-        """Yield the evaluation batches of one process, one row length after the other. All processes together yield every
-        pack once.
+        """Yield the evaluation batches of one process, grouped by row length. All processes together yield every pack once.
 
         The last batch of each length is filled up with empty packs.
 

@@ -64,7 +64,7 @@ _ARCHITECTURES: dict[str, TaskName] = {
 
 
 def is_bert(path: Path) -> bool:
-    """Return whether a stored model is a BERT, which can be run without `transformers`.
+    """Return whether a stored model is a BERT, which runs without `transformers`.
 
     Raises:
         InputError: There is no model, or it is another model and `transformers` is not installed.
@@ -79,7 +79,7 @@ def is_bert(path: Path) -> bool:
 
 
 def has_causal_attention(model: Path) -> bool:
-    """Return whether a stored model has causal attention, in which each token attends only to itself and earlier tokens."""
+    """Return whether a stored model has causal attention. If so, each token attends only to itself and earlier tokens."""
     if is_bert(model):
         return False
     from gaudi_bert.encoders.encoder_weights import build_library_config, read_encoder_config
@@ -92,8 +92,7 @@ def has_causal_attention(model: Path) -> bool:
 
 
 def check_run_is_finished(path: Path) -> None:
-    """Check that a path contains a finished model. If the run that writes it was stopped, the error says how to finish the
-    run.
+    """Check that a path contains a finished model. If its run was stopped, the error explains how to finish the run.
 
     A stopped run of a model other than BERT contains no model yet, because the model is written when the run ends.
 
@@ -114,14 +113,16 @@ def check_run_is_finished(path: Path) -> None:
 
 
 def _check_transformers_installed(subject: str) -> None:
-    """Raise an InputError if `transformers` is not installed. The message begins with `subject`, which requires it."""
+    """Raise an InputError if `transformers` is not installed. The message begins with `subject`, which names what requires
+    it.
+    """
     if importlib.util.find_spec("transformers") is None:
         raise InputError(f"{subject} needs transformers, which is not installed; run: {install_command('pytorch')}")
 
 
 @dataclass(frozen=True)
 class StartWeights:
-    """The weights with which training or inference begins. Some of them may be initial values, because they are not stored.
+    """The weights with which training or inference begins. Variables that are not stored have initial values instead.
 
     Attributes:
         path: The folder or file of the weights.
@@ -149,7 +150,7 @@ class StartWeights:
 def start_language_model(
     path: Path | None, settings: PipelineSettings, tokenizer: RowTokenizer, length: int
 ) -> tuple[Task, StartWeights]:
-    """Return the language modelling task for which a model is trained, and the weights with which the training begins.
+    """Choose the language modelling task for a model, and return the task with the weights from which the training starts.
 
     Args:
         path: A folder of weights. For fresh weights, a config.json, or the name of a model type of `transformers`, or None
@@ -215,7 +216,7 @@ def _choose_language_task(config: BertConfig) -> TaskKind:
 
 
 def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: bool = True) -> StartWeights:
-    """Load the stored weights of an encoder and, if they exist, those of a task's head.
+    """Load the stored weights of an encoder, and the weights of a task's head if they are stored.
 
     Args:
         path: Weights of any supported kind.
@@ -230,7 +231,7 @@ def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: boo
         from gaudi_bert.encoders.encoder_weights import find_model_sizes, read_encoder_config, read_encoder_weights
 
         folder = path if path.is_dir() else path.parent
-        # Finding the sizes first rejects models that cannot process packs before their weights are read.
+        # Find the sizes before reading the weights, because this rejects models that cannot process packs.
         sizes = find_model_sizes(read_encoder_config(folder / "config.json"), head)
         other, name, values, fresh = read_encoder_weights(folder, head, head_may_be_missing=allow_missing_head)
         files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")
@@ -307,7 +308,7 @@ class TaskDescription:
 
 
 def read_task_description(path: Path) -> TaskDescription:
-    """Read the description of a fine-tuned model's task from the folder that `finetune` or transformers wrote.
+    """Read the task of a fine-tuned model from the folder that `finetune` or transformers wrote.
 
     Raises:
         InputError: The folder contains no finished model, or a model without a supported task.
@@ -338,7 +339,7 @@ def read_task_description(path: Path) -> TaskDescription:
 
 
 def _infer_task(name: str, problem: str | None, labels: tuple[str, ...], path: Path) -> TaskName:
-    """Infer the task of a model that transformers wrote from the name of its class, its problem type and its labels."""
+    """Infer the task of a model that transformers wrote, using its class name, its problem type and its labels."""
     if name.endswith("ForSequenceClassification"):
         if problem == "regression" and len(labels) > 1:
             raise InputError(
@@ -391,11 +392,11 @@ def write_task_folder(
         handle.write(save(tensors, metadata={"format": "pt"}))
     values |= {**task.make_config_json(), "architectures": [start.architecture]}
     write_json(folder / "config.json", {**values, "gaudi_bert": own})
-    # Other programs truncate texts at the length that the tokenizer states. This must be the length of the training, except
-    # that a language model can read every text that fits its positions.
+    # Other programs truncate texts to the length that the tokenizer states, so state the training length. A language model
+    # is an exception, because it can read every text that fits its positions.
     save_tokenizer(tokenizer, folder, start.sizes.positions if task.name in LANGUAGE_MODELLING else max_sequence_length)
 
 
 def make_mask_vocabulary(tokenizer: RowTokenizer) -> Vocabulary:
-    """Return a tokenizer's vocabulary in the form from which masked language modelling draws tokens."""
+    """Convert the vocabulary of a tokenizer to the `Vocabulary` that masked language modelling uses."""
     return Vocabulary(tokenizer.vocabulary_size, tokenizer.special_ids, tokenizer.mask_id)

@@ -32,8 +32,8 @@ from gaudi_bert.rows.packs import BatchShape
 
 _LENGTH_STEP = 8
 _USUAL_LONGEST = 512
-# Of all pack lengths that cost at most this many times as much as the cheapest one, the length with the fewest slots is
-# used.
+# A pack length is acceptable if it costs at most this many times as much as the cheapest one. Among the acceptable lengths,
+# the one with the fewest token slots is used.
 _ACCEPTABLE_COST = 1.03
 # First, all pack lengths are tried on about _SAMPLED_ROWS rows. Then the _TRIED_LENGTHS cheapest lengths are tried on all
 # examined updates.
@@ -65,7 +65,8 @@ class GroupedRows(NamedTuple):
 
 
 class UpdateShape(NamedTuple):
-    """The static shape of all updates, which states how many micro-batches of which shape each process computes.
+    """The static shape of all updates. It consists of the shape of a micro-batch and the number of micro-batches on each
+    process.
 
     Attributes:
         batch: The shape of a micro-batch.
@@ -85,7 +86,7 @@ class UpdateShape(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RowStream:
-    """The rows of all epochs in one long stream. The stream is divided into updates with the same number of rows.
+    """The rows of all epochs as one long stream, divided into updates with the same number of rows.
 
     Attributes:
         lengths: int64, the number of tokens in each sequence.
@@ -108,7 +109,7 @@ class RowStream:
 
     @property
     def examined_updates(self) -> int:
-        """The number of updates from which the shape of all updates is chosen before a run.
+        """The number of updates that are examined before a run to choose the shape of all updates.
 
         These are the updates of one epoch, or of _SAMPLED_ROWS rows if that is more, but not more than there are.
         """
@@ -126,7 +127,7 @@ class RowStream:
         return np.concatenate(parts)
 
     def find_distinct_sequences(self, first: int, last: int) -> tuple[IntArray, IntArray]:
-        """Return the distinct sequences that each of the updates `first` to `last` - 1 contains.
+        """Return the distinct sequences in each of the updates `first` to `last` - 1.
 
         Returns:
             The sequences, ascending within each update, and the position at which each update begins, followed by the end.
@@ -140,9 +141,7 @@ class RowStream:
         return sequences, np.searchsorted(of_update, np.arange(last - first + 1))
 
     def pack_update(self, update: int, shape: BatchShape) -> SampledPacks:
-        """Pack the distinct sequences of the update with the given number, from 0. An update after the last one has no
-        packs.
-        """
+        """Pack the distinct sequences of the update with the index `update`. An update after the last one has no packs."""
         if update >= self.update_count:
             return SampledPacks(np.zeros(0, np.int64), np.zeros(1, np.int64))
         sequences, starts = self.find_distinct_sequences(update, update + 1)
@@ -152,7 +151,10 @@ class RowStream:
         return SampledPacks(sequences[np.argsort(pack_of, kind="stable")], np.concatenate([[0], np.cumsum(sizes)]))
 
     def measure_pack_needs(self, lengths: Sequence[int], depth: int, updates: int) -> list[tuple[int, int]]:
-        """Return the number of packs and the depth that are sufficient for each of the first updates, for each pack length.
+        """For each pack length, return the largest number of packs in an update and the largest number of sequences in a
+        pack.
+
+        Only the first `updates` updates are examined.
 
         Args:
             lengths: The lengths of a pack to try.
@@ -172,14 +174,14 @@ class RowStream:
         return [(int(packs), int(held)) for packs, held in zip(most, deepest, strict=True)]
 
     def count_distinct_tokens(self, updates: int) -> int:
-        """Return the total number of tokens that must be computed in the first updates.
+        """Return the total number of tokens that must be computed in the first `updates` updates.
 
         A sequence that rows of an update share counts once per update.
         """
         return sum(int(self.lengths[sequences].sum()) for sequences, _ in self._distinct_sequences_in_chunks(updates))
 
     def _distinct_sequences_in_chunks(self, updates: int) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield the result of `find_distinct_sequences` for a few thousand of the first updates at a time."""
+        """Yield the results of `find_distinct_sequences` for the first `updates` updates, a few thousand at a time."""
         for first in range(0, updates, _UPDATES_AT_ONCE):
             yield self.find_distinct_sequences(first, min(first + _UPDATES_AT_ONCE, updates))
 
@@ -191,8 +193,8 @@ class RowStream:
 
 @lru_cache(maxsize=4)
 def _order_epoch_rows(stream: RowStream, epoch: int) -> IntArray:
-    """Return the order of the rows in an epoch. It is a random permutation, in which rows were swapped until all updates
-    need about the same number of tokens.
+    """Return the order of the rows in an epoch. It is random, except that rows were swapped so that all updates need about
+    the same number of tokens.
     """
     count = len(stream.rows)
     update = np.arange(epoch * count, (epoch + 1) * count) // stream.batch_rows
@@ -205,7 +207,7 @@ def _order_epoch_rows(stream: RowStream, epoch: int) -> IntArray:
 def choose_update_shape(
     stream: RowStream, *, most_packs: int, processes: int, hidden_size: int, longest: int, depth: int | None = None
 ) -> UpdateShape:
-    """Choose a static shape of low computation cost into which all examined updates fit.
+    """Choose a static shape that is cheap to compute and that all examined updates fit into.
 
     Args:
         stream: The rows.
@@ -219,7 +221,7 @@ def choose_update_shape(
     lengths = list(range(shortest, max(shortest, min(longest, _USUAL_LONGEST)) + 1, _LENGTH_STEP))
 
     def shapes(updates: int) -> list[UpdateShape]:
-        """Return one possible shape of the updates for each pack length, sorted by cost."""
+        """Return a shape that the first `updates` updates fit into for each pack length, cheapest first."""
         shapes = []
         for length, (packs, deepest) in zip(
             lengths, stream.measure_pack_needs(lengths, depth or lengths[-1], updates), strict=True
@@ -230,7 +232,7 @@ def choose_update_shape(
         return sorted(shapes, key=cost)
 
     def cost(shape: UpdateShape) -> float:
-        """Return the estimated computation cost of an update of this shape."""
+        """Return the estimated computation cost of an update with this shape."""
         return shape.pack_count * estimate_row_cost(shape.batch.length, hidden_size)
 
     sampled = _SAMPLED_ROWS // stream.batch_rows + 1
@@ -245,7 +247,7 @@ def choose_update_shape(
 
 
 def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> IntArray:
-    """Swap rows between the updates of an epoch until all updates need about the same number of tokens, and return the new
+    """Swap rows between the updates of an epoch so that all updates need about the same number of tokens, and return the new
     order.
 
     The update that needs the most tokens swaps rows with the update that needs the fewest, the second with the last but one,
@@ -262,9 +264,9 @@ def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> In
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     sequences = np.unique(np.repeat(update, np.diff(rows.starts)[order]) * len(lengths) + rows.select_sequences(order))
     needed = np.bincount(sequences // len(lengths), lengths[sequences % len(lengths)], len(sizes))
-    # The first and the last update may have only some of their rows in this epoch. Therefore, compare the tokens of each
-    # update with the number that equally many random rows are expected to have. This number is rounded, because processes on
-    # different CPUs must swap the same rows.
+    # The first and the last update may have only some of their rows in this epoch, so their token counts cannot be compared
+    # directly. Compare each count with the count expected for equally many random rows. Round the expected count, because
+    # processes on different CPUs must swap the same rows.
     uses = np.bincount(rows.members, minlength=len(lengths))
     known_sizes, of_update = np.unique(sizes, return_inverse=True)
     expected = np.rint([lengths @ (1 - (1 - size / len(order)) ** uses) for size in known_sizes])
@@ -293,8 +295,7 @@ def _swap_rows(
     updates_by_excess: IntArray,
     excess: FloatArray,
 ) -> int:
-    """Swap rows between pairs of updates as long as this makes their token counts more equal, and return the number of
-    swaps.
+    """Swap rows between pairs of updates while this makes their token counts more equal, and return the number of swaps.
 
     All arguments except `tokens`, `starts` and `updates_by_excess` are changed in place.
 
@@ -334,8 +335,7 @@ def _swap_rows(
 
 @kernel
 def _pack_updates(lengths: IntArray, starts: IntArray, length: int, depth: int, pack_of: IntArray, needed: IntArray) -> int:
-    """Pack the sequences of each update by best fit, the longest first, and return the largest number of sequences in a
-    pack.
+    """Pack the sequences of each update by best-fit decreasing, and return the largest number of sequences in a pack.
 
     Args:
         lengths: The lengths of the sequences, update by update.
@@ -348,8 +348,8 @@ def _pack_updates(lengths: IntArray, starts: IntArray, length: int, depth: int, 
     deepest = 0
     for update in range(starts.size - 1):
         begin, end = starts[update], starts[update + 1]
-        # These arrays contain the heads of linked lists, which are the first sequence of each length and the first open pack
-        # with each amount of room.
+        # Open packs with the same amount of room form a linked list, and so do sequences of the same length. These arrays
+        # contain the first element of each list.
         sequence_with, pack_with = np.full(length + 1, -1), np.full(length + 1, -1)
         next_sequence, next_pack = np.empty(end - begin, np.int64), np.empty(end - begin, np.int64)
         held = np.zeros(end - begin, np.int64)

@@ -169,14 +169,12 @@ def _write_hdf5_shard(metadata: RecordMetadata, slots: int, shard: Path, target:
 
 
 def _packs_per_chunk(metadata: RecordMetadata) -> int:
-    """Return how many packs an HDF5 chunk contains. Packs are also read and written in batches of this size."""
+    """Return the number of packs in an HDF5 chunk, which is also the batch size for reading and writing packs."""
     return max(1, _CHUNK_BYTES // (4 * metadata.max_sequence_length))
 
 
 def _read_packs_in_batches(records: RecordFiles, metadata: RecordMetadata) -> Iterator[tuple[int, dict[str, AnyArray]]]:
-    """Read the packs of one shard in batches. For each batch, yield the number of its first pack and the values of each
-    feature by name.
-    """
+    """Read the packs of one shard in batches, and yield (index of the first pack, feature arrays by name) for each batch."""
     packs, step = int(records.sizes[0]), _packs_per_chunk(metadata)
     for first in range(0, packs, step):
         numbers = np.arange(first, min(first + step, packs))
@@ -186,8 +184,8 @@ def _read_packs_in_batches(records: RecordFiles, metadata: RecordMetadata) -> It
 def _check_all_packs(
     packed: Path, metadata: RecordMetadata, reporter: Reporter, workers: int | None
 ) -> tuple[Counter[tuple[int, ...]], int]:
-    """Read all packs, check that HDF5 can represent them, and return statistics that are needed before the first file is
-    written.
+    """Read all packs, check that HDF5 can represent them, and return statistics of their sequence lengths and masked
+    positions.
 
     Args:
         packed: The packed folder.
@@ -218,7 +216,7 @@ def _check_all_packs(
     folder.check_metadata(metadata.model_copy(update={**stated_totals, "input_files": len(sums.input_names)}))
 
     def check_shard(stated_shard: Shard, _: ByteArray) -> None:
-        """Check one shard, and add the sequence lengths and masked positions of its packs to the statistics."""
+        """Check one shard, and add its packs to the statistics of sequence lengths and masked positions."""
         shard = packed / stated_shard.name
         if identify_file(shard).crc32c != stated_shard.crc32c:
             raise FailedError(f"{shard}: the CRC-32C of the shard differs from the manifest of its group; {metadata.remedy}")

@@ -33,8 +33,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def list_record_files(records: str | Path) -> dict[Path, int]:
-    """Return the record files that a local path or glob pattern selects, sorted by name, with the size of each file in
-    bytes.
+    """Return the record files that match a local path or glob pattern, sorted by name, with their sizes in bytes.
 
     Args:
         records: A folder, a file or a glob pattern on this machine.
@@ -116,12 +115,14 @@ def find_vocabulary(records: str | Path) -> Path | None:
 
 
 def _is_ignored(name: str) -> bool:
-    """Return whether a file is ignored because of its name, such as `_SUCCESS`, a dot file, a README or a JSON file."""
+    """Return whether a file is ignored because of its name. This applies to dot files, JSON files, READMEs and names such as
+    `_SUCCESS`.
+    """
     return name.startswith((".", "_", "README")) or name.endswith(".json")
 
 
 def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
-    """Check by their suffixes that either all files are HDF5 files or none is.
+    """Check that the suffixes of the files do not mix HDF5 with another format.
 
     Raises:
         InputError: The formats are mixed. The message names one file of each.
@@ -139,7 +140,7 @@ def _check_one_format(records: str | Path, paths: Iterable[Path]) -> None:
 
 @dataclass(frozen=True)
 class RecordInputs:
-    """The record files that a command reads, and the vocabulary next to them.
+    """The record files that a command reads, together with their vocabulary file.
 
     Attributes:
         shown: RECORDS as messages name them.

@@ -42,8 +42,8 @@ from gaudi_bert.tfrecords.wire.values import is_all_zero, is_repeated_byte, meas
 _FIRST_KEY = as_word(0x1F3D5B79A2C4E687)
 _SECOND_KEY = as_word(0x6C8E944D1F123BB5)
 _THIRD_KEY = as_word(0x2545F4914F6CDD1D)
-# The initial states of the hashes, one for each feature of a sequence. If a state were equal to a key, swapping two words
-# could leave the hash unchanged, or a product could be zero. Therefore all states differ from the keys.
+# The initial states of the hashes, one for each feature of a sequence. They must differ from the three keys, because
+# otherwise swapping two words could leave the hash unchanged, or a product could be zero.
 _IDS_SEED = as_word(0x5851F42D4C957F2D)
 _SEGMENTS_SEED = as_word(0x14057B7EF767814F)
 _MASKED_IDS_SEED = as_word(0x369DEA0F31A53F85)
@@ -53,7 +53,7 @@ _OTHER_CHAIN = as_word(0x61C8864680B583EB)
 
 @borrowing_kernel
 def _hash_bytes(address: int, size: int, state: int) -> int:
-    """Extend a hash by the `size` bytes at `address`, and return its new state.
+    """Update a hash with the `size` bytes at `address`, and return its new state.
 
     At least eight bytes of the same record must precede `address`, because the word that ends at the last byte may begin
     before `address`.
@@ -82,7 +82,7 @@ def _hash_bytes(address: int, size: int, state: int) -> int:
 def _combine_hashes(
     length: int, masked_count: int, label: int, ids_hash: int, segments_hash: int, masked_ids_hash: int, positions_hash: int
 ) -> int:
-    """Combine the hashes of a sequence's features into the hash of the sequence, and return it.
+    """Return the hash of a sequence, combined from the hashes of its features.
 
     Args:
         length: The number of tokens.
@@ -101,7 +101,7 @@ def _combine_hashes(
 
 @borrowing_kernel
 def _hash_positions(address: int, position_count: int, offset: int, state: int) -> int:
-    """Extend a hash by the masked positions of a sequence, and return its new state.
+    """Update a hash with the masked positions of a sequence, and return its new state.
 
     Args:
         address: The address of the first masked position. The positions are varints of one or two bytes.
@@ -125,7 +125,7 @@ def _hash_positions(address: int, position_count: int, offset: int, state: int) 
 
 @borrowing_kernel
 def hash_unpacked_sequences(sequences: IndexedSequences, count: int, hashes: IntArray) -> None:
-    """Compute the hash of each of the first `count` unpacked sequences, and store the hashes in the int64 array `hashes`."""
+    """Hash the first `count` unpacked sequences, and store one int64 hash per sequence in `hashes`."""
     base = address_of(sequences.buffer)
     for number in range(count):
         row = sequences.rows[number]
@@ -140,7 +140,7 @@ def hash_unpacked_sequences(sequences: IndexedSequences, count: int, hashes: Int
 
 @borrowing_kernel
 def sum_hashes(hashes: IntArray) -> int:
-    """Return the fingerprint of some sequences, which is the sum of their mixed hashes modulo 2**64.
+    """Return the fingerprint of a collection of sequences. Each hash is mixed again, and the results are added modulo 2**64.
 
     The result is an int64, so it may be negative.
     """
@@ -157,7 +157,7 @@ _ONE_FLOAT = as_word(0x3F800000)
 
 
 class PackSizes(NamedTuple):
-    """The sizes that are the same for all packs of a folder.
+    """The dimensions that all packs of a folder share, such as the row length and the number of masked slots.
 
     Attributes:
         length: L, the number of tokens in a row, including padding.
@@ -173,7 +173,7 @@ class PackSizes(NamedTuple):
 
 
 class ScannedPacks(NamedTuple):
-    """The arrays to which `check_and_hash_packs` appends its results. `done` counts the entries that are filled.
+    """Arrays that collect the results of `check_and_hash_packs`. `done` contains the numbers of packs and sequences so far.
 
     Attributes:
         hashes: int64, the hash of each sequence.
@@ -193,7 +193,7 @@ class ScannedPacks(NamedTuple):
 
 
 class _Cursor(NamedTuple):
-    """The position of one sequence in the features of its pack.
+    """Where one sequence of a pack begins in each of the pack's features.
 
     All attributes except `used` are memory addresses of the sequence's first value in a feature.
 
@@ -218,7 +218,10 @@ class _Cursor(NamedTuple):
 
 @borrowing_kernel
 def _skip_varints(address: int, end: int, count: int) -> int:
-    """Return the address after `count` varints, or -1 if fewer varints end before `end`. No byte from `end` on is read."""
+    """Skip `count` varints, and return the address after them, or -1 if fewer varints end before `end`.
+
+    Nothing is read at or after `end`.
+    """
     while address + 8 <= end:
         ended = 8 - count_bits(load_word(address) & _HIGH)
         if ended >= count:
@@ -256,7 +259,7 @@ def _read_short_varint(address: int, end: int) -> tuple[int, int]:
 
 @borrowing_kernel
 def _skip_repeated_varint(address: int, end: int, expected_value: int, count: int) -> int:
-    """Return the address after `count` varints, all of which must have the value `expected_value`. Return -1 if one differs
+    """Skip `count` varints that must all equal `expected_value`, and return the address after them. Return -1 if one differs
     or is missing.
     """
     if expected_value < 128:
@@ -270,7 +273,7 @@ def _skip_repeated_varint(address: int, end: int, expected_value: int, count: in
 
 @borrowing_kernel
 def _has_equal_bytes(first_address: int, second_address: int, size: int) -> bool:
-    """Return whether the `size` bytes at the addresses `first_address` and `second_address` are equal."""
+    """Return whether the `size` bytes at `first_address` equal those at `second_address`."""
     different = as_word(0)
     end = first_address + size
     while first_address + 8 <= end:
@@ -382,8 +385,8 @@ def _has_zero_padding(spans: RowArray, sizes: PackSizes, sequence_count: int, en
 
 @borrowing_kernel
 def _skip_masked_positions(address: int, end: int, count: int, first_token: int, end_token: int) -> int:
-    """Return the address after the masked positions of a sequence, or -1 if one of the positions is missing or outside the
-    sequence.
+    """Skip the masked positions of a sequence, and return the address after them. Return -1 if a position is missing or
+    outside the sequence.
 
     Args:
         address: The address of the first masked position.
@@ -409,7 +412,7 @@ def _check_sequence_and_advance(
     end_token: int,
     position_varints: int,
 ) -> tuple[bool, _Cursor]:
-    """Check how one sequence of a pack is encoded, and return the position of the next sequence.
+    """Check the encoding of one sequence in a pack, and return where the next sequence begins.
 
     Args:
         spans: The addresses and sizes of the pack's features.

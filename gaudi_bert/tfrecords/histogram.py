@@ -42,10 +42,9 @@ OnBadFile = Literal["stop", "skip"]
 
 _MAX_REPORTED_FILES = 20
 _SKIP_HINT = "pass --on-bad-file skip to `gaudi-bert pack` or `gaudi-bert histogram`"
-# Only one of this many sequences is searched for the largest token id, because searching all of them would take an eighth
-# longer.
+# Searching all sequences for the largest token id would take an eighth longer, so search only one of this many.
 _ID_SEARCH_STEP = 16
-# The (length, masked) pairs of at least this many sequences are collected before they are merged into the counts.
+# Collect the lengths and masked counts of about this many sequences before adding them to the totals.
 _MERGE_SEQUENCES = 1 << 16
 
 
@@ -107,7 +106,7 @@ def count_records(
 
 
 class _CountedRecords(NamedTuple):
-    """The counts of one record file, and properties that are compared with those of the other files.
+    """The sequence counts of one record file, together with its feature sizes and the largest token id that was found.
 
     Attributes:
         file: The file and its counts.
@@ -225,7 +224,7 @@ def _report_bad_files(
 
 
 def _find_common_schema(inputs: RecordInputs, results: Sequence[_CountedRecords]) -> UnpackedSchema:
-    """Check that the records of all files have the same sizes, and return these sizes.
+    """Check that the records of all files have the same feature sizes, and return these sizes.
 
     Raises:
         InputError: The files have records of different sizes.
@@ -245,7 +244,7 @@ def _find_common_schema(inputs: RecordInputs, results: Sequence[_CountedRecords]
 
 
 def _format_file_names(names: Sequence[str], max_names: int = 3) -> str:
-    """Return the number of files and the names of the first ones as text, such as "5 files (a, b, c and 2 more)"."""
+    """Format a number of files with the names of the first ones, such as "5 files (a, b, c and 2 more)"."""
     more = f" and {len(names) - max_names:,} more" if len(names) > max_names else ""
     return f"{format_count(len(names), 'file')} ({', '.join(shorten(name, 30) for name in names[:max_names])}{more})"
 

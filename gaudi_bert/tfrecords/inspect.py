@@ -208,7 +208,7 @@ def _read_record_view(path: Path, record: int, vocabulary: Path | None) -> Recor
 def _split_into_sequences(
     features: Mapping[str, AnyArray], vocabulary_tokens: Sequence[str] | None, problems: list[str]
 ) -> Iterator[SequenceView]:
-    """Split a record into its sequences, and yield a `SequenceView` of each.
+    """Split a record into its sequences, and yield a `SequenceView` for each of them.
 
     The feature `input_mask` contains the sequence number of each token. The values need not be valid, but the features must
     have the correct lengths. The iteration stops at the first sequence whose number is missing or not contiguous in

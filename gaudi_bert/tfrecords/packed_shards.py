@@ -205,7 +205,7 @@ def _compute_pack_sizes(group: IndexedSequences, members: Int32Array, layout: _L
 def _store_id_and_mask_entries(
     address: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _MeasuredPack, padding_count: int
 ) -> int:
-    """Write the map entries `input_ids` and `input_mask` of a pack, and return the address after them.
+    """Write the protobuf map entries `input_ids` and `input_mask` of a pack, and return the address after them.
 
     `input_mask` contains the sequence number of each token. `padding_count` is the number of padding tokens.
     """
@@ -226,7 +226,7 @@ def _store_id_and_mask_entries(
 def _store_masked_lm_entries(
     address: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _MeasuredPack, unused_slots: int
 ) -> int:
-    """Write the map entries `masked_lm_ids`, `masked_lm_positions` and `masked_lm_weights` of a pack.
+    """Write the protobuf map entries `masked_lm_ids`, `masked_lm_positions` and `masked_lm_weights` of a pack.
 
     The weight of a masked position is the number of its sequence, as float32. `unused_slots` is the number of masked slots
     that the pack does not use. Return the address after the entries.
@@ -264,7 +264,8 @@ def _store_next_sentence_entries(
     measured: _MeasuredPack,
     unused_sequences: int,
 ) -> int:
-    """Write the map entries `next_sentence_labels`, `next_sentence_positions` and `next_sentence_weights` of a pack.
+    """Write the protobuf map entries `next_sentence_labels`, `next_sentence_positions` and `next_sentence_weights` of a
+    pack.
 
     The position of a sequence is the number of its first token in the row. `unused_sequences` is how many sequences fewer
     than `depth` the pack contains. Return the address after the entries.
@@ -298,7 +299,7 @@ def _store_next_sentence_entries(
 def _store_position_and_segment_entries(
     address: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _MeasuredPack, padding_count: int
 ) -> int:
-    """Write the map entries `positions` and `segment_ids` of a pack, and return the address after them.
+    """Write the protobuf map entries `positions` and `segment_ids` of a pack, and return the address after them.
 
     Positions count from 0 in each sequence. `padding_count` is the number of padding tokens.
     """
@@ -324,7 +325,7 @@ def _store_position_and_segment_entries(
 def _store_pack_entries(
     address: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _MeasuredPack
 ) -> int:
-    """Write the ten map entries of a pack, sorted by name, and return the address after the last entry."""
+    """Write the ten protobuf map entries of a pack, sorted by name, and return the address after the last entry."""
     tokens, masked = as_word(0), as_word(0)
     for member in members:
         tokens += group.rows[member].length
@@ -397,7 +398,7 @@ def _encode_packs(
 
 
 def max_packed_record_size(schema: PackedSchema) -> int:
-    """Return an upper bound on the size in bytes of a packed record, including its frame and `SLACK_BYTES`."""
+    """Return an upper bound on the bytes of a packed record, including its frame and `SLACK_BYTES` of spare room."""
     per_slot = 3 + 2 + 2 + 1  # token id, sequence number, position, segment id
     per_masked = 3 + 2 + 4  # id, position, weight
     per_sequence = 1 + 2 + 4  # label, start, weight
@@ -437,7 +438,7 @@ class PackEncoder:
         )
 
     def count_shards(self, shard_multiple: int, shard_bytes: int) -> int:
-        """Return the number of shards that are needed for the packs of this group.
+        """Return the number of shards needed for the packs of this group.
 
         The number is computed from an upper bound on the size of the encoded packs, which allows two bytes for each masked
         position.

@@ -62,8 +62,8 @@ _StatusRecordsPosition = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class _Prepared:
-    """The positions and checksums of a file's records, which `RecordFiles.prepare_shard` has found so that the file can be
-    opened quickly.
+    """The positions and checksums of the records in one file. `RecordFiles.prepare_shard` finds them in advance, so that the
+    file opens quickly.
 
     Attributes:
         starts: int64 [records + 1], the position of each record's frame. The last entry is the end of the file.
@@ -77,7 +77,7 @@ class _Prepared:
 
 
 class RecordFiles(ShardFiles["_Prepared"]):
-    """Reads records of many files in any order. All records must have the same features.
+    """Reads records from many files in any order. All records must have the same features.
 
     A `StreamReader` can read the files as its shards.
 
@@ -101,7 +101,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
         self.paths, self.schema, self._counts, self._shards, self._cache = paths, schema, counts, shards, cache
         self.threads = 1 if cache is None else cache.threads
         self._open: dict[int, _OpenFile] = {}
-        # The memory addresses of each open file (`_OpenFile.addresses`), or zeros for a closed file.
+        # The `_OpenFile.addresses` of each open file, or zeros for a closed file.
         self._addresses = np.zeros((len(paths), 4), np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -110,7 +110,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
 
     @property
     def sizes(self) -> IntArray:
-        """The number of records in each file, int64 [files]. If the numbers are unknown, all files are read to count the
+        """The number of records in each file, int64 [files]. If the counts were not given, all files are read to count their
         records.
         """
         if self._counts is None:
@@ -118,7 +118,8 @@ class RecordFiles(ShardFiles["_Prepared"]):
         return np.asarray(self._counts, np.int64)
 
     def prepare_shard(self, file: int) -> _Prepared:
-        """Find the positions of the records in a file without opening it. If there is a cache, download the file first.
+        """Find the positions of the records in a file, so that the file can be opened. If there is a cache, download the
+        file first.
 
         Raises:
             InputError: The file cannot be read, is damaged, has another number of records than expected, or differs from the
@@ -171,17 +172,17 @@ class RecordFiles(ShardFiles["_Prepared"]):
             self.close_shard(file)
 
     def prefetch_records(self, file: int, first: int, last: int) -> None:
-        """Start to read the records `first` to `last` - 1 of an open file into the page cache, without waiting for them."""
+        """Start reading the records `first` to `last` - 1 of an open file into the page cache, without waiting."""
         self._open[file].advise(mmap.MADV_WILLNEED, first, last)
 
     def drop_pages(self, file: int, first: int, last: int) -> None:
-        """Release this process's memory pages of the records `first` to `last` - 1. The system's page cache still contains
-        them.
+        """Release this process's memory pages of the records `first` to `last` - 1. The pages stay in the page cache of the
+        system.
         """
         self._open[file].advise(mmap.MADV_DONTNEED, first, last)
 
     def read_records(self, files: IntArray, records: IntArray) -> dict[str, AnyArray]:
-        """Read n records from any of the files, and return the values of each feature by name, int32 or float32 [n, size].
+        """Read n records from any of the files, and return one int32 or float32 array [n, size] per feature, by name.
 
         Files that are not open yet are opened, and stay open.
 
@@ -249,7 +250,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
 
 
 class _OpenFile:
-    """An open file, with its bytes in memory and the positions of its records.
+    """An open file, mapped into memory, with the positions of its records.
 
     Raises:
         InputError: The file cannot be read, or it has another size than when it was prepared.
@@ -267,7 +268,8 @@ class _OpenFile:
 
     @property
     def addresses(self) -> tuple[int, int, int, int]:
-        """The memory addresses from which kernels read this file, as a tuple (bytes, starts, number of records, checksums).
+        """The addresses and the record count that kernels use to read this file, as (bytes, starts, number of records,
+        checksums).
 
         The address of the checksums is 0 if the file has no index.
         """
@@ -304,7 +306,7 @@ def _map_open_file(handle: BinaryIO, size: int) -> _Pages:
 
 
 def _map_file(path: Path) -> _Pages:
-    """Map the stored bytes of a file into memory without decompressing them, and return them."""
+    """Map a file into memory without decompressing it, and return the stored bytes."""
     with explain_os_errors(path, "read"), open_file(path) as handle:
         return _map_open_file(handle, path.stat().st_size)
 
@@ -362,7 +364,7 @@ def _index_frames(buffer: ByteArray, starts: IntArray) -> _StatusRecordsPosition
 
 @borrowing_kernel
 def _find_payload_lengths(file_addresses: IntArray, files: IntArray, records: IntArray, lengths: IntArray) -> int:
-    """Compute the payload sizes of n records in bytes from the positions of the records, and store the sizes in `lengths`.
+    """Compute the payload sizes of n records in bytes from their positions, and store the sizes in `lengths`.
 
     Args:
         file_addresses: int64 [files, 4], the `_OpenFile.addresses` of each file.
@@ -427,7 +429,7 @@ def _copy_payloads(
 
 @dataclass
 class _Copy:
-    """The cached copy of a shard, which is complete or is being downloaded.
+    """The cached copy of a shard. It is either complete or still being downloaded.
 
     Attributes:
         users: How many calls of `download` were not yet followed by `release`. A shard in use is not evicted.
@@ -439,7 +441,7 @@ class _Copy:
 
 
 class ShardCache:
-    """Downloads shards from an object store to the local disk, and evicts the least recently used shards if the cache is
+    """Downloads shards from an object store to the local disk, and evicts the least recently used shards when the cache is
     full.
 
     Args:
@@ -456,8 +458,7 @@ class ShardCache:
         self._copies: dict[int, _Copy] = {}  # the least recently used first
 
     def check_capacity(self, streams: int, processes: int, sets: int = 1) -> None:
-        """Check that the cache is large enough for the shards that a process keeps open and for the shards that it downloads
-        ahead.
+        """Check that the cache can hold the shards that a process keeps open and those that it downloads ahead.
 
         The check assumes that these are the largest shards, so that it holds for every order of reading.
 
@@ -479,8 +480,9 @@ class ShardCache:
             )
 
     def download(self, shard: int) -> None:
-        """Download a shard unless it is in the cache. The shard stays in the cache until `release` was called as often as
-        `download`.
+        """Download a shard unless it is already cached, and protect it from eviction until `release` is called.
+
+        If `download` is called several times, `release` must be called as often.
 
         Raises:
             InputError: The store does not contain the shard, or the shard has another size than the metadata states.
@@ -498,13 +500,13 @@ class ShardCache:
             raise InputError(f"{format_path(path)}: {problem}; write the packed data again")
 
     def release(self, shard: int) -> None:
-        """End one use of a shard that began with `download`. A shard without users may be evicted."""
+        """Undo one call of `download`. A shard that is no longer in use may be evicted."""
         with self._lock:
             copy = self._copies[shard] = self._copies.pop(shard)
             copy.users -= 1
 
     def _evict_unused_shards(self) -> None:
-        """Evict unused shards, the least recently used first, until the cache does not exceed its maximum size."""
+        """Evict unused shards, starting with the least recently used one, until the cache fits its maximum size."""
         cached_bytes = int(self._table.bytes[list(self._copies)].sum())
         for shard in [shard for shard, copy in self._copies.items() if not copy.users]:
             if cached_bytes <= self._room:
@@ -519,7 +521,7 @@ class ShardCache:
 
 @dataclass(frozen=True)
 class ShardPaths(Sequence[Path]):
-    """The paths of the shards of a packed folder, as a sequence that creates each path only when it is requested.
+    """The paths of all shards of a packed folder. Each path is created only when it is requested.
 
     Attributes:
         folder: The packed folder.
@@ -545,12 +547,12 @@ class ShardPaths(Sequence[Path]):
         return read_index(index, table.packs_before(shard), int(table.packs[shard]), int(table.bytes[shard]))
 
     def read_crc32c_from_manifest(self, shard: int) -> int | None:
-        """Return the CRC-32C of a shard that the manifest of its group states, or None if there is no manifest."""
+        """Return the CRC-32C of a shard from the manifest of its group, or None if there is no manifest."""
         return RecordManifest.read_shard_crc32c(self.folder, self.table, shard)
 
 
 def open_shards(folder: Path, metadata: RecordMetadata, cache: ShardCache | None = None) -> RecordFiles:
-    """Return a `RecordFiles` of the shards of a packed folder, which reads their packs in any order.
+    """Return a `RecordFiles` that reads the packs of a packed folder in any order.
 
     Args:
         folder: The packed folder.
@@ -562,10 +564,9 @@ def open_shards(folder: Path, metadata: RecordMetadata, cache: ShardCache | None
 
 
 def open_packs(folder: Path, metadata: RecordMetadata, cache: ShardCache | None = None) -> StoredPacks:
-    """Return the packs of a folder together with the values that determine their global reading order.
+    """Return the packs of a folder, with the parameters of a global order that mixes the packs of many shards.
 
-    This order mixes packs from many shards and from all regions of the input. The parameters are the same as in
-    `open_shards`.
+    The order also mixes all regions of the input. The arguments are the same as in `open_shards`.
     """
     files, streams = open_shards(folder, metadata, cache), choose_stream_count(metadata.shard_multiple)
     regions = compute_shard_regions(metadata.shard_table.shards_per_group, metadata.input_files, metadata.seed)
@@ -578,7 +579,7 @@ _MAX_CHECKED_SIZES = 20_000
 
 
 def check_shards_exist(folder: Path, table: ShardTable) -> None:
-    """Check before a run that all shards of a packed folder exist and have the sizes that metadata.json states.
+    """Check before a run that every shard of a packed folder exists and has the size that metadata.json states.
 
     If a local folder has more than 20,000 shards, only their names are checked. The size of a shard is then checked when it
     is opened.

@@ -67,7 +67,7 @@ _INDEX_DTYPE = np.dtype([(name, np.int32) for name in _INDEX_FIELDS])
 
 
 class IndexedSequences(NamedTuple):
-    """An index of the sequences in a buffer of records, which states where the values of each sequence are.
+    """An index of the sequences in a buffer, with the location and size of each sequence's values.
 
     Attributes:
         buffer: uint8, the bytes of the records.
@@ -103,7 +103,7 @@ def _check_and_index_record(
     rows: RowArray,
     row_number: int,
 ) -> bool:
-    """Check every value of an unpacked example, and describe its sequence in one row of the index.
+    """Check every value of an unpacked example, and fill one row of the index with the sizes and offsets of its values.
 
     Args:
         payload_start: The address of the payload.
@@ -160,7 +160,7 @@ def _index_unpacked_records(
     predictions: int,
     table: FeatureTable,
 ) -> tuple[int, int, int]:
-    """Check the frames, CRCs and values of the records in `index.buffer[position:buffer_end]`, and add an index row for each
+    """Check the frames, CRCs and values of the records in `index.buffer[position:buffer_end]`, and add one index row per
     record.
 
     Args:
@@ -195,8 +195,8 @@ def _index_unpacked_records(
 def _move_sequences_to_arena(
     index: IndexedSequences, first_row: int, end_row: int, arena: ByteArray, arena_position: int
 ) -> int:
-    """Copy sequences without their padding to the arena, a buffer for all sequences of a group. Update their index rows to
-    refer to the copies.
+    """Copy sequences without padding to the arena, which is one buffer for a whole group. Update their index rows to refer
+    to the copies.
 
     A sequence in the arena consists of its token ids, segment ids, masked ids and masked positions, in this order and
     without gaps.
@@ -234,7 +234,7 @@ def _move_sequences_to_arena(
 
 @borrowing_kernel
 def find_largest_token_id(index: IndexedSequences, end_row: int, step: int) -> int:
-    """Return the largest token id or masked id in the indexed sequences 0, `step`, 2 * `step`, ..., before row `end_row`."""
+    """Search every `step`-th indexed sequence before row `end_row`, and return the largest token id or masked id."""
     base, largest = address_of(index.buffer), as_word(0)
     for number in range(0, end_row, step):
         row = index.rows[number]
@@ -277,7 +277,7 @@ class _RecordFormat(Protocol):
         ...
 
     def start_piece(self) -> None:
-        """Prepare for the next piece of the file. `RecordScan` calls this before it reads the piece."""
+        """Prepare for the next piece of the file. `RecordScan` calls this method before it reads each piece."""
         ...
 
     def process_records(self, position: int, buffer_end: int) -> tuple[ScanStatus, int]:
@@ -295,7 +295,7 @@ def allocate_scan_buffer() -> ByteArray:
 
 
 class UnpackedFormat:
-    """Checks unpacked records and indexes their sequences. The index contains only the piece of the file that was read last.
+    """Checks unpacked records and indexes their sequences. The index covers only the piece of the file that was read last.
 
     Attributes:
         schema: The sizes that every record must have.
@@ -312,8 +312,8 @@ class UnpackedFormat:
 
     @classmethod
     def for_pieces(cls, schema: UnpackedSchema, buffer: ByteArray) -> UnpackedFormat:
-        """Return a record format whose index has room for all records in one piece of a file. The pieces are read into
-        `buffer`.
+        """Return a record format for files that are read in pieces into `buffer`. Its index has room for all records of one
+        piece.
         """
         rows = (PIECE_BYTES + MAX_RECORD_BYTES) // (3 * schema.max_sequence_length + 16) + 1
         return cls(schema, IndexedSequences.empty(buffer, rows))
@@ -338,7 +338,7 @@ class UnpackedFormat:
 
 
 class CompactedFormat(UnpackedFormat):
-    """Checks and indexes a complete file of unpacked records, and copies their values without padding to a buffer, the
+    """Checks and indexes all unpacked records of a file. Their values are copied without padding to a buffer, called the
     arena.
 
     The index contains the records of the whole file, and its offsets are positions in the arena. The files of a group share
@@ -380,7 +380,7 @@ class CompactedFormat(UnpackedFormat):
 
 
 class RecordScan:
-    """Reads one record file in pieces, and passes the records of each piece to a record format, which processes them.
+    """Reads one record file piece by piece, and passes the records to an object that checks and processes them.
 
     Args:
         path: The file.
@@ -403,7 +403,7 @@ class RecordScan:
         self._records_crc32c = 0
 
     def read_pieces(self) -> Iterator[None]:
-        """Read the file in pieces. Yield after each piece, so that the caller can use the results of the record format.
+        """Read and process the file piece by piece. Yield after each piece, so that the caller can use its results.
 
         Raises:
             InputError: The file cannot be read, is truncated, or contains a record that is damaged or violates the contract.
@@ -468,8 +468,8 @@ class RecordScan:
             position = rewritten_record = end - len(canonical)
 
     def _extend_file_crc(self, start: int, end: int) -> int:
-        """Extend the CRC-32C of the file by the records in `buffer[start:end]`, and return the position up to which the CRC
-        is computed.
+        """Update the CRC-32C of the file with the records in `buffer[start:end]`, and return the position that the CRC has
+        reached.
 
         This is the larger of `start` and `end`. The records must be in their original form, because the CRC is that of the
         file on the disk. If `start` is not before `end`, the CRC does not change.
@@ -526,8 +526,7 @@ def read_record_schema(path: Path) -> RecordSchema:
 
 
 def _encode_canonical_example(payload: bytes | memoryview, schema: UnpackedSchema | PackedSchema) -> bytes:
-    """Check an example, and encode it again in canonical form, which contains only the features of `schema`, with sorted
-    keys and packed lists.
+    """Check an example, and encode it again with sorted keys, packed lists and only the features of `schema`.
 
     Raises:
         RecordError: `payload` is not an example, has other sizes than `schema`, or has a value that violates the contract.

@@ -87,7 +87,7 @@ def verify_records(records: str | Path, packed: Path, run: StageRun) -> StageOut
 
 
 class _FileSummary(NamedTuple):
-    """The checksum, fingerprint and sequence lengths of an input file or a shard that was read.
+    """The checksum, fingerprint and sequence lengths of one input file or shard.
 
     Attributes:
         path: The file.
@@ -108,7 +108,7 @@ class _FileSummary(NamedTuple):
 
 @dataclass(frozen=True)
 class _RecordVerifier:
-    """Compares the shards of each group with the input files of the group, as a `GroupVerifier`.
+    """Compares the shards of each group with the input files of the group. Implements the protocol `GroupVerifier`.
 
     Attributes:
         inputs: The files of the records.
@@ -122,11 +122,11 @@ class _RecordVerifier:
 
     @cached_property
     def _path_by_name(self) -> Mapping[str, Path]:
-        """The path of each input file by its name."""
+        """The paths of the input files, by file name."""
         return {path.name: path for path in self.inputs.sizes}
 
     def verify_groups(self, manifests: Iterable[RecordManifest]) -> Iterator[VerifiedGroup[RecordManifest]]:
-        """Read the input files and shards of each group, compare them, and yield the result.
+        """Read the input files and shards of each group, compare them, and yield one result per group.
 
         The groups are read in batches of 256. Several threads read the files of a batch, before their groups are compared.
 
@@ -176,7 +176,7 @@ class _RecordVerifier:
         return [*((self._path_by_name[name], True) for name in names), *((path, False) for path in shards)]
 
     def _read_files(self, files: Sequence[tuple[Path, bool]], task: Task) -> Iterator[_FileSummary]:
-        """Read files in several threads, and yield a summary of each file, in the given order.
+        """Read files in several threads, and yield one summary per file, in the given order.
 
         Files of an object store are downloaded shortly before they are read.
 
@@ -188,7 +188,7 @@ class _RecordVerifier:
         with prefetch_batches([path for path, _ in files], ahead) as batches:
 
             def summarize_file(number: int, buffer: ByteArray) -> _FileSummary:
-                """Read one file. Raise a FailedError if a shard is not valid, because the packed folder is then wrong."""
+                """Read and summarize one file. An invalid shard raises a FailedError instead of an InputError."""
                 path, is_input = files[number]
                 with batches.provide_batch(number):
                     try:
@@ -270,8 +270,8 @@ class _RecordVerifier:
         self._check_bad_files(names)
         vocabulary = self.inputs.vocabulary
         return RecordMetadata(
-            # The planned values are not recomputed, because every record was checked against the sizes, and the other values
-            # were compared with the stored settings.
+            # The planned values are not recomputed, because the sizes were checked against every record, and the other
+            # values against the stored settings.
             **{key: getattr(metadata, key) for key in RecordMetadata.planned},
             **totals.to_metadata_fields(metadata.max_sequence_length, metadata.lower_bound),
             tool_version=metadata.tool_version,
@@ -281,7 +281,8 @@ class _RecordVerifier:
         )
 
     def _check_bad_files(self, names: Sequence[str]) -> None:
-        """Check that the input files that packing skipped as bad are unchanged and still bad, and report their number.
+        """Check that the files that packing skipped as bad are unchanged and still cannot be read, and report how many there
+        are.
 
         Raises:
             FailedError: A skipped file is missing, is in a manifest, has changed, or can be read now.
@@ -306,8 +307,7 @@ class _RecordVerifier:
 
 
 def _check_group_index(path: Path, record_index: Sequence[IndexArray], remedy: str) -> int:
-    """Check that the index file of a group states the size and checksum of every record, and return the CRC-32C of this
-    file.
+    """Check that a group's index file contains the correct size and checksum of every record, and return the file's CRC-32C.
 
     Args:
         path: The index file.
@@ -332,7 +332,7 @@ def _check_group_index(path: Path, record_index: Sequence[IndexArray], remedy: s
 
 
 class _PackedFormat:
-    """Checks and hashes packed records, as the record format of a `RecordScan`.
+    """Checks and hashes packed records for a `RecordScan`.
 
     Attributes:
         schema: The sizes that every record must have.
@@ -454,7 +454,7 @@ def _summarize_file(
 
 
 def _combine_summaries(files: Sequence[_FileSummary]) -> tuple[int, IntArray]:
-    """Return the fingerprint of all sequences in several files, and the number of these sequences of each length."""
+    """Return the combined fingerprint of several files, and the number of their sequences by length."""
     lengths = np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64)
     for file in files:
         lengths += file.lengths
@@ -465,8 +465,8 @@ def _combine_summaries(files: Sequence[_FileSummary]) -> tuple[int, IntArray]:
 
 
 def _describe_difference(files: Sequence[Path], shards: Sequence[Path], schema: PackedSchema, workers: int | None) -> str:
-    """Return an error message that states how many sequences of a group are missing or surplus, and names the first three of
-    each.
+    """Return an error message that counts the missing and surplus sequences of a group, and locates up to three of each
+    kind.
 
     All hashes of the group are in memory at once, 32 bytes for each sequence. That is about half of what packing the group
     uses.
@@ -519,7 +519,7 @@ def _collect_sequence_hashes(files: Sequence[Path], schema: UnpackedSchema | Pac
 
 
 def _find_surplus_rows(rows: IntArray, other_rows: IntArray) -> IntArray:
-    """Find the sequences whose hash occurs more often in `rows` than in `other_rows`, and return their surplus rows.
+    """Find the hashes that occur more often in `rows` than in `other_rows`, and return the surplus rows.
 
     The hash is in the first column. If a hash occurs n times in `rows` and m < n times in `other_rows`, the last n - m of
     its rows are returned.

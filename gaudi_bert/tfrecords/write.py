@@ -98,7 +98,7 @@ def write_packed_records(
     *,
     shards: Mapping[str, int] | None = None,
 ) -> StageOutput[PackedMetadata] | PlainResult:
-    """Pack records into a folder as a plan describes.
+    """Pack records into a folder according to a plan.
 
     Args:
         records: The same records from which the plan was made: a folder, a file or a glob, on this machine or as a URL.
@@ -140,7 +140,7 @@ def _check_separate_folders(records: str | Path, out: Path) -> None:
 
 @dataclass
 class _PlannedRecords:
-    """The input files of a plan, and the memory for the group that is being packed.
+    """The input files of a plan, and a buffer for the group that is being packed.
 
     Attributes:
         inputs: The files of the records.
@@ -154,7 +154,7 @@ class _PlannedRecords:
 
     @cached_property
     def _path_by_name(self) -> dict[str, Path]:
-        """The path of each planned file by its name."""
+        """The paths of the planned files, by file name."""
         return _match_planned_files(self.inputs.shown, self.inputs.sizes, self.plan)
 
     def list_group_files(self, number: int) -> list[Path]:
@@ -208,8 +208,8 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         return np.cumsum(packs) - packs
 
     def check_groups(self, inputs: _PlannedRecords, group_numbers: Sequence[int]) -> PendingGroups:
-        """Check before writing that the lower bounds of some groups are valid, and that each of these groups fits into
-        memory.
+        """Before writing, check the lower bounds on the number of packs in some groups, and check that each of these groups
+        fits into memory.
 
         Args:
             inputs: The files of the records.
@@ -286,7 +286,7 @@ class _RecordPacking(PackingJob[_PlannedRecords]):
         )
 
     def check_manifest(self, manifest: GroupManifest) -> None:
-        """Check that a stored manifest has the number of packs and the sequence lengths that the plan states for its group.
+        """Check that a stored manifest agrees with the plan on the number of packs and the sequence lengths of its group.
 
         Raises:
             FailedError: A number differs.
@@ -348,7 +348,7 @@ def _allocate_buffer(size: int) -> ByteArray:
 
 
 def _match_planned_files(records: str | Path, sizes: Mapping[Path, int], plan: WritablePlan) -> dict[str, Path]:
-    """Find the files that a plan names among the input files of the command, and return their paths by name.
+    """Match the files that a plan names with the input files of the command, and return their paths by name.
 
     Bad files that were skipped when the records were counted are ignored if their name and size are unchanged.
 
@@ -423,7 +423,7 @@ def _read_group_into_memory(
         start, row = start + size, row + file.sequences
 
     def read_file(task: tuple[Path, InputFile, tuple[int, int], slice], pieces: ByteArray) -> None:
-        """Read one file into its region of the buffer, and fill its rows of the index."""
+        """Read one file into its part of the buffer, and fill its rows of the index."""
         path, file, region, rows = task
         compacted = CompactedFormat(schema, IndexedSequences(pieces, group.offsets[rows], group.rows[rows]), buffer, *region)
         scan = RecordScan(path, compacted, pieces, progress)
@@ -495,7 +495,7 @@ def _check_group_memory(number: int, group: PlannedGroup, paths: Sequence[Path],
 
 
 def _count_planned_sequences(group: PlannedGroup, max_sequence_length: int) -> IntArray:
-    """Return how many sequences of each length from 1 to L a group contains according to the plan, int64 [L]."""
+    """Return how many sequences of each length from 1 to L the plan puts into a group, int64 [L]."""
     counts = np.zeros(max_sequence_length + 1, np.int64)
     lengths = np.array([length for strategy, _ in group.strategies for length in strategy], np.int64)
     np.add.at(counts, lengths, np.array([count for strategy, count in group.strategies for _ in strategy], np.int64))

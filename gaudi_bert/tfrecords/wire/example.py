@@ -72,7 +72,7 @@ class FramedRecords(NamedTuple):
 
 
 def encode_example(features: Mapping[str, Sequence[int] | Sequence[float] | AnyArray]) -> bytes:
-    """Return a serialised Example with sorted keys and packed lists.
+    """Return the features as a serialised Example with sorted keys and packed lists.
 
     Args:
         features: The features by name. Integers and booleans become an Int64List, and floating-point numbers become a
@@ -120,7 +120,7 @@ def decode_example(payload: bytes | memoryview) -> dict[str, AnyArray]:
 
 @borrowing_kernel
 def _write_varints(values: IntArray, output: ByteArray) -> int:
-    """Write integers as varints to the beginning of `output`, and return the number of bytes that were written."""
+    """Write integers as varints to the beginning of `output`, and return the number of bytes written."""
     size = 0
     for value in values:
         rest = np.uint64(value)
@@ -144,7 +144,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def _encode_field(field_number: int, content: bytes) -> bytes:
-    """Encode a length-delimited protobuf field, which consists of its tag, the length of `content`, and `content`."""
+    """Return a length-delimited protobuf field, which consists of a tag, the length of `content`, and `content` itself."""
     return bytes([field_number << 3 | _BYTES]) + encode_varint(len(content)) + content
 
 
@@ -315,7 +315,7 @@ def encode_position_varints() -> ByteArray:
 
 
 def encode_feature_keys(features: Sequence[FeatureSpec]) -> RowArray:
-    """Encode the names of features in the form from which `store_map_entry_head` writes them.
+    """Encode feature names as the structured array that `store_map_entry_head` requires.
 
     Returns:
         A structured array [features] with the size of the name, its bytes as three words, and the tag of the list that
@@ -335,13 +335,13 @@ def encode_feature_keys(features: Sequence[FeatureSpec]) -> RowArray:
 
 @inlined_kernel
 def position_varints_size(length: int) -> int:
-    """Return the total size in bytes of the numbers 0, 1, ..., `length` - 1 as varints."""
+    """Return the total size in bytes of the varints 0, 1, ..., `length` - 1."""
     return length if length <= 128 else 2 * length - 128
 
 
 @inlined_kernel
 def varint_size(value: int) -> int:
-    """Return the number of bytes of `value` as a varint. The value must be less than 2**21."""
+    """Return the size in bytes of `value` as a varint. The value must be less than 2**21."""
     return 1 if value < 128 else (2 if value < 16384 else 3)
 
 
@@ -358,21 +358,21 @@ def store_varint(address: int, value: int) -> int:
 
 @inlined_kernel
 def message_size(content_size: int) -> int:
-    """Return the size of a length-delimited field in bytes, including its tag, its length and its content."""
+    """Return the size in bytes of a length-delimited field, including its tag, length and content."""
     return 1 + varint_size(content_size) + content_size
 
 
 @inlined_kernel
 def _map_entry_size(key_size: int, values_size: int) -> int:
-    """Return the size in bytes of a map entry that contains a key and packed values. The tag and length of the entry are not
-    counted.
+    """Return the size in bytes of a protobuf map entry with a key and packed values, without the tag and length of the entry
+    itself.
     """
     return 2 + key_size + message_size(message_size(message_size(values_size)))
 
 
 @borrowing_kernel
 def map_entries_size(keys: RowArray, values_sizes: IntArray) -> int:
-    """Return the total size in bytes of all map entries of an example, including their tags and lengths.
+    """Return the total size in bytes of all protobuf map entries of an example, including their tags and lengths.
 
     Args:
         keys: The feature names from `encode_feature_keys`.
@@ -403,7 +403,7 @@ def store_record_head(address: int, entries_size: int) -> int:
 
 @borrowing_kernel
 def store_payload_crc(record_address: int, payload_end: int) -> int:
-    """Write the CRC of a record's payload after the payload, and return the address after the CRC.
+    """Append the CRC of a record's payload to the record, and return the address after the CRC.
 
     Args:
         record_address: The address of the record's frame.
@@ -448,8 +448,8 @@ _ONE_FLOAT = as_word(0x3F800000)
 
 
 class UnpackedRows(NamedTuple):
-    """The features of N unpacked examples, as int64 arrays. The values must be valid, but values in the padding are not
-    read.
+    """The features of N unpacked examples, as int64 arrays. Values in the padding are not read, and all others must be
+    valid.
 
     Attributes:
         lengths: [N], the number of tokens of each example.
@@ -490,14 +490,14 @@ def encode_unpacked_rows(rows: UnpackedRows) -> FramedRecords:
 
 
 def max_unpacked_record_size(schema: UnpackedSchema) -> int:
-    """Return an upper bound on the size in bytes of an unpacked record, including its frame and `SLACK_BYTES`."""
+    """Return an upper bound on the bytes of an unpacked record, including its frame and `SLACK_BYTES` of spare room."""
     heads = 64 * len(UnpackedFeature)
     return 5 * schema.max_sequence_length + 9 * schema.max_predictions + heads + FRAME_BYTES + SLACK_BYTES
 
 
 @borrowing_kernel
 def _total_varint_size(values: IntArray) -> int:
-    """Return the total number of bytes of `values` as varints."""
+    """Return the total size in bytes of `values` when they are encoded as varints."""
     size = as_word(0)
     for value in values:
         size += varint_size(value)
@@ -506,7 +506,7 @@ def _total_varint_size(values: IntArray) -> int:
 
 @borrowing_kernel
 def _store_padded_varints(address: int, values: IntArray, padding_count: int) -> int:
-    """Write `values` as varints and then `padding_count` zero bytes, and return the address after them."""
+    """Write `values` as varints, followed by `padding_count` zero bytes, and return the address after them."""
     for value in values:
         address = store_varint(address, value)
     fill_bytes(address, 0, padding_count)
@@ -515,7 +515,8 @@ def _store_padded_varints(address: int, values: IntArray, padding_count: int) ->
 
 @borrowing_kernel
 def _store_unpacked_features(address: int, rows: UnpackedRows, row: int, keys: RowArray, values_sizes: IntArray) -> int:
-    """Write the seven map entries of one unpacked example, sorted by name, and return the address after the last entry.
+    """Write the seven protobuf map entries of one unpacked example, sorted by name, and return the address after the last
+    entry.
 
     Args:
         address: The address of the first map entry.

@@ -44,7 +44,7 @@ _FeatureAndAddress = tuple[int, int]
 
 
 class FeatureTable(NamedTuple):
-    """The features that `locate_features` searches for, and the positions of their values in the last record.
+    """The features that `locate_features` searches for, and where it found their values in the last record.
 
     Each thread needs its own table.
 
@@ -66,7 +66,7 @@ class FeatureTable(NamedTuple):
 
 
 def make_feature_table(features: Sequence[FeatureSpec]) -> FeatureTable:
-    """Return a new table with which `locate_features` finds the given features in records."""
+    """Create the table that `locate_features` needs to find the given features in records."""
     count = len(features)
     keys = np.array([_encode_feature_key(spec) for spec in features], _KEY_DTYPE)
     return FeatureTable(keys, np.zeros(count, _SPAN_DTYPE), np.zeros(count, np.int64))
@@ -89,8 +89,8 @@ def _encode_feature_key(spec: FeatureSpec) -> tuple[int, ...]:
 
 
 def _encode_usual_head(spec: FeatureSpec, list_tag: int) -> list[int]:
-    """Return the fields of a `FeatureTable.keys` row that describe the bytes of a map entry before its values, which are
-    called its head.
+    """Return what `FeatureTable.keys` stores about the usual head of a feature's map entry. The head is everything before
+    the values.
 
     The fields are the size of the head, the size of the values, and the five words of the head. They are known only if the
     values of the feature (nearly) always have the same size. Otherwise all of them are 0.
@@ -139,9 +139,7 @@ def _find_field_content(address: int, end: int, tag: int) -> int:
 def _is_key_of_feature(
     keys: RowArray, feature: int, key_size: int, first_word: int, second_word: int, last_word: int
 ) -> bool:
-    """Return whether a key in a record is the name of `feature`. The key is given by its size in bytes and three of its
-    words.
-    """
+    """Return whether a key in a record is the name of `feature`, by comparing its size and three words of eight bytes."""
     key = keys[feature]
     return (  # type: ignore[no-any-return]
         key.key_bytes == key_size
@@ -153,7 +151,7 @@ def _is_key_of_feature(
 
 @inlined_kernel
 def _find_feature_by_key(address: int, key_size: int, keys: RowArray, guessed_feature: int) -> int:
-    """Return the index of the feature whose name is stored at `address`, or -1 if no feature has this name.
+    """Find the feature with the name at `address`, and return its index, or -1 if the name is unknown.
 
     The name of `guessed_feature` is compared first, because it is probably the right one.
     """
@@ -171,9 +169,7 @@ def _find_feature_by_key(address: int, key_size: int, keys: RowArray, guessed_fe
 
 @inlined_kernel
 def _has_usual_entry_head(address: int, end: int, keys: RowArray, feature: int) -> bool:
-    """Return whether the map entry at `address` begins with the bytes that usually precede the values of `feature`, and ends
-    by `end`.
-    """
+    """Return whether the map entry at `address` begins with the usual head of `feature` and fits before `end`."""
     usual = keys[feature]
     head_size = usual.head_bytes
     if head_size == 0 or head_size + usual.values_bytes > end - address:
@@ -188,7 +184,7 @@ def _has_usual_entry_head(address: int, end: int, keys: RowArray, feature: int) 
 
 @borrowing_kernel
 def _is_ascii(address: int, size: int) -> bool:
-    """Return whether all of the `size` bytes at `address` are ASCII characters."""
+    """Return whether all `size` bytes at `address` are ASCII."""
     combined = 0
     for number in range(size):
         combined |= load_u8(address + number)
@@ -242,7 +238,7 @@ def _is_well_formed_map_value(address: int, end: int) -> bool:
 
 @inlined_kernel
 def _locate_map_entry(address: int, end: int, table: FeatureTable, guessed_feature: int) -> _FeatureAndAddress:
-    """Read one map entry, and store the address and size of its values in `table.spans`.
+    """Read one protobuf map entry, and store the address and size of its values in `table.spans`.
 
     Args:
         address: The address of the entry.

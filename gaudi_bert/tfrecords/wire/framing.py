@@ -68,7 +68,7 @@ PROBLEMS = {
 
 
 def frame(payload: bytes) -> bytes:
-    """Return a TFRecord that contains `payload`: its length, the CRC of the length, `payload`, and the CRC of `payload`."""
+    """Return `payload` as a TFRecord, with its length, the CRC of the length, and the CRC of the payload."""
     length = struct.pack("<Q", len(payload))
     return (
         length
@@ -128,15 +128,16 @@ class RecordStream:
 
     @property
     def max_uncompressed_bytes(self) -> int | None:
-        """An upper bound on the uncompressed size in bytes. For GZIP and ZLIB it is None, because the size is unknown until
-        the whole file has been read.
+        """An upper bound on the uncompressed size in bytes, or None for GZIP and ZLIB. Their size is unknown until the whole
+        file has been read.
         """
         if self._hdf5_rows is not None:
             return self._hdf5_rows.max_encoded_bytes
         return None if self.compression else os.fstat(self._handle.fileno()).st_size
 
     def read_into(self, buffer: memoryview) -> int:
-        """Read the next uncompressed bytes into `buffer`, and return their number. It is 0 only at the end of the file.
+        """Read the next uncompressed bytes into `buffer`, and return how many were read. The result is 0 only at the end of
+        the file.
 
         The buffer may not be filled completely, even before the end of the file.
 
@@ -157,14 +158,16 @@ class RecordStream:
         return len(data)
 
     def _count_disk_bytes(self, data: memoryview | bytes) -> None:
-        """Count bytes that were read from the disk. If the file is compressed or HDF5, also extend its CRC-32C by them."""
+        """Add bytes that were read from the disk to `file_bytes`. If the file is compressed or HDF5, also update its
+        CRC-32C.
+        """
         self.file_bytes += len(data)
         if self.compression:
             self.file_crc32c = crc32c(data, self.file_crc32c)
 
     def _read_encoded_hdf5_rows(self, rows: Hdf5Rows, max_bytes: int) -> memoryview | bytes:
-        """Return the next rows of an HDF5 file, encoded as TFRecords, in pieces of at most `max_bytes` bytes. At the end of
-        the file, return b"".
+        """Return the next rows of an HDF5 file, encoded as TFRecords, at most `max_bytes` bytes at a time. At the end of the
+        file, return b"".
 
         The HDF5 library does not return the bytes of the file. They are also read here, in proportion to the rows, to
         compute the CRC of the file and to report progress.
@@ -235,7 +238,7 @@ def read_records(path: Path | str) -> Iterator[bytes]:
 
 
 def _read_exact_bytes(stream: RecordStream, byte_count: int, record: int, offset: int) -> bytes:
-    """Read and return exactly `byte_count` bytes of a stream, or return b"" if the stream is at its end.
+    """Read exactly `byte_count` bytes of a stream and return them, or return b"" at the end of the stream.
 
     Args:
         stream: The stream to read.
@@ -330,7 +333,7 @@ def check_frame(frame_start: int, buffer_end: int) -> StatusAndSize:
 
 @borrowing_kernel
 def extend_crc_by_frames(crc: int, buffer: ByteArray, position: int, end: int) -> int:
-    """Extend the CRC-32C of a file by the TFRecords in `buffer[position:end]`, and return the result.
+    """Update the CRC-32C of a file with the TFRecords in `buffer[position:end]`, and return the result.
 
     The CRC of each payload is taken from its frame and combined arithmetically, so that the payloads are not read again.
 
@@ -363,8 +366,8 @@ _WRITE_AS_TABLE = (
 
 
 def _describe_foreign_format(path: Path) -> str | None:
-    """Return text for an error message that names the format of a file that is not a TFRecord file, and what the user can do
-    with it.
+    """Identify the format of a file that is not a TFRecord file. Return a text for the error message, which also tells the
+    user what to do.
 
     Return None if the format is unknown.
     """

@@ -37,7 +37,7 @@ _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _FEATURE_OF_PACKS = "next_sentence_positions"
 _BLOCK_BYTES = 1 << 20
 _MAX_BLOCK_BYTES = 1 << 28
-# gzip can compress data at most by this factor.
+# The largest factor by which gzip can compress data.
 _MAX_COMPRESSION_RATIO = 1032
 _PIECE_BYTES = 1 << 20
 # The numbers of HDF5 filters.
@@ -84,7 +84,7 @@ def require_h5py() -> Any:
 
 @contextmanager
 def _explain_hdf5_errors(path: Path) -> Iterator[None]:
-    """If h5py cannot read the file `path` inside the `with` block, raise an InputError of one line instead."""
+    """Turn errors of h5py inside the `with` block into a one-line InputError that names the file `path`."""
     try:
         yield
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError, zlib.error) as error:
@@ -105,7 +105,7 @@ class EncodedRows(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Consecutive rows of an HDF5 file, as one int64 array for each dataset. N is the number of rows.
+    """Consecutive rows of an HDF5 file, as one int64 array per dataset. N is the number of rows.
 
     Attributes:
         input_ids: [N, L].
@@ -153,11 +153,11 @@ class Hdf5Rows:
 
     @property
     def max_encoded_bytes(self) -> int:
-        """An upper bound on the total size in bytes of all rows, encoded as TFRecords."""
+        """An upper bound on the total size in bytes of all rows when they are encoded as TFRecords."""
         return self.count * max_unpacked_record_size(self.schema)
 
     def encode_next_rows(self) -> EncodedRows:
-        """Read the next rows, about 1 MiB, and return them encoded as TFRecords.
+        """Read about 1 MiB of rows, and return them encoded as TFRecords.
 
         Raises:
             InputError: The file is damaged.
@@ -181,7 +181,7 @@ class Hdf5Rows:
         return EncodedRows(records.data, payload)
 
     def _open_dataset(self, name: str) -> Any:
-        """Return the h5py dataset `name`, after checking that it consists of rows of integers that are stored in this file.
+        """Return the h5py dataset `name` after checking that it contains rows of integers that are stored in this file.
 
         Raises:
             InputError: The dataset does not exist, its values are in another file, or they are not rows of integers.
@@ -224,7 +224,8 @@ class Hdf5Rows:
             )
 
     def _read_schema(self) -> UnpackedSchema:
-        """Check that the shapes of all datasets agree, and return the number of tokens L and of masked slots P in each row.
+        """Check that the shapes of all datasets agree, and return the number of tokens L and the number of masked slots P
+        per row.
 
         Raises:
             InputError: The file contains packs, the shapes do not agree, or a size is out of range.
@@ -280,8 +281,8 @@ class _ColumnReader:
         self._filters = [pipeline.get_filter(number)[0] for number in range(pipeline.get_nfilters())]
 
     def read_rows_from(self, row: int) -> AnyArray:
-        """Return the rows in memory from row number `row` on. If this row is not in memory, read the block that begins with
-        it.
+        """Return the rows in memory, starting with row number `row`. If this row is not in memory, read the block that
+        begins with it.
 
         At least one row is returned, unless the dataset ends before `row`. The array is valid until the next call.
 
@@ -381,8 +382,8 @@ def _measure_valid_rows(rows: _Rows, token_counts: IntArray, masked_counts: IntA
         used = 0
         while used < masked_ids.size and masked_ids[used] != 0:
             used += 1
-        # Every maximum has the form 2**n - 1, so that `value & ~maximum` is not zero exactly if the value is out of range.
-        # Values in the padding must be zero.
+        # Every maximum has the form 2**n - 1, so a value is out of range exactly if `value & ~maximum` is not zero. Values
+        # in the padding must be zero.
         wrong = labels[row] & ~1
         for slot in range(tokens):
             wrong |= (ids[slot] & ~MAX_TOKEN_ID) | (segments[slot] & ~MAX_SEGMENT_ID)

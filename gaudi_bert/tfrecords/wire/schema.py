@@ -54,7 +54,7 @@ class FeatureSpec:
 
 @dataclass(frozen=True)
 class UnpackedSchema:
-    """The sizes of unpacked examples. Each example contains one sequence, which is padded to L tokens.
+    """The feature sizes of unpacked examples. Each example contains one sequence, padded to L tokens.
 
     Attributes:
         max_sequence_length: L, the number of tokens in a row, including padding.
@@ -80,7 +80,7 @@ class UnpackedSchema:
 
 @dataclass(frozen=True)
 class PackedSchema:
-    """The sizes of packed examples. Each example contains one to S sequences in a row of L tokens.
+    """The feature sizes of packed examples. Each example contains one to S sequences in a row of L tokens.
 
     Attributes:
         max_sequence_length: L, the number of tokens in a row, including padding.
@@ -121,7 +121,7 @@ class PackedSchema:
 
 
 def infer_unpacked_schema(features: Mapping[str, AnyArray]) -> UnpackedSchema:
-    """Infer the sizes of unpacked examples from the features of one example.
+    """Infer the feature sizes of unpacked examples from the features of one example.
 
     Raises:
         RecordError: The example is packed, or lacks a feature that determines a size, or a size is out of range.
@@ -134,7 +134,7 @@ def infer_unpacked_schema(features: Mapping[str, AnyArray]) -> UnpackedSchema:
 
 
 def infer_packed_schema(features: Mapping[str, AnyArray]) -> PackedSchema:
-    """Infer the sizes of packed examples from the features of one example.
+    """Infer the feature sizes of packed examples from the features of one example.
 
     A packed example does not contain P, max_predictions. It is assumed to be Q - S, but at least 1.
 
@@ -198,7 +198,7 @@ def _check_range(name: str, value: int, max_value: int) -> None:
 
 
 def check_values(features: Mapping[str, AnyArray], schema: UnpackedSchema | PackedSchema) -> None:
-    """Check that the values of an example are valid. `check_features` must have accepted the example before.
+    """Check that the values of an example are valid. The example must already have passed `check_features`.
 
     Raises:
         RecordError: A value violates the contract. The message names the first such value.
@@ -229,7 +229,7 @@ def _check_unpacked_values(features: Mapping[str, AnyArray]) -> None:
 
 
 def _count_leading_ones(values: AnyArray, feature_name: str) -> int:
-    """Return the number of ones with which a feature begins, after checking that only zeros follow them.
+    """Check that a feature consists of ones followed by zeros, and return the number of ones.
 
     Raises:
         RecordError: The feature contains a value that is neither 0 nor 1, or a one after a zero.

@@ -48,13 +48,13 @@ _BITS_OF_ONE = 7  # in 1.0 as float32, 0x3F800000
 
 @inlined_kernel
 def _mark_zero_bytes(word: int) -> int:
-    """Return a word that has bit 7 set in those bytes that are zero in `word`. The other bits have no meaning."""
+    """Mark the zero bytes of `word` by setting bit 7 of the same bytes in the result. The other bits are undefined."""
     return ~(add_words(word & _LOW_SEVEN, _LOW_SEVEN) | word)
 
 
 @borrowing_kernel
 def is_all_zero(address: int, size: int) -> bool:
-    """Return whether all of the `size` bytes at `address` are zero."""
+    """Return whether all `size` bytes at `address` are zero."""
     combined = as_word(0)
     for number in range(size >> 3):
         combined |= word_at(address, number)
@@ -65,7 +65,7 @@ def is_all_zero(address: int, size: int) -> bool:
 
 @borrowing_kernel
 def _is_repeated_pattern(address: int, size: int, pattern: int) -> bool:
-    """Return whether the `size` bytes at `address` repeat the eight bytes of `pattern`.
+    """Return whether the `size` bytes at `address` repeat the eight-byte `pattern`.
 
     The period of the pattern (1, 2, 4 or 8 bytes) must divide `size`.
     """
@@ -79,7 +79,7 @@ def _is_repeated_pattern(address: int, size: int, pattern: int) -> bool:
 
 @borrowing_kernel
 def is_repeated_byte(address: int, size: int, value: int) -> bool:
-    """Return whether all of the `size` bytes at `address` are equal to `value`."""
+    """Return whether all `size` bytes at `address` equal `value`."""
     return _is_repeated_pattern(address, size, value * _ONE_IN_EVERY_BYTE)
 
 
@@ -107,7 +107,7 @@ def _is_canonical_varint_list(address: int, size: int, value_count: int) -> bool
 
 @borrowing_kernel
 def measure_non_padding(address: int, size: int, value_count: int, used_count: int) -> int:
-    """Check a list of varints, and return its size in bytes without the padding at its end.
+    """Check a list of varints, and return its size in bytes without the trailing padding.
 
     Args:
         address: The address of the list.
@@ -162,7 +162,7 @@ def count_leading_one_floats(address: int, size: int) -> int:
 
 @inlined_kernel
 def _mark_invalid_positions(word: int, previous_bytes: int, sequence_length: int) -> int:
-    """Return a word that has bit 7 set in those bytes that end an invalid masked position in `word`.
+    """Mark the bytes of `word` that end an invalid masked position, by setting bit 7 of the same bytes in the result.
 
     A position is invalid if it has three bytes, is not canonical, or is not less than `sequence_length`. The comparison of a
     byte b < 128 with a constant c sets bit 7 if b >= c, because (b | 128) - c never borrows from the next byte.
@@ -185,7 +185,7 @@ def _mark_invalid_positions(word: int, previous_bytes: int, sequence_length: int
 
 @borrowing_kernel
 def measure_masked_positions(address: int, size: int, value_count: int, used_count: int, sequence_length: int) -> int:
-    """Check a list of masked positions, and return its size in bytes without the padding at its end.
+    """Check a list of masked positions, and return its size in bytes without the trailing padding.
 
     Args:
         address: The address of the list.
@@ -302,7 +302,7 @@ def _decode_varints(address: int, end: int, output: Int32Array) -> bool:
 
 @borrowing_kernel
 def _decode_one_byte_varints(address: int, output: Int32Array) -> bool:
-    """Decode varints that should have one byte each, and store them in `output`. Return False if one of them is longer."""
+    """Decode varints of one byte each, and store their values in `output`. Return False if one of them is longer."""
     combined = 0
     for number in range(output.size):
         value = byte_at(address, number)
@@ -319,7 +319,7 @@ def _decode_one_byte_varints(address: int, output: Int32Array) -> bool:
 def decode_examples_to_arrays(
     buffer: ByteArray, offsets: IntArray, lengths: IntArray, features: Sequence[FeatureSpec], source: str
 ) -> dict[str, AnyArray]:
-    """Decode n serialised examples, and return one int32 or float32 array [n, size] for each feature, by name.
+    """Decode n serialised examples, and return one int32 or float32 array [n, size] per feature, by name.
 
     The examples must be encoded as this package and TensorFlow write them, with packed lists. The map entries may be in any
     order. Features that are not requested are skipped.
@@ -396,7 +396,7 @@ def _decode_examples(
 
 
 class _Packs(NamedTuple):
-    """The features of B packs from which the columns of a packed table are computed."""
+    """Those features of B packs that are needed to compute the columns of a packed table."""
 
     input_mask: Int32Array
     positions: Int32Array
@@ -408,7 +408,7 @@ class _Packs(NamedTuple):
 
 
 def compute_packed_table_columns(packs: Mapping[str, AnyArray]) -> dict[str, Int32Array]:
-    """Compute columns that packed tables contain, but packed records do not, from the features of B packed records.
+    """Compute the columns that exist only in packed tables, from the features of B packed records.
 
     Args:
         packs: The features by name, [B, L], [B, Q] or [B, S]. The array `positions` may be overwritten, so that the caller
