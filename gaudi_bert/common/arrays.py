@@ -22,12 +22,12 @@ Float32Array = NDArray[np.float32]
 FloatArray = NDArray[np.float64]
 Int32Array = NDArray[np.int32]
 IntArray = NDArray[np.int64]
-# Rows with named fields, which have a structured dtype.
+# An array of rows with named fields, which numpy calls a structured dtype.
 RowArray = NDArray[np.void]
 AnyArray = NDArray[Any]
-# A batch in the memory of the host, as an array for each feature name.
+# A batch in host memory. It maps each feature name to an array.
 BatchArrays = Mapping[str, Int32Array | Float32Array]
-# The weights of a model, as an array for each variable name.
+# The weights of a model. They map each variable name to an array.
 WeightArrays = Mapping[str, Float32Array]
 
 # --- seeded permutations that do not depend on the version of a library
@@ -39,7 +39,7 @@ WeightArrays = Mapping[str, Float32Array]
 
 
 def make_bit_generator(seed: int, purpose: str, *indices: int) -> np.random.Philox:
-    """Return a random bit generator whose output depends only on the seed, the purpose and the indices.
+    """Return a numpy bit generator that produces the same random numbers whenever it gets the same arguments.
 
     Args:
         seed: The seed of the run.
@@ -52,14 +52,14 @@ def make_bit_generator(seed: int, purpose: str, *indices: int) -> np.random.Phil
 
 
 def random_words(count: int, seed: int, purpose: str, *indices: int) -> NDArray[np.uint64]:
-    """Return random 64-bit words, uint64 [count], that depend only on the seed, the purpose and the indices."""
+    """Return random 64-bit words, uint64 [count]. The same arguments always give the same words."""
     return make_bit_generator(seed, purpose, *indices).random_raw(count)
 
 
 def permutation(
     count: int, seed: int, purpose: str, *indices: int, dtype: type[np.signedinteger[Any]] = np.int64
 ) -> AnyArray:
-    """Return a random permutation of 0 .. count - 1 that depends only on the seed, the purpose and the indices.
+    """Return a random permutation of 0 .. count - 1. The same arguments always give the same permutation.
 
     Args:
         count: The number of elements.
@@ -71,12 +71,12 @@ def permutation(
     return _argsort_words(random_words(count, seed, purpose, *indices), dtype)
 
 
-# More words than this are sorted in several ranges, to save memory.
+# To save memory, more words than this are sorted in several ranges of values.
 _SORTED_AT_ONCE = 1 << 19
 
 
 def _argsort_words(words: NDArray[np.uint64], dtype: type[np.signedinteger[Any]]) -> AnyArray:
-    """Return the stable argsort of random words that are uniformly distributed.
+    """Return the stable argsort of uniformly distributed random words.
 
     Sorting many words at once would need several times their memory, so they are sorted one range of values after another.
     """
@@ -93,7 +93,7 @@ def _argsort_words(words: NDArray[np.uint64], dtype: type[np.signedinteger[Any]]
 
 
 def mix_words_with_counts(words: NDArray[np.uint64], counts: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a pseudorandom 64-bit word for each pair of a word and a count.
+    """Hash each word together with its count, and return the 64-bit hashes.
 
     The words are computed with the mixing function of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
     number generators", 2014).
@@ -132,7 +132,7 @@ def check_integer(name: str, value: object, min_value: int | None = None, max_va
 
 # The largest token id that is accepted. Models take token ids as int32.
 MOST_TOKEN_ID = 2**31 - 1
-# Positions at which a model should predict nothing have this value as their label or target.
+# Positions with this label or target are not predicted, so the loss ignores them.
 NOT_PREDICTED = -100
 
 

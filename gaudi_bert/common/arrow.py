@@ -63,7 +63,7 @@ def open_parquet(path: Path, **options: Any) -> Iterator[Any]:
 
 @contextmanager
 def explain_unpackable_values(path: Path) -> Iterator[None]:
-    """Raise an `InputError` that names the table if pyarrow cannot write its values. Use this in a `with` statement."""
+    """Raise an `InputError` if pyarrow cannot write a table's values inside the block. Use this in a `with` statement."""
     try:
         yield
     except require_pyarrow().ArrowException as error:

@@ -48,15 +48,15 @@ _IMPORT = re.compile(rf"^\s*(?:from|import)\s+({_PACKAGE.name}(?:\.\w+)*)", re.M
 _VERSIONS = f"{numba.__version__} {llvmlite.__version__} {np.__version__}"
 
 _IMAGE_PROCESSOR = "x86-64-v3"
-# Compiled kernels in container images use these processor features, which have LLVM's names.
+# Kernels in container images are compiled for these processor features. The names are those that LLVM uses.
 _IMAGE_FEATURES = ("avx2", "bmi", "bmi2", "f16c", "fma", "movbe", "pclmul", "popcnt", "sse4.2")
 
 _OPTIONS = {
     "nogil": True,
     "boundscheck": False,
     "error_model": "numpy",
-    # No kernel uses infinities or NaN, so these flags allow LLVM to vectorise maxima. Results would differ between
-    # processors if LLVM reordered sums or fused them with products, so the flags do not allow that.
+    # These flags let LLVM vectorise maxima, because no kernel uses infinities or NaN. The flags for reordering sums or
+    # fusing multiplications with additions are left out, because results would then differ between processors.
     "fastmath": {"nnan", "ninf", "nsz"},
     "no_cfunc_wrapper": True,
 }
@@ -73,7 +73,7 @@ def kernel(function: Function) -> Function:
 
 
 def borrowing_kernel(function: Function) -> Function:
-    """Compile a function like `kernel`, but without reference counting. It must neither allocate nor return arrays.
+    """Compile a function that neither allocates nor returns arrays. Unlike `kernel`, omit reference counting.
 
     Reference counting would take much of the time of a function that is called for every record or sequence.
     """
@@ -89,7 +89,7 @@ def inner_kernel(function: Function) -> Function:
 
 
 def _compile(function: Function, **options: Any) -> Function:
-    """Compile a function with numba, with the options and the cache of this module.
+    """Compile a function with numba, using the options and the kernel cache of this module.
 
     The function is not compiled again for constant arguments.
     """
@@ -105,7 +105,7 @@ def _compile(function: Function, **options: Any) -> Function:
 def _resolve_call_template(
     resolve: Callable[..., Any], argument_types: tuple[Any, ...], keyword_types: dict[str, Any]
 ) -> Any:
-    """Return the compiled kernel for a call from another kernel. It is selected by the general types of the arguments.
+    """Find the compiled version of a kernel that another kernel calls, ignoring which arguments are constants.
 
     By default, numba treats a constant argument as a type of its own, and would compile the called kernel again for it.
     """
@@ -145,10 +145,10 @@ def _read_source_file(file: Path) -> _SourceFile:
 
 @functools.cache
 def _hash_with_imports(file: Path) -> str:
-    """Return a SHA-256 of everything that the machine code of the kernels in a file depends on.
+    """Return a SHA-256 that changes whenever the kernels in a source file must be recompiled.
 
-    These are the file, all files of this package that it imports directly or indirectly, and the compiler versions. A digest
-    of the whole package would be simpler, but then every edit would recompile all kernels, which takes minutes.
+    The SHA-256 covers the file, all files of this package that it imports directly or indirectly, and the compiler versions.
+    A digest of the whole package would be simpler, but then every edit would recompile all kernels, which takes minutes.
     """
     files, waiting = {file}, [file]
     while waiting:
@@ -181,7 +181,7 @@ def _find_cache_folder() -> Path | None:
         except OSError as error:
             refusals.append(f"{folder} ({error.strerror})")
             continue
-        # In a container image, the folder belongs to root. It is then used if NUMBA_CACHE_DIR names it.
+        # A container image sets NUMBA_CACHE_DIR to a folder that belongs to root, so accept such a folder.
         is_ours = status.st_uid == os.getuid() or (numba.config.CACHE_DIR and status.st_uid == 0)
         if is_ours and stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return folder
@@ -191,7 +191,7 @@ def _find_cache_folder() -> Path | None:
 
 
 class _Locator:
-    """Returns the folder for the machine code of a kernel to numba, which defines the names of the methods."""
+    """Tells numba the folder for a kernel's machine code. numba calls these methods by their names."""
 
     def __init__(self, function: Callable[..., Any], file: str) -> None:
         self._line, self._digest = function.__code__.co_firstlineno, _hash_with_imports(Path(file).resolve())
@@ -216,7 +216,7 @@ class _Locator:
         return self._digest
 
     def get_disambiguator(self) -> str:
-        """Return the line number of the kernel, which distinguishes kernels with the same name in one file."""
+        """Return the kernel's line number, which distinguishes kernels with the same name in one file."""
         return str(self._line)
 
 
@@ -227,7 +227,7 @@ class _MachineCodeStore(CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class _SharedKernelCache(FunctionCache):  # type: ignore[misc]
-    """Loads and saves the machine code of a kernel. Several processes may use its folder at once."""
+    """Loads and saves the machine code of a kernel in a folder that several processes may use at once."""
 
     _impl_class = _MachineCodeStore
 
@@ -242,7 +242,7 @@ class _SharedKernelCache(FunctionCache):  # type: ignore[misc]
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Save the machine code for these argument types."""
-        # Two processes that save machine code of the same kernel would write to the same index file at once, so take a lock.
+        # Two processes that save the same kernel could write to the same index file at once, so take a lock.
         try:
             with open(Path(self.cache_path).with_name("lock"), "wb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -284,7 +284,7 @@ if numba.config.CPU_NAME == _IMAGE_PROCESSOR and not all(map(binding.get_host_cp
 _BYTE, _HALF, _INT, _WORD, _DOUBLE_WORD = (ir.IntType(bits) for bits in (8, 16, 32, 64, 128))
 
 
-# Numba may infer another integer type for a number in a kernel. This function converts it to a signed 64-bit word.
+# Numba may infer another integer type for a variable in a kernel. This function makes it a signed 64-bit word.
 as_word: Callable[[Any], int] = np.int64  # type: ignore[assignment]
 
 
@@ -298,7 +298,7 @@ def address_of(array: AnyArray) -> int:
 
 
 def make_intrinsic(result_type: Any, argument_count: int, emit: Callable[..., Any]) -> Any:
-    """Create a function that kernels can call, from a function that emits its LLVM instructions.
+    """Create a function for use inside kernels from a Python function that emits its LLVM instructions.
 
     Args:
         result_type: The numba type of the result.
@@ -311,7 +311,8 @@ def make_intrinsic(result_type: Any, argument_count: int, emit: Callable[..., An
         result = emit(context, builder, *arguments)
         return context.get_dummy_value() if result_type is types.void else result
 
-    # numba reads the number of arguments from the Python signature, so there is a definition for each number.
+    # numba reads the number of arguments from a function's signature, so one, two and three arguments need separate
+    # functions.
     definitions: tuple[Callable[..., Any], ...] = (
         lambda types_, first: (signature, generate),
         lambda types_, first, second: (signature, generate),
@@ -389,7 +390,7 @@ def _emit_prefetch(_: Any, builder: Any, address: Any) -> None:
 
 
 def _emit_multiply_mix(_: Any, builder: Any, first: Any, second: Any) -> Any:
-    """Emit the mixing step of wyhash, which combines both halves of the 128-bit product of two words by exclusive or."""
+    """Emit the mixing step of wyhash, which multiplies two 64-bit words and XORs the two halves of the product."""
     product = builder.mul(builder.zext(first, _DOUBLE_WORD), builder.zext(second, _DOUBLE_WORD))
     high = builder.trunc(builder.lshr(product, _DOUBLE_WORD(64)), _WORD)
     return builder.xor(high, builder.trunc(product, _WORD))

@@ -79,7 +79,7 @@ _carryless_product: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _
 
 
 def _make_byte_tables() -> IntArray:
-    """Return the tables for slicing by eight, int64 [8, 256]. Entry [k, b] is the register after byte b and k zero bytes."""
+    """Return the tables for slicing by eight, int64 [8, 256]. Entry [k, b] is the CRC after byte b and k zero bytes."""
     first = np.arange(256, dtype=np.int64)
     for _ in range(8):
         first = (first >> 1) ^ np.where(first & 1, _POLYNOMIAL_REVERSED, 0)
@@ -109,7 +109,7 @@ _AFTER_WORDS = _make_powers(2 * _MOST_WORDS + 1, 8)
 
 @borrowing_kernel
 def _crc_by_tables(address: int, count: int, crc: int) -> int:
-    """Return the CRC-32C of `count` bytes at `address`, computed with tables. `crc` is the CRC of the bytes before, or 0."""
+    """Compute the CRC-32C of `count` bytes with lookup tables. `crc` is the CRC of the preceding bytes, or 0."""
     crc ^= _ALL_ONES
     while count >= 8:
         word = load_word(address)
@@ -134,7 +134,7 @@ def _multiply_registers(register: int, power: int) -> int:
 
 @borrowing_kernel
 def _crc_by_instructions(address: int, count: int, crc: int) -> int:
-    """Return the CRC-32C of `count` bytes at `address`, computed with instructions. `crc` is the CRC before, or 0."""
+    """Compute the CRC-32C of `count` bytes with CRC instructions. `crc` is the CRC of the preceding bytes, or 0."""
     crc ^= _ALL_ONES
     while count >= 48:
         words = min(count // 24, _MOST_WORDS)
@@ -160,7 +160,7 @@ def _crc_by_instructions(address: int, count: int, crc: int) -> int:
 
 @borrowing_kernel
 def _append_by_instructions(crc: int, count: int, appended: int) -> int:
-    """Combine `crc`, the CRC of some bytes, with `appended`, the CRC of the `count` bytes after them, with instructions."""
+    """Combine `crc` with `appended`, the CRC of the next `count` bytes, using CRC instructions."""
     while count >= 8 * _MOST_WORDS:
         crc = _multiply_registers(crc, _AFTER_WORDS[_MOST_WORDS])
         count -= 8 * _MOST_WORDS
@@ -169,7 +169,7 @@ def _append_by_instructions(crc: int, count: int, appended: int) -> int:
 
 @borrowing_kernel
 def _append_by_tables(crc: int, count: int, appended: int) -> int:
-    """Combine `crc`, the CRC of some bytes, with `appended`, the CRC of the `count` bytes after them, with tables."""
+    """Combine `crc` with `appended`, the CRC of the next `count` bytes, using lookup tables."""
     for _ in range(count):
         crc = (crc >> 8) ^ _BYTES[0, crc & 255]
     return crc ^ appended
@@ -177,13 +177,13 @@ def _append_by_tables(crc: int, count: int, appended: int) -> int:
 
 @borrowing_kernel
 def _word_crc_by_instructions(word: int) -> int:
-    """Return the CRC-32C of a 64-bit word, computed with instructions."""
+    """Compute the CRC-32C of a 64-bit word with a CRC instruction."""
     return _word_step(_ALL_ONES, word) ^ _ALL_ONES
 
 
 @borrowing_kernel
 def _word_crc_by_tables(word: int) -> int:
-    """Return the CRC-32C of a 64-bit word, computed with tables."""
+    """Compute the CRC-32C of a 64-bit word with lookup tables."""
     low = (word & _ALL_ONES) ^ _ALL_ONES
     crc: int = _BYTES[7, low & 255] ^ _BYTES[6, (low >> 8) & 255] ^ _BYTES[5, (low >> 16) & 255] ^ _BYTES[4, low >> 24]
     crc ^= _BYTES[3, (word >> 32) & 255] ^ _BYTES[2, (word >> 40) & 255]
@@ -193,7 +193,7 @@ def _word_crc_by_tables(word: int) -> int:
 
 BY_TABLES = (_crc_by_tables, _append_by_tables, _word_crc_by_tables)
 BY_INSTRUCTIONS = (_crc_by_instructions, _append_by_instructions, _word_crc_by_instructions)
-# These three functions are for use inside other kernels. Which implementation they are depends on the processor.
+# Other kernels call these three functions. The processor determines which implementation is used.
 crc32c_at, append_crc, crc_of_word = BY_INSTRUCTIONS if HAS_INSTRUCTIONS else BY_TABLES
 
 
@@ -205,7 +205,7 @@ def mask_crc(crc: int) -> int:
 
 @borrowing_kernel
 def _crc32c_of_array(data: ByteArray, crc: int) -> int:
-    """Return the CRC-32C of a contiguous array. `crc` is the CRC of the bytes before it, or 0."""
+    """Return the CRC-32C of a contiguous array. `crc` is the CRC of the preceding bytes, or 0."""
     return crc32c_at(address_of(data), data.size, crc)
 
 

@@ -54,7 +54,7 @@ class StoppedError(GaudiBertError):
 
 
 def shorten(text: str, max_characters: int = 80) -> str:
-    """Return `text` as one line. If it is longer than `max_characters`, replace its middle by dots."""
+    """Return `text` as one line. If it is longer than `max_characters`, replace the middle with "..."."""
     if len(text) > 4 * max_characters:
         text = f"{text[: 2 * max_characters]} {text[-2 * max_characters :]}"
     line = " ".join(text.split())
@@ -71,12 +71,12 @@ class _ShortRepr(reprlib.Repr):
 
 
 def short_repr(value: object) -> str:
-    """Return `value` in Python notation for a message, abbreviated. This is fast even for very large values."""
+    """Return a short form of `repr(value)` for messages. This function is fast even for very large values."""
     return shorten(_ShortRepr().repr(value))
 
 
 def join_with_and(words: Iterable[str]) -> str:
-    """Join words to a text such as "a", "a and b" or "a, b and c"."""
+    """Join words into a text such as "a", "a and b" or "a, b and c"."""
     *others, last = words
     return f"{', '.join(others)} and {last}" if others else last
 
@@ -157,8 +157,8 @@ def _pip_requirement(extra: str) -> str:
     """
     from importlib.metadata import distributions  # slow to load and rarely needed
 
-    # An installation from a clone has two distributions, and only one of them contains the origin. The other one is the
-    # metadata that setuptools writes next to the sources.
+    # If the package is installed from a clone, Python may find it twice, because setuptools also writes metadata next to the
+    # sources. Only the installed metadata name the origin.
     origins = (each.read_text("direct_url.json") for each in distributions(name="gaudi-bert"))
     origin = json.loads(next(filter(None, origins), "{}"))
     clone = Path(unquote(urlsplit(origin.get("url", "")).path))

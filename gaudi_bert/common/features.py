@@ -18,7 +18,7 @@ Axis = Literal["tokens", "masked", "sequences"]
 
 
 class Feature(IntEnum):
-    """Base class of the features of packed and of unpacked examples."""
+    """Base class for the features of a training example, such as `INPUT_IDS`."""
 
     @property
     def key(self) -> str:
@@ -32,14 +32,14 @@ class Feature(IntEnum):
 
     @property
     def axis(self) -> Axis:
-        """The axis of the feature's array: it has one value per token slot, per masked-LM slot or per sequence."""
+        """Whether the feature has one value per token slot, per masked-LM slot or per sequence."""
         if self.name.startswith("MASKED_LM_"):
             return "masked"
         return "sequences" if self.name.startswith("NEXT_SENTENCE_") else "tokens"
 
 
 class UnpackedFeature(Feature):
-    """The features of an unpacked example, which is a single sequence that is padded to the length of a row."""
+    """The features of an unpacked example, which contains a single sequence padded to the length of a row."""
 
     INPUT_IDS = 0
     INPUT_MASK = 1
@@ -70,7 +70,7 @@ class PackedFeature(Feature):
 
 @dataclass(frozen=True)
 class PackingMetrics:
-    """Metrics of a packing of sequences into packs. The properties are derived from the attributes.
+    """Metrics that describe how well sequences are packed. The properties are computed from the attributes.
 
     Attributes:
         sequences: The number of sequences.
@@ -103,7 +103,7 @@ class PackingMetrics:
 
     @property
     def gap(self) -> int:
-        """The number of packs minus the lower bound. If it is 0, the packing is optimal."""
+        """The number of packs above the proven lower bound. If it is 0, the packing is optimal."""
         return self.packs - self.lower_bound
 
     def to_json_fields(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def describe_algorithm(algorithm: str, used: Sequence[str], depth: int | None) -
 
 # --- built-in texts: the documentation that is part of every CPython installation
 
-# The name of each built-in text, and its approximate number of bytes, which depends slightly on the Python version.
+# The built-in texts and their approximate sizes in bytes. The sizes depend slightly on the Python version.
 BUILT_IN_TEXTS = {"python-docs": 470_000, "python-docstrings": 1_400_000}
 
 # These built-in texts are also available as labelled rows. A row is a docstring of the standard library, and its label is

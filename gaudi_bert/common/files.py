@@ -71,7 +71,7 @@ _SPECIAL_FILE_TYPES = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S
 
 
 def check_regular_file(path: Path | str) -> Path:
-    """Check that `path` is not a pipe, a device or a socket and that it can be read, and return it.
+    """Check that `path` can be read and is not a pipe, a device or a socket. Return `path`.
 
     Reading a pipe, a device or a socket would block or never end. Every file that is opened for reading must be checked,
     even if a library opens it, because some libraries report that a file is missing if its permissions forbid reading.
@@ -108,7 +108,7 @@ def read_file(path: Path | str) -> bytes:
 
 
 def file_identity(path: Path) -> str:
-    """Return the text "name:SHA-256", which identifies a file by its name and its content."""
+    """Return the file name and the SHA-256 of the content as "name:SHA-256"."""
     digest = hashlib.sha256()
     with explain_os_errors(path, "read"), open_file(path) as handle:
         while block := handle.read(2**20):
@@ -143,7 +143,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 def check_model_exists(path: Path) -> None:
-    """Check that a model exists on this machine.
+    """Check that a local model folder or file exists.
 
     Args:
         path: A folder, a file, or the prefix of the files of a TF1 checkpoint.
@@ -217,7 +217,7 @@ def store_scheme(location: str | Path) -> str:
 
 
 def resolve_location(folder: Path, text: str) -> Path:
-    """Convert the text of a setting to a location. A relative path starts from `folder`, and a URL is not changed."""
+    """Convert a path or URL from a setting to a location. A relative path is resolved against `folder`."""
     return Path(text) if is_in_store(text) else folder / text
 
 
@@ -231,7 +231,7 @@ def format_location(location: str | Path) -> str:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing in binary mode, in a `with` statement. It gets its name only when it is complete.
+    """Open a file for writing in a `with` statement. The file appears under its name only when it is complete.
 
     The data are written to the hidden temporary file `.<name>.<8 hexadecimal digits>.tmp`, flushed to disk and then renamed.
     The temporary file is removed if the block raises an exception. If the process is killed, the next writer removes it. If
@@ -243,8 +243,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         written = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
         for abandoned in [path.with_name(each) for each in os.listdir(path.parent) if written.fullmatch(each)]:
-            # Files of killed writers are not locked and can be removed. An OSError means that the writer is still active,
-            # has just ended, or belongs to another user.
+            # A killed writer leaves its file behind without a lock, so remove this file. An OSError means that the writer is
+            # still active, has just ended, or belongs to another user.
             with suppress(OSError), open(os.open(abandoned, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as other:
                 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 abandoned.unlink()
@@ -280,7 +280,7 @@ def _create_temporary_file(path: Path) -> tuple[Path, BinaryIO]:
 
 
 def move_finished_file(temporary: Path, path: Path) -> None:
-    """Rename a finished file to its final name. If it is in a mirrored folder, it is then uploaded.
+    """Rename a finished file to its final name. If its folder is mirrored, also upload the file.
 
     The caller must have flushed the file to disk.
     """
@@ -315,7 +315,7 @@ class Mirror(Protocol):
     """Connects a mirrored local folder to its location in an object store."""
 
     def upload_completed(self, path: Path) -> None:
-        """Upload a file that was just completed in the folder. The thread that wrote the file calls this method."""
+        """Upload a file that was just completed in the local folder. The thread that wrote the file calls this method."""
 
 
 _MIRRORS: dict[Path, Mirror] = {}
@@ -323,7 +323,7 @@ _MIRRORS: dict[Path, Mirror] = {}
 
 @contextmanager
 def mount_mirror(folder: Path, mirror: Mirror) -> Iterator[None]:
-    """Mark a new local folder as mirrored, for the duration of the `with` block."""
+    """Mark a new local folder as mirrored while the `with` block runs."""
     _MIRRORS[folder] = mirror
     try:
         yield
@@ -332,7 +332,7 @@ def mount_mirror(folder: Path, mirror: Mirror) -> Iterator[None]:
 
 
 def find_mirror(path: Path) -> Mirror | None:
-    """Return the mirror of a mirrored folder that is `path` or contains it. Return None if there is no such folder."""
+    """Return the mirror of `path` if this folder, or a folder that contains the path, is mirrored. Otherwise return None."""
     if not _MIRRORS:
         return None
     return next((_MIRRORS[folder] for folder in (path, *path.parents) if folder in _MIRRORS), None)
@@ -392,14 +392,14 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: is not a JSON file ({reason}); create it again") from error
 
 
-# The size of a lock file. It contains the name of the process that holds the lock, which is padded to this size, so that the
-# file never has to be truncated.
+# The size of a lock file. The name of the process that holds the lock is padded to this size, so that the file never has to
+# be truncated.
 _LOCK_BYTES = 300
 
 
 @contextmanager
 def exclusive_lock(path: Path, description: str, wait: bool = False) -> Iterator[None]:
-    """Hold an exclusive lock for a file or folder, for the duration of the `with` block.
+    """Hold an exclusive lock on a file or folder while the `with` block runs.
 
     The lock is a kernel lock on the hidden file `.<name>.lock` next to `path`, so it ends when this process ends, even if it
     is killed. The hidden file contains the name of the process that holds the lock.
@@ -418,7 +418,7 @@ def exclusive_lock(path: Path, description: str, wait: bool = False) -> Iterator
         lock_path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
-        # The name of the lock file may belong to a file of the user, which must not be overwritten. So check its content.
+        # A user's own file may have the name of the lock file and must not be overwritten, so check the content.
         content = os.pread(descriptor, _LOCK_BYTES + 1, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b"no file"
         if len(content) > _LOCK_BYTES or not (content.startswith(b"process ") or content.isspace() or not content):
             raise InputError(f"{lock_path}: has the name of a lock file, but contains something else; remove it")
@@ -438,5 +438,5 @@ def exclusive_lock(path: Path, description: str, wait: bool = False) -> Iterator
 
 
 def _write_lock_holder(descriptor: int, holder: str) -> None:
-    """Write the name of the process that holds a lock to the lock file. The name is padded to the size of the file."""
+    """Write the name of the process that holds a lock to the lock file, padded to the file's fixed size."""
     os.pwrite(descriptor, holder.encode()[: _LOCK_BYTES - 1].ljust(_LOCK_BYTES - 1) + b"\n", 0)

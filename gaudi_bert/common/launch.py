@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 from gaudi_bert.common.errors import InputError
 
-# The name of each launcher, and the environment variables in which it stores the rank and the number of processes. The
-# `mpirun` is that of Open MPI, which is part of the Gaudi images.
+# Each launcher sets two environment variables, for the rank and for the number of processes. `mpirun` means Open MPI, which
+# the Gaudi images contain.
 LAUNCHERS = (
     ("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE"),
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -39,7 +39,7 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Launch:
-    """The rank of this process among the processes that a launcher started together.
+    """The rank of this process, and the number of processes that a launcher started together.
 
     Attributes:
         launcher: The name of the launcher.
@@ -53,7 +53,7 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
-    """Return the rank of this process from the environment variables of its launcher. Return None without a launcher.
+    """Read the rank of this process from its launcher's environment variables. Return None if no launcher started it.
 
     Args:
         environment: The environment variables, by default those of this process.
@@ -80,7 +80,7 @@ def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
 
 @contextmanager
 def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle signals with `handler` for the duration of the `with` block.
+    """Handle signals with `handler` while the `with` block runs.
 
     Python allows signal handlers only in the main thread. In other threads, this function does nothing.
     """
@@ -94,7 +94,7 @@ def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | N
 
 
 def is_first_process() -> bool:
-    """Return whether this process has rank 0 and should print the common result. Return True without a launcher."""
+    """Return whether this process is the only or the first one of its run, and should therefore print the results."""
     launch, node = find_launch(), find_node()
     return launch.rank == 0 if launch is not None else node is None or node.rank == 0
 
@@ -105,8 +105,8 @@ def is_first_process() -> bool:
 MASTER_ADDRESS, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
 # Processes on different hosts or in different containers cannot agree on a free port, so they use PyTorch's default port.
 TORCH_PORT = 29500
-# By default, processes look up the host name of their machine, which may fail. Processes on one machine need no host name
-# with these variables.
+# By default, processes look up the host name of their machine, which may fail. With these variables, processes on one
+# machine connect without any host name.
 ON_THIS_MACHINE = {MASTER_ADDRESS: "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
@@ -165,7 +165,7 @@ NODE_ADDRESS = "PET_MASTER_ADDR"
 
 
 def find_node(environment: Mapping[str, str] | None = None) -> Node | None:
-    """Return the node on which this process must start ranks, from the environment variables of its pod.
+    """Return the node that this process must start ranks on, read from the environment variables of its pod.
 
     Return None if there are no such variables, or if this process itself is one of the ranks.
 
@@ -212,7 +212,7 @@ _JOB_INDEX = "JOB_COMPLETION_INDEX"
 
 
 class Part(NamedTuple):
-    """The part of the work that a process does: its number, from 0, and the number of parts."""
+    """The number of the part that a process works on, from 0, and the total number of parts."""
 
     number: int
     parts: int

@@ -42,7 +42,7 @@ def count_usable_cores(cgroups: Path = CGROUPS, own_cgroups: Path = _OWN_CGROUPS
 
 
 def count_cores_if_limited() -> int | None:
-    """Return `count_usable_cores()` if the limit of a control group applies to this process, otherwise None."""
+    """Return `count_usable_cores()` if a control group limits the cores of this process, otherwise None."""
     cores = count_usable_cores()
     return cores if cores < len(os.sched_getaffinity(0)) else None
 
@@ -87,8 +87,8 @@ def _read_or_empty(path: Path) -> str:
 
 # --- vector instructions, which determine the speed of matrix products
 
-# The flags of /proc/cpuinfo by which oneDNN and MKL choose their kernels, and the names of the instructions, with the widest
-# instructions first. `bf16` is the flag of Arm processors.
+# oneDNN and MKL choose their kernels by these flags of /proc/cpuinfo. Each flag has a name for messages, and the widest
+# instructions come first. `bf16` is the flag of Arm processors.
 _INSTRUCTION_SETS = {
     "amx_bf16": "AMX",
     "avx512_bf16": "AVX-512 with BF16",
@@ -98,13 +98,13 @@ _INSTRUCTION_SETS = {
     "bf16": "BF16",
 }
 _MULTIPLY_BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
-# Users can limit which instructions oneDNN uses with these environment variables.
+# With these environment variables, users can limit which instructions oneDNN uses.
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 _BELOW_BFLOAT16 = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"})
 
 
 class Processor(NamedTuple):
-    """A processor's name and widest vector instructions, and whether oneDNN multiplies bfloat16 matrices with them."""
+    """The name and the widest vector instructions of a processor, and whether oneDNN uses them for bfloat16 matrices."""
 
     name: str
     instructions: str
@@ -146,7 +146,7 @@ _MAX_PENDING_PER_THREAD = (
 
 
 def choose_worker_count(workers: int | None, items: int) -> int:
-    """Return the number of threads with which to process a number of items.
+    """Return how many threads or processes to use for a number of items.
 
     Args:
         workers: The number that the user requested, or None for all usable cores.
@@ -166,7 +166,7 @@ def map_in_threads(
     workers: int | None,
     make_buffer: Callable[[], ByteArray],
 ) -> Iterator[_Result]:
-    """Call `function(item, buffer)` for every item in several threads, and yield the results in the order of the items.
+    """Call `function(item, buffer)` for every item in several threads, and yield the results in item order.
 
     Each thread has its own buffer. At most 64 results per thread wait for an item that takes long. If several items fail,
     the error of the first of them is raised.
@@ -187,7 +187,7 @@ def map_in_threads(
     failed = threading.Event()
 
     def run(item: _Item) -> _Result | None:
-        """Process an item with the buffer of this thread, unless another item has failed."""
+        """Call `function` with an item and this thread's buffer. If another item has failed, do nothing."""
         if failed.is_set():
             return None
         if not hasattr(local, "buffer"):

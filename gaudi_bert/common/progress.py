@@ -23,7 +23,7 @@ from gaudi_bert.common.files import explain_os_errors
 # If this environment variable is set, no reporter prints anything, even in child processes. The option `--quiet` sets it.
 ONLY_RESULT_VARIABLE = "GAUDI_BERT_RESULT_ALONE"
 LOG_LINE_EVERY_SECONDS = 10.0
-# The interval between the lines in a log grows while work takes longer, but not beyond this.
+# The longer some work takes, the longer the interval between its progress lines in a log, up to this limit.
 _LONGEST_SILENCE_SECONDS = 60.0
 TERMINAL_LINE_EVERY_SECONDS = 0.5
 _LEAST_SECONDS, _MOST_SECONDS, _MOST_SLOWER, _MOST_GROWTH = 5.0, 1e8, 2.0, 1.5
@@ -69,7 +69,7 @@ def format_rate(rate: float, unit: str) -> str:
 
 
 class Task:
-    """Counts how much of some work is done, and estimates the remaining time. Several threads may call `advance`.
+    """Tracks the progress of some work and estimates the remaining time. Several threads may call `advance` at once.
 
     The remaining time is estimated from the speed in the second half of the elapsed time. It is shown only if some work was
     also done in the first half, and if the first half was at most `_MOST_SLOWER` times as fast. From one line to the next,
@@ -96,7 +96,7 @@ class Task:
             self.done += amount
 
     def reset_progress(self, done: float, total: float | None = None) -> None:
-        """Set the number of units that are done, and forget the speed so far.
+        """Set the number of units that are done, and discard the speed measured so far.
 
         Use this if the remaining units take another time than those that are done, for example because an earlier run did
         them.
@@ -134,18 +134,18 @@ class Task:
             return f"{self.name}: {share:.0f} %, {format_rate(speed, self.unit)}, {format_seconds(remaining)} left"
 
     def record_progress(self, now: float) -> None:
-        """Record how much work is done at the time `now`. `format_line` computes the speed from these observations."""
+        """Record how much work is done at the time `now`. `format_line` computes the speed from such records."""
         with self._lock:
             self._observations.append((now, self.done))
             self._drop_first_half(now)
 
     def _drop_first_half(self, now: float) -> None:
-        """Remove the observations in the first half of the elapsed time, but keep the last one before the middle."""
+        """Remove the progress records from the first half of the elapsed time, except for the last of them."""
         while len(self._observations) > 1 and self._observations[1][0] <= (self._speed_since + now) / 2:
             self._observations.popleft()
 
     def _recent_speed(self, now: float) -> float | None:
-        """Return the speed in the second half of the elapsed time in units per second. Return None if it is not reliable."""
+        """Return the speed in the second half of the elapsed time, in units per second, or None if it is not reliable."""
         self._drop_first_half(now)
         middle, done = self._observations[0]
         before = (done - self._done_before) / max(middle - self._speed_since, 1e-9)
@@ -173,11 +173,11 @@ class Reporter:
 
     @property
     def stream(self) -> TextIO:
-        """The stream to print to. `sys.stderr` is read each time, because it may have been replaced."""
+        """The stream to print to. By default, this is the current `sys.stderr`, which may have been replaced."""
         return self._stream if self._stream is not None else sys.stderr
 
     def say(self, text: str) -> None:
-        """Print a line, which later lines do not overwrite."""
+        """Print a line that later lines do not overwrite."""
         if self.quiet:
             return
         with self._lock:
@@ -236,7 +236,7 @@ class Reporter:
             self.clear()
 
     def _print_progress_until(self, task: Task, ended: threading.Event) -> None:
-        """Print the progress of a task again and again, until the event `ended` is set.
+        """Print the progress of a task repeatedly until the event `ended` is set.
 
         On a terminal, the line is updated twice a second. In a log, a line is printed only if nothing was printed for a
         while.
@@ -256,7 +256,7 @@ _STANDARD_ERROR = 2
 
 @contextmanager
 def redirect_native_output(log: Path) -> Iterator[None]:
-    """Append everything that native libraries write to standard error to the file `log`, during the `with` block.
+    """While the `with` block runs, append everything that native libraries write to standard error to the file `log`.
 
     The file descriptor 2 is redirected, and `sys.stderr` is replaced by a stream that still writes to the previous target.
     Code that has kept a reference to the old `sys.stderr` must read it again inside the block.

@@ -19,15 +19,15 @@ from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray, permutation
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 
-# Loading compiled kernels takes half a second, so for fewer sequences than this, numpy is faster.
+# Loading compiled kernels takes half a second, so numpy is faster for fewer sequences than this.
 _MIN_COMPILED_SEQUENCES = 50_000
 
 
 class SampledPacks(NamedTuple):
-    """The numbers of the sequences in each pack. Pack p contains the sequences `members[starts[p] : starts[p + 1]]`.
+    """Lists which sequences each pack contains. Pack p contains the sequences `members[starts[p] : starts[p + 1]]`.
 
     Attributes:
-        members: Sequence numbers, each exactly once, int32 or int64 [sequences].
+        members: Sequence indices, each exactly once, int32 or int64 [sequences].
         starts: The position in `members` at which each pack begins, and the end, int64 [packs + 1].
     """
 
@@ -85,7 +85,7 @@ def sample_packs(
 
 
 def _shuffle_within_lengths(lengths: AnyArray, starts_by_length: IntArray, seed: int, group: int) -> AnyArray:
-    """Return the numbers of all sequences, sorted by length. Sequences of the same length are in random order."""
+    """Return the indices of all sequences, sorted by length. Sequences of the same length are in random order."""
     number = np.int32 if lengths.size < 1 << 31 else np.int64
     if lengths.size < _MIN_COMPILED_SEQUENCES:
         order = permutation(lengths.size, seed, "sequences", group, dtype=number)
@@ -144,7 +144,7 @@ def _argsort_uniform_words(words: NDArray[np.uint64], bits: int, order: AnyArray
 
 @kernel
 def _sort_by_length(order: AnyArray, lengths: AnyArray, next_positions: IntArray, result: AnyArray) -> None:
-    """Write the sequence numbers in `order` to `result`, sorted by length. Sequences of the same length keep their order.
+    """Sort the sequence indices in `order` by length into `result`. Sequences of the same length keep their order.
 
     `next_positions[length]` is the position in `result` for the next sequence of this length. The array is changed in place.
     """
@@ -164,7 +164,7 @@ def _fill_packs(
     next_positions: IntArray,
     members: AnyArray,
 ) -> None:
-    """Write the sequence numbers of each pack to `members`. Each place in a pack gets the next sequence of its length.
+    """Write the sequence indices of each pack to `members`. Each slot of a pack gets the next sequence of its length.
 
     Pack p uses the strategy with the number `pack_strategies[p]`, and the lengths of strategy s begin in `flat_lengths` at
     `flat_starts[s]`. `next_positions[length]` is the position in `by_length` of the next sequence of this length.
@@ -179,7 +179,7 @@ def _fill_packs(
 
 
 def _check_slot_counts(lengths: AnyArray, flat_lengths: Int32Array, pack_counts: IntArray) -> None:
-    """Check that the packs of a plan have as many places for each length as there are sequences of this length.
+    """Check that, for every length, a plan has exactly as many slots as there are sequences of that length.
 
     Raises:
         InputError: The numbers differ for a length.
