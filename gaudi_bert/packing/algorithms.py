@@ -66,8 +66,7 @@ def _determine_masked_slots(
     depth: int,
     requested_slots: int | None,
 ) -> _MaskedSlots:
-    """Return how many masked positions the fullest pack may contain, and how many slots for masked positions every pack
-    gets.
+    """Return the maximum number of masked positions in any pack, and the number of slots for them that every pack gets.
 
     Args:
         strategy_counts: how many packs use each strategy.
@@ -93,8 +92,8 @@ def _determine_masked_slots(
 # --- the algorithms by name
 
 
-# A histogram may contain at most this many distinct lengths. In the worst case, every length becomes a strategy of its own,
-# and a plan with this many strategies takes 2 GB.
+# The maximum number of distinct lengths in a histogram. In the worst case, every length becomes a strategy of its own, and a
+# plan with this many strategies takes 2 GB.
 MAX_DISTINCT_LENGTHS = 2**20
 
 # The functions of the algorithms by name. Every function takes the sequence counts (int64 [L]) and the depth. It may also
@@ -116,8 +115,6 @@ def resolve_depth(depth: int | str, max_sequence_length: int) -> int:
     """Convert a depth to an integer that is at most `max_sequence_length`.
 
     The depth "max" becomes `max_sequence_length`. It limits nothing, because every sequence has at least one token.
-
-    "max" becomes `max_sequence_length`. No pack can hold more sequences than it has slots, so this depth limits nothing.
 
     Raises:
         ArgumentError: `depth` is neither "max" nor an integer from 1.
@@ -149,7 +146,7 @@ def run_algorithm(
     budget: WorkBudget | None = None,
     effort: Effort = "bounded",
 ) -> AlgorithmResult:
-    """Pack a histogram with the given algorithm, without checking the packing.
+    """Pack a histogram with the given algorithm, and return its result without checking it.
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.

@@ -35,17 +35,17 @@ from gaudi_bert.packing.strategies import BOUND_WORK, WorkBudget
 # Prices are scaled so that a price of 1 becomes this integer.
 LARGEST_PRICE = 10**15
 
-# Common denominators of the prices are tried up to this number.
+# The largest common denominator of the prices that is tried.
 MAX_DENOMINATOR = 4096
 
-# A quick bound may take QUICK_ITERATIONS simplex iterations, or QUICK_ITERATIONS_PER_LENGTH per distinct length if that is
-# more.
+# A quick bound may take QUICK_ITERATIONS simplex iterations, or QUICK_ITERATIONS_PER_LENGTH for each distinct length if that
+# is more.
 QUICK_ITERATIONS = 3500
 QUICK_ITERATIONS_PER_LENGTH = 4
-# A proof for long packs may take at most this many operations, (price steps) * (tokens of a pack), which takes a few
-# seconds.
+# A proof for long packs may take at most this many operations, which is a few seconds. It takes (distinct prices) * (tokens
+# of a pack) operations.
 STEP_WORK = 2**33
-# A proof may take this many operations even if the budget is already spent.
+# A proof may use this many operations even if the budget is exhausted.
 ALWAYS_PROVEN = 2e8
 
 
@@ -66,7 +66,7 @@ def prove_lower_bound(length_counts: IntArray, depth: int, budget: WorkBudget | 
 
 
 def _prove_by_linear_programs(length_counts: IntArray, depth: int, budget: WorkBudget) -> list[Certificate]:
-    """Solve the linear programs of packing without and with a depth limit, and return a certificate from each."""
+    """Prove lower bounds by solving linear programs without and with a depth limit, and return the certificates."""
     if needs_coarse_grid(length_counts, depth):
         coarse = prove_lower_bound(split_counts_into_bins(length_counts, BINS), depth, budget)
         return [certify_prices(length_counts, interpolate_prices(coarse.prices, len(length_counts)), depth, budget)]
@@ -83,7 +83,7 @@ def _prove_by_linear_programs(length_counts: IntArray, depth: int, budget: WorkB
 
 
 def certify_linear_program(linear_program: LinearProgram, depth: int, budget: WorkBudget) -> Certificate:
-    """Round the prices of a solved linear program to integers, and return the certificate of the lower bound that they
+    """Round the dual prices of a solved linear program to integers, and return a certificate of the lower bound that they
     prove.
 
     Args:
@@ -108,7 +108,7 @@ def certify_linear_program(linear_program: LinearProgram, depth: int, budget: Wo
 
 
 def _extend_prices_to_all_lengths(linear_program: LinearProgram, prices: IntArray) -> IntArray:
-    """Return prices of all lengths, int64 [L], computed from the prices of the lengths that occur.
+    """Extend the prices of the lengths that occur in the histogram to all lengths, and return int64 [L].
 
     A length that does not occur gets the price of the next shorter length that does.
     """
@@ -151,8 +151,8 @@ def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, budget
 
 
 def _round_prices_down_in_steps(prices: IntArray, max_operations: float) -> IntArray:
-    """Round prices down so that there are only a few distinct prices, which makes a proof faster. Prices that are few enough
-    are returned unchanged.
+    """Round prices down to fewer distinct values, which makes a proof faster. If there are only a few distinct values
+    already, return the prices unchanged.
 
     The rounded prices rise only at equal steps of length. `max_operations` determines how many steps are allowed.
     """
@@ -166,8 +166,8 @@ def _round_prices_down_in_steps(prices: IntArray, max_operations: float) -> IntA
 
 
 def _limit_worth_of_long_packs(prices: IntArray, depth: int, max_items: int) -> int:
-    """Return the largest total price of the sequences in one pack. If computing it would take too long, return an upper
-    limit.
+    """Return the largest total price of the sequences in one pack, or an upper bound on it if computing it would take too
+    long.
     """
     length, best = len(prices), np.concatenate(([0], prices))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
@@ -183,7 +183,7 @@ def _limit_worth_of_long_packs(prices: IntArray, depth: int, max_items: int) -> 
 
 def _find_prices_with_common_denominator(relaxation: Relaxation) -> IntArray | None:
     """Find the smallest factor that makes all prices integers, and return the prices times this factor. Return None if no
-    factor up to `MAX_DENOMINATOR` does so.
+    factor up to `MAX_DENOMINATOR` works.
 
     With billions of sequences, rounding exact fractions down would weaken the bound by several packs.
     """

@@ -22,23 +22,23 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 
-# If packs have a depth limit and more tokens than this, the worth of the best pack is not computed exactly.
+# If packs have a depth limit and more tokens than this, an upper bound may replace the largest total price of a pack.
 MAX_EXACT_LENGTH = 1 << 17
 
-# A check may take at most this many steps, which is about ten seconds. The number of steps is (distinct prices) * (tokens of
-# a pack). `bounds.py` rounds prices so that its certificates need at most half of this.
+# The maximum number of steps in the check of a certificate, which is about ten seconds. The check takes (distinct prices) *
+# (tokens of a pack) steps. `bounds.py` rounds prices so that its certificates need at most half of the maximum.
 MAX_STEPS = 2**34
 
-# The ways to fill a pack are enumerated only if (ways) * (distinct prices) is at most this number.
+# The ways to fill a pack are enumerated only if (ways) * (distinct prices) does not exceed this number.
 MAX_LISTED = 2**22
 
-# A pack may be worth at most this much, so that sums of prices fit in int64.
+# The largest total price that a pack may have, so that sums of prices fit in int64.
 LARGEST_WORTH = 2**62
 
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """A lower bound on the number of packs, and the prices of the lengths that prove the bound."""
+    """The prices of the lengths, and the lower bound on the number of packs that they prove."""
 
     prices: IntArray  # int64 [L], the price of a sequence of length 1 .. L, >= 0
     depth: int
@@ -58,8 +58,8 @@ def certify_token_or_count_bound(length_counts: IntArray, depth: int) -> Certifi
 
 
 def certify_threshold_bound(length_counts: IntArray, depth: int) -> Certificate:
-    """Return the certificate of the largest threshold bound, a lower bound that considers only sequences of at least a
-    threshold length.
+    """Return the certificate of the best threshold bound. A threshold bound ignores all sequences that are shorter than a
+    threshold.
 
     Let t be the threshold. A sequence that is longer than both L - t and L / 2 cannot share its pack with any other sequence
     of t or more tokens, so it is worth a full pack. A shorter sequence of at least t tokens shares its pack with at most
@@ -97,8 +97,8 @@ def sum_prices(prices: IntArray, length_counts: IntArray) -> int:
 
 
 def check_certificate(certificate: Certificate, length_counts: IntArray) -> int:
-    """Compute, in exact integers, the lower bound that the prices of a certificate prove. Raise FailedError if it claims
-    more.
+    """Compute the lower bound that the prices of a certificate prove, in exact integers. Raise FailedError if the
+    certificate claims a higher bound.
 
     Args:
         certificate: the prices, the depth and the claimed bound.
@@ -121,7 +121,7 @@ def check_certificate(certificate: Certificate, length_counts: IntArray) -> int:
 
 def _compute_max_pack_worth(prices: IntArray, depth: int) -> int:
     """Return the largest total price of the sequences that fit into one pack. For very long packs, the result may be an
-    upper limit of this price.
+    upper bound.
     """
     pack_tokens = len(prices)
     depth = min(depth, pack_tokens)
@@ -136,8 +136,8 @@ def _compute_max_pack_worth(prices: IntArray, depth: int) -> int:
     if pack_tokens > MAX_EXACT_LENGTH:
         limit = compute_pack_worth_limit(best[rises], rises, pack_tokens, depth)
         if len(rises) * pack_tokens <= MAX_STEPS and int(best[-1]) * (pack_tokens // int(rises[0])) < LARGEST_WORTH:
-            # If this is fast enough, also compute best[t] without the depth limit, the largest total price of any number of
-            # sequences in t tokens. It may be a smaller limit.
+            # If it is fast enough, also compute the largest total price without the depth limit, because the result may be a
+            # smaller upper bound. best[t] then allows any number of sequences in t tokens.
             for length in rises.tolist():
                 price = prices[length - 1]
                 for start in range(length, len(best), length):
@@ -156,8 +156,8 @@ def _compute_max_pack_worth(prices: IntArray, depth: int) -> int:
 
 
 def enumerate_max_pack_worth(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int | None:
-    """Enumerate all ways to fill a pack, and return the largest total price. Return None if there are more than `MAX_LISTED`
-    ways.
+    """Enumerate all ways to fill a pack, and return the largest total price. Return None if the enumeration would be too
+    large.
 
     Longer lengths are placed first. The shortest length takes as much of the remaining room as possible.
 
@@ -179,7 +179,7 @@ def enumerate_max_pack_worth(prices: IntArray, lengths: IntArray, pack_tokens: i
 
 
 def compute_pack_worth_limit(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int:
-    """Return an upper limit of the total price of the sequences in one pack.
+    """Return an upper bound on the total price of the sequences in one pack.
 
     For each possible longest sequence of the pack, the other sequences (at most `depth` - 1) fill the remaining room at the
     best price per token of any length up to the longest. The limit is the largest of these prices. Floating-point results

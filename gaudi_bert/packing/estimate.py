@@ -19,7 +19,7 @@ from gaudi_bert.packing.heuristics import count_greedy_packs, count_tokens_of_so
 from gaudi_bert.packing.histogram import Histogram, resize_histogram
 from gaudi_bert.packing.strategies import AlgorithmResult, WorkBudget, count_packs
 
-# Two variants of `greedy` insert this many separator tokens between two sequences of a pack.
+# The number of separator tokens that these variants of `greedy` insert between two sequences of a pack.
 SEPARATORS = {"greedy+1": 1, "greedy+2": 2}
 # An estimate can compare these algorithms. "sort" is sorted batching, which does not pack.
 ESTIMATE_ALGORITHMS = (*ALGORITHMS, *SEPARATORS, "sort")
@@ -31,7 +31,9 @@ LENGTH_FACTORS = (1.0, 1.125, 1.25, 4 / 3, 1.5, 2.0)
 
 @dataclass(frozen=True)
 class Estimate:
-    """The result of packing a histogram with one algorithm at one depth: the number of packs, their quality and the time."""
+    """The result of packing a histogram with one algorithm at one depth, including the number of packs, the efficiency and
+    the time.
+    """
 
     algorithm: str  # a key of `ALGORITHMS`, `greedy+1` or `greedy+2` (with separator tokens), or `sort`
     algorithm_used: str  # the algorithm that produced the packs, if `algorithm` chooses between several
@@ -51,13 +53,15 @@ class Estimate:
 
 @dataclass(frozen=True)
 class LengthEstimate:
-    """The result of packing the same sequences into packs of another length."""
+    """The result of packing a data set into packs of one particular length, including the number of packs and the cost of
+    attention.
+    """
 
     max_sequence_length: int
     packs: int
     efficiency: float
-    # How many times fewer slots these packs have than unpacked rows. If the cost is proportional to the slots, this is the
-    # speed-up.
+    # The slots of unpacked rows divided by the slots of these packs. This ratio is the speed-up if the cost is proportional
+    # to the slots.
     fewer_slots: float
     attention_cost: float  # cost of full attention relative to unpacked rows: packs times squared length
 
@@ -99,14 +103,16 @@ def estimate_packing(
 
 
 class _SlotUsage(NamedTuple):
-    """The number of slots that an algorithm uses in total. `result` is None if the algorithm produces no strategies."""
+    """The total number of token slots that an algorithm uses, and its result. `result` is None if the algorithm produces no
+    strategies.
+    """
 
     slots: int
     result: AlgorithmResult | None
 
 
 def _run_and_count_slots(histogram: Histogram, algorithm: str, depth: int, budget: WorkBudget | None) -> _SlotUsage:
-    """Run an algorithm on a histogram, and return how many slots its packs or batches have in total."""
+    """Run an algorithm on a histogram, and return its result with the total number of token slots in the packs or batches."""
     if algorithm == "sort":
         return _SlotUsage(count_tokens_of_sorted_batches(histogram.counts, SORTED_BATCH_SEQUENCES), None)
     result = None
@@ -119,8 +125,9 @@ def _run_and_count_slots(histogram: Histogram, algorithm: str, depth: int, budge
 
 
 def estimate_longer_packs(histogram: Histogram, depth: int | str) -> list[LengthEstimate]:
-    """Pack the sequences with LPFHP into packs of up to twice the present pack length, and return the result for each pack
-    length (paper Q).
+    """Pack the sequences with LPFHP into packs of up to twice the present length, and return one estimate per pack length.
+
+    See appendix Q of the paper.
 
     A pack that is longer than the longest sequence wastes less padding. However, attention costs more, because its cost
     grows with the square of the pack length if the full attention matrix is computed.
@@ -158,7 +165,7 @@ QUANTILES = 200_000
 
 @dataclass(frozen=True)
 class UnpaddingEstimate:
-    """The expected speed-ups of packing and of un-padding on a number of accelerators.
+    """The expected speed-ups of packing and of un-padding for a given number of accelerators.
 
     Attributes:
         accelerators: The number of accelerators.
@@ -197,15 +204,15 @@ def compare_with_unpadding(histogram: Histogram, packing_factor: float) -> list[
 
     The speed-up of packing is its packing factor on any number of accelerators.
     """
-    # Fit the distribution of a single device such that the slowest of 8 devices has the measured median and mode (equations
-    # 13 and 14).
+    # Fit the distribution of a single device so that the slowest of 8 devices has the measured median and mode (equations 13
+    # and 14).
     probabilities = np.array([0.5, np.exp(-1.0)])
     median, mode = _compute_gumbel_quantiles(MEASURED_ON_8, probabilities)
     scores = _compute_gumbel_quantiles(_Gumbel(0.0, 1.0), 1 - (1 - probabilities) ** (1 / 8))
     scale = float((median - mode) / (scores[0] - scores[1]))
     one_device = _Gumbel(float(mode - scale * scores[1]), scale)
-    # The slowest of n devices is below s with probability 1 - (1 - P(s))^n. Computing this directly would lose small
-    # probabilities to rounding, so use expm1 and log1p.
+    # The slowest of n devices has a speed-up below s with probability 1 - (1 - P(s))^n. Computing this directly would round
+    # small probabilities to 0, so use expm1 and log1p.
     draws = np.log1p(-(np.arange(QUANTILES) + 0.5) / QUANTILES)
     return [
         UnpaddingEstimate(

@@ -18,20 +18,19 @@ from gaudi_bert.packing.strategies import Strategy, StrategyCounts, add_packs, c
 
 
 def pack_one_per_pack(length_counts: IntArray, depth: int = 1) -> StrategyCounts:
-    """Put every sequence into a pack of its own, which is the baseline for comparisons. The depth is ignored."""
+    """Put every sequence into its own pack, as a baseline for comparisons. The depth is ignored."""
     return {(length,): int(length_counts[length - 1]) for length in (np.flatnonzero(length_counts) + 1).tolist()}
 
 
 # --- SPFHP, LPFHP, best fit
 
-# The strategies of a plan may contain at most this many sequences in total, which takes 0.5 GB. Only packs with millions of
-# sequences reach this limit.
+# The maximum number of sequences in all strategies of a plan together. A plan of this size takes 0.5 GB. Only packs with
+# millions of sequences reach the limit.
 MAX_LISTED = 2**26
 
 
 class OpenPacks:
-    """Packs that still have room, grouped by the number of free tokens. The packs that have been closed are kept as strategy
-    counts.
+    """Open packs, grouped by their number of free tokens, and the strategy counts of the packs that have been closed.
 
     For every amount of room there is a stack of (count, pack) entries, used last in, first out. This order is part of the
     published algorithms; another order would give other results. The amounts of room are kept sorted, so that the largest
@@ -60,7 +59,8 @@ class OpenPacks:
         return packs
 
     def add_packs(self, pack: Strategy, count: int, room: int) -> None:
-        """Add `count` equal packs that have `room` free tokens. Packs that cannot take another sequence are closed at once.
+        """Add `count` identical packs that have `room` free tokens. Packs that cannot take another sequence are closed
+        immediately.
 
         Raises:
             InputError: the strategies would list more sequences than allowed.
@@ -80,12 +80,12 @@ class OpenPacks:
         self._stacks[room].append((count, pack))
 
     def find_largest_room(self) -> int | None:
-        """Return the largest number of free tokens in any open pack, or None if no pack is open."""
+        """Return the largest number of free tokens in an open pack, or None if no pack is open."""
         return self._rooms[-1] if self._rooms else None
 
     def find_smallest_room_for(self, length: int) -> int | None:
-        """Return the smallest number of free tokens in any open pack that can hold `length` tokens. Return None if there is
-        no such pack.
+        """Among the open packs with room for `length` tokens, find the fullest, and return its number of free tokens. Return
+        None if no pack has enough room.
         """
         position = bisect_left(self._rooms, length)
         return self._rooms[position] if position < len(self._rooms) else None
@@ -96,7 +96,7 @@ class OpenPacks:
 
     def remove_newest(self, room: int, count: int) -> None:
         """Remove `count` packs from the newest entry of the packs with `room` free tokens. The entry must contain at least
-        this many.
+        `count` packs.
         """
         stack = self._stacks[room]
         available, pack = stack.pop()
@@ -118,8 +118,8 @@ class OpenPacks:
 
 
 def pack_shortest_first(length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Pack a histogram with SPFHP (shortest-pack-first histogram-packing), which fills the packs with the most free tokens
-    first.
+    """Pack a histogram with SPFHP (shortest-pack-first histogram-packing), which puts each sequence into the pack with the
+    most free tokens.
 
     SPFHP is worst fit on a histogram (paper 3.1.1, F.2 and G.2). From the longest length to the shortest, put sequences into
     the open packs with the most room, as many as the stack of equal packs can take. If no pack has enough room, open new
@@ -143,8 +143,8 @@ def pack_shortest_first(length_counts: IntArray, depth: int) -> StrategyCounts:
 
 
 def pack_longest_first(length_counts: IntArray, depth: int, open_packs: OpenPacks | None = None) -> StrategyCounts:
-    """Pack a histogram with LPFHP (longest-pack-first histogram-packing), which fills the packs with the least sufficient
-    room first.
+    """Pack a histogram with LPFHP (longest-pack-first histogram-packing), which puts each sequence into the fullest pack
+    that can still hold it.
 
     LPFHP is best fit on a histogram, with split counts (paper R). It works like SPFHP, but sequences go to the open packs
     with the least sufficient room, and a pack takes as many copies of a length at once as fit. For example, two sequences of
@@ -168,8 +168,7 @@ def pack_longest_first(length_counts: IntArray, depth: int, open_packs: OpenPack
 
 
 def fill_open_packs(open_packs: OpenPacks, length: int, sequence_count: int) -> int:
-    """Put sequences of one length into open packs, those with the least room first, and return how many sequences did not
-    fit.
+    """Put sequences of one length into open packs, fullest packs first, and return how many sequences did not fit.
 
     Args:
         open_packs: the open packs, which are changed.
@@ -209,8 +208,8 @@ def pack_first_fit(length_counts: IntArray, depth: int) -> StrategyCounts:
     so far form a run. Each length fills complete runs and splits at most one of them, at most twice. The result is the same
     as that of the algorithm that handles one sequence at a time, for which the paper reports 87 to 120 s.
     """
-    # An array int64 [3, runs] describes the runs of equal packs: the number of packs, and the tokens and sequences that each
-    # pack can still take. The last run contains the packs that are not opened yet.
+    # Each column describes a run of equal packs by their number, and by how many tokens and sequences each pack can still
+    # take. The last run contains the packs that are not opened yet.
     runs = np.array([[int(length_counts.sum())], [len(length_counts)], [depth]])
     held: list[Strategy] = [()]
     for length in (np.flatnonzero(length_counts)[::-1] + 1).tolist():
@@ -243,7 +242,7 @@ def pack_first_fit(length_counts: IntArray, depth: int) -> StrategyCounts:
 # by a seed. If attention is not masked between sequences, separator tokens are inserted between two sequences; they use
 # slots without carrying information.
 
-# GREEDY lists all sequences in memory, so it accepts at most this many.
+# GREEDY lists all sequences in memory, so their number is limited.
 MOST_SEQUENCES = 200_000_000
 
 
@@ -318,7 +317,7 @@ def _pack_by_next_fit(lengths: Int32Array, pack_tokens: int, depth: int, separat
 
 
 def count_tokens_of_sorted_batches(length_counts: IntArray, batch_sequences: int) -> int:
-    """Return the number of tokens, including padding, in all batches if sequences are sorted by length before batching.
+    """Return the number of tokens in all batches, including padding, if the sequences are sorted by length before batching.
 
     Sequences are sorted by length, cut into batches, and padded to the longest sequence of their batch. There is almost no
     padding, but nearly every batch has another shape, for which Gaudi compiles another graph, and batches are no longer
@@ -331,8 +330,8 @@ def count_tokens_of_sorted_batches(length_counts: IntArray, batch_sequences: int
     lengths = np.arange(len(length_counts), 0, -1)
     ends = np.cumsum(length_counts[::-1])
     starts = ends - length_counts[::-1]
-    # Batch k begins at position k * batch_sequences of the sorted sequences, and this sequence is its longest. Count the
-    # batches that begin at each length.
+    # Sequences are sorted from long to short, so batch k begins at position k * batch_sequences with its longest sequence.
+    # Count how many batches begin at each length.
     batches_started = -(-ends // batch_sequences) - -(-starts // batch_sequences)
     sequences = int(ends[-1]) if len(ends) else 0
     padded_tokens = int(batches_started @ lengths) * batch_sequences

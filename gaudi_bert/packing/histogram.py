@@ -23,7 +23,7 @@ from gaudi_bert.common.arrays import AnyArray, IntArray, check_integer, find_non
 from gaudi_bert.common.errors import ArgumentError, InputError, short_repr
 
 _MOST_INT64 = 2**63 - 1
-# A histogram may contain at most this many tokens, so that all sums and products in a certificate fit in int64.
+# The maximum number of tokens in a histogram, so that all sums and products in a certificate fit in int64.
 MAX_TOKENS = 2**62
 
 
@@ -70,7 +70,7 @@ class Histogram:
 
     @property
     def token_bound(self) -> int:
-        """The number of packs that the tokens fill without any padding: tokens / L, rounded up. No packing can use fewer."""
+        """The total number of tokens divided by the pack length, rounded up. No packing can use fewer packs."""
         return -(-self.tokens // self.max_sequence_length)
 
     def max_masked_positions(self, length: int) -> int:
@@ -79,7 +79,7 @@ class Histogram:
 
 
 def _convert_to_1d_array(values: Any, name: str) -> AnyArray:
-    """Convert a list-like value to a one-dimensional array without changing any element.
+    """Convert a list-like value to a one-dimensional numpy array that preserves every element exactly.
 
     Lists become int64 arrays if all elements are integers that fit, otherwise object arrays, because numpy could convert
     elements silently.
@@ -105,8 +105,8 @@ def _convert_to_1d_array(values: Any, name: str) -> AnyArray:
 
 
 def _is_integer_array(array: AnyArray) -> bool:
-    """Return whether the dtype of an array allows integers. Object arrays are accepted, because their elements are checked
-    later.
+    """Return whether an array may contain integers, judging by its dtype. Object arrays are accepted, because their elements
+    are checked later.
     """
     return array.dtype.kind in "iuO" or not array.size
 
@@ -118,7 +118,7 @@ def _format_entry(values: AnyArray, index: int) -> str:
 
 
 def resize_histogram(histogram: Histogram, max_sequence_length: int) -> Histogram:
-    """Return a histogram of the same sequences for packs of another length (paper Q).
+    """Return a histogram of the same sequences for packs of a different length.
 
     Raises:
         InputError: a sequence is longer than `max_sequence_length`.
@@ -130,7 +130,7 @@ def resize_histogram(histogram: Histogram, max_sequence_length: int) -> Histogra
         )
 
     def resize(values: IntArray) -> IntArray:
-        """Truncate an array to the new length, or extend it with zeros."""
+        """Return a copy of an array that is truncated to the new length or extended with zeros."""
         result = np.zeros(max_sequence_length, dtype=np.int64)
         common = min(len(values), max_sequence_length)
         result[:common] = values[:common]
@@ -142,12 +142,12 @@ def resize_histogram(histogram: Histogram, max_sequence_length: int) -> Histogra
 
 # --- validation of the lengths that users pass
 
-# Rows may have at most this many tokens. A histogram has one counter per length, so longer rows would take too much memory.
+# The maximum number of tokens in a row. A histogram has one counter per length, so longer rows would take too much memory.
 MAX_ROW_LENGTH = 2**24
 
 
 def validate_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
-    """Validate the sequence lengths that a user passed, and return them as an array of a small integer type.
+    """Validate the sequence lengths that a user passed, and return them as a uint16 or int32 array.
 
     Args:
         lengths: a list, an array or any iterable of integers.
@@ -173,7 +173,7 @@ def validate_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
 
 
 def count_lengths(lengths: AnyArray, max_sequence_length: int) -> Histogram:
-    """Return the histogram of sequence lengths that have already been validated."""
+    """Count sequence lengths that have already been validated, and return their histogram."""
     counts: IntArray = np.bincount(lengths, minlength=max_sequence_length + 1)[1:]
     return Histogram(max_sequence_length, counts)
 
@@ -187,11 +187,11 @@ def count_lengths(lengths: AnyArray, max_sequence_length: int) -> Histogram:
 
 
 class _SizedFile(Protocol):
-    """A file, or a part of a file, whose size is known so that it can be assigned to a group."""
+    """A file, or a part of a file, with the sizes that are needed to assign it to a group."""
 
     @property
     def name(self) -> str:
-        """The path relative to the folder of records."""
+        """The path of the file, relative to the folder that contains the records."""
 
     @property
     def bytes(self) -> int: ...
@@ -217,8 +217,8 @@ def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, s
     """
     ordered = sorted(files, key=lambda file: file.name)
     shuffled = [ordered[index] for index in permutation(len(ordered), seed, "groups")]
-    # A small last group would pack badly. Therefore find the smallest possible number of groups, and then make that many
-    # groups of similar size.
+    # A small last group would pack badly. Therefore find the smallest possible number of groups first, and then form that
+    # many groups of similar size.
     fewest = _split_into_groups(shuffled, group_sequences, group_bytes, 1)
     even = _split_into_groups(shuffled, group_sequences, group_bytes, len(fewest))
     groups = even if len(even) == len(fewest) else fewest
@@ -226,8 +226,8 @@ def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, s
 
 
 def _split_into_groups(files: list[File], group_sequences: int, group_bytes: int, min_groups: int) -> list[list[File]]:
-    """Divide a list of files into consecutive groups that respect the limits. At least `min_groups` groups are formed if
-    there are enough files.
+    """Divide a list of files into consecutive groups within the size limits. Form at least `min_groups` groups if there are
+    enough files.
     """
     total = sum(file.sequences for file in files)
     groups: list[list[File]] = []
@@ -244,7 +244,7 @@ def _split_into_groups(files: list[File], group_sequences: int, group_bytes: int
 
 
 def find_oversized_files(files: Sequence[File], group_sequences: int, group_bytes: int) -> list[File]:
-    """Return the files that alone exceed the limits of a group."""
+    """Return the files that exceed the size limits of a group on their own."""
     return [file for file in files if file.sequences > group_sequences or file.bytes > group_bytes]
 
 

@@ -31,14 +31,14 @@ from gaudi_bert.packing.long_packs import MANY_LENGTHS
 from gaudi_bert.packing.pricers import LONGEST_TABLE, BoundedPricer, EnumeratedPricer, TablePricer, list_strategies
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
-# A simplex iteration takes this many operations for each row and column.
+# The number of operations that a simplex iteration takes per row and column.
 OPERATIONS_PER_ITERATION = 10
 
-# An iteration takes this many more operations for each strategy that was added later, because the basis is then no longer
+# Each strategy that is added later costs this many additional operations per iteration, because the basis is then no longer
 # sparse.
 OPERATIONS_PER_ADDED_COLUMN = 25
 
-# Starting the simplex takes this many operations for each row and column.
+# The number of operations that starting the simplex takes per row and column.
 OPERATIONS_PER_SOLVE = 50
 
 MOST_ITERATIONS = 2**31 - 1
@@ -53,10 +53,10 @@ def _make_silent_solver(highspy: Any) -> Any:
     """
 
     class Silent(highspy.Highs):  # type: ignore[misc]
-        """A HiGHS solver that switches its output off before its constructor can print."""
+        """A HiGHS solver that turns off its output before the constructor can print anything."""
 
         def enableCallbacks(self) -> None:  # noqa: N802
-            """Switch the output off before calling the method of HiGHS."""
+            """Turn the output off, and call the original method of HiGHS."""
             self.setOptionValue("output_flag", False)
             super().enableCallbacks()
 
@@ -66,7 +66,7 @@ def _make_silent_solver(highspy: Any) -> Any:
 
 
 class _MasterProgram:
-    """The linear program over all strategies that have been found so far.
+    """A linear program that minimizes the number of packs, using only the strategies found so far.
 
     After each change, HiGHS solves it again, starting from the last solution.
 
@@ -109,8 +109,8 @@ class _MasterProgram:
         )
 
     def add_strategies(self, strategies: Iterable[Strategy]) -> int:
-        """Add the strategies that are not yet in the program, and return how many were added. Each is a sorted tuple of
-        occurring lengths.
+        """Add strategies to the program, and return how many of them are new. Each strategy is a sorted tuple of lengths
+        that occur in the histogram.
         """
         starts: list[int] = []
         rows: list[int] = []
@@ -137,7 +137,7 @@ class _MasterProgram:
     def _add_columns(
         self, costs: FloatArray, starts: IntArray | Int32Array, rows: IntArray | Int32Array, values: FloatArray
     ) -> None:
-        """Add columns of non-negative variables to the solver, in sparse column format."""
+        """Add non-negative variables to the solver, as columns in sparse format."""
         number = len(costs)
         if number:
             self._solver.addCols(
@@ -152,8 +152,8 @@ class _MasterProgram:
             )
 
     def set_demand(self, demand: FloatArray) -> None:
-        """Set the number of sequences of each length that must be packed, float64 [rows]. A negative number means free
-        slots, which shorter sequences may use.
+        """Set how many sequences of each length must be packed, float64 [rows]. A negative number stands for free slots of
+        this length, which shorter sequences may use.
         """
         rows = len(demand)
         self._unit = max(1.0, float(np.max(np.abs(demand))) / LARGEST_DEMAND)
@@ -199,31 +199,31 @@ class _MasterProgram:
         return np.maximum.accumulate(np.maximum(duals, 0.0))
 
     def get_strategy_usage(self) -> FloatArray:
-        """Return the number of packs of each strategy in the last solution, float64 [strategies]. It may be a fraction."""
+        """Return how many packs use each strategy in the last solution, float64 [strategies]. These numbers may be
+        fractions.
+        """
         return np.maximum(np.array(self._solver.getSolution().col_value)[self._exchanges :], 0.0) * self._unit
 
 
 # --- pricing and column generation
 
-# The prices that are tried are a weighted mean of the best proven prices, with one of these weights, and the prices of the
-# program. The next weight is tried if no strategy was found.
+# Trial prices are a weighted mean of the best proven prices and the current prices of the program. These weights of the
+# proven prices are tried in order, until a strategy is found.
 CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
 
-# A strategy is added only if it is worth more than 1 by at least this tolerance.
+# A strategy is added only if its worth exceeds 1 by more than this tolerance.
 REDUCED_COST = 1e-9
 
-# Without a depth limit, very long packs are priced exactly only if (lengths) * (tokens of a pack) is at most this number.
-# Pricing then takes half a second.
+# Without a depth limit, the lengths of very long packs are not rounded if (lengths) * (tokens of a pack) is at most this
+# number. Pricing then takes half a second.
 MOST_CLOSED = 2**29
 
-# A pricer finds improving strategies: with unlimited or limited copies of a length, or in a list of all strategies.
+# Any of the classes that find strategies to improve the linear program.
 Pricer = TablePricer | BoundedPricer | EnumeratedPricer
 
 
 def needs_coarse_grid(length_counts: IntArray, depth: int) -> bool:
-    """Return whether there are too many distinct lengths for the linear program, so that lengths must be rounded to a coarse
-    grid.
-    """
+    """Return whether the linear program would take too long, so that lengths must first be rounded to a coarse grid."""
     max_length, lengths = len(length_counts), np.flatnonzero(length_counts) + 1
     if max_length <= MAX_EXACT_LENGTH or len(lengths) > MANY_LENGTHS:
         return len(lengths) > MANY_LENGTHS
@@ -233,9 +233,7 @@ def needs_coarse_grid(length_counts: IntArray, depth: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """A solution of the linear program, in which the numbers of packs may be fractions, and the lower bound that its prices
-    prove.
-    """
+    """A solution of the linear program, which allows fractional numbers of packs, and the lower bound that its prices prove."""
 
     objective: float  # packs over the known strategies, with fractions
     bound: float  # proven lower bound with fractions, in floating point; `certify_linear_program` makes it exact
@@ -243,12 +241,12 @@ class Relaxation:
 
     @property
     def rounding_tolerance(self) -> float:
-        """The largest rounding error that the objective may have."""
+        """The rounding error that is tolerated in the objective."""
         return max(1e-6, 1e-13 * self.objective)
 
     @property
     def is_gap_closed(self) -> bool:
-        """Whether bound and objective allow only one integer number of packs, apart from rounding errors."""
+        """Whether the bound and the objective leave only one possible number of packs, apart from rounding errors."""
         small = self.rounding_tolerance
         return bool(self.objective - self.bound < small or np.ceil(self.bound - small) >= np.ceil(self.objective - small))
 
@@ -262,8 +260,8 @@ def run_column_generation(
     target_objective: float = -np.inf,
     max_iterations: float = np.inf,
 ) -> Relaxation:
-    """Solve a linear program by column generation: add improving strategies until no whole pack can be saved, and return the
-    solution.
+    """Solve a linear program by column generation, and return the solution. Improving strategies are added until they can no
+    longer save a pack.
 
     Args:
         master: the program, whose strategies must already cover everything.
@@ -305,7 +303,7 @@ def run_column_generation(
 
 
 class LinearProgram:
-    """The linear program that packs a histogram, with a pricer that finds new strategies and the last solution.
+    """The linear program for packing a histogram, together with its last solution and the pricer that finds new strategies.
 
     Args:
         counts: int64 [L], the number of sequences of length 1 .. L; at least one sequence.
@@ -334,31 +332,30 @@ class LinearProgram:
 
     @property
     def proven_prices(self) -> FloatArray:
-        """The prices that prove the best lower bound so far, float64 [rows]. No pack is worth more than 1 at these prices.
+        """The prices that prove the best lower bound so far, float64 [rows]. At these prices, no pack is worth more than 1.
+
         Before the program is solved, the price of a length is length / L.
         """
         return self.lengths / self.max_length if self.relaxation is None else self.relaxation.prices
 
     @property
     def min_packs(self) -> int:
-        """The smallest whole number of packs that is possible with the known strategies, or 0 if the program has not been
-        solved.
-        """
+        """The smallest number of packs that is possible with the known strategies, or 0 if the program has no solution yet."""
         if self.relaxation is None or not np.isfinite(self.relaxation.objective):
             return 0
         return int(np.ceil(self.relaxation.objective - self.relaxation.rounding_tolerance))
 
     @classmethod
     def from_heuristic(cls, length_counts: IntArray, depth: int, budget: WorkBudget | None = None) -> LinearProgram:
-        """Create a linear program that starts with the strategies of LPFHP at this depth."""
+        """Create a linear program that starts with the strategies that LPFHP finds at this depth."""
         linear_program = cls(length_counts, depth, budget)
         linear_program.add_strategies(pack_longest_first(length_counts, depth, OpenPacks(depth, np.inf)))
         return linear_program
 
     @classmethod
     def with_bounded_copies(cls, unbounded_program: LinearProgram, budget: WorkBudget) -> LinearProgram:
-        """Create a linear program of the same sequences, where a strategy contains a length at most as often as there are
-        sequences of it.
+        """Create a linear program for the same sequences, with strategies that use each length at most as often as it
+        occurs.
         """
         linear_program = cls(unbounded_program.counts, unbounded_program.depth, budget)
         linear_program.pricer = BoundedPricer(
@@ -377,7 +374,7 @@ class LinearProgram:
         return linear_program
 
     def set_remaining_demand(self, uncovered: IntArray, unplaced: IntArray) -> None:
-        """Set the sequences that remain to be packed after some packs have been fixed.
+        """Update the program so that it packs only the sequences that the fixed packs do not contain.
 
         Args:
             uncovered: int64 [rows]; negative entries are free slots that shorter sequences may use.
@@ -392,8 +389,8 @@ class LinearProgram:
         self.budget = self.master.budget = self.pricer.budget = budget
 
     def add_strategies(self, strategies: Iterable[Strategy]) -> None:
-        """Add strategies to the program. A length that does not occur in the histogram is replaced by the next shorter
-        length that does.
+        """Add strategies to the program. Replace lengths that do not occur in the histogram by the next shorter length that
+        does.
         """
         rows_of = (tuple(int(self._row_below[length]) for length in strategy) for strategy in strategies)
         shrunk = (tuple(int(self.lengths[row]) for row in rows if row >= 0) for rows in rows_of)

@@ -36,45 +36,44 @@ from gaudi_bert.packing.strategies import (
 # --- constants of long packs, and the reason for each (measured by `benchmarks/packing.py --parts limits`)
 
 MANY_LENGTHS = 2500  # with more distinct lengths than this, the full linear program is too slow and a grid is used
-# No grid is used if there are at most this many distinct lengths, however long the packs are.
+# With at most this many distinct lengths, no grid is used, no matter how long the packs are.
 FEW_LENGTHS = 600
 BINS = 512  # bins of a grid: its program takes 1 s, and its prices prove a bound within a pack or two
-# These grids are tried in order until the packing is near its bound. Each is (number of bins, factor of the slack).
+# These grids are tried in order until the packing is close to its lower bound. Each entry is (number of bins, multiple of
+# the slack).
 GRIDS = ((BINS, 0), (BINS, 1), (BINS, 4), (2 * BINS, 1))
-# On a grid with slack, each sequence is treated as longer than it is, so that the planned packs keep some room. The
-# additional length is the larger of 0.003 % of the mean length, and 0.3 packs divided by the number of sequences.
+# On a grid with slack, each sequence is treated as slightly longer, so that the planned packs keep some room. The additional
+# length is 0.003 % of the mean length, or 0.3 pack lengths divided by the number of sequences if that is more.
 SLACK_SHARE, SLACK_PACKS = 3e-5, 0.3
-# A packing is near to its lower bound if it exceeds the bound by at most 1 / NEAR of it. In that case, only the last few
-# packs are searched for.
+# A packing counts as near its lower bound if it has at most 1 / NEAR more packs. The search then tries to save only the last
+# few packs.
 NEAR = 10_000
 LAST_PACK_SHARE = 0.3  # fraction of the budget for finding out whether the last pack can be saved
 MATCHED = 200_000  # of more sequences than this only a part is rematched, so that a round takes 20 ms
 
-# Sequences are assigned to slots only if there are at most this many, because this would otherwise take gigabytes and
-# minutes.
+# The maximum number of sequences that are assigned to slots one by one. More would take gigabytes and minutes.
 MAX_ASSIGNED_SEQUENCES = 2_000_000
-# If there are more than MAX_ASSIGNED_SEQUENCES sequences, a subsample of this size is packed instead. This wastes about
+# The size of the subsample that is packed instead if there are more than MAX_ASSIGNED_SEQUENCES sequences. This wastes about
 # 0.002 % of the packs.
 THINNED = 500_000
-# If there are more distinct lengths than this, a subsample of this many sequences is packed, because heuristics take
-# microseconds per length.
+# With more distinct lengths than this, a subsample of this size is packed, because heuristics take microseconds per length.
 MOST_LENGTHS = 1 << 17
 
-# An empty pack gets the first number of empty slots and a full pack the second, so that a sequence can move there without a
-# swap.
+# An empty pack gets up to MOST_EMPTY empty slots and a full pack gets up to LEAST_EMPTY, so that sequences can move there
+# without a swap.
 MOST_EMPTY, LEAST_EMPTY = 32, 2
-# If swaps no longer help, additional empty packs are opened: at most 0.02 % of all packs, or 8 if that is more.
+# If swaps no longer help, empty packs are opened. Their number is limited to 0.02 % of all packs, or 8 if that is more.
 SPARE_SHARE, LEAST_SPARE = 0.0002, 8
 MOST_ROUNDS = 1000  # limit of swap rounds, as a safeguard; they normally end earlier
 PROBES, PROBES_OF_A_LENGTH = 3000, 32  # sequences that are examined for one swap, in total and per length
 WIDEST = 200  # a swap may take at most this many tokens more than the excess
 ROOMY = 400  # number of packs with the most room that are examined one by one
 FAILURES = 100  # the round ends after this many consecutive packs without a swap
-# If a round of swaps makes less than this fraction of the overfull packs fit, the remaining excess is moved to other packs.
+# If a round of swaps fixes less than this fraction of the overfull packs, the remaining excess is moved to other packs.
 FEW_FITTED = 0.01
 STALLED = 3  # rounds of that kind before an empty pack is opened
 OPERATIONS_PER_ASSIGNED = 500  # operations per sequence, for assigning it to a slot and reading the packs afterwards
-# A round of swaps takes this many operations for each pack, and in addition for each overfull pack that is tried.
+# The operations that a round of swaps takes for each pack, and for each overfull pack that it tries.
 OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000
 
 
@@ -109,8 +108,8 @@ class AssignedPacks(NamedTuple):
 def assign_sequences_to_slots(
     coarse_plan: Mapping[Strategy, int], length_counts: IntArray, bins: int, depth: int, budget: WorkBudget
 ) -> AssignedPacks:
-    """Assign sequences to the slots of packs that were planned for rounded lengths. Swap sequences between packs until no
-    pack is too full.
+    """Assign sequences to packs that were planned for rounded lengths, and swap sequences until no pack is too full. Return
+    the packs and the sequences that did not fit.
 
     Args:
         coarse_plan: strategies of bins, with exactly as many slots as `length_counts` has sequences.
@@ -121,8 +120,8 @@ def assign_sequences_to_slots(
     """
     max_length = len(length_counts)
     spare = max(LEAST_SPARE, int(SPARE_SHARE * sum(coarse_plan.values())))
-    # Add empty slots to each pack so that sequences can move there, more of them if the pack has more room. The empty packs
-    # come first.
+    # Add empty slots to each pack, so that sequences can move there. Packs with more room get more of these slots. The spare
+    # packs, which are empty, come first.
     with_empty = {(0,) * min(depth, MOST_EMPTY): spare}
     for strategy, count in coarse_plan.items():
         slots = min(depth - len(strategy), max(LEAST_EMPTY, MOST_EMPTY * (bins - sum(strategy)) // bins))
@@ -151,7 +150,7 @@ def assign_sequences_to_slots(
 
 
 def _assign_all_slots(assignment: _SlotAssignment, slot_bins: IntArray, slot_packs: IntArray, tokens_per_bin: float) -> None:
-    """Assign a sequence to every slot, and handle the slots for the longest sequences first.
+    """Assign a sequence to every slot, starting with the slots for the longest sequences.
 
     If a pack contains several slots of the same bin, these are handled one after another.
     """
@@ -162,7 +161,7 @@ def _assign_all_slots(assignment: _SlotAssignment, slot_bins: IntArray, slot_pac
     slots = np.lexsort((copy, slot_bins))
     new = np.diff(slot_bins[slots], prepend=-1) != 0
     group = np.cumsum(new | (np.diff(copy[slots], prepend=-1) != 0))
-    # Distribute the sequences of a bin over its groups at random, and sort them by length within each group.
+    # Distribute the sequences of a bin randomly over its groups, and sort the sequences of each group by length.
     shuffled = np.lexsort((random_words(number, 0, "slots"), np.cumsum(new)))
     sequences = shuffled[np.lexsort((shuffled, group))]
     ends = np.append(np.flatnonzero(np.diff(group)) + 1, number)
@@ -178,7 +177,7 @@ def _assign_slot_groups(
     sequences: IntArray,
     group_ends: IntArray,
 ) -> None:
-    """Assign sequences to groups of slots. In each group, the fullest pack gets the shortest sequence.
+    """Assign sequences to groups of slots. Within a group, the fullest pack gets the shortest sequence.
 
     A group contains slots of one bin and as many sequences. `group_ends` are the ends of the groups in `slots` and
     `sequences`.
@@ -229,7 +228,7 @@ def _swap_until_packs_fit(assignment: _SlotAssignment, spare_packs: int, budget:
 
 @kernel
 def _find_shortest_lengths_covering_excess(assignment: _SlotAssignment, packs: IntArray) -> IntArray:
-    """For each pack, return the length of its shortest sequence that is at least as long as the excess of the pack, int64
+    """For each overfull pack, return the length of its shortest sequence that is at least as long as the excess, int64
     [packs].
 
     Packs with a large result are handled first.
@@ -245,7 +244,7 @@ def _find_shortest_lengths_covering_excess(assignment: _SlotAssignment, packs: I
 
 @kernel
 def _remove_excess_by_swaps(assignment: _SlotAssignment, overfull_packs: IntArray, roomy_packs: IntArray) -> tuple[int, int]:
-    """Try to swap sequences so that each of `overfull_packs` fits. Return how many packs were tried and how many now fit."""
+    """Try to make each of `overfull_packs` fit by swaps. Return how many packs were tried, and how many of them now fit."""
     tried = fitted = failures = 0
     for pack in overfull_packs:
         while assignment.excess[pack] > 0 and (
@@ -255,7 +254,7 @@ def _remove_excess_by_swaps(assignment: _SlotAssignment, overfull_packs: IntArra
         tried += 1
         failures += 1
         if assignment.excess[pack] <= 0:
-            # This pack now has much room because of a swap, so it may help to make later packs fit.
+            # A swap has left much room in this pack, so add it to `roomy_packs`, where it may help later packs.
             if assignment.excess[pack] < -WIDEST:
                 roomy_packs[roomy_packs.size - 1 - fitted % (1 + roomy_packs.size // 2)] = pack
             fitted += 1
@@ -267,7 +266,9 @@ def _remove_excess_by_swaps(assignment: _SlotAssignment, overfull_packs: IntArra
 
 @kernel
 def _move_excess_to_other_packs(assignment: _SlotAssignment, overfull_packs: IntArray) -> None:
-    """Move the excess tokens of each overfull pack to another pack by a swap. A later round may find room for them there."""
+    """Try to swap sequences so that the excess tokens of each overfull pack move to another pack. A later round may find
+    room for them there.
+    """
     for pack in overfull_packs:
         if assignment.excess[pack] > 0:
             _try_swap(assignment, pack, assignment.excess[pack], assignment.excess[pack])
@@ -276,7 +277,7 @@ def _move_excess_to_other_packs(assignment: _SlotAssignment, overfull_packs: Int
 @kernel
 def _swap_with_shorter_sequence(assignment: _SlotAssignment, pack: int) -> bool:
     """Try to make a pack fit by swapping one of its sequences with a sequence that is shorter by at least the excess. Return
-    whether it now fits.
+    whether the pack now fits.
     """
     probes = 0
     for taken in range(assignment.excess[pack], assignment.excess[pack] + WIDEST):
@@ -291,7 +292,7 @@ def _swap_with_shorter_sequence(assignment: _SlotAssignment, pack: int) -> bool:
 
 @kernel
 def _try_swap(assignment: _SlotAssignment, pack: int, length_difference: int, max_excess: int) -> int:
-    """Try to swap a sequence of the pack with a sequence that is shorter by exactly `length_difference` tokens.
+    """Try to swap a sequence of the pack with one of another pack that is shorter by exactly `length_difference` tokens.
 
     The other pack may exceed its length by at most `max_excess` tokens afterwards. Return -1 after a swap, otherwise the
     number of sequences examined.
@@ -320,8 +321,8 @@ def _try_swap(assignment: _SlotAssignment, pack: int, length_difference: int, ma
 
 @kernel
 def _swap_with_roomy_pack(assignment: _SlotAssignment, pack: int, roomy_packs: IntArray) -> bool:
-    """Swap a sequence with one of `roomy_packs` so that as much of the excess as possible is removed. Return whether there
-    was a swap.
+    """Swap a sequence with one of `roomy_packs` to remove as much of the excess as possible. Return whether a swap was
+    possible.
     """
     excess = assignment.excess[pack]
     best, longer, shorter = 0, 0, 0
@@ -345,7 +346,7 @@ def _swap_with_roomy_pack(assignment: _SlotAssignment, pack: int, roomy_packs: I
 
 @kernel
 def _exchange_sequences(assignment: _SlotAssignment, longer: int, shorter: int, difference: int) -> None:
-    """Exchange the slots of two sequences. The first is longer by `difference` tokens."""
+    """Exchange the slots of two sequences. `longer` has `difference` more tokens than `shorter`."""
     one, two = assignment.pack[longer], assignment.pack[shorter]
     assignment.excess[one] -= difference
     assignment.excess[two] += difference
@@ -375,7 +376,7 @@ def _remove_excess_sequences(assignment: _SlotAssignment) -> IntArray:
 
 
 def split_counts_into_bins(length_counts: IntArray, bins: int, slack: float = 0.0) -> IntArray:
-    """Round the lengths of a histogram to the bins of a coarse grid, and return the number of sequences in each bin, int64
+    """Round the lengths of a histogram to a coarse grid of bins, and return the number of sequences in each bin, int64
     [bins].
 
     Bin c stands for c * L / bins tokens. Sequences whose length is between two bins are divided between both, so that the
@@ -404,7 +405,7 @@ def split_counts_into_bins(length_counts: IntArray, bins: int, slack: float = 0.
 
 
 def interpolate_prices(prices: IntArray, max_length: int) -> IntArray:
-    """Interpolate the prices of bins, int64 [bins], and return non-decreasing prices of all lengths, int64 [L]."""
+    """Interpolate the prices of coarse bins, and return non-decreasing prices of all lengths, int64 [L]."""
     bins = len(prices)
     positions = np.arange(1, max_length + 1) * bins / max_length
     fine = np.interp(positions, np.arange(bins + 1), np.concatenate(([0.0], prices)))
@@ -415,7 +416,7 @@ def interpolate_prices(prices: IntArray, max_length: int) -> IntArray:
 def pack_by_subsample(
     length_counts: IntArray, depth: int, pack_counts: Callable[[IntArray], StrategyCounts], max_subsample: int = THINNED
 ) -> StrategyCounts:
-    """Pack a large number of sequences by packing a subsample and using each of its packs several times.
+    """Pack many sequences by packing a subsample of them, and using each of the resulting packs several times.
 
     Every n-th sequence in the order of length is planned, and each pack is used n times. A slot then holds its own sequence
     or one of the n - 1 next shorter ones. The longest sequences, fewer than n, are added by best fit.
@@ -442,19 +443,19 @@ def pack_by_subsample(
 # packs than the previous one. Room collects in the packs of the smallest parts, until two parts that were alone share a
 # pack. This still works where swaps fail, namely with thousands of packs that must be exactly full.
 
-# Rematching stops after 25 rounds in a row that saved no pack. With few sequences it stops later, after rounds that handled
-# 10 million sequences.
+# Rematching stops after 25 rounds in a row without saving a pack. With few sequences it continues longer, until these rounds
+# have handled 10 million sequences.
 STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
 FEWEST_SEQUENCES = 1000  # a round takes about as long for fewer sequences
-# A round of rematching takes this many operations for each sequence, and for each token of a pack because the halves are
-# sorted by counting.
+# The operations that a round of rematching takes for each sequence, and for each token of a pack, because it uses counting
+# sort.
 OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 
 def rematch_pack_halves(
     strategy_counts: StrategyCounts, max_length: int, depth: int, target_packs: int, budget: WorkBudget
 ) -> StrategyCounts:
-    """Try to save packs: repeatedly cut all packs in two, and match the halves again so that they need fewer packs.
+    """Try to reduce the number of packs by repeatedly cutting every pack in two and combining the halves again.
 
     Args:
         strategy_counts: the packs to improve.
@@ -480,7 +481,7 @@ def rematch_pack_halves(
 
 
 def select_packs_with_room(strategy_counts: StrategyCounts, max_length: int, max_sequences: int) -> StrategyCounts:
-    """Select packs that contain at most `max_sequences` sequences in total, among them those with the most room.
+    """Select packs that contain at most `max_sequences` sequences in total, preferring packs with much room.
 
     Half of the sequences come from the packs with the most room, and the rest in proportion from all strategies.
     """
@@ -508,8 +509,8 @@ def select_packs_with_room(strategy_counts: StrategyCounts, max_length: int, max
 def _rematch_halves_once(
     lengths: IntArray, pack_starts: IntArray, random_integers: IntArray, max_length: int, max_half_size: int
 ) -> tuple[IntArray, IntArray]:
-    """Cut all packs in two at random, match the halves again, and return the new packs in the form that `flatten_packs`
-    returns.
+    """Cut every pack at random into two halves, combine the halves again, and return the new packs as two arrays, like
+    `flatten_packs`.
 
     The order in `lengths` is lost. `random_integers` are non-negative random integers, int64 [sequences]. A part contains at
     most `max_half_size` sequences.
@@ -570,7 +571,7 @@ def _rematch_halves_once(
 
 @kernel
 def _counting_argsort(values: IntArray, max_value: int) -> IntArray:
-    """Return the indices that stably sort `values` by counting sort. The values are integers from 0 to `max_value`."""
+    """Return the indices that sort `values` by a stable counting sort. The values must be integers from 0 to `max_value`."""
     positions = np.zeros(max_value + 2, dtype=np.int64)
     for value in values:
         positions[value + 1] += 1

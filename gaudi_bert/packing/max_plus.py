@@ -24,24 +24,23 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, inner_kernel
 
-# This finite number means "impossible" in kernels, because the compiler may assume that infinities do not occur.
+# Stands for "impossible" in kernels. It is finite, because the compiler may assume that infinities do not occur.
 MINUS_INFINITY = -1e300
 
-# Prices and total prices are arrays of integers or of floating-point numbers, but never of both.
+# Prices and total prices are either integers or floating-point numbers, but never mixed in one call.
 Worths = TypeVar("Worths", IntArray, FloatArray)
 
-# A max-plus product takes this many operations for each pair of totals.
+# The number of operations that a max-plus product takes per pair of totals.
 OPERATIONS_PER_PRODUCT = 0.2
 
-# This entry of `plan_max_plus_products` means M_0, the power without any sequence.
+# Marks M_0, the max-plus power without any sequence, in the result of `plan_max_plus_products`.
 NOTHING = -2
-# This entry of `plan_max_plus_products` means the power without a depth limit.
+# Marks the max-plus power without a depth limit in the result of `plan_max_plus_products`.
 CLOSURE = -1
 
 
 def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
-    """Plan the max-plus products that compute, by repeated squaring, the largest worth of `max_items` items for each total
-    length.
+    """Plan how to compute a max-plus power by repeated squaring, and return the products to compute.
 
     Args:
         max_items: the exponent, which is the maximum number of items in a strategy.
@@ -60,7 +59,9 @@ def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
     products: list[tuple[int, int]] = []
 
     def plan_power(power: int) -> int:
-        """Return the table row of a power. If the row is not planned yet, first append the products that compute it."""
+        """Return the table row that contains the given power. If the power is not planned yet, first append the products
+        that compute it.
+        """
         if power not in row_of_power:
             products.append((plan_power((power + 1) // 2), plan_power(power // 2)))
             row_of_power[power] = len(products)
@@ -113,7 +114,7 @@ def _multiply_max_plus(left: Worths, right: Worths, is_square: int, result: Wort
 
 @borrowing_kernel
 def compute_max_plus_closure(values: Worths, items: IntArray, result: Worths) -> None:
-    """Compute for each total t the largest worth of any number of items whose lengths add up to t.
+    """Compute the largest worth of any number of items for each total length, and write it to `result`.
 
     Items are handled one by one, in runs of the item's length, because within a run an entry depends only on entries before
     the run. An item that is worth less than shorter items of the same total is skipped.
@@ -138,7 +139,7 @@ def compute_max_plus_closure(values: Worths, items: IntArray, result: Worths) ->
 
 
 def fill_max_plus_power_table(product_plan: IntArray, table: Worths, lengths: IntArray) -> Worths:
-    """Compute all rows of a table of max-plus powers from the prices in its first row, and return the last row.
+    """Fill a table with max-plus powers of the prices in its first row, and return the last row.
 
     Args:
         product_plan: the products to compute, from `plan_max_plus_products`.
@@ -160,11 +161,11 @@ def fill_max_plus_power_table(product_plan: IntArray, table: Worths, lengths: In
     return last
 
 
-# `fill_max_plus_power_table`, compiled for use in kernels.
+# The same function, compiled for use in other kernels.
 compiled_fill_max_plus_power_table = inlined_kernel(fill_max_plus_power_table)
 
 
-# Floating-point numbers represent all integers below this exactly.
+# Floating-point numbers represent all integers below this number exactly.
 LARGEST_EXACT = 2.0**53
 
 
@@ -185,7 +186,7 @@ def compute_best_pack_worth(prices: Worths, depth: int) -> int | float:
 
 
 def _compute_max_plus_power_worth(prices: Worths, depth: int) -> int | float:
-    """Return the largest total price of at most `depth` sequences in one pack, in the number type of the prices."""
+    """Return the largest total price of at most `depth` sequences in one pack, computed in the dtype of the prices."""
     product_plan = plan_max_plus_products(depth, len(prices))
     table = np.zeros((len(product_plan) + 1, len(prices) + 1), dtype=prices.dtype)
     table[0, 1:] = prices

@@ -43,22 +43,26 @@ from gaudi_bert.packing.strategies import (
 
 # --- NNLSHP, non-negative least squares histogram-packing (paper 3.1.2 and F.4), solved once
 
-# Lengths up to this are short. Their residual has a smaller weight, because they can be padding.
+# Lengths up to this number count as short. Their residuals get a smaller weight, because short sequences can be padding.
 SHORT_LENGTH = 8
 
-# The residual of short lengths has this weight.
+# The weight of the residual at short lengths.
 SHORT_WEIGHT = 0.09
 
 
 def nnlshp_residual_weights(max_sequence_length: int) -> FloatArray:
-    """Return the weight of the residual at each length, float64 [L]: 0.09 up to length 8, otherwise 1 (paper F.4.5, F.5)."""
+    """Return the weight of the residual at each length for NNLSHP, float64 [L]. The weight is 0.09 up to length 8, and
+    otherwise 1.
+
+    See F.4.5 and F.5 in the paper.
+    """
     weights = np.ones(max_sequence_length)
     weights[:SHORT_LENGTH] = SHORT_WEIGHT
     return weights
 
 
 def pack_nnlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Pack a histogram by NNLSHP: solve one least-squares problem over all strategies, and round the solution.
+    """Pack a histogram with NNLSHP, which solves one least-squares problem over all strategies and rounds the solution.
 
     x is rounded to the nearest integers. If there are then more slots of a length than sequences, the surplus becomes
     padding. If there are fewer, each remaining sequence gets a padded pack of its own. The paper's solver needs 22,102
@@ -73,10 +77,11 @@ def pack_nnlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
 
 
 def _pad_uncovered_sequences(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Put each sequence that has no slot into a pack (length, L - length), and remove the slots that no sequence fills.
+    """Add a padded pack for each sequence that has no slot, and remove the slots that no sequence fills.
 
-    The second slot of such a pack is padding, unless a sequence of this length lacks a slot as well. A sequence of length L
-    becomes a pack of its own; the published code looks up a strategy with length 0 for it.
+    The padded pack of a sequence is (length, L - length). Its second slot is padding, unless a sequence of this length lacks
+    a slot as well. A sequence of length L becomes a pack of its own; the published code looks up a strategy with length 0
+    for it.
     """
     result = dict(strategy_counts)
     uncovered = np.maximum(length_counts - count_slots(strategy_counts, len(length_counts)), 0)
@@ -100,24 +105,24 @@ def _pad_uncovered_sequences(strategy_counts: StrategyCounts, length_counts: Int
 # solution as far as the objective decreases. Starting with v = 10^6 would stall, so v is increased from 1 to 10^6 in powers
 # of ten.
 
-# This is v, the weight of an uncovered sequence relative to a padding token.
+# The final value of v in the objective above, which is the weight of an uncovered sequence relative to a padding token.
 SHORTAGE_WEIGHT = 1e6
 
-# v takes these smaller values first.
+# Smaller values of v are tried first, because the Newton steps would stall if they started with the final value.
 EASY_WEIGHTS = (1e0, 1e1, 1e2, 1e3, 1e4, 1e5)
 
-# At most this many Newton steps are made for each value of v.
+# The maximum number of Newton steps for each value of v.
 STEPS_AT_A_WEIGHT = 10
 
-# The line search halves its interval this many times.
+# How often the line search halves its interval.
 LINE_SEARCH_HALVINGS = 60
 
-# The Newton steps for a value of v end if the objective decreases by less than this fraction.
+# The Newton steps for one value of v end if a step reduces the objective by less than this fraction.
 SMALL_GAIN = 1e-6
 
 
 def _compute_ennls_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> FloatArray:
-    """Return the weight of each length in the objective of ENNLSHP (equation 23), float64 [L].
+    """Return the weight of each length in the ENNLSHP objective (equation 23), float64 [L].
 
     Args:
         residual: b - A x, float64 [L]; positive if sequences are uncovered.
@@ -165,7 +170,7 @@ def _solve_ennls(length_counts: IntArray, depth: int) -> _EnnlsSolution:
 
 
 def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: float) -> float:
-    """Find by bisection the step size from 0 to 1 along `change` that minimizes the objective of ENNLSHP."""
+    """Return the step size from 0 to 1 that minimizes the ENNLSHP objective along `change`. It is found by bisection."""
 
     def is_rising(step: float) -> bool:
         """Return whether the objective would increase if the step size became larger than `step`."""
@@ -182,7 +187,7 @@ def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: f
 
 
 def pack_ennlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Pack a histogram by ENNLSHP: solve the extended least-squares problem, round the usages, and pad the sequences that
+    """Pack a histogram with ENNLSHP. Solve the extended least-squares problem, round the usages, and pad the sequences that
     remain uncovered.
     """
     usage = _solve_ennls(length_counts, depth).usage
@@ -206,24 +211,24 @@ def pack_ennlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
 # The most rounds.
 MAX_ROUNDS = 20
 
-# The rounds end if fewer sequences than this remain.
+# The rounds end if fewer sequences than this remain uncovered.
 FEW_SEQUENCES = 100
 
-# Packs with more tokens than this count as long, and the work on them is limited more strictly.
+# Packs with more tokens than this count as long, so the algorithm limits its work on them more strictly.
 LONG = 1280
 
-# For long packs, all rounds after the first may together take this fraction of the operations of the first round. These
-# rounds have few sequences to pack, and would otherwise cost as much as the first. The published variant has no such limit.
+# For long packs, all rounds after the first together may take this fraction of the operations of the first round. They have
+# few sequences to pack, but would otherwise cost as much as the first round. The published variant has no such limit.
 LATER_ROUNDS = 0.5
 
-# For long packs, an NNLS solution may take this many pricing rounds per distinct length. Later pricing rounds only reduce
-# small residuals, which do not matter after rounding to integers. They took up to three times as long and saved no packs.
+# The maximum number of pricing rounds per distinct length when NNLS is solved for long packs. Later rounds took up to three
+# times as long and saved no packs, because small residuals do not matter after rounding to integers.
 ROUNDS_PER_LENGTH = 0.5
 
 
 def iterative_residual_weights(max_sequence_length: int) -> FloatArray:
-    """Return the weight of the residual at each length for the iterative algorithm, float64 [L]: sqrt(8 / (2 L)) up to
-    length 8, otherwise 1.
+    """Return the weight of the residual at each length for the iterative algorithm, float64 [L]. The weight is sqrt(8 / (2
+    L)) up to length 8, and otherwise 1.
     """
     weights = np.ones(max_sequence_length)
     weights[:SHORT_LENGTH] = np.sqrt(min(1.0, SHORT_LENGTH / (2 * max_sequence_length)))
@@ -233,7 +238,7 @@ def iterative_residual_weights(max_sequence_length: int) -> FloatArray:
 def pack_by_nnls(
     length_counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", budget: WorkBudget | None = None
 ) -> AlgorithmResult:
-    """Pack a histogram by iterative NNLS with padding feedback. Return the packs of LPFHP instead if they are fewer.
+    """Pack a histogram by iterative NNLS with padding feedback. If LPFHP needs fewer packs, return its packs instead.
 
     Least squares aims at exact fills. If there are too few sequences to fill with (wikipedia-128), LPFHP is closer to the
     optimum. The published variant ("complement") is never replaced by LPFHP.
@@ -248,7 +253,7 @@ def pack_by_nnls(
         solved: list[AlgorithmResult] = []
 
         def pack_sample(sample_counts: IntArray) -> StrategyCounts:
-            """Pack the subsample, and keep the result, which names the algorithm that was used."""
+            """Pack the subsample, and store the result, so that the name of the algorithm is known later."""
             solved.append(pack_by_nnls(sample_counts, depth, leftovers, budget))
             return solved[0].strategy_counts
 
@@ -303,8 +308,8 @@ def _pack_iteratively(
 
 
 def _is_near_bound(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> bool:
-    """Return whether packs are long and their number is so close to the lower bound that least squares would hardly save
-    any.
+    """Return whether long packs are already so close to the lower bound that least squares could hardly save any. Return
+    False for short packs.
     """
     if len(length_counts) <= LONG:
         return False
@@ -313,7 +318,7 @@ def _is_near_bound(strategy_counts: StrategyCounts, length_counts: IntArray, dep
 
 
 def _pack_on_coarse_grid(length_counts: IntArray, depth: int, leftovers: Leftovers, budget: WorkBudget) -> StrategyCounts:
-    """Pack long packs by iterative NNLS on rounded lengths.
+    """Pack sequences into long packs by iterative NNLS on rounded lengths.
 
     The sequences are assigned to the slots of the rounded plan. Those that do not fit are added by best fit.
     """
@@ -327,7 +332,7 @@ def _pack_on_coarse_grid(length_counts: IntArray, depth: int, leftovers: Leftove
 
 
 class _Round(NamedTuple):
-    """All packs after a round of the iterative algorithm, and the sequences that they do not cover.
+    """The packs after a round of the iterative algorithm, and the sequences that still lack a slot.
 
     Attributes:
         strategy_counts: All packs so far, which may have surplus slots.
@@ -339,8 +344,8 @@ class _Round(NamedTuple):
 
 
 def _iterate_nnls_rounds(length_counts: IntArray, depth: int, budget: WorkBudget, leftovers: Leftovers) -> Iterator[_Round]:
-    """Solve and round NNLS problems for the uncovered sequences. After each round, yield all packs so far and the sequences
-    still uncovered.
+    """Repeatedly solve and round an NNLS problem for the uncovered sequences. After each round, yield all packs so far and
+    the sequences that are still uncovered.
     """
     weights = iterative_residual_weights(len(length_counts))
     is_long = len(length_counts) > LONG and leftovers == "best-fit"

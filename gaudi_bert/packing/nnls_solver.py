@@ -29,7 +29,8 @@ from gaudi_bert.packing.max_plus import (
 )
 from gaudi_bert.packing.strategies import WorkBudget
 
-# Packs with more tokens than this cannot be solved length by length, because the Cholesky factor would become too large.
+# If packs have more tokens than this, NNLS cannot treat every length separately, because the Cholesky factor would become
+# too large.
 MAX_NNLS_LENGTH = 4096
 
 GRADIENT_TOLERANCE = 1e-12  # a column may enter if its gradient exceeds this fraction of the largest w^2 b
@@ -49,8 +50,8 @@ class _NnlsSolution:
 
 
 class _ActiveSet(NamedTuple):
-    """The passive columns of the active-set method and their Cholesky factor, with room for K columns of at most W distinct
-    lengths.
+    """The passive columns of the active-set method and their Cholesky factor. There is room for K columns with at most W
+    distinct lengths each.
     """
 
     lengths: IntArray  # int64 [K, W]
@@ -81,8 +82,8 @@ class _Scratch(NamedTuple):
 def solve_nnls(
     target: AnyArray, weights: FloatArray, depth: int, *, max_rounds: int | None = None, budget: WorkBudget | None = None
 ) -> _NnlsSolution:
-    """Minimize || weights (A x - target) || over x >= 0, where the columns of A are the strategies of at most `depth`
-    lengths that fill a pack exactly.
+    """Minimize || weights (A x - target) || over x >= 0. The columns of A are the strategies with at most `depth` lengths
+    that fill a pack exactly.
 
     Args:
         target: counts per length, [L], of any numeric dtype.
@@ -127,7 +128,7 @@ def solve_nnls(
 
 
 def limit_depth_by_bound(length_counts: IntArray, min_packs: float, depth: int) -> int:
-    """Return the depth to solve for, which is slightly more than the mean number of sequences per pack and at most `depth`.
+    """Return a depth slightly above the mean number of sequences per pack, but at most `depth`.
 
     Args:
         length_counts: the number of sequences of each length.
@@ -222,8 +223,8 @@ def _append_best_columns(
     scratch: _Scratch,
     size: int,
 ) -> int:
-    """Append the columns with the largest gradients to the passive set, and return the new number of columns. The appended
-    columns share no lengths.
+    """Append the columns with the largest gradients to the passive set, and return the new number of columns. No two
+    appended columns contain the same length.
     """
     limit = min(size + ADDITIONS, active_set.usage.size - 1)
     values, taken = scratch.values, scratch.taken
@@ -249,7 +250,7 @@ def _append_best_columns(
 def _write_best_column(
     required_length: int, product_plan: IntArray, active_set: _ActiveSet, scratch: _Scratch, column: int
 ) -> bool:
-    """Write the best strategy that contains `required_length` to column number `column`, and mark its lengths as taken.
+    """Write the best strategy that contains `required_length` to the given column, and mark its lengths as taken.
 
     Return False, without writing anything, if one of its lengths is already taken.
     """
@@ -282,8 +283,8 @@ def _write_best_column(
 def _append_passive_column(
     counts: FloatArray, squared_weights: FloatArray, active_set: _ActiveSet, scratch: _Scratch, size: int
 ) -> bool:
-    """Extend the Cholesky factor by column number `size`, which has just been written. Return False if this column depends
-    linearly on the others.
+    """Extend the Cholesky factor by column number `size`, which has just been written. Return False if this column is
+    linearly dependent on the others.
     """
     weighted, products = scratch.weighted, scratch.products
     for length in range(weighted.size):
@@ -339,7 +340,7 @@ def _remove_infeasible_columns(active_set: _ActiveSet, scratch: FloatArray, size
 
 @inner_kernel
 def _shift_columns_down(active_set: _ActiveSet, first: int, size: int) -> None:
-    """Move the columns after number `first` down by one, so that `size` columns remain."""
+    """Remove column `first` by moving the columns after it down by one. Afterwards, `size` columns remain."""
     for column in range(first, size):
         active_set.usage[column] = active_set.usage[column + 1]
         active_set.solution[column] = active_set.solution[column + 1]
@@ -354,9 +355,7 @@ def _shift_columns_down(active_set: _ActiveSet, first: int, size: int) -> None:
 def _recompute_residual(
     counts: FloatArray, squared_weights: FloatArray, active_set: _ActiveSet, size: int, residual: FloatArray
 ) -> float:
-    """Compute residual = counts - A x anew, so that rounding errors do not accumulate. Return the weighted sum of its
-    squares.
-    """
+    """Compute residual = counts - A x again, so that rounding errors do not accumulate. Return its weighted sum of squares."""
     for length in range(counts.size):
         residual[length] = counts[length]
     for column in range(size):

@@ -57,14 +57,16 @@ from gaudi_bert.packing.strategies import (
 )
 from gaudi_bert.packing.whole_packs import WHOLE, DiveSettings, dive_to_whole_packs
 
-# NNLS may take this many rounds per distinct length. If lengths exist that fill packs exactly, fewer are needed. Otherwise,
-# more rounds do not help.
+# The maximum number of NNLS rounds per distinct length. If the lengths can fill packs exactly, fewer rounds are needed.
+# Otherwise, more rounds do not help.
 NNLS_ROUNDS = 1.5
 
-# After this many simplex iterations per distinct length, strategies are taken from an NNLS solution.
+# If the gap is still open after this many simplex iterations per distinct length, strategies are taken from an NNLS
+# solution.
 PATIENCE = 4
 
-# If the gap exceeds one pack in this many, the budget ended the search early, so `nnls` may need fewer packs.
+# A gap of more than one pack in this many means that the budget ended the search early. In that case, `nnls` may need fewer
+# packs.
 FAR = 1_000
 
 # --- how many operations the search for fewer packs may take, depending on what it may save
@@ -75,24 +77,24 @@ NEGLIGIBLE = 1e-5  # a gap below this fraction of the packs is ignored with thou
 FULL_GAIN, FEW_PACKS = 0.02, 10  # FULL_WORK is allowed if the gap exceeds FEW_PACKS by this fraction of the packs
 FEWEST_SEQUENCES = 500  # up to this many sequences FULL_WORK is allowed, because each pack matters
 HEURISTIC_MULTIPLE = 3  # the search may always take this many times as long as LPFHP
-# Before the linear program is solved, halves of packs are rematched for a fraction of NEAR_WORK. With at most FEW_LENGTHS
-# distinct lengths, the second and smaller fraction applies, because the linear program is then fast.
+# Before the linear program is solved, halves of packs are rematched with this fraction of NEAR_WORK. With at most
+# FEW_LENGTHS distinct lengths, the second fraction is used, because the linear program is then fast.
 MATCHING_SHARE, QUICK_MATCHING_SHARE = 0.4, 0.04
-# Linear programs and dives may use this fraction of the operations at one depth. The rest is for `nnls` and rematching.
+# The fraction of the operations at one depth that linear programs and dives may use. The rest is for `nnls` and rematching.
 SEARCH_SHARE = 2 / 3
 FEW_SEQUENCES = 1500  # up to this many sequences, seconds are spent on each pack that may be saved
 
 _SHARES = (0.08, 0.15, 0.25, 0.02)
 _FIRST = (DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6))
-# These dives are tried until the gap is 0.
+# The dives that are tried one after another, until the gap to the lower bound is 0.
 _DIVES = (*_FIRST, *(DiveSettings(_SHARES[seed % 4], seed=seed) for seed in range(1, 9)))
-# These dives are tried for few sequences. Their packs contain a length at most as often as there are sequences of it.
+# The dives for few sequences, with packs that contain a length at most as often as it occurs.
 _BOUNDED_DIVES = tuple(
     DiveSettings(_SHARES[seed % 4], max_failures=12 if seed % 2 else 60, seed=seed) for seed in range(1, 41)
 )
 
-# On a coarse grid, one or two additional packs do not matter, so one short dive and this many simplex iterations per length
-# suffice.
+# On a coarse grid, one or two additional packs do not matter. Therefore one short dive and this many simplex iterations per
+# length are enough.
 _QUICK_DIVES, _QUICK_ITERATIONS = (DiveSettings(0.25, max_steps=30),), 60
 
 
@@ -194,8 +196,8 @@ def _count_allowed_operations(incumbent: _Incumbent, length_counts: IntArray, de
 def _search_fewer_packs(
     initial: _Incumbent, length_counts: IntArray, depth: int, budget: WorkBudget, effort: Effort
 ) -> _Incumbent:
-    """Search for a packing with fewer packs by linear programs, by `nnls` if the gap is still large, and by rematching
-    halves of packs.
+    """Search for a packing with fewer packs by linear programs and by rematching halves of packs. If the gap to the lower
+    bound stays large, also try `nnls`.
     """
     if initial.gap == 0 or budget.is_exhausted:
         return initial
@@ -212,7 +214,7 @@ def _search_fewer_packs(
 
 
 def _rematch_pack_halves(incumbent: _Incumbent, max_length: int, depth: int, budget: WorkBudget) -> _Incumbent:
-    """Try to save packs by cutting packs in two and matching the halves again. Return `incumbent` if no pack is saved.
+    """Try to save packs by cutting packs in two and combining the halves again. Return `incumbent` if no pack is saved.
 
     With more than `MATCHED` sequences, only part of the packs is matched.
     """
@@ -241,8 +243,8 @@ def _pack_by_linear_programs(
     max_operations_near_bound: float = np.inf,
     stop_early: bool = False,
 ) -> _Incumbent:
-    """Pack a histogram by linear programs, and return the packing and its bound. With thousands of distinct lengths, lengths
-    are rounded first.
+    """Pack a histogram by linear programs, and return the packing and its bound. If there are thousands of distinct lengths,
+    round them first.
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
@@ -308,7 +310,7 @@ def _pack_by_linear_programs(
 
 
 class _DiveOutcome(NamedTuple):
-    """The best packing after some dives. `is_hopeless` is set if it is proven that no dive can save a pack."""
+    """The best packing after some dives. `is_hopeless` is True if it is proven that no dive can save a pack."""
 
     incumbent: _Incumbent
     is_hopeless: bool
@@ -349,7 +351,7 @@ def _improve_by_dives(
 
 
 def _add_threshold_bound(incumbent: _Incumbent, length_counts: IntArray, depth: int) -> _Incumbent:
-    """Compute the threshold bound, and return the incumbent with this bound if it is larger than the present bound."""
+    """Compute the threshold bound, and return the incumbent with the larger of this bound and its own."""
     if incumbent.gap == 0:
         return incumbent
     proofs = (incumbent.certificate, certify_threshold_bound(length_counts, depth))
@@ -362,12 +364,12 @@ def _is_near_bound(incumbent: _Incumbent) -> bool:
 
 
 def _max_gap_near_bound(bound: int) -> int:
-    """Return how many packs above its lower bound a packing may have and still count as near to the bound."""
+    """Return how far above its lower bound a packing may be, in packs, to count as near the bound."""
     return max(1, bound // NEAR)
 
 
 def _pack_on_coarse_grids(length_counts: IntArray, depth: int, incumbent: _Incumbent, budget: WorkBudget) -> _Incumbent:
-    """Search for fewer packs on coarse grids of lengths, and return the best packing and bound.
+    """Search for a packing with fewer packs on coarse grids of lengths, and return the best packing and bound.
 
     For each grid, pack the rounded lengths, assign the sequences to the slots of this plan, and swap sequences until no pack
     is too full.
@@ -402,8 +404,8 @@ def _pack_on_coarse_grids(length_counts: IntArray, depth: int, incumbent: _Incum
 
 
 def _pack_subsample_with_bound(length_counts: IntArray, depth: int, max_sequences: int, budget: WorkBudget) -> _Incumbent:
-    """Pack a subsample of the sequences, use each of its packs several times for all sequences, and return the packing with
-    a bound.
+    """Pack a subsample of the sequences, and use each of its packs several times to pack all sequences. Return the packing
+    with a lower bound.
 
     The prices of the subsample prove a bound for all sequences.
     """

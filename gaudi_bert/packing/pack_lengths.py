@@ -31,13 +31,13 @@ from gaudi_bert.packing.histogram import MAX_ROW_LENGTH, Histogram, count_length
 from gaudi_bert.packing.strategies import Effort, Packing, WorkBudget
 
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
-# This seed is used if the caller passes none.
+# The seed that is used by default.
 DEFAULT_SEED = 12345
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Packs:
-    """A sequence of packs in random order. Each pack is an array of sequence numbers.
+    """A collection of packs in random order. Each pack is an array of sequence numbers.
 
     Pack p contains `indices[offsets[p] : offsets[p + 1]]`.
 
@@ -142,7 +142,7 @@ class PackedLengths(Packs, PackingMetrics):
 
 @dataclass(frozen=True, eq=False)
 class PackedHistogram(PackingMetrics):
-    """The strategies that `pack_histogram` returns, with how many packs use each, and the metrics of the packing.
+    """The strategies that `pack_histogram` found, how many packs use each strategy, and the metrics of the packing.
 
     Attributes:
         strategies: sorted tuples of lengths that share a pack.
@@ -217,7 +217,7 @@ def pack_histogram(
     seed: int = DEFAULT_SEED,
     effort: Effort = "bounded",
 ) -> PackedHistogram:
-    """Pack a histogram of sequence lengths. The cost depends on the row length, and not on the number of sequences.
+    """Pack a histogram of sequence lengths. The work depends on the row length, but not on the number of sequences.
 
     Args:
         counts: integers from 0, the number of sequences of length 1, 2, and so on.
@@ -277,7 +277,7 @@ def _pack_and_prove(histogram: Histogram, depth: int | str, algorithm: str, seed
         raise ArgumentError(str(error)) from None
 
 
-# The first progress line is written after SILENT_SECONDS, and further lines at intervals of BETWEEN_LINES_SECONDS.
+# The delay before the first progress line, and the interval between further lines.
 SILENT_SECONDS, BETWEEN_LINES_SECONDS = 2.0, 10.0
 
 
@@ -291,7 +291,7 @@ def _report_progress_if_long(description: str) -> Iterator[WorkBudget]:
     budget, started, ended = WorkBudget(), time.monotonic(), threading.Event()
 
     def write_progress_lines() -> None:
-        """Write the first progress line after two seconds and then one every ten seconds, until the `with` block ends."""
+        """Write a progress line after two seconds and then every ten seconds, until the `with` block ends."""
         pause = SILENT_SECONDS
         while not ended.wait(pause):
             done = f"{budget.spent / 1e9:.1f} billion operations" if budget.spent else "heuristics are running"
@@ -307,7 +307,7 @@ def _report_progress_if_long(description: str) -> Iterator[WorkBudget]:
         watching.join()
 
 
-# The chart has at most this many bars. The width of a bar and the height of the chart are in pixels.
+# The maximum number of bars in the chart, the width of a bar, and the height of the chart. Sizes are in pixels.
 _BARS, _BAR_WIDTH, _BAR_HEIGHT = 16, 26, 60
 
 
@@ -337,5 +337,5 @@ def _draw_depth_histogram(pack_sizes: IntArray) -> str:
 
 
 def _extract_packing_metrics(packing: Packing) -> dict[str, int]:
-    """Return the metrics of a packing by the names of the fields of `PackingMetrics`."""
+    """Return the metrics of a packing as a dictionary with the field names of `PackingMetrics` as keys."""
     return {field.name: getattr(packing, field.name) for field in fields(PackingMetrics)}

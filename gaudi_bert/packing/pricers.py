@@ -23,13 +23,13 @@ from gaudi_bert.packing.max_plus import (
 )
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
-# Tracing strategies may take at most this many operations in one round.
+# The maximum number of operations for tracing strategies in one round.
 TRACING_WORK = 4e9
 
 
 class TablePricer:
-    """Finds the strategies with the largest total price for given prices. A strategy may contain a length any number of
-    times.
+    """A pricer that finds the strategies with the largest total price, using a table. A strategy may contain any number of
+    copies of a length.
 
     Args:
         lengths: int64 [rows], the lengths that occur, ascending.
@@ -45,8 +45,8 @@ class TablePricer:
         self.depth = depth
         deepest = max_length // int(lengths[0])
         self._closes = depth >= deepest  # without a depth limit, only lengths that occur have to be tried
-        # Without a depth limit, tracing finds the smallest part of a split first, so it scans the table at most twice per
-        # pack.
+        # Tracing a pack scans the table once per sequence. Without a depth limit, the smallest part of a split is found
+        # first, so the work is at most that of two scans.
         self._operations_per_trace = (2 if self._closes else min(depth, deepest)) * max_length
         self.product_plan = plan_max_plus_products(max_length if self._closes else depth - 1, max_length)
         self._table = np.zeros((len(self.product_plan) + 1, max_length + 1))
@@ -61,7 +61,7 @@ class TablePricer:
         )
 
     def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """Return for each length the largest total price of a pack that contains it, float64 [rows]. Prices must not
+        """For each length, return the largest total price of a pack that contains it, float64 [rows]. Prices must not
         decrease with length.
         """
         tried = len(self.lengths) if self._closes else len(self.product_plan) * self.max_length
@@ -76,8 +76,8 @@ class TablePricer:
         return self._worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the best strategies that the last call of `compute_best_pack_worths` found for the given rows. Strategies
-        that are worth at most `min_worth` are left out.
+        """For each given row, return the best strategy from the last call of `compute_best_pack_worths`, if it is worth more
+        than `min_worth`.
 
         If the budget is short, only the lengths with the best packs are considered.
 
@@ -154,13 +154,12 @@ def _trace_best_packs(
 # With many sequences this limit makes no difference. With a few hundred sequences of mostly different lengths, it brings the
 # fractions of the program much closer to integers, at the cost of a table with a row for each length.
 
-# The table of a `BoundedPricer` may have at most this many entries.
+# The maximum number of entries in the table of a `BoundedPricer`.
 MOST_ENTRIES = 2**24
 
 
 class BoundedPricer:
-    """Finds the strategies with the largest total price for given prices. A strategy contains a length at most as often as
-    there are sequences of this length.
+    """A pricer that finds the strategies with the largest total price, but uses each length at most as often as it occurs.
 
     For each length, it finds the best pack of which this length is the longest. `_table[row, slots, room]` is the worth of
     at most `slots` sequences of the shorter lengths in `room` tokens. Without a depth limit, there is a single entry for any
@@ -184,8 +183,7 @@ class BoundedPricer:
         self._prices = np.zeros(len(lengths))
 
     def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """Return for each length the largest total price of a pack that contains this length and no longer one, float64
-        [rows].
+        """For each length, return the largest total price of a pack with this length as its longest, float64 [rows].
 
         `prices` are float64 [rows] and must not fall with length.
         """
@@ -195,8 +193,8 @@ class BoundedPricer:
         return worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the best strategies that the last call of `compute_best_pack_worths` found for the given rows. Strategies
-        that are worth at most `min_worth` are left out.
+        """For each given row, return the best strategy from the last call of `compute_best_pack_worths`, if it is worth more
+        than `min_worth`.
 
         Args:
             rows: int64, the indices of these lengths, each the longest of its pack.
@@ -215,7 +213,7 @@ class BoundedPricer:
 
 
 def compute_max_sequences_per_pack(lengths: IntArray, counts: IntArray, max_length: int) -> int:
-    """Return how many sequences fit into a single pack if the shortest ones are put into it.
+    """Return the largest number of sequences that fit into one pack. They are the shortest ones.
 
     Args:
         lengths: int64 [rows], ascending.
@@ -232,7 +230,7 @@ def compute_max_sequences_per_pack(lengths: IntArray, counts: IntArray, max_leng
 
 
 def can_use_bounded_pricer(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> bool:
-    """Return whether the table of a `BoundedPricer` would be small enough."""
+    """Return whether the table of a `BoundedPricer` would have at most `MOST_ENTRIES` entries."""
     return bool(np.prod(_compute_bounded_table_shape(lengths, max_length, depth, counts), dtype=np.float64) <= MOST_ENTRIES)
 
 
@@ -248,7 +246,8 @@ def _compute_bounded_table_shape(lengths: IntArray, max_length: int, depth: int,
 def _fill_bounded_worth_table(
     lengths: IntArray, counts: IntArray, prices: FloatArray, has_depth_limit: bool, table: FloatArray, worth: FloatArray
 ) -> None:
-    """Fill the table of a `BoundedPricer`, and write to `worth` the largest total price of a pack for each longest length.
+    """Fill the table of a `BoundedPricer`. Write to `worth`, for each length, the largest total price of a pack with this
+    length as its longest.
 
     Entry [row, slots, room] becomes the largest total price of at most `slots` sequences of the first `row` lengths in
     `room` tokens. Row 0, which stands for no lengths, is not changed.
@@ -277,8 +276,8 @@ def _trace_bounded_pack(
     longest_row: int,
     pack: IntArray,
 ) -> int:
-    """Find the best pack whose longest sequence has the length of row `longest_row`. Write the rows of its lengths to
-    `pack`, and return how many sequences it contains.
+    """Find the best pack with the length of row `longest_row` as its longest. Write the row numbers of its lengths to
+    `pack`, and return the number of sequences.
     """
     room, slot, size = table.shape[2] - 1, table.shape[1] - 1, 0
     for row in range(longest_row, -1, -1):
@@ -309,15 +308,15 @@ def _trace_bounded_pack(
 # contains the strategies into which no further sequence of the shortest length fits. Any other strategy is a part of one of
 # them and worth no more.
 
-# Packs with more tokens than this are priced from a list of strategies, if the list is short enough.
+# For packs with more tokens than this, strategies are searched in a list instead of a table, if the list is short enough.
 LONGEST_TABLE = 1 << 16
 
-# A list of strategies may have at most this many entries, (strategies) * (lengths).
+# The maximum number of entries in a list of strategies, which has (strategies) * (lengths) entries.
 MOST_LISTED_ENTRIES = 1 << 22
 
 
 def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray | None:
-    """List all strategies to which no further sequence of the shortest length can be added.
+    """List all strategies that have no room for another sequence of the shortest length.
 
     Args:
         lengths: int64 [n], ascending.
@@ -343,7 +342,7 @@ def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray 
 
 
 class EnumeratedPricer:
-    """Finds the strategies with the largest total price for given prices in a list of all strategies.
+    """A pricer that finds the strategies with the largest total price by searching a list of all strategies.
 
     It has the same methods as `TablePricer`.
     """
@@ -356,15 +355,17 @@ class EnumeratedPricer:
         self._worth = np.zeros(len(copies))
 
     def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """Return for each length the largest total price of a pack that contains it. Both arrays are float64 [rows]."""
+        """For each length, return the largest total price of a pack that contains it. The prices and the result are float64
+        [rows].
+        """
         self.budget.spend(2 * self._copies.size)
         self._worth = self._copies @ prices
         worth: FloatArray = np.max(np.where(self._copies > 0, self._worth[:, None], 0.0), axis=0)
         return worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """Return the best strategies that the last call of `compute_best_pack_worths` found for the given rows. Strategies
-        that are worth at most `min_worth` are left out.
+        """For each given row, return the best strategy from the last call of `compute_best_pack_worths`, if it is worth more
+        than `min_worth`.
 
         Args:
             rows: int64, the indices of these lengths.

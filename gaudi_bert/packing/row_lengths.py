@@ -25,28 +25,28 @@ from gaudi_bert.packing.certificate import certify_threshold_bound, certify_toke
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.strategies import Packing
 
-# At most this many row lengths are chosen, because each of them needs a compiled graph.
+# The maximum number of row lengths. Each of them needs its own compiled graph.
 MOST_LENGTHS = 3
 
-# Several row lengths must save at least this fraction of the cost. Otherwise a single length is used, which needs only one
+# The fraction of the cost that several row lengths must save. Otherwise a single row length is used, which needs only one
 # compiled graph.
 LEAST_GAIN = 0.05
 
-# At most this many candidate lengths are examined. If there are more multiples, candidates are spaced by equal ratios.
+# The maximum number of candidate row lengths. If there are more multiples than this, candidates are spaced by equal ratios.
 _MOST_CANDIDATES = 32
 
-# At most this many combinations of lengths are examined beyond their lower bound.
+# The maximum number of combinations of row lengths for which more than the lower bound is computed.
 _MOST_PLANNED = 40
 
-# From this many packs on, the lower bound is used as the number of packs.
+# If an interval needs at least this many packs, the lower bound is used as the number of packs.
 _MANY_PACKS = 100
 
 
-# A token in a row of `length` positions costs 1 + length / (this factor * hidden size), relative to a token without
-# attention, as measured on CPUs. Layers with an attention window compute the full mask too, so they cost the same.
+# Attention multiplies the cost of a token by 1 + length / (_ATTENTION_SHARE * hidden size), as measured on CPUs. Layers with
+# an attention window cost the same, because they also compute the full mask.
 _ATTENTION_SHARE = 2.6
 
-# This hidden size is assumed if the model is not known yet.
+# The hidden size to assume if the model is not known yet.
 USUAL_HIDDEN_SIZE = 768
 
 # A function that returns the cost of a row with the given number of positions, in any unit.
@@ -70,7 +70,7 @@ class RowLengths:
 
     @property
     def packings(self) -> tuple[Packing, ...]:
-        """The packing for each row length. It is computed when this property is first used."""
+        """The packing for each row length, computed on first use."""
         return tuple(
             self._rows.plan_interval(*interval) for interval in self._rows.list_intervals_with_sequences(self.lengths)
         )
@@ -129,8 +129,8 @@ def choose_row_lengths(
     steps = range(1, last + 1) if last <= _MOST_CANDIDATES else np.geomspace(1, last, _MOST_CANDIDATES).round().astype(int)
     candidates = sorted({min(int(step) * length_multiple, max_row_length or last * length_multiple) for step in steps})
     best = row_lengths or _choose_cheapest_lengths(planner, candidates)
-    # A batch is padded to its longest sequence. Therefore compute the probability that each length is the longest in a batch
-    # of random sequences.
+    # A batch is padded to its longest sequence. Therefore compute for each length the probability that it is the longest in
+    # a random batch.
     occurring, sequences = np.flatnonzero(length_counts) + 1, int(length_counts.sum())
     none_longer = (np.cumsum(length_counts[occurring - 1]) / sequences) ** min(batch_sequences, sequences)
     is_longest = np.diff(none_longer, prepend=0.0)
@@ -144,8 +144,8 @@ def choose_row_lengths(
 
 
 def _choose_cheapest_lengths(planner: _RowPlanner, candidates: list[int]) -> tuple[int, ...]:
-    """Return the cheapest combination of candidate row lengths. If several lengths save too little, return the longest
-    candidate alone.
+    """Return the cheapest combination of candidate row lengths. If using several lengths saves too little, return only the
+    longest candidate.
     """
     *shorter, longest = candidates
     choices = [(*some, longest) for number in range(1, MOST_LENGTHS) for some in combinations(shorter, number)]
@@ -161,7 +161,7 @@ def _choose_cheapest_lengths(planner: _RowPlanner, candidates: list[int]) -> tup
 
 
 class _RowPlanner:
-    """Computes and remembers how many rows each interval of sequence lengths needs, and what these rows cost.
+    """Computes and caches how many rows each interval of sequence lengths needs, and what these rows cost.
 
     An interval (above, length) contains the sequences of more than `above` and at most `length` tokens, which go into rows
     of `length` tokens.
@@ -173,11 +173,13 @@ class _RowPlanner:
         self._packings: dict[tuple[int, int], Packing] = {}
 
     def list_intervals_with_sequences(self, row_lengths: tuple[int, ...]) -> list[tuple[int, int]]:
-        """Return the interval (above, length) of each row length. Intervals without sequences are left out."""
+        """Split the sequence lengths at the given row lengths, and return the intervals (above, length) that contain
+        sequences.
+        """
         return [(above, length) for above, length in pairwise((0, *row_lengths)) if self._counts[above:length].any()]
 
     def plan_interval(self, above: int, row_length: int) -> Packing:
-        """Pack the sequences of an interval into rows of `row_length` tokens, or return the packing from an earlier call."""
+        """Pack the sequences of an interval into rows of `row_length` tokens, or reuse the packing from an earlier call."""
         if (above, row_length) not in self._packings:
             histogram = Histogram(row_length, self._select_counts(above, row_length))
             self._packings[above, row_length] = pack_histogram(histogram, self._algorithm, self._depth)
@@ -186,7 +188,7 @@ class _RowPlanner:
     def total_cost(
         self, row_lengths: tuple[int, ...], count_interval_packs: Callable[[int, int], int] | None = None
     ) -> float:
-        """Return the total cost of all rows if rows have the given lengths.
+        """Return the total cost of packing all sequences into rows of the given lengths.
 
         `count_interval_packs` returns the number of packs of an interval. With `min_packs`, the result is a lower bound of
         the cost.

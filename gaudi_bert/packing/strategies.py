@@ -44,9 +44,7 @@ def add_packs(strategy_counts: StrategyCounts, strategy: Strategy, count: int) -
 
 
 def sort_strategies(strategy_counts: Mapping[Strategy, int]) -> StrategyCounts:
-    """Return the strategy counts sorted by strategy, so that the output does not depend on the order in which strategies
-    were found.
-    """
+    """Sort strategy counts by strategy, so that the output does not depend on the order of discovery."""
     return {strategy: int(strategy_counts[strategy]) for strategy in sorted(strategy_counts)}
 
 
@@ -131,8 +129,8 @@ def drop_surplus_slots(
 
 
 def _drop_surplus_packs(strategy_counts: StrategyCounts, surplus_of_length: dict[int, int]) -> StrategyCounts:
-    """Drop packs in which every slot is surplus, packs with the most slots first, and subtract their slots from
-    `surplus_of_length`.
+    """Drop packs that consist only of surplus slots, starting with the packs that have the most slots. Subtract the dropped
+    slots from `surplus_of_length`.
     """
     result = dict(strategy_counts)
     for strategy in sorted(strategy_counts, key=lambda strategy: (-len(strategy), strategy)):
@@ -171,8 +169,7 @@ def _drop_slots_of_length(
 
 # --- from slots to sequences: a slot of a plan may be filled by a shorter sequence, or stay empty
 
-# A list of two numbers: the length of the sequences that fill some slots (0 if the slots stay empty), and the number of
-# slots.
+# A pair [length, number of slots]. Sequences of this length fill the slots, which stay empty if the length is 0.
 _Share = list[int]
 
 
@@ -202,8 +199,8 @@ def fill_planned_slots(strategy_counts: Mapping[Strategy, int], length_counts: I
 
 
 def _distribute_sequences_over_slots(slots: IntArray, length_counts: IntArray) -> dict[int, list[_Share]]:
-    """Decide for each slot length which sequences fill the slots, and return lists of [sequence length, number of slots] by
-    slot length. The last entry of a list is used first.
+    """Decide which sequences fill the slots of each length. Return lists of [sequence length, number of slots] by slot
+    length, in reverse order of use.
     """
     shares: dict[int, list[_Share]] = {}
     free: list[_Share] = []  # [slot length, number of slots], the shortest last
@@ -255,7 +252,7 @@ class FlatPacks(NamedTuple):
 
 
 def flatten_packs(strategy_counts: Mapping[Strategy, int]) -> FlatPacks:
-    """List all packs one after another, and return them as two arrays."""
+    """List all packs one after another, and return the lengths of their sequences and the start of each pack as two arrays."""
     sizes = np.fromiter(map(len, strategy_counts), dtype=np.int64, count=len(strategy_counts))
     flat = np.fromiter(chain.from_iterable(strategy_counts), dtype=np.int64, count=int(sizes.sum()))
     packs = np.repeat(
@@ -267,7 +264,7 @@ def flatten_packs(strategy_counts: Mapping[Strategy, int]) -> FlatPacks:
 
 
 def count_strategies(lengths: Int32Array | IntArray, starts: IntArray) -> StrategyCounts:
-    """Count how many packs use each strategy, for packs in the form that `flatten_packs` returns.
+    """Count how many packs use each strategy. The packs are given as two arrays, as `flatten_packs` returns them.
 
     Lengths of 0 are ignored, and packs that contain nothing else are dropped.
     """
@@ -290,7 +287,7 @@ def count_strategies(lengths: Int32Array | IntArray, starts: IntArray) -> Strate
 
 @dataclass(frozen=True)
 class Packing(PackingMetrics):
-    """The packs for a histogram, and the proven lower bound on their number. The constructor checks that the packs are
+    """The packs for a histogram, and a proven lower bound on the number of packs. The constructor checks that the packs are
     valid.
 
     Raises:
@@ -319,16 +316,18 @@ class Packing(PackingMetrics):
         return max(map(len, self.strategy_counts), default=0)
 
 
-# How `nnls` packs the sequences that remain after its last round: by best fit, or each with a padding slot as published.
+# How `nnls` packs the sequences that remain after its last round. "best-fit" adds them by best fit, and "complement" pairs
+# each of them with a padding slot, as published.
 Leftovers = Literal["best-fit", "complement"]
 
-# How long `optimal` searches for fewer packs: as long as the possible gain justifies, or until nothing helps.
+# How long `optimal` searches for fewer packs. "bounded" stops if the possible gain does not justify more work, and
+# "unlimited" continues until nothing helps.
 Effort = Literal["bounded", "unlimited"]
 
 
 @dataclass(frozen=True)
 class AlgorithmResult:
-    """The strategy counts that a packing algorithm found, and the certificate if the algorithm proved a bound."""
+    """The strategy counts that a packing algorithm found, and a certificate if the algorithm proved a bound."""
 
     strategy_counts: StrategyCounts
     algorithm_used: str
@@ -342,17 +341,17 @@ class AlgorithmResult:
 # bound so far. An operation takes about 1 ns on one core. The published histograms stay far below every budget, so no budget
 # changes their plans.
 
-# All rounds of an NNLS algorithm may take this many operations.
+# The maximum number of operations for all rounds of an NNLS algorithm.
 NNLS_WORK = 25e9
 
-# Proving a lower bound after packing may take this many operations.
+# The maximum number of operations for proving a lower bound after packing.
 BOUND_WORK = 6e9
 
-# All rows of an estimate together may take the operations in the first entry whose pack length is large enough. Each entry
-# is (pack length, operations). Up to 1,024 tokens there is no shared limit, so that each row equals a plan.
+# Limits on the operations of all rows of an estimate together, as (pack length, operations). The first entry that is long
+# enough applies. There is no limit up to 1,024 tokens, so that each row equals a plan.
 ESTIMATE_WORK = ((1024, float("inf")), (4096, 180e9), (2**63, 40e9))
 
-# A heuristic written in Python takes about this many operations for each strategy, and for each sequence in the strategies.
+# A heuristic written in Python takes about 4,000 operations per strategy, and 100 for each sequence in the strategies.
 OPERATIONS_PER_STRATEGY, OPERATIONS_PER_LISTED = 4000, 100
 
 
@@ -386,7 +385,7 @@ class WorkBudget:
         return self.remaining <= 0
 
     def spend(self, operations: float) -> None:
-        """Subtract operations from this budget, and from the budget of which it is a part."""
+        """Subtract operations from this budget, and from the budget that it is a part of."""
         self.spent += operations
         if self._whole is not None:
             self._whole.spend(operations)
@@ -405,8 +404,8 @@ class WorkBudget:
 
 
 def create_estimate_budget(max_sequence_length: int) -> WorkBudget | None:
-    """Return the budget that all rows of an estimate share. Return None for short packs, because each of their rows has its
-    own budget.
+    """Return the operation budget that all rows of an estimate share. Return None for short packs, because every row then
+    has its own budget.
     """
     operations = next(operations for longest, operations in ESTIMATE_WORK if max_sequence_length <= longest)
     return None if operations == float("inf") else WorkBudget(operations)

@@ -31,21 +31,22 @@ from gaudi_bert.packing.strategies import Strategy, StrategyCounts, WorkBudget, 
 # branch and bound on dual prices, as used by Belov and Scheithauer 2006. Equal sequences are one type, so that no two
 # branches are equal.)
 
-# Sums of prices may differ from their exact values by this much.
+# The largest rounding error that is expected in sums of prices.
 ROUNDING = 1e-9
 
-# Remaining sequences are not searched if their table takes more operations than this, because such a search would hardly
-# succeed.
+# If the table for the remaining sequences would take more operations than this, do not search, because the search would
+# hardly succeed.
 MOST_TABLE_OPERATIONS = 1e9
 
-# A node of the search takes this many operations.
+# The number of operations that a node of the search takes.
 OPERATIONS_PER_NODE = 100
 
-# The table of largest total prices distinguishes up to this many sequences. Its last row then allows any number.
+# The table of largest total prices has a row for each number of sequences up to this one. If packs can hold more, the last
+# row allows any number.
 MAX_LEVELS = 12
 
-# Each attempt of the search is (longest second sequence relative to the room, how much of the slack early packs may use).
-# Only the first attempt is exhaustive.
+# The settings of each attempt are the longest second sequence relative to the room, and how much of the slack early packs
+# may use. Only the first attempt is exhaustive.
 ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4.0), (0.3, 4.0))
 
 
@@ -68,7 +69,7 @@ class _SearchPath(NamedTuple):
     counts: IntArray  # int64 [T], sequences of each type that are not placed yet
     stack: IntArray  # int64 [sequences], the types in the order in which they were placed
     opening: IntArray  # int64 [packs + 2], the height of the stack at which each pack starts
-    # float64 [packs + 2], how much the worth of this and all later packs may fall short of 1 per pack in total
+    # float64 [packs + 2], the total amount by which the worths of this and all later packs may fall short of 1 per pack
     slack: FloatArray
     free: IntArray  # int64 [packs + 2], how many slots within the depth this pack and all later packs may leave unused
 
@@ -158,7 +159,8 @@ def _search_exhaustively(
 def _fill_best_worth_table(
     lengths: IntArray, prices: FloatArray, best_worths: FloatArray, is_last_row_unlimited: bool
 ) -> None:
-    """Fill rows 1 and above of a table of largest total prices: entry [k, t] is for at most k sequences in t tokens.
+    """Fill all rows but the first of a table. Entry [k, t] becomes the largest total price of at most k sequences in t
+    tokens.
 
     If `is_last_row_unlimited` is set, the last row allows any number of sequences.
     """
@@ -232,8 +234,8 @@ def _search_depth_first(
 def _find_next_fitting_type(
     problem: _SearchProblem, counts: IntArray, type_index: int, used_slots: int, room: int, missing_worth: float
 ) -> tuple[int, bool]:
-    """Find the next type of sequence that fits into the pack and can still complete it. Return its index, and whether there
-    is one.
+    """Find the next sequence type that fits into the pack and leaves a chance to complete it. Return its index, and whether
+    there is such a type.
 
     The pack contains `used_slots` sequences. With the type, it must be able to gain at least `missing_worth` more worth.
     Only the longest remaining sequence may open a pack.
@@ -255,22 +257,23 @@ def _find_next_fitting_type(
 
 # --- from fractions of packs to integers
 
-# A number of packs that is less than this below an integer counts as that integer.
+# Numbers of packs are rounded up to an integer if they are less than this below it.
 WHOLE = 1e-6
 
-# Fractions are not rounded up while the integer parts contain more packs than this.
+# Fractions are rounded up only if the integer parts contain at most this many packs.
 MANY_PACKS = 1000
 
-# If a step loses the target, the next one rounds up this many times fewer fractions.
+# If a step makes the target unreachable, the next step rounds up fewer fractions, by this factor.
 FEWER = 3
 
-# If more single fractions than this lose the target in one state, the step before this state is undone too.
+# If more than this many single fractions make the target unreachable in one state, the previous step is undone as well.
 MOST_BARRED = 2
 
-# In a dive with a seed, each fraction is reduced at random by up to this part of it.
+# In a dive with a seed, each fraction is randomly reduced by up to this part of its value.
 NOISE = 0.5
 
-# Remaining sequences are searched only if there are at most MOST_SEARCHED. A search examines at most SEARCH_NODES nodes.
+# The remaining sequences are searched only if there are at most MOST_SEARCHED of them. Each attempt of the search examines
+# at most SEARCH_NODES nodes.
 MOST_SEARCHED, SEARCH_NODES = 2000, 50_000
 
 
@@ -315,7 +318,7 @@ class _FixedPacks:
         return np.diff(unplaced, prepend=0)[::-1]
 
     def combine_strategy_counts(self, rest: StrategyCounts | None = None) -> StrategyCounts:
-        """Return the strategy counts of the fixed packs and of the packs in `rest` together."""
+        """Return the strategy counts of the fixed packs together with those in `rest`."""
         result = dict(rest or {})
         for strategy, count in self.fixed:
             add_packs(result, strategy, count)
@@ -323,8 +326,8 @@ class _FixedPacks:
 
 
 class _DiveState:
-    """A state to which a dive can return, with the solution of the linear program in this state and the steps from it that
-    have failed.
+    """A state to which a dive can return. It contains the solution of the linear program and the steps that have failed from
+    there.
     """
 
     def __init__(self, fixed_packs: _FixedPacks, usage: FloatArray, share: float) -> None:
@@ -357,7 +360,9 @@ class _DiveState:
         return steps.astype(np.int64)
 
     def record_lost_target(self) -> None:
-        """Record that the last step made the target impossible. The next step then rounds up fewer fractions, or others."""
+        """Record that the last step made the target unreachable. The next step will round up fewer fractions, or different
+        ones.
+        """
         self._share /= FEWER
         if len(self._raised) <= 1:
             self._barred += self._raised.tolist()
@@ -423,8 +428,8 @@ def dive_to_whole_packs(linear_program: LinearProgram, target_packs: int, settin
 
 
 def _search_packs_for_rest(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> _SearchResult:
-    """Search exhaustively for packs for the sequences that are not in fixed packs. All packs together must not exceed the
-    target.
+    """Search exhaustively for a packing of the sequences that are not yet in fixed packs. Together with the fixed packs, it
+    must meet the target.
     """
     waiting = fixed_packs.unplaced_sequences
     if waiting.sum() > MOST_SEARCHED:
@@ -442,8 +447,8 @@ def _search_packs_for_rest(linear_program: LinearProgram, fixed_packs: _FixedPac
 
 
 def _solve_rest_within_target(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> bool:
-    """Solve the linear program for the sequences that are not in fixed packs. Return whether the number of packs can still
-    meet the target.
+    """Solve the linear program for the sequences that are not yet in fixed packs. Return whether the total number of packs
+    can still meet the target.
 
     Return False if they provably need more packs than the target allows.
     """
