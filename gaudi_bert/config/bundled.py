@@ -22,7 +22,7 @@ PIPELINES_FOLDER = _FOLDER / "pipelines"
 
 
 def find_pipeline_file(path: Path) -> Path:
-    """Return the file of a bundled pipeline if `path` is its name, such as `demo`. Otherwise, or if a file with this name
+    """Return the file of the bundled pipeline with the name `path`, such as `demo`. If there is none, or if a file `path`
     exists, return `path`.
     """
     bundled = PIPELINES_FOLDER / f"{path}.yaml"
@@ -30,7 +30,7 @@ def find_pipeline_file(path: Path) -> Path:
 
 
 def create_pipeline_text(name: str) -> str:
-    """Return the content of a new pipeline file, with the keys that most users change.
+    """Return the content of a new pipeline file that contains the keys most users change.
 
     Args:
         name: The name of the pipeline. For the name `retrieval`, the keys are those of an embedding model.
@@ -52,7 +52,7 @@ MODELS = {
 
 
 def get_model_size_overrides(model: str) -> list[str]:
-    """Return `--set` overrides for the model sizes that the value of `train --model` specifies.
+    """Convert the value of `train --model` to `--set` overrides for the model sizes.
 
     Args:
         model: A name in `MODELS`, or the path of a config.json, of which all keys that are settings are returned.
@@ -90,7 +90,7 @@ def get_model_size_overrides(model: str) -> list[str]:
 
 
 def is_bert(model: str) -> bool:
-    """Return whether a value of `--model` is the name of a BERT model, or a config.json file of a BERT model."""
+    """Return whether a value of `--model` is the name of a BERT model, or the path of a BERT model's config.json."""
     if not model.endswith(".json"):
         return model in (*MODELS, "bert")
     content = read_json(Path(model))
@@ -98,6 +98,6 @@ def is_bert(model: str) -> bool:
 
 
 def find_preset_name(settings: ModelSettings) -> str | None:
-    """Return the name in `MODELS` whose model sizes equal those in the settings, or None."""
+    """Return the name of the preset in `MODELS` with the same model sizes as the settings, or None."""
     sizes = {key: getattr(settings, key) for key in _SIZES}
     return next((name for name, known in MODELS.items() if known == sizes), None)

@@ -27,7 +27,7 @@ class TypedValue(NamedTuple):
 _ONE_OF_THEM = "pass only one of them"
 _PODS_IN_SETTINGS = "set resources.data_workers and resources.data_processes instead"
 
-# These pairs of options or settings exclude each other. The value says what to do instead.
+# These options or settings cannot be combined. The value of each pair tells the user what to do instead.
 EXCLUSIVE: dict[tuple[str, str], str] = {
     ("--vocab", "--train-vocab"): _ONE_OF_THEM,
     ("--resume", "--overwrite"): _ONE_OF_THEM,
@@ -46,7 +46,7 @@ EXCLUSIVE: dict[tuple[str, str], str] = {
     ("kubernetes.store", "kubernetes.work_claim"): "set only one of them",
 }
 
-# In these pairs, the first option or setting requires the second. The value says what to do.
+# In each pair, the first option or setting requires the second. The value tells the user what to do.
 REQUIRED: dict[tuple[str, str], str] = {
     ("kubernetes.store_secret", "kubernetes.store"): "set it, for example to s3://bucket/prefix",
     ("finetune.data", "task.name"): "set task.name, for example to classification",
@@ -55,7 +55,7 @@ REQUIRED: dict[tuple[str, str], str] = {
 
 
 def combination_error(values: Mapping[str, object]) -> str | None:
-    """Return a message about two options or settings that cannot be combined, or None if there are none.
+    """Return an error message if the given options and settings cannot be combined, and otherwise None.
 
     Args:
         values: The value of each option or key. None and False mean that it was not passed.
@@ -71,7 +71,7 @@ def combination_error(values: Mapping[str, object]) -> str | None:
 
 
 def check_combination(values: Mapping[str, object]) -> None:
-    """Raise InputError if two of the options cannot be combined.
+    """Raise InputError if the given options cannot be combined.
 
     Args:
         values: The value of each option. None and False mean that it was not passed.

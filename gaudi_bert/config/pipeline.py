@@ -82,7 +82,7 @@ class PipelineSettings(Settings):
 
     @property
     def training_image_engine(self) -> EngineName:
-        """The engine that the training image contains. The default is PyTorch for Gaudi cards, and otherwise TensorFlow."""
+        """The engine in the training image. With `auto`, this is PyTorch for Gaudi cards, and otherwise TensorFlow."""
         if self.training.engine != "auto":
             return self.training.engine
         return "pytorch" if self.resources.cards else "tensorflow"
@@ -111,7 +111,7 @@ class PipelineSettings(Settings):
 
     @property
     def has_network_policy(self) -> bool:
-        """Whether a NetworkPolicy lets only training pods connect to the training pods.
+        """Whether the training pods get a NetworkPolicy that lets only other training pods connect to them.
 
         A policy has no effect on pods that use the network of the node (`kubernetes.efa`), so these have none.
         """
@@ -195,7 +195,7 @@ def parse_override(override: str) -> tuple[str, TypedValue]:
 def section_from_mapping(
     section_class: type[Section], values: Mapping[str, Any], source: str, typed_by_key: Mapping[str, str] | None = None
 ) -> Section:
-    """Validate values, and return them as a section of settings. Missing keys get their defaults.
+    """Validate values, and return them as a section of settings. Keys that are missing get their defaults.
 
     Args:
         section_class: The class of the section.
@@ -264,7 +264,7 @@ def _section_from_typed_values(
 
 
 def build_pipeline_json_schema() -> dict[str, Any]:
-    """Return the JSON schema of pipeline files, with which editors complete and check keys."""
+    """Return the JSON schema of pipeline files, which editors use to complete and check keys."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **PipelineSettings.model_json_schema()}
 
 
@@ -309,7 +309,7 @@ _INTRODUCTION = (
 
 
 def _describe_keys(defaults: Settings, prefix: str, markdown: bool) -> Iterator[tuple[str, str]]:
-    """Yield (full name, line of the reference page) for each key in a section of settings.
+    """Yield the full name and the line of the reference page for each key in a section of settings.
 
     Args:
         defaults: The section with its defaults. Its inner sections are included, but not those of the pipeline itself,
@@ -357,7 +357,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Parse YAML text, and return its content as JSON-like values or dates.
+    """Parse YAML text, and return the resulting Python value. Keys that appear twice are rejected.
 
     Args:
         text: The text.
@@ -378,6 +378,6 @@ def parse_yaml(text: str, source: str) -> Any:
         reason = shorten(str(error.problem or error.context), 200)
         raise InputError(f"{source}: {where}not valid YAML: {reason}; correct it") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # PyYAML raises ValueError for numbers and dates that are impossible.
+        # PyYAML raises ValueError for impossible numbers and dates.
         reason = "nested too deeply" if isinstance(error, RecursionError) else shorten(str(error), 240)
         raise InputError(f"{source}: not a YAML file: {reason}; correct it") from error

@@ -96,7 +96,7 @@ class PackingSettings(Settings):
 
 
 class TableSettings(PackingSettings):
-    """How the rows of a table are packed. These settings come from the command line only, not from a pipeline file.
+    """How the rows of a table are packed. These settings come only from the command line, not from a pipeline file.
 
     If there are several `row_lengths`, one packed table is written for each of them, and each sequence goes into the table
     with the shortest packs that can hold it. The settings of such a table contain all row lengths, and the length of its own
@@ -127,14 +127,14 @@ class TableSettings(PackingSettings):
 
     @property
     def explicit_row_lengths(self) -> tuple[int, ...]:
-        """The row lengths that the user has listed, in ascending order. Empty if there are none, or if the user chose
+        """The row lengths that the user listed, in ascending order, or an empty tuple if the user listed none or chose
         `auto`.
         """
         return self.row_lengths if isinstance(self.row_lengths, tuple) else ()
 
     @property
     def accepted_sequence_lengths(self) -> range:
-        """The range of sequence lengths for this packed table. Shorter sequences fit into the table with the next shorter
+        """The range of sequence lengths that go into this packed table. Shorter sequences go into a table with shorter
         packs.
         """
         shorter = [length for length in self.explicit_row_lengths if length < self.max_sequence_length]
@@ -142,7 +142,7 @@ class TableSettings(PackingSettings):
 
     @property
     def longest_row_length(self) -> int:
-        """The largest number of tokens in a row that can be packed, which is the length of the longest packs."""
+        """The length of the longest packs, which is also the maximum number of tokens in a row of the table."""
         return self.explicit_row_lengths[-1] if self.explicit_row_lengths else self.max_sequence_length
 
 
@@ -376,13 +376,14 @@ TaskName = Literal[
     "causal-language-modelling",
 ]
 TASK_NAMES: tuple[str, ...] = get_args(TaskName)
-# For these tasks, the model before training is evaluated as a baseline.
+# For these tasks, the model is also evaluated before training, as a baseline.
 SEARCH_TASKS = ("embedding", "reranking")
 
 TooLong = Literal["error", "truncate", "window"]
 RetrievalLoss = Literal["cosent", "cosine", "listwise"]
 RowFormat = Literal["jsonl", "csv", "tsv", "parquet", "conll", "squad", "txt"]
-# What to do if a row cannot be read: stop before anything is computed, or count the row and skip it.
+# What to do with a row that cannot be read. `stop` ends the run before anything is computed, and `skip` counts the row and
+# continues.
 OnBadRow = Literal["stop", "skip"]
 
 
@@ -485,9 +486,7 @@ class TaskSettings(Settings):
 
     @property
     def keys_set_by_user(self) -> frozenset[str]:
-        """The keys that the user has set. These keys must apply to the data, whereas keys with default values may be
-        ignored.
-        """
+        """The keys that the user has set. Unlike keys with default values, they must apply to the data."""
         return frozenset(self.model_fields_set) if self._keys_set_by_user is None else self._keys_set_by_user
 
     def copy_with_user_settings(self, values: Mapping[str, Any]) -> TaskSettings:
@@ -502,7 +501,7 @@ class TaskSettings(Settings):
 
 
 class TokenizeSettings(Settings):
-    """How texts become rows of token ids. These settings come from the command line only, not from a pipeline file."""
+    """How texts become rows of token ids. These settings come only from the command line, not from a pipeline file."""
 
     max_sequence_length: int = Field(
         ge=1, le=2**20, description="largest number of tokens in a row, including special tokens"
@@ -523,15 +522,15 @@ class TokenizeSettings(Settings):
 
     @property
     def row_reading_settings(self) -> TaskSettings:
-        """The settings for reading rows of text. A second text is read only if the user has named its column."""
+        """The settings for reading rows of text. A second text is read only if the user named its column."""
         columns = {"text_column": "text", "text_pair_column": "text_pair"}
         named = {key: getattr(self, name) for name, key in columns.items() if name in self.model_fields_set}
         named |= self.files.model_dump(exclude_unset=True)
         return TaskSettings(text_pair=named.get("text", "text")).copy_with_user_settings(named)
 
     def to_json_fields(self) -> dict[str, Any]:
-        """Return the settings by name as JSON values, as they are stored with the output. Settings without a value are
-        omitted.
+        """Return the settings by name as JSON values, as they are stored with the output. Settings without a value are left
+        out.
         """
         own = self.model_dump(mode="json", exclude={"files"}, exclude_none=True)
         return own | self.files.model_dump(mode="json", exclude_unset=True, exclude_none=True)

@@ -43,7 +43,7 @@ _BYTE_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**1
 
 
 def _parse_bytes(value: object) -> object:
-    """Convert a size such as "1GiB" or "128MB" to a number of bytes. Return a value that is not text unchanged."""
+    """Convert a size such as "1GiB" or "128MB" to a number of bytes. Return any value that is not text unchanged."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
@@ -53,7 +53,7 @@ def _parse_bytes(value: object) -> object:
 
 
 def _parse_kubernetes_quantity(value: object) -> object:
-    """Validate a Kubernetes quantity such as "500m" or "409Gi", and return it as text. Numbers are accepted too."""
+    """Validate a Kubernetes quantity such as "500m" or "409Gi", and return it as text. Numbers are also accepted."""
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?", text):
         raise ValueError("must be a quantity in the notation of Kubernetes, for example 500m, 2 or 16Gi")
@@ -97,7 +97,7 @@ def _parse_delimiter(value: object) -> object:
 
 
 def _normalize_encoding_name(name: str) -> str:
-    """Return the name that Python uses for a text encoding. Return `utf-8` for `utf-8-sig`.
+    """Return Python's standard name for a text encoding, or `utf-8` for `utf-8-sig`.
 
     Raises:
         ValueError: Python does not know the encoding, or it is not an encoding of text.
@@ -160,7 +160,7 @@ CHANGEABLE_ON_RESUME = "free"
 
 
 def find_keys_changeable_on_resume(section: type[BaseModel]) -> set[str]:
-    """Return the keys of a settings section whose values may change when a run is resumed."""
+    """Return the keys of a settings section that may change when a run is resumed."""
     return {name for name, field in section.model_fields.items() if CHANGEABLE_ON_RESUME in field.metadata}
 
 
@@ -176,7 +176,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _reject_bool_for_number(cls, value: object, info: ValidationInfo) -> object:
-        """Reject true and false where a number is expected. pydantic would otherwise accept them as 1 and 0."""
+        """Reject true and false where a number is expected, because pydantic would accept them as 1 and 0."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
             raise PydanticCustomError("truth_value", "cannot be true or false")
@@ -206,7 +206,7 @@ def describe_allowed_values(field: FieldInfo) -> str:
         for name in _COMPARISON_SIGNS
         if getattr(limit, name, None) is not None
     ]
-    # If both the key and its type have a lower limit, only the higher limit matters.
+    # If both the key and its type have a lower limit, only the higher limit counts.
     lowest = max((value for name, value in stated if name in _LOWER), default=None)
     limits = [f"{_COMPARISON_SIGNS[name]} {value:,}" for name, value in stated if name not in _LOWER or value == lowest]
     return f"{kind}, {' and '.join(limits)}" if limits else kind
@@ -226,7 +226,7 @@ def _describe_type(annotation: Any) -> str:
 
 
 def extract_types(annotation: Any) -> set[Any]:
-    """Return the set of types that a type annotation allows, without the metadata of `Annotated`.
+    """Return the types that a type annotation allows, as a set. The metadata of `Annotated` is ignored.
 
     For example, return {str, NoneType} for `Annotated[str, ...] | None`.
     """
@@ -238,7 +238,7 @@ def extract_types(annotation: Any) -> set[Any]:
 
 
 def find_field(settings_class: type[Settings], keys: Sequence[str]) -> FieldInfo | None:
-    """Return the pydantic field of a settings key in nested sections, or None if there is no such key.
+    """Find the pydantic field of a settings key in nested sections. Return None if there is no such key.
 
     Args:
         settings_class: The outermost section.
@@ -252,7 +252,7 @@ def find_field(settings_class: type[Settings], keys: Sequence[str]) -> FieldInfo
 
 
 def _find_section_class(annotation: Any) -> type[Settings] | None:
-    """Return the settings class in a type annotation, or None if the annotation is of a single value."""
+    """Find the settings class in a type annotation. Return None if the annotation is for a single value."""
     return next((kind for kind in extract_types(annotation) if isinstance(kind, type) and issubclass(kind, Settings)), None)
 
 
@@ -289,7 +289,7 @@ _LIMITS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", 
 
 
 def format_problem(problem: ErrorDetails) -> str:
-    """Convert a problem that pydantic has found to a message for users, such as "must be an integer"."""
+    """Convert a pydantic error to a message for users, such as "must be an integer"."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "value_error":  # one of our validators raised it, so the message is already written for users
         return problem["msg"].removeprefix("Value error, ")
@@ -311,7 +311,7 @@ def format_problem(problem: ErrorDetails) -> str:
 def format_first_problem(
     error: ValidationError, settings_class: type[Settings], values: Any, source: str, typed_by_key: Mapping[str, str]
 ) -> str:
-    """Return a one-line message about the first problem that pydantic has found in a section of settings.
+    """Return a one-line message about the first error that pydantic found in a section of settings.
 
     Args:
         error: The problems that pydantic found.
@@ -345,7 +345,7 @@ def format_first_problem(
 
 
 def _find_problem_key(problem: ErrorDetails, values: Any) -> str:
-    """Return the full name of the settings key that caused a problem, such as "packing.depth".
+    """Return the full name of the settings key that caused a pydantic error, such as "packing.depth".
 
     pydantic also appends the name of a type if it tried several types. Such names are left out, because `values` does not
     contain them.
@@ -362,11 +362,11 @@ def _find_problem_key(problem: ErrorDetails, values: Any) -> str:
 
 
 def _contains_key(section: str, key: str) -> bool:
-    """Return whether a key, such as "packing.depth", equals `section` or belongs to it."""
+    """Return whether `key`, such as "packing.depth", equals `section` or belongs to it."""
     return key == section or key.startswith(f"{section}.")
 
 
-# For each key, the names that other programs use for it. If a user types such a name, the key is suggested.
+# The names that other programs use for each key. If a user types such a name, the key is suggested.
 _NAMES_IN_OTHER_PROGRAMS = {
     "updates": "steps max_steps num_steps train_steps num_train_steps total_steps",
     "epochs": "num_epochs num_train_epochs max_epochs",

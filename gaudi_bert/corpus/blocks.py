@@ -162,7 +162,8 @@ def form_blocks(document_characters: IntArray, is_in_split: BoolArray) -> list[B
 
 
 def form_sections(split: Split, blocks: Sequence[Block], file_count: int) -> list[Section]:
-    """Divide the blocks of a split into sections. Each section has at most `_MAX_FILES_PER_SECTION` output files.
+    """Divide the blocks of a split into sections of one or more blocks. A section has at most `_MAX_FILES_PER_SECTION`
+    output files, unless there are too few blocks.
 
     Each section gets about the same fraction of the characters as of the files, so that the files have similar sizes.
 
@@ -292,7 +293,7 @@ def _distribute_examples(
     section: Section,
     flush_number: int,
 ) -> None:
-    """Write the buffered examples to the output files in random order, to each file in turn.
+    """Shuffle the buffered examples, and write them to the output files in turn.
 
     Args:
         buffer: The examples of several blocks.
@@ -321,7 +322,7 @@ def _distribute_examples(
 
 
 def _set_up_worker_process() -> None:
-    """Set up a worker process: use one tokenizer thread, ignore Ctrl-C, and exit together with the parent process.
+    """Set up a worker process to use one tokenizer thread, ignore Ctrl-C, and exit when the parent process ends.
 
     The parent process handles Ctrl-C for all processes.
     """
@@ -331,7 +332,7 @@ def _set_up_worker_process() -> None:
 
 
 def _exit_with_parent() -> None:
-    """Wait until the parent process has ended for any reason, and then end this process."""
+    """Wait until the parent process ends for any reason, and then end this process."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

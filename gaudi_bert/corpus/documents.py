@@ -97,7 +97,7 @@ def find_sources(texts: Sequence[str], folder: Path) -> list[Source]:
 
 
 def _list_text_files(path_or_glob: str, folder: Path) -> list[tuple[str, Path]]:
-    """List the files at a path or glob, each as (relative name, path), sorted by name. Hidden files are left out.
+    """List the files at a path or glob as (relative name, path), sorted by name. Hidden files are left out.
 
     Raises:
         InputError: The path does not exist, or there are no files.
@@ -138,13 +138,13 @@ def compute_source_identity(source: Source) -> dict[str, Any]:
 # --- documents
 
 
-# A text is reported to lack punctuation at the ends of its sentences if they have more lines than this on average.
+# A text with more lines per sentence than this, on average, is reported as lacking punctuation at the ends of its sentences.
 _MAX_LINES_PER_SENTENCE = 50
 
 
 @dataclass(frozen=True)
 class TextFormat:
-    """The format of a text source. `str()` describes it for users and for examples.json.
+    """The format of a text source. `str()` returns a description for users and for examples.json.
 
     Attributes:
         name: The name of the format.
@@ -168,7 +168,7 @@ class TextFormat:
         return description + warning if self.lacks_sentence_ends else description
 
 
-# A line of a file: its number, and its text without surrounding white space.
+# A line of a file, as (line number, text without surrounding white space).
 _Line = tuple[int, str]
 
 
@@ -256,8 +256,8 @@ def _cut_long_document(lines: Iterable[str]) -> Iterator[list[str]]:
     yield piece
 
 
-# A non-blank line of a document: the number of the document in its file, and the text. Lines are not collected in lists,
-# because a document may be larger than the memory.
+# A non-blank line, as (number of the document in its file, text). Lines are yielded one at a time, because a document may
+# not fit in memory.
 _DocumentLine = tuple[int, str]
 
 
@@ -305,7 +305,7 @@ def _parse_wikiextractor(path: Path, lines: Iterator[_Line]) -> Iterator[_Docume
 
 
 def _parse_json_lines(path: Path, lines: Iterator[_Line]) -> Iterator[_DocumentLine]:
-    """Yield the lines of the field `text` of each JSON object. Each object is one document.
+    """Yield the lines of the `text` field of each JSON object. Each object is one document.
 
     Raises:
         InputError: A line is not JSON, or has no field `text` that contains a string.

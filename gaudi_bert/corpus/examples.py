@@ -70,7 +70,9 @@ class BlockJob:
 
 
 def make_examples(job: BlockJob) -> BlockExamples:
-    """Make the pretraining examples of one block of documents. Each document is used `duplicates` times."""
+    """Make the pretraining examples of one block of documents. Each document is used as often as the setting `duplicates`
+    specifies.
+    """
     settings = job.settings
     block = tokenize_documents(job.documents, job.vocabulary, settings.lower_case)
     unknown = int(np.count_nonzero(block.tokens == job.vocabulary.token_id("[UNK]")))
@@ -90,7 +92,7 @@ def make_examples(job: BlockJob) -> BlockExamples:
 
 
 def _make_examples_of_duplicate(block: TokenBlock, job: BlockJob, duplicate: int) -> BlockExamples:
-    """Make the examples for one use of a block. Each use has other segment pairs and other masked tokens."""
+    """Make one set of examples from a block. Each duplicate has different segment pairs and different masked tokens."""
     settings, indices = job.settings, (job.block_number, duplicate)
     random = _RandomStream(settings.seed, f"pairs of {job.split}", *indices)
     pairs = _choose_segment_pairs(block, settings.max_sequence_length, settings.short_sequence_probability, random)
@@ -118,7 +120,7 @@ def _make_examples_of_duplicate(block: TokenBlock, job: BlockJob, duplicate: int
 def _build_and_mask_pairs(
     block: TokenBlock, pairs: _SegmentPairs, lengths: IntArray, job: BlockJob, generator: np.random.Philox
 ) -> _MaskedSequences:
-    """Build the sequence [CLS] A [SEP] B [SEP] of each of N segment pairs, and mask tokens in the sequences.
+    """Build the sequence [CLS] A [SEP] B [SEP] for each of N segment pairs, and mask some of its tokens.
 
     Args:
         block: The tokens of the block.
@@ -144,7 +146,7 @@ def _build_and_mask_pairs(
     if settings.whole_word_masking:
         word_starts_NL = ~vocabulary.mark_continuations()[input_ids_NL]
         word_starts_NL[rows, 1] = word_starts_NL[rows, first_lengths + 2] = True
-    # Round half to even, because `round` in BERT's script does so too.
+    # Round half to even, like `round` in BERT's script.
     expected = np.rint(lengths * settings.masked_lm_probability).astype(np.int64)
     return _mask_sequences(
         input_ids_NL,
@@ -197,7 +199,7 @@ _WORDS_AT_ONCE = 1024
 
 
 class _RandomStream:
-    """A stream of random numbers that depend only on a seed, a purpose and indices.
+    """A reproducible stream of random numbers, which depends only on a seed, a purpose and some indices.
 
     The numbers are computed from the raw 64-bit outputs of Philox (see `gaudi_bert.common.arrays`), so they do not depend on
     the versions of Python and numpy. From an output w, an integer below n is floor(w n / 2^64), with a bias of less than n /
@@ -238,8 +240,8 @@ class _RandomStream:
 
 
 class _SegmentPairs(NamedTuple):
-    """N pairs of text segments A and B, given by the indices of their first and last tokens in the block. All arrays are
-    int64 [N].
+    """N pairs of text segments A and B. Each segment is given by its start and its exclusive end in the tokens of the block.
+    All arrays are int64 [N].
 
     Attributes:
         first_starts: The first token of A.
@@ -298,7 +300,8 @@ def _append_pairs_of_document(
         while stop < end and sentence_starts[stop] - sentence_starts[first] < target_tokens:
             stop += 1
         cut = first + random.draw_between(1, stop - first - 1) if stop - first >= 2 else stop
-        # A random segment B requires a sentence outside segment A (`first` to `cut` - 1) that does not directly follow it.
+        # Segment B can be random only if the block has a sentence that is neither in segment A (`first` to `cut` - 1) nor
+        # directly after it.
         has_random_next = (
             len(document_starts) > 2
             or first > document_starts[document_index]
@@ -366,7 +369,7 @@ def _choose_random_segment(
 
 
 class _MaskedSequences(NamedTuple):
-    """N sequences with masked tokens, and the original ids of these tokens.
+    """N sequences with masked tokens, and the original ids of the masked tokens.
 
     Attributes:
         input_ids: int32 [N, L], the token ids after masking.
@@ -430,7 +433,8 @@ def _mask_sequences(
 
 
 def _choose_whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, counts: IntArray) -> BoolArray:
-    """Choose random words to mask in N sequences. Words are tried in the order of the random keys of their first tokens.
+    """Choose random whole words to mask in N sequences. Words are tried in random order, given by the keys of their first
+    tokens.
 
     A word is skipped if choosing it would exceed the count.
 

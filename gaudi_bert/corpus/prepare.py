@@ -55,7 +55,7 @@ from gaudi_bert.corpus.documents import Source, compute_source_identity, find_so
 from gaudi_bert.corpus.examples import BlockExamples, BlockJob, make_examples
 from gaudi_bert.corpus.vocabulary import Vocabulary, read_vocabulary, train_vocabulary
 
-# A vocabulary is trained on about this many characters of the training text, in blocks that are evenly distributed over it.
+# A vocabulary is trained on about this many characters, taken from evenly spaced blocks of the training text.
 _VOCABULARY_CHARACTERS = 256 << 20
 
 
@@ -78,7 +78,7 @@ class _Corpus:
     sections: list[Section]
 
     def mark_documents_of(self, split: str) -> BoolArray:
-        """Return a mask of the documents in the given split, bool [documents]."""
+        """Return a mask that is True for the documents of the given split, bool [documents]."""
         return self.held_out if split == "evaluation" else ~self.held_out
 
 
@@ -119,7 +119,7 @@ def prepare_examples(
 def _prepare_local_files(
     settings: PrepareSettings, out: Path, run: StageRun, pipeline_folder: Path
 ) -> StageOutput[PreparedExamples] | PlainResult:
-    """Convert local text files to examples in a local folder. The parameters are the same as for `prepare_examples`."""
+    """Convert local text files to examples in a local folder. For the parameters, see `prepare_examples`."""
     sources = find_sources(list(settings.text or ()), pipeline_folder)
     vocab = settings.vocab
     user_vocabulary = None if vocab is None else read_vocabulary(pipeline_folder / Path(vocab).expanduser())
@@ -159,7 +159,7 @@ def _prepare_local_files(
 def _compute_signature(
     settings: PrepareSettings, sources: Sequence[Source], user_vocabulary: Vocabulary | None
 ) -> Signature:
-    """Return the settings and the identities of all inputs. They are stored in settings.json, so that a later run can detect
+    """Return the settings and the identities of all inputs, which are stored in settings.json so that a later run can detect
     changes.
     """
     stored = settings.model_dump(mode="json", exclude={"text", "vocab", "records", "evaluation_records"})
@@ -189,7 +189,7 @@ def _read_and_divide_text(settings: PrepareSettings, sources: Sequence[Source], 
     }
     requested = {"train": settings.shards, "evaluation": max(1, round(settings.shards * settings.evaluation_fraction))}
     documents = {"train": int((~held_out).sum()), "evaluation": int(held_out.sum())}
-    # Usually, every document gives at least one example. With no more files than documents, no file stays empty.
+    # Almost every document yields at least one example, so use at most as many files as documents to avoid empty files.
     parts = {split: min(requested[split], documents[split]) for split in blocks}
     sections = [
         section for split in blocks if blocks[split] for section in form_sections(split, blocks[split], parts[split])

@@ -43,14 +43,14 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 _RULER = re.compile(r"\s*([*=~^+|\-])[*=~^+|\-\s]*")
 _MARKER = re.compile(r"(?:[*\-•]|\d+\.|\[\d+\])\s+")
-# Paragraphs with fewer characters than this, such as "For example:", may be repeated in several texts.
+# Paragraphs with fewer characters, such as "For example:", may occur in several texts.
 _SHORTEST_REPEATED_PARAGRAPH = 40
-# A docstring is used as a pair only if at least this many words follow its first line.
+# A docstring becomes a pair only if at least this many words follow its first line.
 _LEAST_WORDS = 3
 
-# Rows for classification are made only from this many packages, those with the most docstrings.
+# The number of labels. Rows for classification are made only from the packages with the most docstrings.
 LABELS = 12
-# On average, one row in this many is held out for evaluation.
+# On average, one row in five is held out for evaluation.
 HELD_OUT_OF = 5
 
 
@@ -59,7 +59,7 @@ HELD_OUT_OF = 5
 
 @lru_cache(maxsize=2)
 def load_python_texts(corpus_name: str) -> dict[str, str]:
-    """Return the texts of a built-in corpus by name.
+    """Load a built-in corpus, and return its texts by topic or qualified name.
 
     Args:
         corpus_name: A key of `BUILT_IN_TEXTS`.
@@ -83,9 +83,7 @@ def load_python_texts(corpus_name: str) -> dict[str, str]:
 
 
 def _read_library_docstrings(library_folder: Path) -> dict[str, str]:
-    """Read the docstrings of all Python files of the standard library. Return them by qualified name, in the order of
-    packages and files.
-    """
+    """Read the docstrings of the standard library, and return them by qualified name, in the order of packages and files."""
     texts: dict[str, str] = {}
     # Parsing creates millions of nodes. Disable the garbage collector, which would repeatedly search them without freeing
     # any.
@@ -121,7 +119,7 @@ def _find_docstrings(node: ast.AST, qualified_name: str) -> Iterator[tuple[str, 
 
 
 def convert_texts_to_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Split each text into sentences, and return the lists of sentences by name. Texts without a sentence are left out."""
+    """Split each text into sentences, and return a list of sentences for each name. Texts without a sentence are left out."""
     seen_paragraphs: set[str] = set()
     documents: dict[str, list[str]] = {}
     for name in sorted(texts, key=lambda name: (len(texts[name]), name)):
@@ -169,7 +167,7 @@ def _split_text(text: str, seen_paragraphs: set[str]) -> list[str]:
 #
 # Whether a row is held out depends only on the name of its text.
 
-# Each entry is a row, as a dictionary by column name, and whether the row is held out.
+# A list of (row, whether it is held out). A row is a dictionary by column name.
 HeldOutRows = list[tuple[dict[str, str], bool]]
 
 
@@ -198,8 +196,8 @@ def make_labelled_docstring_rows(docstrings: Mapping[str, str]) -> HeldOutRows:
 
 
 def make_titled_docstring_rows(docstrings: Mapping[str, str]) -> HeldOutRows:
-    """Make pairs for training an embedding model from docstrings. The first line is the anchor, and the rest is the
-    positive.
+    """Make pairs for training an embedding model from docstrings. In each pair, the first line is the anchor and the rest is
+    the positive.
 
     Docstrings with too few words after the first line are left out. Each anchor and each positive occurs only once.
 
@@ -223,10 +221,12 @@ def make_titled_docstring_rows(docstrings: Mapping[str, str]) -> HeldOutRows:
 
 
 def _find_package(qualified_name: str) -> str:
-    """Return the package of a qualified name without leading underscores, such as `xml` for `xml.dom.minidom.Node`."""
+    """Return the top-level package of a qualified name without leading underscores, such as `xml` for
+    `xml.dom.minidom.Node`.
+    """
     return qualified_name.split(".")[0].lstrip("_")
 
 
 def _is_held_out(qualified_name: str) -> bool:
-    """Return whether the row of a docstring is held out for evaluation. A hash of the qualified name decides this."""
+    """Return whether a docstring is held out for evaluation, which depends only on a hash of its qualified name."""
     return int.from_bytes(hashlib.sha256(qualified_name.encode()).digest()[:8], "big") % HELD_OUT_OF == 0

@@ -33,9 +33,9 @@ _NUMBERED = """
     art c ch col fig figs no nos nr op p para pl pp sec v vol vols
     jan feb mar apr jun jul aug sep sept oct nov dec
 """
-# These abbreviations never end a sentence. Upper and lower case are distinguished.
+# These abbreviations never end a sentence. They are case-sensitive.
 _ABBREVIATIONS = frozenset(_UNFINISHED.split())
-# These abbreviations do not end a sentence if a number follows. Upper and lower case are not distinguished.
+# These abbreviations do not end a sentence if a number follows. They are not case-sensitive.
 _NUMBERED_ABBREVIATIONS = frozenset(_NUMBERED.split())
 
 _CLOSING = "\"'”’»)\\]"
@@ -45,7 +45,7 @@ _LAST_WORD = re.compile(r"[^\s\"'“‘«(\[]+$")
 _INITIAL_OR_DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|[A-ZÀ-ÖØ-Þ]")
 _FINISHED_LINE = re.compile(rf"[.!?…。！？:;][{_CLOSING}」』]*$")
 
-# If the lines of a file contain at most this many sentence boundaries on average, the layout is `sentences`.
+# If lines contain at most this many sentence boundaries on average, each line counts as one sentence (layout `sentences`).
 _MOST_INNER_BOUNDARIES = 0.3
 _LEAST_LOWER_CASE_STARTS = 0.2
 _LEAST_FILL_OF_WRAPPED_LINES = 0.8
@@ -70,7 +70,8 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _is_sentence_continued(text: str, sentence_start: int, boundary: re.Match[str]) -> bool:
-    """Return whether the sentence continues after the given punctuation, for example because an abbreviation ends there.
+    """Return whether the sentence continues after the given punctuation, for example because the punctuation belongs to an
+    abbreviation.
 
     Args:
         text: The text.
@@ -94,7 +95,7 @@ def _is_sentence_continued(text: str, sentence_start: int, boundary: re.Match[st
 
 
 def detect_layout(documents: Sequence[Sequence[str]]) -> Layout:
-    """Detect how the sentences of a file are divided into lines.
+    """Detect whether the lines of a file are sentences, paragraphs, or wrapped at a fixed width.
 
     Args:
         documents: A sample of its documents, each a list of stripped, non-empty lines.
@@ -128,7 +129,7 @@ def _has_wrapped_lines(documents: Sequence[Sequence[str]]) -> bool:
 
 
 def split_lines_into_sentences(lines: Sequence[str], layout: Layout) -> list[str]:
-    """Convert the lines of a document to sentences, according to the layout of the file.
+    """Split the lines of a document into sentences, according to the layout of the file.
 
     Args:
         lines: The non-empty lines of the document.

@@ -33,7 +33,7 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _LARGEST_ALPHABET = 1000
 # A word with more characters than this becomes [UNK], as in Google's tokenizer.
 _LONGEST_WORD_CHARACTERS = 200
-# The cache keeps at most this many words, whose tokens need about 200 MB. If there are more, it is cleared.
+# The maximum number of words in the cache. Their tokens need about 200 MB. A cache that would become larger is cleared.
 MOST_KNOWN_WORDS = 1_000_000
 
 
@@ -182,7 +182,7 @@ def _collect_alphabet(documents: Iterable[list[str]], tokenizer: Tokenizer) -> l
 
 @dataclass(frozen=True)
 class TokenBlock:
-    """The token ids of several documents, with the positions at which sentences and documents start.
+    """The token ids of several documents, with the positions where sentences and documents start.
 
     Attributes:
         tokens: int32 [tokens], the token ids.
@@ -208,7 +208,7 @@ class TokenBlock:
 
 
 class _WordCache:
-    """A tokenizer for words that keeps the token ids of each word, so that no word is tokenized twice."""
+    """A word tokenizer with a cache of token ids, so that frequent words are tokenized only once."""
 
     def __init__(self, vocabulary: Vocabulary, lower_case: bool) -> None:
         self._tokenizer = _make_wordpiece_tokenizer(vocabulary.tokens, lower_case)
@@ -221,7 +221,7 @@ class _WordCache:
         self._starts: IntArray = np.zeros(1, dtype=np.int64)
 
     def _add_words(self, words: Sequence[str]) -> None:
-        """Tokenize the words that are not yet in the cache, and add them. If the cache would become too large, clear it
+        """Tokenize words that are not yet in the cache, and add them to it. If the cache would become too large, clear it
         first.
         """
         if len(self._numbers) + len(words) > MOST_KNOWN_WORDS:

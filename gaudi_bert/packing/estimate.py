@@ -112,7 +112,7 @@ class _SlotUsage(NamedTuple):
 
 
 def _run_and_count_slots(histogram: Histogram, algorithm: str, depth: int, budget: WorkBudget | None) -> _SlotUsage:
-    """Run an algorithm on a histogram, and return its result with the total number of token slots in the packs or batches."""
+    """Run an algorithm on a histogram, and return its result with the total number of token slots in packs or batches."""
     if algorithm == "sort":
         return _SlotUsage(count_tokens_of_sorted_batches(histogram.counts, SORTED_BATCH_SEQUENCES), None)
     result = None

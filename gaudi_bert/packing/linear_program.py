@@ -233,7 +233,7 @@ def needs_coarse_grid(length_counts: IntArray, depth: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """A solution of the linear program, which allows fractional numbers of packs, and the lower bound that its prices prove."""
+    """A solution of the linear program, which allows fractions of packs, and the lower bound that its prices prove."""
 
     objective: float  # packs over the known strategies, with fractions
     bound: float  # proven lower bound with fractions, in floating point; `certify_linear_program` makes it exact
@@ -340,7 +340,7 @@ class LinearProgram:
 
     @property
     def min_packs(self) -> int:
-        """The smallest number of packs that is possible with the known strategies, or 0 if the program has no solution yet."""
+        """The smallest number of packs that is possible with the known strategies, or 0 if there is no solution yet."""
         if self.relaxation is None or not np.isfinite(self.relaxation.objective):
             return 0
         return int(np.ceil(self.relaxation.objective - self.relaxation.rounding_tolerance))

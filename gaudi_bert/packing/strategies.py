@@ -252,7 +252,7 @@ class FlatPacks(NamedTuple):
 
 
 def flatten_packs(strategy_counts: Mapping[Strategy, int]) -> FlatPacks:
-    """List all packs one after another, and return the lengths of their sequences and the start of each pack as two arrays."""
+    """List all packs one by one, and return the lengths of their sequences and the start of each pack as two arrays."""
     sizes = np.fromiter(map(len, strategy_counts), dtype=np.int64, count=len(strategy_counts))
     flat = np.fromiter(chain.from_iterable(strategy_counts), dtype=np.int64, count=int(sizes.sum()))
     packs = np.repeat(
