@@ -160,7 +160,7 @@ CHANGEABLE_ON_RESUME = "free"
 
 
 def find_keys_changeable_on_resume(section: type[BaseModel]) -> set[str]:
-    """Return the keys of a settings section that may change when a run is resumed."""
+    """Return the keys of a settings section that a user may change when resuming a run."""
     return {name for name, field in section.model_fields.items() if CHANGEABLE_ON_RESUME in field.metadata}
 
 

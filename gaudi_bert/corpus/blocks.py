@@ -80,7 +80,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Section:
-    """Consecutive blocks of one split whose examples are written to the same output files.
+    """Consecutive blocks of one split that share the same output files.
 
     Attributes:
         split: The split of the blocks.

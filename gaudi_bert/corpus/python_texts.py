@@ -43,7 +43,7 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 _RULER = re.compile(r"\s*([*=~^+|\-])[*=~^+|\-\s]*")
 _MARKER = re.compile(r"(?:[*\-•]|\d+\.|\[\d+\])\s+")
-# Paragraphs with fewer characters, such as "For example:", may occur in several texts.
+# Paragraphs with fewer characters than this, such as "For example:", may occur in several texts.
 _SHORTEST_REPEATED_PARAGRAPH = 40
 # A docstring becomes a pair only if at least this many words follow its first line.
 _LEAST_WORDS = 3
@@ -83,7 +83,7 @@ def load_python_texts(corpus_name: str) -> dict[str, str]:
 
 
 def _read_library_docstrings(library_folder: Path) -> dict[str, str]:
-    """Read the docstrings of the standard library, and return them by qualified name, in the order of packages and files."""
+    """Read the docstrings of the standard library. Return them by qualified name, in the order of packages and files."""
     texts: dict[str, str] = {}
     # Parsing creates millions of nodes. Disable the garbage collector, which would repeatedly search them without freeing
     # any.
@@ -119,7 +119,7 @@ def _find_docstrings(node: ast.AST, qualified_name: str) -> Iterator[tuple[str, 
 
 
 def convert_texts_to_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Split each text into sentences, and return a list of sentences for each name. Texts without a sentence are left out."""
+    """Split each text into sentences, and return a list of sentences by name. Texts without a sentence are left out."""
     seen_paragraphs: set[str] = set()
     documents: dict[str, list[str]] = {}
     for name in sorted(texts, key=lambda name: (len(texts[name]), name)):
@@ -167,7 +167,7 @@ def _split_text(text: str, seen_paragraphs: set[str]) -> list[str]:
 #
 # Whether a row is held out depends only on the name of its text.
 
-# A list of (row, whether it is held out). A row is a dictionary by column name.
+# A list of (row, is_held_out) pairs. Each row is a dictionary by column name.
 HeldOutRows = list[tuple[dict[str, str], bool]]
 
 
@@ -228,5 +228,5 @@ def _find_package(qualified_name: str) -> str:
 
 
 def _is_held_out(qualified_name: str) -> bool:
-    """Return whether a docstring is held out for evaluation, which depends only on a hash of its qualified name."""
+    """Return whether a docstring is held out for evaluation. The decision depends only on a hash of the qualified name."""
     return int.from_bytes(hashlib.sha256(qualified_name.encode()).digest()[:8], "big") % HELD_OUT_OF == 0

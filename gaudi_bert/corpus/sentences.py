@@ -95,7 +95,7 @@ def _is_sentence_continued(text: str, sentence_start: int, boundary: re.Match[st
 
 
 def detect_layout(documents: Sequence[Sequence[str]]) -> Layout:
-    """Detect whether the lines of a file are sentences, paragraphs, or wrapped at a fixed width.
+    """Detect whether each line of a file is a sentence or a paragraph, or whether lines are wrapped at a fixed width.
 
     Args:
         documents: A sample of its documents, each a list of stripped, non-empty lines.

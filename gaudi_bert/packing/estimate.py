@@ -204,8 +204,8 @@ def compare_with_unpadding(histogram: Histogram, packing_factor: float) -> list[
 
     The speed-up of packing is its packing factor on any number of accelerators.
     """
-    # Fit the distribution of a single device so that the slowest of 8 devices has the measured median and mode (equations 13
-    # and 14).
+    # Fit the speed-up distribution of a single device so that the slowest of 8 devices has the measured median and mode
+    # (equations 13 and 14).
     probabilities = np.array([0.5, np.exp(-1.0)])
     median, mode = _compute_gumbel_quantiles(MEASURED_ON_8, probabilities)
     scores = _compute_gumbel_quantiles(_Gumbel(0.0, 1.0), 1 - (1 - probabilities) ** (1 / 8))

@@ -45,8 +45,8 @@ GRIDS = ((BINS, 0), (BINS, 1), (BINS, 4), (2 * BINS, 1))
 # On a grid with slack, each sequence is treated as slightly longer, so that the planned packs keep some room. The additional
 # length is 0.003 % of the mean length, or 0.3 pack lengths divided by the number of sequences if that is more.
 SLACK_SHARE, SLACK_PACKS = 3e-5, 0.3
-# A packing counts as near its lower bound if it has at most 1 / NEAR more packs. The search then tries to save only the last
-# few packs.
+# A packing counts as near its lower bound if it exceeds the bound by at most 1 / NEAR of it. The search then tries to save
+# only the last few packs.
 NEAR = 10_000
 LAST_PACK_SHARE = 0.3  # fraction of the budget for finding out whether the last pack can be saved
 MATCHED = 200_000  # of more sequences than this only a part is rematched, so that a round takes 20 ms
@@ -59,8 +59,8 @@ THINNED = 500_000
 # With more distinct lengths than this, a subsample of this size is packed, because heuristics take microseconds per length.
 MOST_LENGTHS = 1 << 17
 
-# An empty pack gets up to MOST_EMPTY empty slots and a full pack gets up to LEAST_EMPTY, so that sequences can move there
-# without a swap.
+# An empty pack gets up to MOST_EMPTY empty slots, and a full pack up to LEAST_EMPTY. Sequences can move there without a
+# swap.
 MOST_EMPTY, LEAST_EMPTY = 32, 2
 # If swaps no longer help, empty packs are opened. Their number is limited to 0.02 % of all packs, or 8 if that is more.
 SPARE_SHARE, LEAST_SPARE = 0.0002, 8
@@ -73,7 +73,7 @@ FAILURES = 100  # the round ends after this many consecutive packs without a swa
 FEW_FITTED = 0.01
 STALLED = 3  # rounds of that kind before an empty pack is opened
 OPERATIONS_PER_ASSIGNED = 500  # operations per sequence, for assigning it to a slot and reading the packs afterwards
-# The operations that a round of swaps takes for each pack, and for each overfull pack that it tries.
+# The number of operations that a round of swaps takes for each pack, and for each overfull pack that it tries.
 OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000
 
 
@@ -447,8 +447,8 @@ def pack_by_subsample(
 # have handled 10 million sequences.
 STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
 FEWEST_SEQUENCES = 1000  # a round takes about as long for fewer sequences
-# The operations that a round of rematching takes for each sequence, and for each token of a pack, because it uses counting
-# sort.
+# The number of operations that a round of rematching takes for each sequence, and for each token of a pack, because it uses
+# counting sort.
 OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 

@@ -114,7 +114,7 @@ EASY_WEIGHTS = (1e0, 1e1, 1e2, 1e3, 1e4, 1e5)
 # The maximum number of Newton steps for each value of v.
 STEPS_AT_A_WEIGHT = 10
 
-# How often the line search halves its interval.
+# The number of times that the line search halves its interval.
 LINE_SEARCH_HALVINGS = 60
 
 # The Newton steps for one value of v end if a step reduces the objective by less than this fraction.
@@ -253,7 +253,7 @@ def pack_by_nnls(
         solved: list[AlgorithmResult] = []
 
         def pack_sample(sample_counts: IntArray) -> StrategyCounts:
-            """Pack the subsample, and store the result, so that the name of the algorithm is known later."""
+            """Pack the subsample, and remember which algorithm was used."""
             solved.append(pack_by_nnls(sample_counts, depth, leftovers, budget))
             return solved[0].strategy_counts
 
@@ -308,7 +308,7 @@ def _pack_iteratively(
 
 
 def _is_near_bound(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> bool:
-    """Return whether long packs are already so close to the lower bound that least squares could hardly save any. Return
+    """Return whether long packs are already so close to the lower bound that least squares could hardly save a pack. Return
     False for short packs.
     """
     if len(length_counts) <= LONG:

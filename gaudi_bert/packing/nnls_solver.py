@@ -355,7 +355,9 @@ def _shift_columns_down(active_set: _ActiveSet, first: int, size: int) -> None:
 def _recompute_residual(
     counts: FloatArray, squared_weights: FloatArray, active_set: _ActiveSet, size: int, residual: FloatArray
 ) -> float:
-    """Compute residual = counts - A x again, because rounding errors accumulate. Return its weighted sum of squares."""
+    """Compute residual = counts - A x from scratch, because rounding errors would accumulate. Return its weighted sum of
+    squares.
+    """
     for length in range(counts.size):
         residual[length] = counts[length]
     for column in range(size):

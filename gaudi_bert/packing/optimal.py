@@ -65,8 +65,8 @@ NNLS_ROUNDS = 1.5
 # solution.
 PATIENCE = 4
 
-# A gap of more than one pack in this many means that the budget ended the search early. In that case, `nnls` may need fewer
-# packs.
+# If the packs exceed their lower bound by more than 1 / FAR of it, the budget ended the search early, and `nnls` may find
+# fewer packs.
 FAR = 1_000
 
 # --- how many operations the search for fewer packs may take, depending on what it may save

@@ -76,8 +76,8 @@ class TablePricer:
         return self._worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """For each given row, return the best strategy from the last call of `compute_best_pack_worths`, if it is worth more
-        than `min_worth`.
+        """For the length of each given row, return the best strategy from the last call of `compute_best_pack_worths`, if it
+        is worth more than `min_worth`.
 
         If the budget is short, only the lengths with the best packs are considered.
 
@@ -193,8 +193,8 @@ class BoundedPricer:
         return worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """For each given row, return the best strategy from the last call of `compute_best_pack_worths`, if it is worth more
-        than `min_worth`.
+        """For the length of each given row, return the best strategy from the last call of `compute_best_pack_worths`, if it
+        is worth more than `min_worth`.
 
         Args:
             rows: int64, the indices of these lengths, each the longest of its pack.
@@ -213,7 +213,7 @@ class BoundedPricer:
 
 
 def compute_max_sequences_per_pack(lengths: IntArray, counts: IntArray, max_length: int) -> int:
-    """Return the largest number of sequences that fit into one pack. They are the shortest ones.
+    """Return how many of the shortest sequences fit into one pack, which is the largest possible number.
 
     Args:
         lengths: int64 [rows], ascending.
@@ -276,8 +276,8 @@ def _trace_bounded_pack(
     longest_row: int,
     pack: IntArray,
 ) -> int:
-    """Find the best pack with the length of row `longest_row` as its longest. Write the row numbers of its lengths to
-    `pack`, and return the number of sequences.
+    """Find the best pack that has length number `longest_row` as its longest. Write the numbers of its lengths to `pack`,
+    and return how many sequences it contains.
     """
     room, slot, size = table.shape[2] - 1, table.shape[1] - 1, 0
     for row in range(longest_row, -1, -1):
@@ -364,8 +364,8 @@ class EnumeratedPricer:
         return worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """For each given row, return the best strategy from the last call of `compute_best_pack_worths`, if it is worth more
-        than `min_worth`.
+        """For the length of each given row, return the best strategy from the last call of `compute_best_pack_worths`, if it
+        is worth more than `min_worth`.
 
         Args:
             rows: int64, the indices of these lengths.

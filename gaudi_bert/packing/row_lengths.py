@@ -32,10 +32,11 @@ MOST_LENGTHS = 3
 # compiled graph.
 LEAST_GAIN = 0.05
 
-# The maximum number of candidate row lengths. If there are more multiples than this, candidates are spaced by equal ratios.
+# The maximum number of candidate row lengths. If there are more multiples of `length_multiple`, candidates are spaced by
+# equal ratios.
 _MOST_CANDIDATES = 32
 
-# The maximum number of combinations of row lengths for which more than the lower bound is computed.
+# Combinations of row lengths are sorted by a lower bound on their cost. At most this many of them are examined further.
 _MOST_PLANNED = 40
 
 # If an interval needs at least this many packs, the lower bound is used as the number of packs.

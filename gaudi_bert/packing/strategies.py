@@ -44,7 +44,7 @@ def add_packs(strategy_counts: StrategyCounts, strategy: Strategy, count: int) -
 
 
 def sort_strategies(strategy_counts: Mapping[Strategy, int]) -> StrategyCounts:
-    """Sort strategy counts by strategy, so that the output does not depend on the order of discovery."""
+    """Return the strategy counts sorted by strategy, so that the output does not depend on the order of discovery."""
     return {strategy: int(strategy_counts[strategy]) for strategy in sorted(strategy_counts)}
 
 
@@ -348,7 +348,7 @@ NNLS_WORK = 25e9
 BOUND_WORK = 6e9
 
 # Limits on the operations of all rows of an estimate together, as (pack length, operations). The first entry that is long
-# enough applies. There is no limit up to 1,024 tokens, so that each row equals a plan.
+# enough applies. There is no limit up to 1,024 tokens, so that each row has the same result as a plan of its own.
 ESTIMATE_WORK = ((1024, float("inf")), (4096, 180e9), (2**63, 40e9))
 
 # A heuristic written in Python takes about 4,000 operations per strategy, and 100 for each sequence in the strategies.

@@ -257,16 +257,16 @@ def _find_next_fitting_type(
 
 # --- from fractions of packs to integers
 
-# Numbers of packs are rounded up to an integer if they are less than this below it.
+# A number of packs is rounded up if it is less than this below the next integer.
 WHOLE = 1e-6
 
 # Fractions are rounded up only if the integer parts contain at most this many packs.
 MANY_PACKS = 1000
 
-# If a step makes the target unreachable, the next step rounds up fewer fractions, by this factor.
+# If a step makes the target unreachable, the number of fractions that the next step rounds up is divided by this factor.
 FEWER = 3
 
-# If more than this many single fractions make the target unreachable in one state, the previous step is undone as well.
+# If more than this many fractions, each rounded up alone, make the target unreachable, the previous step is undone as well.
 MOST_BARRED = 2
 
 # In a dive with a seed, each fraction is randomly reduced by up to this part of its value.
