@@ -315,7 +315,7 @@ def _open_device(engine: Engine, options: PredictOptions) -> tuple[Device, Infer
 
 @contextmanager
 def _suggest_other_program(path: Path) -> Iterator[None]:
-    """If a model is rejected because it cannot process packs, add to the error which other programs can run the model."""
+    """If a model is rejected because it cannot process packs, mention in the error which other programs can run it."""
     try:
         yield
     except InputError as error:
@@ -367,7 +367,7 @@ def _predict_windows(
 
 
 def _encode_json_line(content: Mapping[str, Any]) -> bytes:
-    """Encode a JSON object as one line of UTF-8, in which lone surrogates are escaped."""
+    """Encode a JSON object as one line of UTF-8, and escape lone surrogates."""
     return f"{json.dumps(content, ensure_ascii=False, allow_nan=False)}\n".encode("utf-8", "backslashreplace")
 
 

@@ -154,8 +154,8 @@ def compute_search_metrics(
     beyond_answers_Q = np.zeros(len(answers), np.int64)
     for query in np.flatnonzero(beyond_Q):
         others = np.setdiff1d(answers[query], nearest_QK[query])
-        # The same dot product may be rounded to a neighbouring multiple if it is computed in a matrix of another shape, so
-        # allow a difference of one.
+        # The same dot product may round to a neighbouring multiple in a matrix of another shape, so allow a difference of
+        # one.
         right = (np.abs(_round_to_steps(documents[others] @ queries[query]) - steps_QK[query, -1]) <= 1).sum()
         beyond_answers_Q[query] = min(right, beyond_Q[query])
     figures = _compute_ranking_metrics(

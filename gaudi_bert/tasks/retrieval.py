@@ -77,7 +77,7 @@ class Embedding(Task):
 
     @property
     def head(self) -> VectorHead:
-        """A head that returns one pooled vector per text. The vectors are not normalized, because losses and metrics
+        """A head that returns one pooled vector per text. The vectors are not normalized, because the losses and metrics
         normalize them.
         """
         return VectorHead(self.settings.pooling or "mean", normalize=False)

@@ -226,7 +226,7 @@ class TaskData:
         return len(self.sequences) / self.packs
 
     def batch_shape(self, length_index: int, batch_packs: int) -> BatchShape:
-        """Return the static shape of a batch of `batch_packs` packs whose row length is `lengths[length_index]`."""
+        """Return the static shape of a batch of `batch_packs` packs with the row length `lengths[length_index]`."""
         return BatchShape(batch_packs, self.lengths[length_index], self.packings[length_index].depth_used)
 
     def pack_epoch(self, seed: int, epoch: int, length_index: int) -> PackedSequences:
@@ -281,7 +281,7 @@ def iterate_training_batches(
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The metrics of an evaluation, and the model outputs from which they were computed.
+    """The metrics of an evaluation, and the model outputs that they were computed from.
 
     Attributes:
         figures: The metrics by name.

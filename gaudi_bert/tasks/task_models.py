@@ -122,7 +122,7 @@ def _check_transformers_installed(subject: str) -> None:
 
 @dataclass(frozen=True)
 class StartWeights:
-    """The weights with which training or inference begins. Variables that are not stored have initial values instead.
+    """The weights that training or inference starts with. Variables that are not stored have initial values instead.
 
     Attributes:
         path: The folder or file of the weights.
@@ -150,7 +150,7 @@ class StartWeights:
 def start_language_model(
     path: Path | None, settings: PipelineSettings, tokenizer: RowTokenizer, length: int
 ) -> tuple[Task, StartWeights]:
-    """Choose the language modelling task for a model, and return the task with the weights from which the training starts.
+    """Choose the language modelling task for a model, and return it with the weights that training starts from.
 
     Args:
         path: A folder of weights. For fresh weights, a config.json, or the name of a model type of `transformers`, or None
@@ -301,7 +301,7 @@ class TaskDescription:
     texts: SentenceSettings = field(default_factory=SentenceSettings)
 
     def make_task(self, settings: TaskSettings | None = None) -> Task:
-        """Return the task of the model. Without `settings`, the task has the settings with which the model was trained."""
+        """Return the task of the model. If `settings` is None, use the settings that the model was trained with."""
         task = import_task_class(self.task)(settings or self.settings, self.labels)
         task.activation = self.texts.activation or task.activation
         return task
@@ -366,7 +366,8 @@ def write_task_folder(
     tokenizer: RowTokenizer,
     max_sequence_length: int,
 ) -> None:
-    """Write a fine-tuned model into an existing folder: `config.json`, `model.safetensors` and the tokenizer.
+    """Write a fine-tuned model into an existing folder, as `config.json`, `model.safetensors` and the files of the
+    tokenizer.
 
     Args:
         folder: The folder.

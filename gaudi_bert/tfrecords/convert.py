@@ -53,7 +53,7 @@ _ONE_BYTE_FEATURES = (PackedFeature.SEGMENT_IDS, PackedFeature.NEXT_SENTENCE_LAB
 def convert_to_hdf5(
     packed: Path, out: Path, *, reporter: Reporter, overwrite: bool = False, workers: int | None = None
 ) -> StageOutput[Conversion]:
-    """Convert the packs of a finished folder to HDF5 files. All packs are read and checked before the first file is written.
+    """Convert a finished packed folder to HDF5 files. All packs are read and checked before the first file is written.
 
     Args:
         packed: The packed folder, on this machine.

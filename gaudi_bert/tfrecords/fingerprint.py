@@ -193,9 +193,9 @@ class ScannedPacks(NamedTuple):
 
 
 class _Cursor(NamedTuple):
-    """Where one sequence of a pack begins in each of the pack's features.
+    """The memory addresses of one sequence in the features of its pack.
 
-    All attributes except `used` are memory addresses of the sequence's first value in a feature.
+    All attributes except `used` are addresses of the sequence's first value in a feature.
 
     Attributes:
         ids: In `input_ids`.

@@ -178,7 +178,7 @@ def _count_files(
 
 
 def find_file_problem(path: Path) -> str | None:
-    """Read a record file. Return the error message if the file is not valid, and None if it is valid."""
+    """Read a record file, and return the error message if it is invalid, otherwise None."""
     try:
         _count_file(path, allocate_scan_buffer(), lambda _: None)
     except InputError as error:

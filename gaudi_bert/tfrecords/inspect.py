@@ -221,7 +221,7 @@ def _split_into_sequences(
     """
 
     def find_token(token_id: int) -> str | None:
-        """Return the token whose id is `token_id`, or None if there is no vocabulary."""
+        """Return the token with the id `token_id`, or None if there is no vocabulary."""
         if vocabulary_tokens is None:
             return None
         return vocabulary_tokens[token_id] if 0 <= token_id < len(vocabulary_tokens) else f"<{token_id}>"

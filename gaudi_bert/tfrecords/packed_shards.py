@@ -89,7 +89,8 @@ class _Layout(NamedTuple):
 
 
 class _MeasuredPack(NamedTuple):
-    """The encoded sizes of a pack's features, and its masked positions. Both are computed before the pack is written.
+    """The encoded sizes of a pack's features, and the pack's encoded masked positions. Both are computed before the pack is
+    written.
 
     Each thread needs its own instance.
 
@@ -398,7 +399,7 @@ def _encode_packs(
 
 
 def max_packed_record_size(schema: PackedSchema) -> int:
-    """Return an upper bound on the bytes of a packed record, including its frame and `SLACK_BYTES` of spare room."""
+    """Return an upper bound on the size of a packed record in bytes, with its frame and `SLACK_BYTES` of spare room."""
     per_slot = 3 + 2 + 2 + 1  # token id, sequence number, position, segment id
     per_masked = 3 + 2 + 4  # id, position, weight
     per_sequence = 1 + 2 + 4  # label, start, weight

@@ -47,8 +47,8 @@ from gaudi_bert.tfrecords.wire.schema import (
 from gaudi_bert.tfrecords.wire.values import decode_examples_to_arrays
 
 _MAX_INT32 = 2**31 - 1
-# Linux limits each MADV_WILLNEED call to the read-ahead setting of the disk, whose default is 128 KiB. A longer range would
-# be read ahead only in part, so request it in pieces of this size.
+# Linux limits each MADV_WILLNEED call to the read-ahead setting of the disk, which is 128 KiB by default. A longer range
+# would be read only in part, so request it in pieces of this size.
 _READ_AHEAD_BYTES = 128 * 1024
 
 
@@ -56,7 +56,8 @@ _READ_AHEAD_BYTES = 128 * 1024
 _Pages = mmap.mmap | bytes
 
 
-# The result of `_index_frames`, as (`ScanStatus`, number of complete records, position of the frame at which it stopped).
+# The result of `_index_frames`, as (`ScanStatus`, number of complete records, position of the frame where the search
+# stopped).
 _StatusRecordsPosition = tuple[int, int, int]
 
 
@@ -285,7 +286,7 @@ class _OpenFile:
                 self._pages.madvise(advice, piece, min(step, end - piece))
 
     def describe_record_problem(self, record: int) -> str:
-        """Return the error message for a record whose length or checksum is wrong."""
+        """Return the error message for a record with a wrong length or checksum."""
         start, end = int(self.starts[record]), int(self.starts[record + 1])
         location = format_record_location(self._path, record, start)
         status, records, _ = _index_frames(self._bytes[start:end], np.empty(0, np.int64))
@@ -540,8 +541,8 @@ class ShardPaths(Sequence[Path]):
         return self.folder / self.table.file_name(shard % len(self))
 
     def read_shard_index(self, shard: int) -> IndexedRecords | None:
-        """Read the positions and checksums of a shard's records from the index of its group. Return None if there is no
-        index or it does not match the size of the shard.
+        """Read the positions and checksums of a shard's records from the index of its group. Return None if the index is
+        missing or does not match the size of the shard.
         """
         table, index = self.table, index_path(self.folder, self.table.locate_shard(shard)[0])
         return read_index(index, table.packs_before(shard), int(table.packs[shard]), int(table.bytes[shard]))

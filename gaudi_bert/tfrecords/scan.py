@@ -263,7 +263,7 @@ _MAX_GROWTH_BYTES = 4
 
 
 class _RecordFormat(Protocol):
-    """The interface of objects that process the records of one file for a `RecordScan`.
+    """The interface that a `RecordScan` uses to process the records of one file.
 
     Attributes:
         count: The number of records that were processed so far.

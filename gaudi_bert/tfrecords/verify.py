@@ -61,8 +61,8 @@ from gaudi_bert.tfrecords.wire.framing import ScanStatus
 from gaudi_bert.tfrecords.wire.schema import MAX_RECORD_BYTES, MAX_SEQUENCE_LENGTH, PackedSchema, UnpackedSchema
 
 _MAX_NAMED_FILES = 3
-# Listing the files of all groups at once would use memory in proportion to the data, so list the files of at most this many
-# groups at once.
+# Listing the files of all groups at once would use memory in proportion to the data. Therefore, list the files of this many
+# groups at a time.
 _GROUPS_AT_ONCE = 256
 
 

@@ -448,16 +448,15 @@ def _read_group_into_memory(
 # A group is read completely before it is packed. It consists of complete files, so that a single large file may exceed the
 # group size in the settings. Without this check, the process could run out of memory after an hour of work.
 
-# A token in memory takes two bytes for its id and one byte for its segment id.
-#
-# Masked positions and token ids above 16,383, which take three bytes, are not counted.
+# A token in memory takes two bytes for its id and one byte for its segment id. This estimate ignores masked positions, and
+# the third byte of token ids above 16,383.
 _BYTES_OF_A_TOKEN = 3
 # A sequence in memory also takes this many bytes for its index row, its offset and its assignment to a pack.
 _BYTES_OF_A_SEQUENCE = 68
 
 
 def _get_available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return how much memory in bytes this process can use, or None if the operating system does not report it.
+    """Return the memory in bytes that this process can use, or None if the operating system does not report it.
 
     This is the smaller of the machine's available memory and the container's memory limit.
     """

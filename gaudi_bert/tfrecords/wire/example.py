@@ -490,7 +490,7 @@ def encode_unpacked_rows(rows: UnpackedRows) -> FramedRecords:
 
 
 def max_unpacked_record_size(schema: UnpackedSchema) -> int:
-    """Return an upper bound on the bytes of an unpacked record, including its frame and `SLACK_BYTES` of spare room."""
+    """Return an upper bound on the size of an unpacked record in bytes, with its frame and `SLACK_BYTES` of spare room."""
     heads = 64 * len(UnpackedFeature)
     return 5 * schema.max_sequence_length + 9 * schema.max_predictions + heads + FRAME_BYTES + SLACK_BYTES
 

@@ -366,8 +366,8 @@ _WRITE_AS_TABLE = (
 
 
 def _describe_foreign_format(path: Path) -> str | None:
-    """Identify the format of a file that is not a TFRecord file. Return a text for the error message, which also tells the
-    user what to do.
+    """Identify the format of a file that is not a TFRecord file. Return its description for an error message, including what
+    the user can do.
 
     Return None if the format is unknown.
     """

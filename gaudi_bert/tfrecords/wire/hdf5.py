@@ -84,7 +84,7 @@ def require_h5py() -> Any:
 
 @contextmanager
 def _explain_hdf5_errors(path: Path) -> Iterator[None]:
-    """Turn errors of h5py inside the `with` block into a one-line InputError that names the file `path`."""
+    """Turn errors from h5py inside the `with` block into a one-line InputError that names the file `path`."""
     try:
         yield
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError, zlib.error) as error:
@@ -382,8 +382,8 @@ def _measure_valid_rows(rows: _Rows, token_counts: IntArray, masked_counts: IntA
         used = 0
         while used < masked_ids.size and masked_ids[used] != 0:
             used += 1
-        # Every maximum has the form 2**n - 1, so a value is out of range exactly if `value & ~maximum` is not zero. Values
-        # in the padding must be zero.
+        # Every maximum has the form 2**n - 1, so a value is out of range if and only if `value & ~maximum` is not zero.
+        # Values in the padding must be zero.
         wrong = labels[row] & ~1
         for slot in range(tokens):
             wrong |= (ids[slot] & ~MAX_TOKEN_ID) | (segments[slot] & ~MAX_SEGMENT_ID)

@@ -276,8 +276,8 @@ def _decode_varints(address: int, end: int, output: Int32Array) -> bool:
         else:
             first = second = _find_lowest_set_bit(ends)
             if first <= _LAST_BIT_OF_THREE_BYTES:
-                # These arithmetic shifts copy bit 63 into the top bits. This is harmless, because at least five valid bytes
-                # remain in the word, and the second number has at most three of them.
+                # These arithmetic shifts copy bit 63 into the top bits. This is harmless, because the word still has at
+                # least five valid bytes, and the second number takes at most three.
                 rest, rest_ends = word >> (first + 1), ends >> (first + 1)
                 second = _find_lowest_set_bit(rest_ends)
                 if second <= _LAST_BIT_OF_THREE_BYTES:
@@ -396,7 +396,7 @@ def _decode_examples(
 
 
 class _Packs(NamedTuple):
-    """Those features of B packs that are needed to compute the columns of a packed table."""
+    """The features of B packs that are needed to compute the columns of a packed table."""
 
     input_mask: Int32Array
     positions: Int32Array
