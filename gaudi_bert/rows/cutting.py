@@ -27,15 +27,14 @@ from gaudi_bert.common.errors import InputError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Texts with more characters than this are rejected, unless they can be cut.
+# A text with more characters than this is rejected, unless it can be cut.
 MAX_CHARACTERS = 1 << 17
-# The first attempt to cut a text keeps this many characters per token. Each further attempt keeps more characters by this
-# factor.
+# The first attempt to cut a text keeps 8 characters per token. Every further attempt keeps 4 times as many.
 _FIRST_CHARACTERS_PER_TOKEN, _GROWTH = 8, 4
-# If this number of characters per token exceeds MAX_CHARACTERS, it replaces that limit, because long sequences need longer
-# texts.
+# Long sequences need long texts. If a sequence may have more than 2,048 tokens, the limit is therefore this many characters
+# per token instead of MAX_CHARACTERS.
 _MAX_CHARACTERS_PER_TOKEN = 64
-# The number of characters that are searched for a position where the text can be cut.
+# Only this many characters are searched for a place to cut the text, because words are hardly ever longer.
 _LONGEST_WORD = 4096
 _NORMALIZERS = {"BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "Strip", "Precompiled"}
 _PRE_TOKENIZERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit", "ByteLevel", "Metaspace", "Punctuation", "Digits"}
@@ -59,7 +58,7 @@ class TextCutter:
         self.max_characters = max(MAX_CHARACTERS, _MAX_CHARACTERS_PER_TOKEN * tokens)
 
     def cut_text(self, text: str, before: str = "", tokens: int | None = None, *, from_left: bool = False) -> str:
-        """Shorten a long text so that tokenizing and truncating it still gives the same tokens, and return it.
+        """Shorten a long text without changing its tokens after truncation, and return the result.
 
         A short text is returned unchanged.
 
@@ -88,8 +87,7 @@ class TextCutter:
         return text
 
     def cut_pair(self, first: str, second: str, *, from_left: bool = False) -> tuple[str, str]:
-        """Shorten the longer of two texts so that tokenizing and truncating the pair still gives the same tokens, and return
-        both texts.
+        """Shorten the longer of two texts without changing the tokens of the pair after truncation, and return both texts.
 
         Truncation compares the token counts of both texts, so the shorter text is never cut. The longer text keeps more
         tokens than the shorter text has, and more tokens than a sequence may have.
@@ -115,8 +113,8 @@ class TextCutter:
         return len(self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
 
     def _cut_to_size(self, text: str, size: int, from_left: bool) -> str:
-        """Return the longest prefix of a text that has at most `size` characters and ends where the text can be cut. If
-        `from_left` is true, return such a suffix. Return "" if the text cannot be cut there.
+        """Return the longest part of a text that has at most `size` characters and ends where the text can be cut. It is the
+        beginning of the text or, if `from_left` is true, its end. Return "" if no place to cut was found.
         """
         if self._cut_pattern is None:
             return ""
@@ -129,8 +127,8 @@ class TextCutter:
 
 
 def _build_cut_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Return a regular expression that finds the positions where a text can be cut. Each match ends at such a position.
-    Return None if the tokenizer allows no cut.
+    """Return a regular expression for the positions where a text can be cut. A match ends at such a position. Return None if
+    cutting a text could change its tokens.
     """
     content = json.loads(tokenizer.to_str())
     normalizers, pre_tokenizers = _flatten_steps(content["normalizer"]), _flatten_steps(content["pre_tokenizer"])
@@ -168,8 +166,8 @@ def _flatten_steps(component: Mapping[str, Any] | None) -> list[Mapping[str, Any
 
 
 def _is_harmless_replacement(step: Mapping[str, Any]) -> bool:
-    """Return whether a normalizer step changes the two parts of a cut text in the same way as the complete text. This holds
-    if the step replaces a text without spaces, or collapses several spaces into one.
+    """Return whether a normalizer step has the same effect on a text after the text has been cut in two. Such a step
+    replaces a string without spaces, or replaces runs of spaces.
     """
     pattern = step.get("pattern") if step["type"] == "Replace" else None
     if not isinstance(pattern, dict):

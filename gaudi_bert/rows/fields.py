@@ -40,12 +40,12 @@ from gaudi_bert.rows.types import (
 NAMING_OPTIONS = {"text": "--text-column", "text_pair": "--text-pair-column", "label": "--label-column"}
 _INPUT_IDS = "input_ids"
 _NEGATIVE_COLUMNS, _NUMBERED_NEGATIVE = ("negative", "negatives"), re.compile("negative_[0-9]{1,6}")
-# sentence-transformers uses a column with one of these names as the score of a row, wherever the column is.
+# sentence-transformers reads the score of a row from any column with one of these names, regardless of the column order.
 _SCORES = ("label", "labels", "score", "scores")
-# Plain text is split as by BERT's basic tokenizer: a word is a run of letters and digits, or any other single character.
+# A word of plain text is a run of letters, digits and underscores, or any other single character that is not whitespace.
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-# Labels may contain the same numbers as JSON. Python's `float` would also accept digits of other scripts and `1_000`.
+# Python's `float` would also accept digits of other scripts and `1_000`, so check the format of a number first.
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"(-?)0*([0-9]+)")
 _MOST_DIGITS = 18
@@ -100,7 +100,9 @@ class RowParser:
         return self._parse_text_row(position, record)
 
     def _missing_value_error(self, record: Record, column: str, setting: str) -> InputError:
-        """Return the error for a record that has no value in a required column, which the key `setting` names."""
+        """Return the error for a record that has no value in a required column. The message names the option for the key
+        `setting`.
+        """
         problem = f"{column} is null" if column in record else f"has no column {column!r}, only {_list_columns(record)}"
         if self.task == "reranking":
             setting = {"text": "query", "text_pair": "document"}.get(setting, setting)
@@ -219,9 +221,7 @@ class RowParser:
         return result
 
     def _parse_label_name(self, column: str, value: object) -> str:
-        """Return the label name in a record. If the record contains a label number instead, return the name with this
-        number.
-        """
+        """Return the label name for a value in a record. The value is either the name itself or the number of a label."""
         names = self.label_names
         if isinstance(value, str) and value in self._label_name_set:
             return value
@@ -365,8 +365,8 @@ def _list_columns(record: Record) -> str:
 
 
 def expand_into_pairs(records: Iterable[PlacedRecord], settings: TaskSettings, *, labelled: bool) -> Iterator[PlacedRecord]:
-    """Yield the records of a reranking file as pairs of a query and a document. A record that lists several documents for a
-    query becomes one pair per document.
+    """Turn the records of a reranking file into pairs of a query and a document, and yield the pairs. A record that lists
+    several documents becomes several pairs.
 
     A document in `positive` gets the label 1, unless the record contains `label` or `labels`. A document in `negative` gets
     the label 0. Records that already are pairs, and errors, are yielded unchanged.
@@ -431,14 +431,12 @@ def _list_labelled_documents(record: Record, settings: TaskSettings, *, labelled
 
 
 def find_label_columns(record: Record) -> list[str]:
-    """Return the names of those columns of a record that may hold a label (`label`, `labels`, `score` and `scores`) and
-    contain a value.
-    """
+    """Return which of the columns `label`, `labels`, `score` and `scores` contain a value in a record."""
     return [name for name in _SCORES if record.get(name) is not None]
 
 
 def find_negative_columns(record: Record, settings: TaskSettings) -> list[str]:
-    """Return the names of the columns that contain the negatives of a record, which are texts that do not match its query or
+    """Return the names of the columns with the negatives of a record. Negatives are texts that do not match the query or
     anchor.
 
     If no column is named in the settings, these are `negative`, `negatives`, and `negative_1`, `negative_2` and so on.
@@ -451,8 +449,8 @@ def find_negative_columns(record: Record, settings: TaskSettings) -> list[str]:
 
 
 def _read_negatives(record: Record, settings: TaskSettings) -> list[str]:
-    """Return the negatives of a record, which are texts that do not match its query or anchor. Return an empty list if the
-    record has no column for them.
+    """Return the negatives of a record. Negatives are texts that do not match the query or anchor, and a record may have
+    none.
 
     Raises:
         InputError: The user named the column of the negatives, and the record lacks it.
@@ -509,7 +507,7 @@ def read_label_names(path: Path) -> tuple[str, ...]:
 
 
 def collect_label_names(rows: Iterable[Row], task: TaskName, labels: str | Path | None = None) -> tuple[str, ...]:
-    """Return the label names of a task. They are read from the file `labels` or, if it is None, collected from the rows.
+    """Return the label names of a task, read from the file `labels` if it is given, and otherwise collected from the rows.
 
     Args:
         rows: All rows of the training data. They are read only if `labels` is None.

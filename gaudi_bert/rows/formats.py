@@ -46,8 +46,8 @@ def read_table(
 ) -> Generator[PlacedRecord, None, None]:
     """Yield each row of a CSV or TSV table as a record, which maps column names to cells.
 
-    An empty cell becomes None, except that an empty text stays an empty text. A row with another number of cells than the
-    header is yielded as an error.
+    An empty cell becomes None, except that an empty text stays an empty text. A row with more or fewer cells than the header
+    is yielded as an error.
 
     Args:
         part: The table.
@@ -163,7 +163,9 @@ def _guess_separator(cells: Sequence[str], separator: str, columns: int | None =
 
 
 def _separator_remedy(cells: Sequence[str], separator: str, columns: int | None = None) -> str | None:
-    """Return the remedy for a table that seems to use another cell separator. Return None if the separator seems right."""
+    """Return the remedy for a table that seems to use another cell separator, or None if the current separator seems
+    correct.
+    """
     other = _guess_separator(cells, separator, columns)
     if other is None:
         return None
@@ -222,7 +224,7 @@ def _split_unquoted_lines(part: RowPart, lines: Iterator[tuple[int, Line]], sepa
 
 
 def _parse_csv_rows(part: RowPart, lines: Iterator[tuple[int, Line]], separator: str) -> _CellRows:
-    """Parse lines as CSV, and yield the number of its first line and the cells for each row. Empty rows are skipped."""
+    """Parse lines as CSV. For each row that is not empty, yield the number of its first line and its cells."""
     csv.field_size_limit(files.LONGEST_ROW_BYTES)
     quoted = _CsvLines(part, lines, separator)
     reader = csv.reader(quoted, strict=True, delimiter=separator)
@@ -291,7 +293,7 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-# Python's own decoder would silently ignore all but the last value of a key that occurs twice. This one raises an error.
+# Python's default decoder would silently keep only the last value of a duplicate key, so raise an error instead.
 JSON = json.JSONDecoder(object_pairs_hook=_reject_duplicate_keys)
 
 
@@ -341,7 +343,7 @@ def read_squad_questions(part: RowPart) -> Iterator[PlacedRecord]:
 
 
 def _read_list(part: RowPart, value: Any, key: str, owner: str) -> list[Any]:
-    """Return the list that a JSON object contains under a key.
+    """Return the list that is stored under a key of a JSON object in a SQuAD file.
 
     If there is no such list, raise an InputError in which `owner` describes the object.
     """

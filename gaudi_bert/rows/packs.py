@@ -27,9 +27,9 @@ from gaudi_bert.common.sampling import SampledPacks, sample_packs
 from gaudi_bert.packing.strategies import Strategy
 from gaudi_bert.rows.types import Sequences
 
-# How to compute the last packs if they do not fill a batch. "smaller" puts them into one smaller batch. "single" computes
-# each pack as a batch of its own, so that fewer batch shapes must be compiled. "filled" adds empty packs, so that all
-# batches have the same shape.
+# What happens to the last packs if they do not fill a batch. "smaller" puts them into one smaller batch. "single" makes a
+# separate batch of each pack, so that fewer batch shapes have to be compiled. "filled" adds empty packs, so that all batches
+# have the same shape.
 IncompleteBatch: TypeAlias = Literal["smaller", "single", "filled"]
 
 
@@ -59,7 +59,7 @@ class PackBatch:
         members: [n], the numbers of the sequences in the batch, pack by pack.
         packs: [n], the pack of each sequence, counted within the batch.
         numbers_in_pack: [n], the number of each sequence in its pack, from 1.
-        starts: [n], the position in its pack at which each sequence begins, with [CLS].
+        starts: [n], the position of the first token of each sequence ([CLS]) in its pack.
         lengths: [n], the number of tokens in each sequence.
         token_sources: [t], the position of each token of the batch in the flat arrays of the sequences.
         token_slots: [t], the slot of each token of the batch, which is pack * L + position.
@@ -142,7 +142,7 @@ class PackBatch:
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Tokenized sequences and their packs, which state which sequences share a row.
+    """Tokenized sequences, and the packs that say which of them share a row.
 
     Attributes:
         sequences: The sequences.
@@ -153,7 +153,7 @@ class PackedSequences:
     packs: SampledPacks
 
     def lay_out(self, pack_numbers: IntArray, shape: BatchShape) -> PackBatch:
-        """Arrange some packs as a batch with one pack per row.
+        """Arrange the given packs as a batch with one pack per row, and return the batch.
 
         Args:
             pack_numbers: int64 [b], the numbers of the packs. There are at most `shape.packs`.
@@ -202,7 +202,7 @@ class PackedSequences:
 def fill_planned_packs(
     members: IntArray, lengths: IntArray, strategy_counts: Mapping[Strategy, int], seed: int
 ) -> SampledPacks:
-    """Fill planned packs with randomly chosen sequences of the planned lengths, and return the packs in random order.
+    """Assign random sequences of the planned lengths to packs, and return the packs in random order.
 
     Args:
         members: The numbers of the sequences to assign.
@@ -215,7 +215,7 @@ def fill_planned_packs(
 
 
 def _concatenate_ranges(sizes: IntArray) -> IntArray:
-    """Return the integers from 0 to size - 1 for each size, concatenated into one array."""
+    """Return the integers 0 to size - 1 for every given size, concatenated into one array."""
     ends = np.cumsum(sizes)
     numbers: IntArray = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - sizes, sizes)
     return numbers

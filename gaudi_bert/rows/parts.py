@@ -73,8 +73,7 @@ class RowPart:
     size_bytes: int = 0
 
     def format_location(self, position: RowPosition) -> str:
-        """Return the file name and the position of a row as text for messages. The position is counted from the beginning of
-        the file.
+        """Return the file name and the position of a row in the complete file as text for messages.
 
         Args:
             position: The position of the row, counted from the beginning of this part.
@@ -131,8 +130,8 @@ class RowPart:
 
 
 def _has_one_byte_line_feed(encoding: str) -> bool:
-    """Return whether an encoding stores a line feed as one byte, so that lines can be found without decoding. UTF-16 and
-    UTF-32 do not.
+    """Return whether an encoding stores a line feed as one byte. If so, lines can be found without decoding. For UTF-16 and
+    UTF-32, the result is false.
     """
     return "\n".encode(encoding) == b"\n"
 
@@ -160,7 +159,7 @@ def _decode_line_by_line(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
 
 
 def _decode_complete_file(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
-    """Decode a complete file, and yield its lines. This is for encodings such as UTF-16, in which lines can be found only
+    """Decode a complete file, and yield its lines. Encodings such as UTF-16 need this, because their lines can be found only
     after decoding.
     """
     text = io.TextIOWrapper(handle, part.encoding, newline="\n")
@@ -178,7 +177,7 @@ def _decode_complete_file(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
 
 
 def _check_line_length(part: RowPart, length: int) -> None:
-    """Raise an InputError if a line is too long. Only the beginning of such a line was read."""
+    """Raise an InputError if a line is so long that only its beginning was read."""
     if length >= files.LONGEST_ROW_BYTES:
         raise InputError(f"{part.name}: a line is longer than {format_max_row_size()}; divide it into several lines")
 
@@ -193,10 +192,10 @@ def make_complete_part(path: str | Path, settings: TaskSettings) -> RowPart:
 
     Args:
         path: The file, or `-` for standard input.
-        settings: The settings of the task. If they specify no format, it follows from the file's ending.
+        settings: The settings of the task. If they specify no format, the file extension determines it.
 
     Raises:
-        InputError: The path is a folder, or its ending is unknown.
+        InputError: The path is a folder, or its extension is unknown.
     """
     if str(path) == STANDARD_INPUT:  # standard input has no ending, so JSON lines are the default
         return RowPart(format_source_name(path), None, settings.format or "jsonl", encoding=settings.encoding)
@@ -208,8 +207,8 @@ def make_complete_part(path: str | Path, settings: TaskSettings) -> RowPart:
             f"{path}: the file extension is not supported; pass --format, or a file that ends in {', '.join(_EXTENSIONS)}, "
             "optionally with .gz or .zst"
         )
-    # The settings may contain the encoding of the model's training data, which was a table. Such an encoding must not be
-    # applied to files of other formats.
+    # If a model was trained on a table, the settings contain the encoding of that table. Only tables may inherit it, so
+    # files of other formats are read as UTF-8 unless the user sets an encoding.
     encoding = settings.encoding if kind in TABLES or "encoding" in settings.keys_set_by_user else "utf-8"
     return RowPart(str(path), Path(path), kind, _detect_compression(Path(path)), encoding)
 
@@ -222,7 +221,7 @@ def _format_from_extension(path: str | Path) -> RowFormat | None:
 
 
 def _detect_compression(path: Path) -> Compression | None:
-    """Detect from the first bytes of a file how it is compressed. Return None if it is not compressed."""
+    """Return how a file is compressed, according to its first bytes. Return None if it is not compressed."""
     with explain_os_errors(path, "read"), open_file(path) as handle:
         beginning = handle.read(4)
     return next((name for magic, name in _COMPRESSIONS.items() if beginning.startswith(magic)), None)
@@ -250,9 +249,9 @@ def split_source(source: Source, settings: TaskSettings, part_bytes: int) -> lis
     """Divide a data source into parts of about `part_bytes` that can be read independently, and return them in order. A
     source that cannot be divided becomes a single part.
 
-    The format comes from the settings, or otherwise from the file's ending. If the ending is unknown, the format is detected
-    from the beginning of the file. Data that was copied from standard input is read as JSON lines, unless the settings
-    specify a format.
+    The format comes from the settings, or otherwise from the file extension. If the extension is unknown, the format is
+    detected from the beginning of the file. Data that was copied from standard input is read as JSON lines, unless the
+    settings specify a format.
 
     Args:
         source: The source.
@@ -279,7 +278,8 @@ def split_source(source: Source, settings: TaskSettings, part_bytes: int) -> lis
 
 
 def _detect_format(path: Path, compression: Compression | None) -> RowFormat:
-    """Detect the format of a file from its extension or, if that does not suffice, from its content.
+    """Detect and return the format of a file from its extension or, if the extension does not determine the format, from its
+    content.
 
     A file that begins like Parquet is Parquet. A file whose first line is a JSON object is JSON lines. Every other file is
     plain text.

@@ -108,7 +108,7 @@ def _join_entities(
     row: TaggedRow, tags: Sequence[str], scores: Sequence[float], scheme: TagScheme
 ) -> Iterator[dict[str, Any]]:
     """Join the tagged words of a row into entities, and yield the entities. If the tags follow no chunk scheme, yield every
-    word whose tag is not `O`.
+    word with a tag other than `O`.
     """
     starts = row.word_starts()
     begin, (position_before, kind_before) = 0, ("", OUTSIDE)
@@ -153,7 +153,7 @@ class TagScheme:
         self.odd_tag = min(others, chunks, key=len)[0] if chunks and others else None
 
     def split(self, tag: str) -> tuple[str, str]:
-        """Split a tag into the position of its word in an entity and the kind of the entity.
+        """Split a tag such as `B-PER` into two parts: where its word is in the entity, and the kind of the entity.
 
         The position is B, I, E or S, or "" if the tag does not state it.
         """

@@ -46,7 +46,7 @@ from gaudi_bert.rows.types import (
 )
 
 _Row = TypeVar("_Row")
-# Columns that a task may read although no setting names them.
+# Tasks read these columns by their fixed names, so no setting contains the names.
 _OTHER_COLUMNS = ("input_ids", "question", "context", "answers", "is_impossible", "id")
 _PARQUET_ROWS_AT_ONCE = 256
 _DOCUMENT_LINE = "-DOCSTART-"
@@ -96,8 +96,8 @@ def read_rows(
 
 
 def check_first_row(path: str, task: TaskName | None, settings: TaskSettings, *, labelled: bool = False) -> None:
-    """Raise an InputError if the first row of a file cannot be read. Callers check this before they load a model, which
-    takes seconds.
+    """Raise an InputError if the first row of a file cannot be read. Loading a model takes seconds, so callers check the
+    first row before.
 
     Standard input is not checked, because it can be read only once.
 
@@ -115,7 +115,7 @@ def check_first_row(path: str, task: TaskName | None, settings: TaskSettings, *,
 
 
 class SkippedRows:
-    """Counts the rows that were skipped because they cannot be read, and stores the problem of the first skipped row."""
+    """Counts the rows that cannot be read and were skipped, and stores the error message for the first of them."""
 
     def __init__(self) -> None:
         self.rows, self.first = 0, ""
@@ -125,14 +125,15 @@ class SkippedRows:
         return f"{format_count(self.rows, 'row')} cannot be read and {verb} skipped; the first problem: {self.first}"
 
     def add(self, problem: str) -> None:
-        """Count a skipped row, and store its problem if it is the first."""
+        """Count a skipped row, and store its error message if it is the first."""
         self.rows, self.first = self.rows + 1, self.first or problem
 
 
 def raise_or_skip_bad_rows(
     rows: Iterator[Row | BadRow], on_bad_row: OnBadRow = "stop", skipped: SkippedRows | None = None
 ) -> Iterator[Row]:
-    """Yield the rows that can be read. Depending on `on_bad_row`, other rows are skipped or raise an InputError.
+    """Yield the rows that can be read. Skip the other rows, or raise an InputError at the first of them, depending on
+    `on_bad_row`.
 
     Args:
         rows: Rows, some of which may be a `BadRow`.
@@ -212,13 +213,13 @@ def split_into_windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
 def batch_by_size(
     rows: Iterable[_Row], size_of: Callable[[_Row], int], target_size: int, max_rows: int | None = None
 ) -> Iterator[list[_Row]]:
-    """Yield the rows in lists. A list ends when the sizes of its rows add up to `target_size` or more, or when it contains
+    """Yield the rows in lists. A list is complete when the total size of its rows reaches `target_size`, or when it contains
     `max_rows` rows.
 
     Args:
         rows: The rows.
         size_of: Returns the size of a row.
-        enough: The total size at which a list ends.
+        target_size: The total size at which a list is complete.
         max_rows: The largest number of rows in a list. None means no limit.
     """
     batch: list[_Row] = []
@@ -234,7 +235,8 @@ def batch_by_size(
 
 
 def _check_options_apply(part: RowPart, task: TaskName | None, settings: TaskSettings, labelled: bool) -> None:
-    """Raise an InputError if the task cannot read the format of the file, or if an option that the user set has no effect.
+    """Raise an InputError if the task does not support the format of the file, or if an option that the user set has no
+    effect.
 
     Raises:
         InputError: The format does not match, or an option would have no effect.
@@ -273,7 +275,7 @@ def _check_options_apply(part: RowPart, task: TaskName | None, settings: TaskSet
 
 
 def _list_layouts(task: TaskName | None, labelled: bool) -> list[tuple[str, ...]]:
-    """Return the column layouts that the rows of a task may have. A layout is a tuple of the settings that name the
+    """Return the column layouts that are possible for the rows of a task. A layout is a tuple of the settings that name the
     columns.
     """
     layouts = _LAYOUTS.get(task, (_PAIR_LAYOUT,))
@@ -302,7 +304,9 @@ def _format_setting_name(key: str) -> str:
 def _missing_column_remedies(
     task: TaskName | None, settings: TaskSettings, labelled: bool, columns: Sequence[str]
 ) -> list[str]:
-    """Return one remedy for each column that a table lacks, although the task needs it or the user named it."""
+    """Return one remedy for each required column that a table does not contain. An optional column is required only if the
+    user named it.
+    """
     if task in LANGUAGE_MODELLING and "input_ids" in columns:
         return []
     keys = _choose_layout(task, settings, labelled, columns)
@@ -357,7 +361,9 @@ def _list_read_columns(task: TaskName | None, settings: TaskSettings, row: Row, 
 
 
 def _read_records(part: RowPart, settings: TaskSettings, task: TaskName | None, labelled: bool) -> Iterator[PlacedRecord]:
-    """Yield the records of a part with their positions. If a record cannot be read, an error takes its place."""
+    """Yield the position and the content of each record in a part. If a record cannot be read, yield an InputError in its
+    place.
+    """
     if part.kind == "built-in":
         documents = convert_texts_to_documents(load_python_texts(part.name)).values()
         yield from (

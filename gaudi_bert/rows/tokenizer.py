@@ -1,8 +1,8 @@
 """The tokenizer of a model, with the same results as in `transformers` and `sentence-transformers`.
 
 If `transformers` is installed, the fast tokenizer that `AutoTokenizer` builds from the folder is used. Otherwise
-`tokenizer_files` reads the folder. `save_tokenizer` writes a tokenizer into the folder of a model, so that other libraries
-compute the same tokens.
+`tokenizer_files` reads the folder. `save_tokenizer` writes a tokenizer into a model folder, so that other libraries compute
+the same tokens.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _TOKEN_TYPES = "token_type_ids"
 
 @dataclass(frozen=True)
 class RowTokenizer:
-    """A tokenizer of the library `tokenizers` that neither truncates nor pads, and the settings of its model.
+    """A tokenizer from the `tokenizers` library that neither truncates nor pads, and the tokenizer settings of its model.
 
     Attributes:
-        tokenizer: The tokenizer of the library `tokenizers`.
+        tokenizer: The `tokenizers.Tokenizer` object.
         file: The file or folder that it was read from, for messages.
         settings: Further settings that affect the model's inputs, with their names in tokenizer_config.json.
     """
@@ -62,13 +62,15 @@ class RowTokenizer:
 
     @cached_property
     def sha256(self) -> str:
-        """The SHA-256 of everything that affects the token ids or segment ids of a text, which identifies the tokenizer."""
+        """A SHA-256 that identifies the tokenizer, computed from everything that affects the token ids or segment ids of a
+        text.
+        """
         named = {name: self.settings[name] for name in NAMED_TOKENS if name in self.settings}
         stated = json.dumps([self.truncation_side, self.has_segments, self.tokenizer.encode_special_tokens, named])
         content = self.tokenizer.to_str()
         if type(self.tokenizer.model).__name__ == "Unigram":
-            # The library may read a score with another last digit than it wrote, which would change the identity of the
-            # tokenizer. Therefore round the scores.
+            # If the library writes a score and reads it again, the last digit may change, and the SHA-256 would change with
+            # it. Therefore round the scores.
             values = json.loads(content)
             values["model"]["vocab"] = [[token, f"{score:.9g}"] for token, score in values["model"]["vocab"]]
             content = json.dumps(values)
@@ -97,7 +99,7 @@ class RowTokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """The size of the vocabulary, which is the largest token id plus one."""
+        """The largest token id plus one, which is the number of token embeddings that a model needs."""
         numbers = self.tokenizer.get_vocab().values()
         if not numbers:
             raise InputError(f"{self.file}: the vocabulary is empty; pass a tokenizer with a vocabulary")
@@ -177,14 +179,13 @@ class RowTokenizer:
         return self._find_first_id(*self._find_named_tokens("mask_token"), "[MASK]", "<mask>", *others)
 
     def _find_named_tokens(self, *names: str) -> list[str]:
-        """Return the special tokens that the settings define under some of the keys `names`, such as `mask_token`."""
+        """Return the special tokens that the settings define under the given names, such as `mask_token`."""
         return [self.settings[name] for name in names if name in self.settings]
 
     def special_token_ids(self) -> dict[str, int | None]:
-        """Return the ids of the special tokens that config.json contains, by name. The names are pad, mask, cls, bos, sep
-        and eos.
+        """Return the ids of the special tokens that a model's config.json lists: pad, mask, cls, bos, sep and eos.
 
-        A missing token is None.
+        The result is a dict by these names. The id of a missing token is None.
         """
         before, after = self.special_tokens_around_text()
         first, last = before[0] if before else None, after[-1] if after else None
@@ -192,19 +193,20 @@ class RowTokenizer:
         return {"pad": self.pad_id, "mask": self._find_mask_id(), **ends}
 
     def _find_first_id(self, *tokens: str) -> int | None:
-        """Return the token id of the first of the given tokens that is in the vocabulary, or None if none is."""
+        """Return the id of the first given token that the vocabulary contains, or None if it contains none of them."""
         numbers = (self.tokenizer.token_to_id(token) for token in tokens)
         return next((int(number) for number in numbers if number is not None), None)
 
     def check_fits(self, vocab_size: int, type_vocab_size: int) -> None:
-        """Raise an InputError if the tokenizer can return a token id or segment id for which a model has no embedding.
+        """Raise an InputError if the tokenizer can return token ids or segment ids that are too large for the embeddings of
+        a model.
 
         Args:
             vocab_size: The number of token embeddings in the model.
             type_vocab_size: The number of segment embeddings in the model.
 
         Raises:
-            InputError: An id is too large, or a single text gets another segment id than 0.
+            InputError: An id is too large, or the segment ids of a single text are not all 0.
         """
         if self.vocabulary_size > vocab_size:
             raise InputError(
@@ -235,7 +237,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, lower_case: bool = False) -> RowTokenizer:
-    """Open and return the tokenizer in the folder of a model.
+    """Open and return the tokenizer in a model folder.
 
     Args:
         folder: The folder or the file. For a checkpoint of a run, the tokenizer of the run is used.
@@ -255,7 +257,7 @@ def open_tokenizer(folder: Path, settings: Mapping[str, Any] | None = None, *, l
     for name in _READ_BY_TRANSFORMERS:  # transformers silently ignores a file that it cannot read
         if os.path.lexists(folder / name):
             read_file(folder / name)
-    # `transformers` cannot open a folder whose files name neither a model type nor a tokenizer class.
+    # `transformers` cannot open a folder if its files name neither a model type nor a tokenizer class.
     if read_tokenizer_class(folder)[0] is not None and importlib.util.find_spec("transformers") is not None:
         from transformers import AutoTokenizer
 
@@ -290,7 +292,7 @@ def read_tokenizer(path: Path) -> RowTokenizer:
 
 
 def wrap_tokenizer(original: Any) -> RowTokenizer:
-    """Return a `RowTokenizer` for a tokenizer of `transformers` or `tokenizers`, which is copied and not changed.
+    """Wrap a copy of a `transformers` or `tokenizers` tokenizer in a `RowTokenizer`, so that the original is not changed.
 
     Raises:
         InputError: The argument is not a tokenizer, or is a tokenizer that is written in Python.
@@ -311,7 +313,7 @@ def wrap_tokenizer(original: Any) -> RowTokenizer:
 
 
 def _add_lower_case_step(tokenizer: Tokenizer) -> None:
-    """Change a tokenizer so that it first converts texts to lower case, unless it already does."""
+    """Make a tokenizer convert texts to lower case first, unless it already does. The tokenizer is changed in place."""
     from tokenizers import normalizers
 
     content = json.loads(tokenizer.to_str())["normalizer"]
@@ -321,7 +323,7 @@ def _add_lower_case_step(tokenizer: Tokenizer) -> None:
 
 
 def _convert_transformers_tokenizer(original: Any, file: Path) -> RowTokenizer:
-    """Wrap a tokenizer of `transformers` in a `RowTokenizer` without copying it.
+    """Wrap a `transformers` tokenizer in a `RowTokenizer` without copying it.
 
     Raises:
         InputError: The tokenizer or one of its steps is written in Python, except for the tokenizer of ESM, which is
@@ -366,7 +368,7 @@ def _make_row_tokenizer(backend: Tokenizer, file: Path, settings: Mapping[str, A
 
 
 def clone_tokenizer(backend: Tokenizer, content: str | None = None) -> Tokenizer:
-    """Return a copy of a tokenizer of the library `tokenizers`.
+    """Return a copy of a `tokenizers` tokenizer.
 
     Args:
         backend: The tokenizer.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TOKENIZER_NAME, SETTINGS_NAME, VOCABULARY_NAME = "tokenizer.json", "tokenizer_config.json", "vocab.txt"
 # `transformers` loads a tokenizer.json with this class without changing it, for any type of model.
 GENERAL_CLASS = "PreTrainedTokenizerFast"
-# The names of special tokens in `transformers`. Tokens that a vocabulary lacks are added in this order.
+# The names of special tokens in `transformers`. If special tokens are missing in a vocabulary, they are added in this order.
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 _BERT, ESM_CLASS = "BertTokenizer", "EsmTokenizer"
@@ -52,14 +52,14 @@ _NORMALIZATION = {
     "strip_accents": "strip_accents",
     "handle_chinese_chars": "tokenize_chinese_chars",
 }
-# BertTokenizer in transformers replaces words with more characters than this by [UNK].
+# BertTokenizer in `transformers` replaces words of more than 100 characters with [UNK].
 _LONGEST_WORD_CHARACTERS = 100
 _APPLIED = {
     *("tokenizer_class", "model_input_names", "truncation_side", "split_special_tokens", "added_tokens_decoder"),
     *("extra_special_tokens", "additional_special_tokens", "add_prefix_space", *NAMED_TOKENS),
 }
-# Settings that do not change the tokens of a text: informational ones, and those for padding, decoding and chat templates.
-# `model_max_length` is read elsewhere.
+# Settings that do not change the tokens of a text, such as settings for padding, decoding and chat templates. Other modules
+# read `model_max_length`.
 _WITHOUT_EFFECT = {
     *("model_max_length", "max_length", "stride", "truncation_strategy", "padding_side", "pad_token_type_id"),
     *("pad_to_multiple_of", "clean_up_tokenization_spaces", "chat_template", "name_or_path", "tokenizer_file", "vocab_file"),
@@ -69,7 +69,7 @@ _WITHOUT_EFFECT = {
 
 
 def read_tokenizer_json(file: Path) -> Tokenizer:
-    """Read and return the tokenizer in a tokenizer.json, which is the file format of the library `tokenizers`.
+    """Read and return the tokenizer in a tokenizer.json file, which is the format of the `tokenizers` library.
 
     Raises:
         InputError: The file cannot be read or is damaged.
@@ -82,7 +82,9 @@ def read_tokenizer_json(file: Path) -> Tokenizer:
 
 @contextmanager
 def convert_library_errors(path: Path) -> Iterator[None]:
-    """Convert exceptions and Rust panics of a tokenizer library into an InputError, because damaged files cause them."""
+    """Convert exceptions and Rust panics of a tokenizer library, which are usually caused by damaged files, into an
+    InputError.
+    """
     try:
         yield
     except InputError:
@@ -163,20 +165,21 @@ def _needs_transformers_error(path: Path, what: str) -> InputError:
 
 
 def _contradiction_error(path: Path, name: str, value: object, stored: object) -> InputError:
-    """Return the error for a setting whose value contradicts tokenizer.json."""
+    """Return the error for a setting that contradicts tokenizer.json."""
     problem = f"{name} is {json.dumps(value)}, but it is {json.dumps(stored)} in {TOKENIZER_NAME}"
     return InputError(f"{path}: {problem}; correct one of them, or install transformers, which applies the setting")
 
 
 def _check_settings_supported(folder: Path, kind: str, settings: Mapping[str, Any]) -> None:
-    """Raise an InputError if a tokenizer setting is not supported or has an invalid value. A setting is supported if it is
-    applied here or does not affect tokens.
+    """Raise an InputError if a tokenizer setting is not supported or has an invalid value. Supported settings are either
+    applied in this module or do not affect tokens.
 
     Raises:
         InputError: A setting is unknown, or its value is not allowed.
     """
     file, known = folder / SETTINGS_NAME, _APPLIED | _WITHOUT_EFFECT
-    # A general class ignores settings for the normalizers of other classes, as in transformers.
+    # As in `transformers`, a general class such as `PreTrainedTokenizerFast` accepts and ignores the settings of BERT's
+    # normalizer.
     known = known | (set(_NORMALIZATION.values()) if kind in (_BERT, *_AS_IT_IS) else set())
     harmless: dict[str, Any] = {"do_basic_tokenize": True, "never_split": None}
     for name, value in settings.items():
@@ -197,7 +200,7 @@ def _token_text(token: Any) -> str:
 
 
 def _read_added_tokens(folder: Path, settings: dict[str, Any]) -> dict[int, AddedToken]:
-    """Return the tokens that the files of a folder add to the vocabulary, as a dict by token id.
+    """Return the tokens that the files in a folder add to the vocabulary, as a dict by token id.
 
     In folders of old versions, special_tokens_map.json overrides the special tokens in `settings`, which is updated in
     place.
@@ -229,8 +232,8 @@ def _special_tokens_in_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _add_missing_tokens(
     backend: Tokenizer, added_tokens: Mapping[int, AddedToken], settings: Mapping[str, Any], folder: Path
 ) -> None:
-    """Add the tokens that a folder defines but its tokenizer lacks. Raise an InputError if a token does not get the id that
-    the folder states.
+    """Add the tokens that a folder defines but that are missing in its tokenizer. Raise an InputError if a token gets
+    another id than the folder specifies.
 
     Args:
         backend: The tokenizer, which is changed in place.
@@ -325,7 +328,8 @@ def _build_bert_tokenizer(token_ids: Mapping[str, int], settings: Mapping[str, A
 
 
 def build_esm_tokenizer(token_ids: Mapping[str, int], settings: Mapping[str, Any], file: Path) -> Tokenizer:
-    """Build the tokenizer of an ESM model from its vocabulary. In `transformers`, it is implemented only in Python.
+    """Build a fast tokenizer for an ESM model from its vocabulary. The ESM tokenizer of `transformers` is implemented only
+    in Python.
 
     Every occurrence of a vocabulary token in a text becomes that token, even within a word. The longest token is matched
     first.

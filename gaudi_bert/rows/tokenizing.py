@@ -49,7 +49,7 @@ _TASKS_WITH_WINDOWS = (
 _USUAL_STRIDE = 128
 
 
-# A long text is first cut to this number of characters per token of a sequence, so that it is not tokenized completely.
+# To avoid tokenizing a long text completely, only this many characters for each token of a sequence are tokenized first.
 _CHARACTERS_OF_TOKEN = 16
 _BATCH_CHARACTERS = 1 << 20
 _WORDS_OF_PART, _WORDS_OF_BATCH = 1 << 10, 1 << 14
@@ -125,7 +125,7 @@ def tokenize_rows(
 
 
 def _check_no_empty_sequence(sequences: Sequences, rows: Sequence[Row], source: str) -> None:
-    """Raise an InputError if a sequence contains no token, because a model has no output for an empty sequence.
+    """Raise an InputError if a sequence contains no tokens, because a model has no output for an empty sequence.
 
     A sequence may be empty if a text is empty and the tokenizer adds no special tokens.
 
@@ -145,14 +145,14 @@ def _check_no_empty_sequence(sequences: Sequences, rows: Sequence[Row], source: 
 def tokenize_readable_rows(
     window: Sequence[Row | BadRow], on_bad_row: OnBadRow, tokenize: Callable[[list[Row]], Sequences | None]
 ) -> tuple[list[Row], Sequences | None, dict[int, str]]:
-    """Tokenize the rows that can be read and tokenized, and collect the problems of all other rows.
+    """Tokenize the given rows, and return the results with an error message for each row that cannot be read or tokenized.
 
     If `tokenize` raises an exception for all rows together and `on_bad_row` is "skip", each row is tried separately.
 
     Args:
         window: The rows, some of which may be a `BadRow`.
         on_bad_row: "stop" raises the exception of `tokenize`. "skip" leaves out the rows that cannot be tokenized.
-        tokenize: Returns the sequences of some rows, or None if there are no rows.
+        tokenize: Returns the sequences of the given rows, or None if there are no rows.
 
     Returns:
         The rows that were tokenized, their sequences, and the problem of every other row by its index in `window`.
@@ -214,11 +214,12 @@ class _RowEncoder:
         return self.tokenizer.special_tokens_around_pair()
 
     def tokenize_texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:
-        """Tokenize texts and pairs that are not split into windows, and return the first four arrays of a `Sequences`
-        object.
+        """Tokenize texts and pairs that are not split into windows, and return their row numbers, offsets, token ids and
+        segment ids.
 
         Returns:
-            Row numbers int64 [rows], offsets int64 [rows + 1], token ids int32 [T] and segment ids int8 [T].
+            Row numbers int64 [rows], offsets int64 [rows + 1], token ids int32 [T] and segment ids int8 [T], in the order of
+            the attributes of `Sequences`.
 
         Raises:
             InputError: A row is too long and must not be truncated.
@@ -253,7 +254,8 @@ class _RowEncoder:
         return np.arange(len(rows), dtype=np.int64), offsets, flat, segments
 
     def _encode_texts(self, rows: Sequence[TextRow]) -> list[tuple[Int32Array, NDArray[np.int8], bool]]:
-        """Tokenize some texts. Return the token ids and segment ids of each, and whether only a part of it was tokenized.
+        """Tokenize a batch of texts. For each text, return the token ids, the segment ids, and whether only a part of the
+        text was tokenized.
 
         If a text is far too long, only the side that remains is read. The part ends between two words. If it gives at least
         twice as many tokens as a sequence has, it determines all tokens of the sequence. Otherwise a part of four times the
@@ -377,7 +379,7 @@ class _RowEncoder:
         spans_in_words: Int32Array,
         label_numbers: Mapping[str, int],
     ) -> Iterator[Sequences]:
-        """Yield one sequence for each window of a row of words, which `_encode_words` has already tokenized.
+        """Yield one sequence for each window of a row of words. `_encode_words` has already tokenized the words.
 
         Args:
             index: The index of the row.
@@ -393,7 +395,7 @@ class _RowEncoder:
         bounds = self._compute_window_bounds(
             row.position, len(ids), self.max_tokens - len(before) - len(after), self.settings.stride
         )
-        # Later words never belong to earlier windows, so the words of each window are consecutive.
+        # A later word is never assigned to an earlier window, so the words of a window are consecutive.
         word_bounds = np.searchsorted(_choose_window_of_each_token(first, bounds), np.arange(len(bounds) + 1))
         tags = np.full(len(row.tokens), NOT_PREDICTED, np.int32)
         if row.tags is not None:
@@ -458,9 +460,10 @@ class _RowEncoder:
 
 
 def _cut_to_kept_side(text: str, characters: int, side: TruncationSide) -> str:
-    """Return at most `characters` characters from that end of a text that truncation keeps.
+    """Return the end of a text that truncation keeps, shortened to at most `characters` characters. The text is cut between
+    words.
 
-    The returned part ends at a space or, if there is none, at another character that is not part of a word. Return "" if
+    The cut is at a whitespace character or, if there is none, at another character that is not part of a word. Return "" if
     there is no such character.
     """
     if side == "left":
@@ -471,7 +474,8 @@ def _cut_to_kept_side(text: str, characters: int, side: TruncationSide) -> str:
 
 
 def _find_answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
-    """Return the indices of the first and last token of a question's first answer within a window, int32 [2].
+    """Find the first answer to a question in a window of the context, and return the indices of its first and last token,
+    int32 [2].
 
     If a part of the answer is outside the window, both indices are far below 0.
     """
@@ -490,8 +494,8 @@ def _find_answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
 def _make_sequence(
     index: int, input_ids: Int32Array, segment_ids: NDArray[np.int8] | None = None, **others: Any
 ) -> Sequences:
-    """Return a `Sequences` object that contains a single sequence of the row with this index. The segment ids default to
-    0.
+    """Return a `Sequences` object with a single sequence, which comes from the row with this index. The segment ids default
+    to 0.
     """
     segments = np.zeros(len(input_ids), np.int8) if segment_ids is None else segment_ids
     return Sequences(np.array([index]), np.array([0, len(input_ids)]), input_ids, segments, **others)
@@ -530,7 +534,7 @@ def _make_text_targets(
 
 
 def _find_label_number(label_numbers: Mapping[str, int], name: str, position: RowPosition, source: str) -> int:
-    """Return the number of a label, given its name. Raise an InputError if the name is unknown."""
+    """Return the number of the label with the given name. Raise an InputError if the name is unknown."""
     if name not in label_numbers:
         known = ", ".join(list(label_numbers)[:8]) + (", ..." if len(label_numbers) > 8 else "")
         raise InputError(f"{source}: {position}: the label {short_repr(name)} is unknown; use one of {known}")
@@ -543,8 +547,8 @@ def _find_label_number(label_numbers: Mapping[str, int], name: str, position: Ro
 def _split_into_windows(
     tokens: int, window_size: int, stride: int | None, row: str, length_key: str = "--max-sequence-length"
 ) -> IntArray:
-    """Divide the tokens of a row into overlapping windows, and return the first token and the end of each window, int64
-    [windows, 2]. If all tokens fit into one window, there is one.
+    """Divide the tokens of a row into overlapping windows, or into a single window if all tokens fit. Return the first token
+    and the end of each window, int64 [windows, 2].
 
     Args:
         tokens: The number of tokens in the row.
@@ -572,7 +576,7 @@ def _split_into_windows(
 
 
 def _choose_window_of_each_token(tokens: IntArray, bounds: IntArray) -> IntArray:
-    """Return the window in which each token has the most context on both sides, int64 [P].
+    """For each of P tokens, return the window that shows the most context on both sides of the token, int64 [P].
 
     The amount of context is the number of tokens on the shorter side. If several windows are equally good, return the first.
 
@@ -583,7 +587,9 @@ def _choose_window_of_each_token(tokens: IntArray, bounds: IntArray) -> IntArray
     starts, ends = bounds[:, 0], bounds[:, 1]
 
     def count_context(windows: IntArray) -> IntArray:
-        """Return the number of tokens before or after each token in its window, whichever is smaller."""
+        """Return the amount of context of each token in the given window, which is the smaller of the numbers of tokens
+        before and after it.
+        """
         return np.minimum(tokens - starts[windows], ends[windows] - 1 - tokens)
 
     # From one window to the next, the context before a token shrinks and the context after it grows. Therefore its best

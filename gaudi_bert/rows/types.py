@@ -25,7 +25,7 @@ STANDARD_INPUT = "-"
 TASKS_WITH_LABELS = ("classification", "multi-label", "token-classification")
 # Tasks in which each text or pair has a single label field.
 LABELLED_TEXTS = ("classification", "multi-label", "regression", "reranking")
-# Tasks whose rows need no label, because the model predicts tokens of the text.
+# These tasks need no labels, because the model predicts tokens of the text.
 LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
 # The tag of a word that belongs to no entity.
 OUTSIDE = "O"
@@ -39,7 +39,7 @@ class RowPosition(NamedTuple):
 
     Attributes:
         number: The number of the row, from 1.
-        line: The number of the line in which the row begins, from 1. None if the format has no lines.
+        line: The number of the first line of the row, from 1. None if the format has no lines.
     """
 
     number: int
@@ -51,7 +51,7 @@ class RowPosition(NamedTuple):
 
 # A row before it is validated, as a mapping from column names or keys to values.
 Record: TypeAlias = Mapping[str, Any]
-# The position of a row, and its record or the error because of which it cannot be read.
+# The position of a row, and its record. If the row cannot be read, an error takes the place of the record.
 PlacedRecord: TypeAlias = tuple[RowPosition, Record | InputError]
 
 
@@ -73,12 +73,12 @@ class TextRow(NamedTuple):
 
     @property
     def input(self) -> str | tuple[str, str]:
-        """The text or the pair of texts, as an argument for the library `tokenizers`."""
+        """The text or the pair of texts, in the form that the `tokenizers` library takes."""
         return self.text if self.text_pair is None else (self.text, self.text_pair)
 
 
 class TupleRow(NamedTuple):
-    """A row for training embeddings, which contains texts whose embeddings are compared.
+    """A row for training embeddings. It contains the texts that are compared by their embeddings.
 
     Attributes:
         position: The position of the row in its file.
@@ -107,7 +107,7 @@ class TaggedRow(NamedTuple):
     starts: tuple[int, ...] | None = None
 
     def word_starts(self) -> IntArray:
-        """Return the position in the text at which each word begins, int64 [words]."""
+        """Return the position of the first character of each word in the text, int64 [words]."""
         if self.starts is not None:
             return np.asarray(self.starts, np.int64)
         lengths = np.fromiter(map(len, self.tokens), np.int64, len(self.tokens)) + 1
@@ -197,7 +197,7 @@ class Sequences:
 def sequences_from_ids(
     input_ids: SequenceOf[Int32Array], segment_ids: SequenceOf[NDArray[np.int8]], cut_rows: int = 0
 ) -> Sequences:
-    """Return a `Sequences` object for given token ids, in which every sequence belongs to a row of its own.
+    """Return a `Sequences` object that contains the given token ids. Every sequence counts as a separate row.
 
     Args:
         input_ids: The token ids of each sequence.
@@ -223,7 +223,7 @@ def concatenate_sequences(parts: SequenceOf[Sequences], rows_per_window: Sequenc
     rows_before = np.cumsum(rows_per_window) - np.asarray(rows_per_window)
 
     def concatenate_column(name: str) -> AnyArray | None:
-        """Concatenate a column of all windows. Return None if the windows lack this column."""
+        """Concatenate a column of all windows. Return None if the windows do not have this column."""
         columns = [getattr(part, name) for part in parts]
         return None if columns[0] is None else np.concatenate(columns)
 
@@ -240,5 +240,5 @@ def concatenate_sequences(parts: SequenceOf[Sequences], rows_per_window: Sequenc
 
 
 def format_source_name(path: object) -> str:
-    """Return the name of a file for messages, which is "standard input" for `-`."""
+    """Return the name of a file for messages. The name of `-` is "standard input"."""
     return "standard input" if str(path) == STANDARD_INPUT else str(path)

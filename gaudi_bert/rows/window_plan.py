@@ -28,7 +28,7 @@ from gaudi_bert.packing.strategies import StrategyCounts, count_packs, count_slo
 from gaudi_bert.rows.packs import BatchShape, IncompleteBatch, PackBatch, PackedSequences, fill_planned_packs
 from gaudi_bert.rows.types import Sequences
 
-# Sequences share rows only if one sequence per row would cost at least this many times as much.
+# Sequences share rows only if rows with a single sequence would cost at least 2 % more.
 LEAST_GAIN = 1.02
 
 LENGTH_STEP_UNPACKED = 32
@@ -36,8 +36,8 @@ _ALGORITHM = "lpfhp"  # best fit
 MAX_ROW_LENGTHS = 4
 _USUAL_LENGTHS = (64, 128, 256, 512)
 _LENGTH_STEP = 16
-# A row holds at most its length divided by this number of sequences. Even a short sequence has four tokens: [CLS], two word
-# pieces and [SEP].
+# Even a short sequence has four tokens ([CLS], two word pieces and [SEP]), so the depth of a row is limited to its length
+# divided by 4.
 _TOKENS_PER_SEQUENCE = 4
 
 
@@ -58,7 +58,7 @@ class RowLengthPacks:
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """A plan that divides the sequences of a window into packs of one or several row lengths.
+    """A plan that assigns the sequences of a window to packs of one or several row lengths.
 
     Attributes:
         parts: The packs of each row length.
@@ -116,7 +116,9 @@ class PackRunner:
         outputs: Float32Array = np.zeros((count, self.width), np.float32)
 
         def compute_and_scatter(batch: PackBatch) -> int:
-            """Compute a batch, write its outputs to their sequences, and return the number of slots."""
+            """Run the model on a batch, store the outputs of its sequences or tokens, and return the number of slots
+            computed.
+            """
             batch.scatter_outputs(self.compute(batch.features()), outputs, per_token=self.per_token)
             return batch.pack_count * batch.shape.length
 
@@ -152,7 +154,7 @@ def plan_window(
 
     Args:
         lengths: int64 [N], the lengths of the sequences.
-        hidden_size: The hidden size of the model, from which the cost of a row is estimated.
+        hidden_size: The hidden size of the model, which is needed to estimate the cost of a row.
         packed: Whether sequences may share a row. Otherwise each sequence gets its own row, and all rows have the same
             length.
         fixed_row_length: The only row length, for accelerators that compile each shape. None to choose the lengths.
@@ -171,7 +173,7 @@ def plan_window(
     solved = [_pack_into_rows(lengths, row_lengths) for row_lengths in choices]
 
     def cost(mixtures: list[tuple[int, StrategyCounts]]) -> float:
-        """Return the estimated cost of computing packs of one or two row lengths."""
+        """Return the estimated cost of computing all planned packs, which have one or two row lengths."""
         return sum(
             count_packs(strategy_counts) * estimate_row_cost(length, hidden_size) for length, strategy_counts in mixtures
         )
@@ -185,8 +187,8 @@ def plan_window(
 
 
 def _put_one_in_each_row(lengths: IntArray, row_lengths: list[int]) -> Iterator[RowLengthPacks]:
-    """Put every sequence into a row of its own, and yield the packs of each row length. A sequence gets the shortest row
-    that holds it.
+    """Put every sequence into a row of its own, with the shortest row length that is sufficient. Yield the packs of each row
+    length.
     """
     index_of_row = np.searchsorted(row_lengths, lengths)
     for index, length in enumerate(row_lengths):
@@ -224,7 +226,7 @@ def _candidate_lengths(
 
 
 def _pack_into_rows(lengths: IntArray, row_lengths: tuple[int, ...]) -> list[tuple[int, StrategyCounts]]:
-    """Pack the sequences into rows of one or two lengths. Return each row length with the sequence lengths in its packs.
+    """Plan packs for rows of one or two lengths. For each row length, return how many packs contain which sequence lengths.
 
     Long rows take all sequences that are too long for short rows. Then they are filled with other sequences by best fit. The
     short rows take the remaining sequences.
@@ -244,7 +246,9 @@ def _pack_into_rows(lengths: IntArray, row_lengths: tuple[int, ...]) -> list[tup
 
 
 def _assign_sequences(lengths: IntArray, mixtures: list[tuple[int, StrategyCounts]]) -> Iterator[RowLengthPacks]:
-    """Choose the sequences for planned packs, in which only the lengths are fixed. Yield the packs of each row length."""
+    """Fill the planned packs, which specify only sequence lengths, with sequences of the window. Yield the packs of each row
+    length.
+    """
     free = np.arange(len(lengths), dtype=np.int64)
     for length, strategy_counts in mixtures:
         if not strategy_counts:
@@ -262,7 +266,8 @@ def _assign_sequences(lengths: IntArray, mixtures: list[tuple[int, StrategyCount
 
 
 def _choose_row_lengths(counts: IntArray, longest: int, cost: Callable[[int], float]) -> tuple[list[int], float]:
-    """Choose the row lengths with the lowest cost for rows of one sequence each, and return them with the total cost.
+    """Choose the row lengths that cost least if every row contains a single sequence. Return the row lengths and the total
+    cost.
 
     Args:
         counts: int64, the number of sequences of each length, from 1.
@@ -270,12 +275,12 @@ def _choose_row_lengths(counts: IntArray, longest: int, cost: Callable[[int], fl
         cost: Returns the cost of a row of the given length.
 
     Returns:
-        At most MAX_ROW_LENGTHS lengths, ascending, each of which is used by some sequence, and the total cost.
+        At most MAX_ROW_LENGTHS lengths, ascending and without unused lengths, and the total cost.
     """
     grid = np.append(np.arange(LENGTH_STEP_UNPACKED, longest, LENGTH_STEP_UNPACKED), longest)
     below_G = np.cumsum(np.pad(counts, (0, max(0, longest - len(counts)))))[grid - 1]
     costs_G = np.array([cost(int(length)) for length in grid])
-    # best_G[j] is the lowest cost of all sequences of at most grid[j] tokens in rows of at most grid[j] tokens. Each
+    # best_G[j] is the lowest total cost of the sequences of at most grid[j] tokens if no row is longer than grid[j]. Each
     # iteration allows one more row length.
     best_G = below_G * costs_G
     before = []
