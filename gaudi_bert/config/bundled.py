@@ -55,7 +55,7 @@ def get_model_size_overrides(model: str) -> list[str]:
     """Convert the value of `train --model` to `--set` overrides for the model sizes.
 
     Args:
-        model: A name in `MODELS`, or the path of a config.json, of which all keys that are settings are returned.
+        model: A name in `MODELS`, or the path of a config.json. All keys of the file that are settings are returned.
 
     Raises:
         InputError: The name is unknown, is the folder of a model, or the config.json is not of a BERT.

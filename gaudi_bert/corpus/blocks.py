@@ -4,7 +4,7 @@ A *block* consists of consecutive documents of one split (`train` or `evaluation
 of text. It may extend over several files. One worker processes one block. The random second segments of next-sentence pairs
 are taken from the same block, as Google's script takes them from the same input file.
 
-A *section* consists of consecutive blocks whose examples are distributed over the same few output files. Sections do not
+A *section* consists of consecutive blocks. Their examples are distributed over the same few output files. Sections do not
 depend on each other, so several machines can share them (`--shard K/N`).
 
 Examples are shuffled in a buffer. When the buffer contains `SHUFFLE_BYTES`, its examples are distributed in a seeded random

@@ -170,7 +170,7 @@ class UnpaddingEstimate:
     Attributes:
         accelerators: The number of accelerators.
         unpadding: The speed-up of un-padding as the paper measured it.
-        ideal_unpadding: The speed-up of an ideal un-padding of this data set, whose time is proportional to the tokens.
+        ideal_unpadding: The speed-up of un-padding this data set if the time were proportional to the tokens.
         packing: The speed-up of packing.
     """
 

@@ -268,7 +268,7 @@ def pack_greedily(length_counts: IntArray, depth: int, *, seed: int) -> Strategy
     """Pack sequences with GREEDY: in shuffled order, put each sequence into the current pack, or into a new pack if it does
     not fit.
 
-    This is what "just concatenate" does. It leaves about a fifth of the slots empty. For the arguments, see
+    "Just concatenate" works in this way. It leaves about a fifth of the slots empty. For the arguments, see
     `count_greedy_packs`.
     """
     lengths = _shuffle_lengths(length_counts, seed)

@@ -264,7 +264,7 @@ def run_column_generation(
     longer save a pack.
 
     Args:
-        master: the program, whose strategies must already cover everything.
+        master: the program. Its strategies must already cover all sequences.
         pricer: finds new strategies.
         demand: float64 [rows], the current demand of `master`.
         initial_relaxation: an earlier relaxation, whose prices are the first proven ones; None for the prices of the token

@@ -306,10 +306,9 @@ def _append_passive_column(
 
 @inner_kernel
 def _remove_infeasible_columns(active_set: _ActiveSet, scratch: FloatArray, size: int) -> int:
-    """Move the usages towards the unconstrained optimum, remove columns whose usage becomes zero, and return the new number
-    of columns.
+    """Move the usages towards the unconstrained optimum, and remove columns with zero usage. Return the new number of columns.
 
-    This is the inner loop of Lawson and Hanson.
+    The method is the inner loop of Lawson and Hanson.
     """
     usage, solution = active_set.usage, active_set.solution
     blocking = 0

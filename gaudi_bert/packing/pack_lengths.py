@@ -185,7 +185,7 @@ def pack_lengths(
         The packs in random order, with the metrics of the packing.
 
     Raises:
-        ArgumentError: an argument is invalid. This is a ValueError whose message names the index and the value.
+        ArgumentError: an argument is invalid. ArgumentError is a ValueError, and its message names the index and the value.
 
     Example:
         >>> from gaudi_bert import pack_lengths
@@ -231,7 +231,7 @@ def pack_histogram(
         The strategies and the number of packs of each, with the metrics of the packing.
 
     Raises:
-        ArgumentError: an argument is invalid. This is a ValueError whose message names the length and the value.
+        ArgumentError: an argument is invalid. ArgumentError is a ValueError, and its message names the length and the value.
 
     Example:
         >>> from gaudi_bert import pack_histogram
@@ -286,7 +286,7 @@ def _report_progress_if_long(description: str) -> Iterator[WorkBudget]:
     """Write progress lines to standard error if the `with` block takes longer than two seconds.
 
     Yields:
-        A `WorkBudget` without limit, whose spent operations the progress lines show.
+        A `WorkBudget` without limit. The progress lines show its spent operations.
     """
     budget, started, ended = WorkBudget(), time.monotonic(), threading.Event()
 

@@ -161,7 +161,7 @@ MOST_ENTRIES = 2**24
 class BoundedPricer:
     """A pricer that finds the strategies with the largest total price, but uses each length at most as often as it occurs.
 
-    For each length, it finds the best pack of which this length is the longest. `_table[row, slots, room]` is the worth of
+    For each length, it finds the best pack with this length as its longest. `_table[row, slots, room]` is the worth of
     at most `slots` sequences of the shorter lengths in `room` tokens. Without a depth limit, there is a single entry for any
     number of slots.
 

@@ -244,7 +244,7 @@ class FlatPacks(NamedTuple):
 
     Attributes:
         lengths: The length of each sequence, pack by pack, int64 [sequences].
-        starts: The position in `lengths` at which each pack begins, and the end of the last pack, int64 [packs + 1].
+        starts: The position in `lengths` where each pack begins, and the end of the last pack, int64 [packs + 1].
     """
 
     lengths: IntArray
@@ -363,7 +363,7 @@ class WorkBudget:
 
     Args:
         operations: the limit.
-        whole: the budget of which this one is a part, or None.
+        whole: the budget that this one is a part of, or None.
 
     Attributes:
         spent: operations spent so far.

@@ -68,7 +68,7 @@ class _SearchPath(NamedTuple):
 
     counts: IntArray  # int64 [T], sequences of each type that are not placed yet
     stack: IntArray  # int64 [sequences], the types in the order in which they were placed
-    opening: IntArray  # int64 [packs + 2], the height of the stack at which each pack starts
+    opening: IntArray  # int64 [packs + 2], the height of the stack where each pack starts
     # float64 [packs + 2], the total amount by which the worths of this and all later packs may fall short of 1 per pack
     slack: FloatArray
     free: IntArray  # int64 [packs + 2], how many slots within the depth this pack and all later packs may leave unused
@@ -373,7 +373,7 @@ class DiveResult(NamedTuple):
     """The packs that a dive has found, and the sequences that it could not place.
 
     Attributes:
-        strategy_counts: The packs, whose slots may hold shorter sequences (see `fill_planned_slots`).
+        strategy_counts: The packs. Their slots may hold shorter sequences (see `fill_planned_slots`).
         unplaced: The number of sequences of each occurring length that have no slot in these packs, int64 [rows].
         is_hopeless: Whether no packs can meet the target, whatever the settings.
     """
