@@ -306,7 +306,7 @@ def _append_passive_column(
 
 @inner_kernel
 def _remove_infeasible_columns(active_set: _ActiveSet, scratch: FloatArray, size: int) -> int:
-    """Move the usages towards the unconstrained optimum, and remove columns with zero usage. Return the new number of columns.
+    """Move the usages towards the unconstrained optimum, and remove columns with zero usage. Return how many columns remain.
 
     The method is the inner loop of Lawson and Hanson.
     """
