@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 60
 # A stopped training process needs time to finish its update and to save a checkpoint, so it is killed only after this time.
 _STOP_SECONDS = 120
-# Every container has this label with its work folder as value, so that a later run can find containers that were left
-# behind when a run was killed.
+# The value of this container label is the work folder, so that a later run can find the containers that a killed run left
+# behind.
 _WORK_LABEL = "gaudi-bert.work"
 
 
@@ -124,8 +124,8 @@ def _build_container_options(
     parent = format_location(work_root) if is_in_store(work_root) else os.path.abspath(work_root)
     command = ["gaudi-bert", "run", os.path.abspath(pipeline_file), "--work", parent, "--stages", stage, *extra_options]
     if not stage_row.runs_model and "--workers" not in extra_options:
-        # By default, a stage starts one process per core of the host, which could exceed the container's memory limit. So
-        # pass a number that suits the limit.
+        # By default, a stage starts one worker per core of the host, which could exceed the container's memory limit. So
+        # pass a number of workers that suits the limit.
         command += ["--workers", str(resources.data_processes)]
     folder = _pipeline_work_folder(settings, work_root)
     read = [(key, text) for key, text in list_input_paths(settings) if key in stage_row.input_settings]
@@ -160,8 +160,8 @@ def _build_container_options(
         ],
         "working_dir": os.getcwd(),  # because paths on the command line may be relative to it
         "init": True,
-        # A container that exceeds its memory limit should be killed and not slowed down by swapping. So allow no swap, by
-        # setting the limit of memory plus swap to the same value.
+        # A container that exceeds its memory limit should be killed, not slowed down by swapping. Both limits are equal,
+        # because the second one covers memory plus swap, and no swap is then allowed.
         "mem_limit": memory,
         "memswap_limit": memory,
         "nano_cpus": int(settings.docker.cpus * 1e9) if settings.docker.cpus else None,
@@ -211,7 +211,7 @@ _IMAGE_FOLDERS = [
 
 
 def _build_unprivileged_options(work_folder: Path, cpu_cores: float) -> dict[str, Any]:
-    """Return Docker options for a container that uses no Gaudi cards and runs without root rights.
+    """Return Docker options for a container that uses no Gaudi cards and runs without root privileges.
 
     The container runs as the user of this process. If this user is root, the container runs as the owner of the work folder
     instead. A local work folder is created if it does not exist, because the Docker daemon would create it as root.
@@ -405,7 +405,7 @@ class _ContainerStopper:
         self.stop_container_if_requested()
 
     def stop_container_if_requested(self) -> None:
-        """Start a thread that stops or kills the running container, if a stop signal was received."""
+        """If a stop signal was received, start a thread that stops or kills the running container."""
         if self.requests and self.container is not None:
             # A signal handler interrupts the main thread, which may hold a lock of the Docker client. Calling the client
             # here could deadlock, so another thread calls it.
@@ -508,7 +508,8 @@ def _read_container_output(output_chunks: _OutputChunks, reporter: Reporter) -> 
             for line in lines:
                 if held:
                     reporter.say(held)
-                # The caller raises the last error message, which is then printed. So do not also show it here.
+                # The caller raises an error with the container's last error message, so showing this message here would
+                # print it twice.
                 held = line if line.startswith("error: ") else ""
                 if not held:
                     reporter.say(line)

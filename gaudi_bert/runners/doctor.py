@@ -59,7 +59,7 @@ class CheckResult:
 
 
 def _make_failed_result(check_name: str, error: GaudiBertError) -> CheckResult:
-    """Return a failed `CheckResult` for an error. The text after the last semicolon of its message becomes the remedy."""
+    """Return a failed `CheckResult` for an error. The part of the message after the last semicolon becomes the remedy."""
     finding, _, remedy = str(error).rpartition("; ")
     return CheckResult(check_name, "failed", finding, remedy)
 
@@ -111,7 +111,7 @@ _COMMAND_SECONDS = 20
 _IMAGE_RELEASES: Mapping[EngineName, str] = {"tensorflow": "1.14.0", "pytorch": "1.24.0"}
 _BRIDGES: Mapping[EngineName, str] = {"tensorflow": "habana-tensorflow", "pytorch": "habana-torch-plugin"}
 _TENSORFLOW = "2.15"
-# Each library belongs to another extra of gaudi-bert. An extra counts as installed if its library is installed.
+# Different extras of gaudi-bert install these libraries. An extra counts as installed if its library is installed.
 _LIBRARIES = ("tokenizers", "matplotlib", "docker", "kubernetes", "pyarrow")
 # If the work folder is in an object store, a stage needs local disk space for this many groups of sequences at once.
 _GROUPS_ON_DISK = 3
@@ -232,7 +232,7 @@ def _check_host_facts(facts: _HostFacts, settings: PipelineSettings) -> list[Che
 
 
 def _describe_processor(processor: Processor, bfloat16_time_ratios: Mapping[str, float]) -> CheckResult:
-    """Return a result with the processor's name, its instruction set, and how fast it computes in bfloat16."""
+    """Report the name of the processor, its vector instructions and its speed in bfloat16 as a `CheckResult`."""
     if not processor.multiplies_bfloat16:
         gain = "this processor does not multiply in bfloat16, so `--precision bfloat16` computes in float32"
     elif bfloat16_time_ratios:
@@ -305,7 +305,7 @@ def _check_driver_release(facts: _HostFacts, settings: PipelineSettings) -> Chec
     )
     if other is not None:
         remedy = f"set training.engine to {other}, whose image contains release {driver}, or {remedy}"
-    # The last number of a version counts bug-fix releases, so a difference in this number is only a warning.
+    # The last number of a version counts bug-fix releases, so only warn if nothing but this number differs.
     is_close = driver.split(".")[:2] == software.split(".")[:2]
     return CheckResult("driver", "warning" if is_close else "failed", finding, remedy)
 
@@ -335,7 +335,7 @@ _OLDEST_VERSION = (1, 24)
 
 
 def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Cluster | None = None) -> list[CheckResult]:
-    """Check whether a pipeline can run on the cluster that the kubeconfig file names.
+    """Check whether a pipeline can run on the cluster that the kubeconfig file specifies.
 
     Args:
         settings: The settings of the pipeline.
@@ -401,7 +401,7 @@ _OPTIONAL_KINDS = frozenset({"MPIJob", "NetworkPolicy", "Service", "TrainJob", "
 
 
 class _Right(NamedTuple):
-    """A right to use a verb, such as `create`, on a resource of an API group. The name of the core group is ""."""
+    """A permission to use an API verb, such as `create`, on a resource. The name of the core API group is ""."""
 
     group: str
     resource: str
@@ -409,7 +409,7 @@ class _Right(NamedTuple):
 
 
 def _list_required_rights(manifests: Manifests, *, uses_queue: bool) -> list[_Right]:
-    """Return the rights that an account needs to run a pipeline on a cluster, sorted by API group and resource."""
+    """Return the permissions that an account needs to run a pipeline, sorted by API group and resource."""
     unused = _OPTIONAL_KINDS - {item["kind"] for item in (*manifests.shared, *manifests.steps.values())}
     unneeded = {KINDS[kind].plural for kind in (*unused, *(() if uses_queue else ("Workload",)))}
     rights = {_Right(kind.group, kind.plural, verb) for kind in KINDS.values() for verb in kind.verbs}

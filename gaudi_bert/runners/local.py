@@ -83,7 +83,7 @@ class RunRequest:
 
     @property
     def _stage_run(self) -> StageRun:
-        """The options of the run, with the store settings of the pipeline."""
+        """The options of the run, completed with the object store settings of the pipeline."""
         return replace(self.options, store=self.settings.store)
 
     def _find_input_file(self, setting: str, path_text: str) -> Path:
@@ -102,11 +102,11 @@ class RunRequest:
         return path
 
     def _find_rows_file(self, setting: str, path_text: str, split: str) -> Path:
-        """Return the location of a file with task rows. The file with built-in rows is in the work folder."""
+        """Return the location of a file with task rows. Built-in rows are read from a file in the work folder."""
         return self.work_folder.rows_path(split) if path_text in BUILT_IN_ROWS else self._find_input_file(setting, path_text)
 
     def _run_for_each_split(self, run_split: Callable[[SplitPaths], SplitResult]) -> StageResult:
-        """Call `run_split` with the paths of each split, and return the results by the name of the split."""
+        """Call `run_split` with the paths of each split, and return the results by split name."""
         return {name: run_split(self.work_folder.split_paths(name)) for name in self.work_folder.data_split_names}
 
     # --- data
@@ -250,7 +250,7 @@ class RunRequest:
             evaluation_data = self._find_rows_file("finetune.evaluation_data", finetune.evaluation_data, "evaluation")
         vocabulary = None if finetune.vocab is None else self._find_input_file("finetune.vocab", finetune.vocab)
         if finetune.init_checkpoint is None:
-            # The vocabulary is in the folder of the examples, whether this pipeline wrote the examples or the user did.
+            # The vocabulary is in the same folder as the examples, whether this pipeline or the user wrote them.
             own = folder.examples_folder if folder.records is None else folder.records.parent
             return _FinetuningFiles(data, evaluation_data, folder.train_folder, vocabulary or own)
         # The checkpoint may be a URL, a folder, a file, or the prefix of a TF1 checkpoint. As in the stage `train`, a
@@ -285,7 +285,7 @@ class RunRequest:
 
 
 def _must_start_processes(settings: PipelineSettings) -> bool:
-    """Return whether this process must start the training processes.
+    """Return whether this process must start the training processes itself.
 
     This is the case if the settings request several processes and no launcher, such as mpirun, has started this process.
     """

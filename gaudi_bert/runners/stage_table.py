@@ -80,7 +80,7 @@ class Stage:
 
 
 def _make_split_path_lister(split_path: Callable[[SplitPaths], Path]) -> ListPaths:
-    """Return a function that applies `split_path` to each data split of a work folder and lists the results."""
+    """Return a function that lists one path per data split of a work folder, computed by `split_path`."""
     return lambda folder: [split_path(folder.split_paths(name)) for name in folder.data_split_names]
 
 

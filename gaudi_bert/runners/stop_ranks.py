@@ -47,7 +47,7 @@ _STOPPED_EARLY = "stopped on request before training had started; run the same c
 
 
 def _expand_variable_options(command: Sequence[str], variable_names: Iterable[str]) -> list[str]:
-    """Return an `mpirun` command in which the patterns in `-x` options are replaced by names of environment variables.
+    """Replace name patterns in the `-x` options of an `mpirun` command with the names of matching environment variables.
 
     This is necessary because mpirun does not support patterns. Each `-x PREFIX*` becomes one `-x NAME` for every variable
     with that prefix. A `-x NAME` is left out if the variable is not set, because mpirun would warn about it.
@@ -70,7 +70,7 @@ def _expand_variable_options(command: Sequence[str], variable_names: Iterable[st
 
 
 class _MpirunSupervisor:
-    """Runs `mpirun`, forwards stop signals to it, and starts it again after a worker was stopped."""
+    """Runs `mpirun`, forwards stop signals to it, and restarts it after a worker was stopped."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
@@ -80,7 +80,7 @@ class _MpirunSupervisor:
         self._parent_id = os.getppid()
 
     def run_until_done(self) -> int:
-        """Run `mpirun`, and run it again each time a worker was stopped after its ranks had saved.
+        """Run `mpirun`, and restart it whenever a worker was stopped after its ranks had saved a checkpoint.
 
         Returns:
             The exit code of the last `mpirun`, or 128 plus the number of the signal that ended it.
@@ -99,18 +99,18 @@ class _MpirunSupervisor:
             sys.stderr.write(
                 "a worker was stopped after its ranks had saved a checkpoint; training restarts when all workers answer\n"
             )
-            # The sshd of the removed pod may still accept connections for a moment. Wait, so that the check of the workers
-            # does not mistake it for a new pod.
+            # The sshd of the removed pod may still accept connections for a moment, so wait. Otherwise the next check would
+            # mistake the removed pod for its replacement.
             self._sleep_unless_stopped(_REMOVAL_SECONDS)
 
     def handle_stop_signal(self, number: int, frame: FrameType | None) -> None:
-        """Forward a stop signal to `mpirun`: the first one as SIGUSR1, so that ranks save, and later ones as SIGTERM."""
+        """Forward the first stop signal to `mpirun` as SIGUSR1, so that ranks save, and later signals as SIGTERM."""
         self._stop_requests += 1
         self._pending_signals.append(signal.SIGUSR1 if self._stop_requests == 1 else signal.SIGTERM)
         self._send_pending_signals()
 
     def _send_pending_signals(self) -> None:
-        """Send all pending signals to `mpirun` if it runs. Otherwise they stay pending.
+        """If `mpirun` is running, send all pending signals to it. Otherwise keep them pending.
 
         A signal handler may call this method while another call is in progress. Each signal is still sent only once, because
         `popleft` is atomic.
@@ -129,8 +129,8 @@ class _MpirunSupervisor:
         """
         environment = {**os.environ, **rendezvous}
         self._process = None
-        # A terminal sends Ctrl-C to the whole process group, which would also interrupt mpirun. So mpirun runs in its own
-        # session, and only this process handles Ctrl-C.
+        # A terminal sends Ctrl-C to the whole process group, which would also interrupt mpirun. So start mpirun in its own
+        # session, and handle Ctrl-C only in this process.
         try:
             command = _expand_variable_options(self._command, environment)
             self._process = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -177,7 +177,7 @@ class _MpirunSupervisor:
                 raise StoppedError(_STOPPED_EARLY)
 
     def _stop_if_parent_ended(self) -> None:
-        """Stop `mpirun` as after a stop signal, if the process that started this one has ended."""
+        """If the parent of this process has ended, stop `mpirun` as if a stop signal had arrived."""
         if self._stop_requests == 0 and os.getppid() != self._parent_id:
             self.handle_stop_signal(signal.SIGTERM, None)
 
@@ -206,7 +206,7 @@ _HOSTFILE = "OMPI_MCA_orte_default_hostfile"
 
 
 class _Worker(NamedTuple):
-    """A host on which `mpirun` starts ranks over ssh, and the port of its sshd."""
+    """The name of a host where `mpirun` starts ranks over ssh, and the port of the host's sshd."""
 
     host: str
     ssh_port: int
@@ -223,7 +223,7 @@ def _list_ssh_workers(command: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def _build_rendezvous_variables(workers: Sequence[_Worker], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables with the address and the port at which PyTorch ranks connect to each other.
+    """Return the environment variables that tell PyTorch ranks the address and the port to connect to.
 
     The ranks connect on the first worker, or on this machine if there are no workers. A variable that `environment` already
     contains keeps its value.
@@ -247,18 +247,18 @@ def _connection_error(host: str, port: int) -> str | None:
 # --- the hook of a worker's pod
 
 _RANK = b"\0OMPI_COMM_WORLD_RANK="
-# After the ranks on a host have ended, mpirun ends its daemon on that host within this time.
+# mpirun ends its daemon on a host within this time after the ranks on that host have ended.
 _DAEMON_SECONDS = 20.0
 
 
 def _stop_ranks_in_container() -> int:
-    """Send the MPI ranks in this container a signal to save, and wait until they have ended. Return exit code 0.
+    """Signal the MPI ranks in this container to save a checkpoint, and wait until they have ended. Return exit code 0.
 
     There is no timeout here, because Kubernetes ends the hook after the pod's grace period.
     """
     processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     with_rank = {process for process in processes if _is_mpi_rank(process)}
-    # A process that a rank started inherits the environment of the rank. It is no rank itself, so leave it out.
+    # A process that a rank started inherits the rank's environment variables, but is not a rank itself, so leave it out.
     ranks = [process for process in with_rank if _parent_process_id(process) not in with_rank]
     daemons = {_parent_process_id(process) for process in ranks}
     for process in ranks:
@@ -266,8 +266,8 @@ def _stop_ranks_in_container() -> int:
             os.kill(process, signal.SIGUSR1)
     while any(_is_mpi_rank(process) for process in ranks):
         time.sleep(_POLL_SECONDS / 10)
-    # Kubernetes stops sshd when this hook returns. If mpirun's daemon still ran then, sshd would kill it, and mpirun would
-    # report a lost connection instead of the ranks' exit code. So wait until the daemon has ended.
+    # Kubernetes stops sshd when this hook returns. If mpirun's daemon were still running, sshd would kill it, and mpirun
+    # would report a lost connection instead of the ranks' exit code. So wait until the daemon has ended.
     until = time.monotonic() + _DAEMON_SECONDS
     while any(_parent_process_id(daemon) for daemon in daemons) and time.monotonic() < until:
         time.sleep(_POLL_SECONDS / 10)

@@ -50,10 +50,10 @@ EFA_SSH_PORT = 3022
 USER_SSH_PORT = 2222
 # ssh finds its key by default only if it runs as root, so an MPIJob that runs as another user passes this path to ssh.
 SSH_KEY = "/etc/gaudi-bert-ssh/id_rsa"
-# After a rank has failed, mpirun waits for this time before it sends SIGTERM to the other ranks, and again before it kills
-# them.
+# After a rank has failed, mpirun waits this long before it sends SIGTERM to the other ranks, and again before it kills them.
 _LOST_RANK_SECONDS = 4
-# mpirun would kill its ranks soon after a stop signal. This module starts it instead, so that the ranks have time to save.
+# mpirun kills its ranks soon after a stop signal, before they can save. So this module starts mpirun and handles the stop
+# signals.
 _STOP_RANKS_MODULE = ("-m", "gaudi_bert.runners.stop_ranks")
 # The vendor's image sets these environment variables, and the vendor's libraries read them.
 _VENDOR_VARIABLES = (
@@ -167,8 +167,7 @@ def _start_horovod_rendezvous(process_count: int) -> Iterator[list[_Environment]
 
 # --- processes on this machine
 
-# After one process has failed, the other processes notice it, report it and end by themselves within this time. Later they
-# are killed.
+# After one process has failed, the others have this time to notice the failure, report it and end. Then they are killed.
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 
@@ -261,7 +260,7 @@ def _assign_cores(resources: ResourceSettings, process_count: int) -> list[set[i
 def _prepare_rendezvous(
     node: Node | None, settings: PipelineSettings, stage: str, process_count: int
 ) -> Iterator[list[_Environment]]:
-    """Yield the environment variables with which each training process on this machine connects to the others.
+    """Yield the environment variables that let each training process on this machine connect to the others.
 
     A node of a multi-node run uses only PyTorch's variables. On a single machine, the variables are those of the engine. If
     the engine is `auto` and Horovod is installed, each process gets the variables of both engines, because the process
@@ -308,14 +307,14 @@ def _raise_if_any_failed(stage: str, exits: Sequence[_ProcessExit], process_name
         FailedError: A process failed or was killed.
         StoppedError: Every process that did not succeed was stopped on request.
     """
-    # If a process reports wrong input, the other processes fail only as a consequence, so report the wrong input. If a
-    # process failed and others were stopped, report the failure.
+    # If one process reports wrong input, the others fail only as a consequence, so report the wrong input. If some processes
+    # failed and others were stopped, report the failure.
     wrong, stopped = InputError.exit_code, StoppedError.exit_code
     codes = [each.code for each in exits]
     failed = min((each for each in codes if each > 0), default=0, key=lambda each: (each != wrong, each == stopped))
     if failed == stopped:
         raise StoppedError(f"{stage}: stopped on request; run the same command again to resume")
-    # A process that was killed by a signal could not print an error message, so report its name and the signal here.
+    # A process that was killed by a signal could not print an error message, so report the process and the signal here.
     killed = [
         f"{name} (process {each.process_id}) was killed by {signal.Signals(-each.code).name}"
         for name, each in zip(process_names, exits, strict=True)
@@ -377,7 +376,7 @@ def _forward_stop_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[
     """
 
     def forward(number: int, frame: FrameType | None) -> None:
-        """Send SIGTERM to all processes that still run."""
+        """Print a message and send SIGTERM to all processes that are still running."""
         # A second signal may interrupt this handler, and calling `print` again inside `print` is not safe. So use
         # `os.write`.
         os.write(2, b"stopping: the training processes save and end\n")

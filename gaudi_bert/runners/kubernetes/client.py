@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of Kubernetes object, and what a run may do with its objects.
+    """A kind of Kubernetes object, and the API verbs that a run uses on such objects.
 
     Attributes:
         name: The kind.
@@ -89,7 +89,7 @@ Json = dict[str, Any]
 
 # The timeouts of a request in seconds, for connecting and for reading the answer.
 _TIMEOUT = (5, 60)
-# If the server has never answered, requests are retried for this time. It is also the default limit for later outages.
+# Before the server's first answer, requests are retried for at most this time. Later outages have the same limit by default.
 _FIRST_ANSWER_SECONDS = 16.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _LONGEST_LOG_SECONDS = 3600
@@ -115,7 +115,7 @@ class NotFoundError(ClusterError):
 
 
 class _ForbiddenError(ClusterError):
-    """Raised if the account lacks the right for a request."""
+    """Raised if the account has no permission for a request."""
 
 
 class ConflictError(ClusterError):
@@ -169,7 +169,7 @@ def _load_credentials() -> None:
     from kubernetes import config
 
     try:
-        # The client library reads KUBECONFIG only when it is imported, so pass the present value of the variable.
+        # The client library reads KUBECONFIG only when it is imported, so pass the current value of the variable.
         config.load_kube_config(config_file=os.environ.get("KUBECONFIG"))
     except (config.ConfigException, OSError, TypeError, yaml.YAMLError) as error:
         try:
@@ -205,7 +205,7 @@ def _read_response_lines(response: BaseHTTPResponse) -> Iterator[str]:
 
 
 def _retry_delay_seconds(attempt: int, error: ApiException | None) -> float:
-    """Return the number of seconds to wait before a request is sent again, at most 30.
+    """Return how many seconds to wait before a request is sent again, at most 30.
 
     This is the value of the server's `Retry-After` header. Without this header, the time starts at 0.5 seconds and doubles
     with each attempt.
@@ -235,8 +235,7 @@ def _rejected_request_error(action: str, api_error: ApiException) -> ClusterErro
 # --- one namespace
 
 _DRY_RUN: Mapping[bool, Json] = {False: {}, True: {"dry_run": "All"}}
-# The error message of a failed rank may be followed by lines of the other ranks and of mpirun. There are fewer of them than
-# this number.
+# After a rank's error message, the other ranks and mpirun may print further lines, but fewer than this number.
 _LOG_END_LINES = 1000
 
 
@@ -376,7 +375,7 @@ class Cluster:
         return bool(answer.get("status", {}).get("allowed"))
 
     def read_last_warning(self, object_name: str, since: str = "") -> str:
-        """Return the newest warning about an object, in one line, or "" if there is no warning.
+        """Return the newest warning about an object as one line, or "" if there is no warning.
 
         Args:
             object_name: The name of the object.
@@ -456,7 +455,7 @@ class Cluster:
         return self._log_ends[pod, container]
 
     def _get_or_none(self, action: str, kind: str, none_if_forbidden: bool, **query: str | None) -> Json | None:
-        """Return the answer to a `get` request, or None if the server does not find the object or its kind.
+        """Send a `get` request and return the answer, or None if the server does not find the object or its kind.
 
         If `none_if_forbidden` is set, also return None if the account lacks the right for the request.
         """
@@ -550,7 +549,7 @@ class Cluster:
             if waited > limit:
                 raise error
             with self._lock:
-                # If the server has answered before, an outage is usually over soon, so do not report it at once.
+                # Once the server has answered, an outage is usually short, so do not report it at once.
                 if not self._is_away and (not self._has_answered or waited > _FIRST_ANSWER_SECONDS / 2):
                     self._is_away = True
                     self._say(f"{error}; retrying for at most {format_seconds(limit)}")

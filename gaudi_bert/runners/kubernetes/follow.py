@@ -43,7 +43,7 @@ from gaudi_bert.runners.training_processes import RANK_TAG
 _WATCH_SECONDS = 5
 _SHORTEST_ROUND_SECONDS = 0.2
 _LOG_END_SECONDS = 10
-# Most pods are scheduled soon after their Job is created, so a pod that waits for a shorter time than this is not reported.
+# Most pods are scheduled soon after their Job is created, so a pod is reported only if it waits longer than this.
 _PASSING_SECONDS = 15.0
 _SAY_EVERY_SECONDS = 60.0
 _OVERLAP_SECONDS = 5
@@ -129,7 +129,7 @@ def _delete_step_and_raise(cluster: Cluster, job: Json, problem: Problem, start_
 
 
 class _StartTimer:
-    """Measures how long the pods of a step have waited to start, and reports each problem of the step once.
+    """Measures how long the pods of a step have been waiting to start, and reports each problem of the step once.
 
     Args:
         start_timeout_seconds: How long the pods may wait.
@@ -146,7 +146,7 @@ class _StartTimer:
 
     @property
     def waited_seconds(self) -> float:
-        """The number of seconds that the pods have waited, or 0 if they do not wait."""
+        """The number of seconds that the pods have been waiting, or 0 if they are not waiting."""
         return 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
 
     def reset(self) -> None:
@@ -154,7 +154,7 @@ class _StartTimer:
         self._waiting_since = None
 
     def is_never_admitted(self, problem: Problem) -> bool:
-        """Return whether `problem` means that the queue will never admit the suspended step.
+        """Return whether `problem` means that the cluster's job queue will never admit the suspended step.
 
         This is True only if the queue has reported such a problem for 15 seconds, because a queue that is being created may
         report it for a moment.
@@ -166,7 +166,7 @@ class _StartTimer:
         return problem.state is ProblemState.HOPELESS and self.waited_seconds >= _PASSING_SECONDS
 
     def should_give_up(self, problem: Problem) -> bool:
-        """Return whether to give up a step that has this problem. Otherwise report the problem, but only once.
+        """Return whether to give up on a step that has this problem. If not, report the problem once.
 
         A problem that may pass by itself is reported after it has lasted for 15 seconds.
         """
@@ -179,8 +179,8 @@ class _StartTimer:
         ):
             return True
         lasts = problem.state is not ProblemState.WAITING or self.waited_seconds >= _PASSING_SECONDS
-        # Report each lost pod. A pod that cannot be created gets a new name with every attempt, which would be reported
-        # again and again. So report such a problem only once, whatever the names of the pods.
+        # Report each lost pod. Compare other problems without pod names, because a pod that cannot be created gets a new
+        # name with every attempt, and the same problem would be reported again and again.
         key = problem.reason_without_pod_names + (problem.occurrence if problem.state is ProblemState.CONTINUES else "")
         if lasts and key not in self._reported:
             self._reported.add(key)
@@ -205,7 +205,8 @@ class _StepProgress:
 
     def __init__(self, job: Json, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = job["metadata"]["name"]
-        # Pods that train together all make the same progress, which the log of the first pod shows. So count them as one.
+        # Pods that train together all make the same progress, which the log of the first pod shows. So count them as one
+        # part.
         self._parts = 1 if is_distributed_training(job) else int(job.get("spec", {}).get("completions") or 1)
         self._reporter, self._clock = reporter, clock
         self._began = self._last_shown = clock()
@@ -219,7 +220,7 @@ class _StepProgress:
         self._reporter.say(line)
 
     def show_progress(self, job: Json, pods: Sequence[Json]) -> None:
-        """Show the progress of the step if nothing was shown for a minute. On a terminal, always show it."""
+        """Show the progress of the step if pods are running. In a log, show it only if nothing was shown for a minute."""
         self._waits_for = None
         running = sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
         if not running or not self._is_progress_line_due():
@@ -231,7 +232,7 @@ class _StepProgress:
         self._reporter.show(f"{self._name}: {text}")
 
     def show_waiting_reason(self, reason: str) -> None:
-        """Show why the step waits. A new reason is shown at once, and then once a minute with the waiting time."""
+        """Show why the step is waiting. Show a new reason at once, and repeat it later with the waiting time."""
         if reason != self._waits_for:
             if self._waits_for is None:
                 self._waiting_since = self._clock()
@@ -241,7 +242,7 @@ class _StepProgress:
             self._reporter.show(f"{reason} ({format_seconds(self._clock() - self._waiting_since)} so far)")
 
     def _is_progress_line_due(self) -> bool:
-        """Return whether it is time to show a progress line. If it is, the next line is due a minute later."""
+        """Return whether to show a progress line now. In a log, a line is due once a minute, and on a terminal always."""
         now = self._clock()
         if not self._reporter.live and now - self._last_shown < _SAY_EVERY_SECONDS:
             return False
@@ -283,7 +284,7 @@ class _LogFollower:
         self._has_complained = False
 
     def start_or_resume_reading(self, pods: Sequence[Json]) -> None:
-        """Start a thread that reads the log of the first pod, if its container has started and no thread reads the log.
+        """Start a thread that reads the log of the first pod, if its container has started and no thread is reading the log.
 
         Call this method again and again. If the connection broke, the next call resumes reading.
         """
@@ -299,7 +300,7 @@ class _LogFollower:
                 self._start_reader_thread(log, metadata["name"], container)
 
     def wait_until_read(self, timeout_seconds: float) -> None:
-        """Wait until all log lines are shown, but not longer than `timeout_seconds`."""
+        """Wait until all log lines are shown, but no longer than `timeout_seconds`."""
         until = time.monotonic() + timeout_seconds
         for log in self._logs_by_pod.values():
             if log.thread is not None:
@@ -322,7 +323,7 @@ class _LogFollower:
             except StreamDroppedError:
                 pass  # the next update resumes reading
             except ClusterError as error:
-                # If the pod is gone, the status of the step explains why. So do not also report that its log is missing.
+                # If the pod is gone, the status of the step explains why, so do not report the missing log as well.
                 if not isinstance(error, NotFoundError) and not self._has_complained:
                     self._has_complained = True
                     self._reporter.say(f"{error}; the run continues without this log")

@@ -30,8 +30,8 @@ from gaudi_bert.runners.training_processes import RANK_TAG
 
 # The docstring of `read_step_statuses` lists the keys of a status.
 StepStatus = dict[str, Any]
-# The kinds of the objects that the steps of a pipeline share, and how the objects' names end. `delete` looks for all of
-# them, because the pipeline may have created some of them with earlier settings.
+# The kinds of the objects that the steps of a pipeline share, and the suffixes of the objects' names. `delete` looks for all
+# kinds, because earlier settings of the pipeline may have created other objects than the current settings.
 _SHARED_NAME_SUFFIXES = {
     "ServiceAccount": "stages",
     "PersistentVolumeClaim": "work",
@@ -230,7 +230,7 @@ def _check_claim_is_deletable(settings: PipelineSettings, cluster: Cluster) -> N
 
 
 def _format_pod_owner(pod: Json) -> str:
-    """Return the kind and the name of the object that a user must delete to get rid of a pod.
+    """Return the kind and the name of the object that a user must delete so that a pod is removed for good.
 
     This is the owner of the pod, because the owner would create the pod again. If the pod has no owner, it is the pod.
     """

@@ -187,8 +187,8 @@ def _build_object(
         **({STEP_LABEL: step} if step else {}),
     }
     if step and settings.kubernetes.queue:
-        # If the pods also had the label of the queue, each of them would be queued separately, so only the object gets it.
-        # The object is not suspended here, because only a queue controller could resume it, and the cluster may have none.
+        # If the pods also had the queue label, each pod would be queued separately, so only the object gets the label. Do
+        # not suspend the object here, because only a queue controller could resume it, and the cluster may have none.
         labels[QUEUE_LABEL] = settings.kubernetes.queue
     metadata = {"name": f"{settings.name}-{name_suffix}", "namespace": settings.kubernetes.namespace, "labels": labels}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
@@ -198,7 +198,7 @@ def _build_object(
 
 
 def _build_shared_objects(settings: PipelineSettings) -> list[Manifest]:
-    """Build the objects that the steps of a pipeline share, in the order in which they must be created."""
+    """Build the objects that the steps of a pipeline share, and return them in creation order."""
     kubernetes = settings.kubernetes
     # Stages send no requests to the cluster, so their pods do not need the token of the service account.
     shared = [_build_object(settings, "ServiceAccount", "stages", automountServiceAccountToken=False)]
@@ -251,7 +251,7 @@ def _build_job(settings: PipelineSettings, step: str, use_failure_policy: bool) 
 
 
 def _build_pod_count_and_retries(settings: PipelineSettings, step: str, use_failure_policy: bool) -> Manifest:
-    """Build the fields of a Job spec that set the number of pods and how failed pods are retried.
+    """Build the fields of a Job spec that set the number of pods and the retries of failed pods.
 
     Args:
         settings: The settings of the pipeline.
@@ -284,7 +284,7 @@ def _build_mpijob(settings: PipelineSettings, step: str, use_failure_policy: boo
         "slotsPerWorker": resources.processes_per_worker,
         "launcherCreationPolicy": "WaitForWorkersReady",
         "mpiImplementation": "OpenMPI",
-        # With Gaudi cards, sshd runs as root, because the vendor's software does. It reads keys from root's home folder.
+        # With Gaudi cards, sshd runs as root, as the vendor's software requires, and reads keys from root's home folder.
         "sshAuthMountPath": "/root/.ssh" if resources.cards else "/etc/gaudi-bert-ssh",
         "runPolicy": {
             "backoffLimit": _TRAINING_RETRIES,
@@ -423,14 +423,14 @@ def _build_kustomize_folder(settings: PipelineSettings, stages: Sequence[str]) -
     together = list(parts)
     if settings.resources.cards or settings.kubernetes.queue or base_first:
         together = [part for part in parts if not (base_first and part == "training")][:1]
-    # Kustomize rejects a folder that includes the base twice, and every part includes it. So the top folder lists the files
-    # in the parts instead of the parts.
+    # Kustomize rejects a folder that includes the base twice, and every part includes the base. So the top folder lists the
+    # files inside the parts, and not the parts themselves.
     files |= _build_kustomization("", {}, ["base", *(file for part in together for file in parts[part])])
     return _KustomizeFolder(files, [*(["base"] if base_first else []), *parts])
 
 
 def _add_digest_to_config_map_name(manifests: Manifests) -> Manifests:
-    """Return a copy of the manifests in which the name of the ConfigMap contains a digest of its content.
+    """Copy the manifests, append a digest of the ConfigMap's content to its name, and return the copy.
 
     If the pipeline file changes, the digest changes the pod templates of the Jobs. `kubectl apply` rejects such a change,
     because Jobs are immutable. Without the digest, it would silently keep the Jobs of the old pipeline.
@@ -449,7 +449,7 @@ def _add_digest_to_config_map_name(manifests: Manifests) -> Manifests:
 def _build_kustomization(
     folder_name: str, manifests_by_file: dict[str, Manifest], other_resources: Sequence[str]
 ) -> dict[str, Manifest]:
-    """Return the manifests of one folder and a `kustomization.yaml` that lists them, by path.
+    """Return the manifests of one folder and the `kustomization.yaml` that lists them, as a mapping from paths.
 
     Args:
         folder_name: The name of the folder, or "" for the top folder.

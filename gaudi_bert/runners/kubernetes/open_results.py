@@ -100,7 +100,7 @@ def _build_sender_job(settings: PipelineSettings, cluster: Cluster) -> Manifest:
     pod = spec["template"]["spec"]
     del pod["initContainers"]
     (container,) = pod["containers"]
-    # If the pipeline was applied with `kubectl apply -k`, its ConfigMap has another name, and the pod could not mount it.
+    # If the pipeline was applied with `kubectl apply -k`, the pod could not mount the ConfigMap, which has another name.
     # This Job does not read the pipeline file in the ConfigMap, so leave the volume out.
     pod["volumes"] = [volume for volume in pod["volumes"] if "configMap" not in volume]
     mounted = {volume["name"] for volume in pod["volumes"]}

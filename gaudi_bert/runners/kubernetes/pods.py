@@ -42,11 +42,12 @@ _IMAGE_USER = 1000
 # A stopped training process needs time to save a checkpoint, so it is killed only after this time.
 _GRACE_SECONDS = 120
 _RECIPES = "/var/cache/gaudi-bert"
-# The cache of compiled graphs uses file locks, which do not work on network file systems. So it is on the disk of the node.
+# The cache of compiled graphs uses file locks, which do not work on network file systems. So keep the cache on the node's
+# disk.
 _CARD_VARIABLES = build_card_environment(_RECIPES)
 _EFA_VARIABLES = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "HCCL_OVER_OFI": "1", "RDMAV_FORK_SAFE": "1"}
-# The launcher forwards environment variables with credentials for object stores to ranks in other pods. A secret determines
-# which of them are set, so `stop_ranks` replaces these patterns by the names of the variables that it finds in the pod.
+# The launcher forwards object store credentials to ranks in other pods. Which variables contain them depends on a secret, so
+# `stop_ranks` replaces these patterns with the names of the variables that are set in the launcher's pod.
 _CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")
 # The vendor's software must run as root. It also requires the capability SYS_NICE to set scheduling priorities.
 _ROOT = {"allowPrivilegeEscalation": False, "capabilities": {"add": ["SYS_NICE"]}}
@@ -117,7 +118,7 @@ def build_stage_pod_template(settings: PipelineSettings, step: str, *, for_train
 
 
 def build_launcher_pod_template(settings: PipelineSettings) -> Manifest:
-    """Return the pod template for the launcher of an MPIJob. The launcher runs mpirun, and may run on any node."""
+    """Return the pod template for the launcher of an MPIJob. The launcher runs mpirun and can be placed on any node."""
     stage, cards = STEPS["train"], settings.resources.cards > 0
     card_environment = _CARD_VARIABLES | (_EFA_VARIABLES if settings.kubernetes.efa else {})
     given: list[Manifest] = [] if cards else [{"name": "HOME", "value": "/tmp"}]
@@ -159,7 +160,7 @@ def build_worker_pod_template(settings: PipelineSettings) -> Manifest:
         **_build_container(
             "worker", settings, stage, ["/bin/sh", "-c", _build_sshd_command(settings)], environment, volumes
         ),
-        # When sshd is stopped, it kills the ranks that it started. This hook runs before and lets them save a checkpoint.
+        # When sshd is stopped, it kills the ranks that it started. This hook runs first, so that they can save a checkpoint.
         "lifecycle": {"preStop": {"exec": {"command": ["python3", "-m", "gaudi_bert.runners.stop_ranks", "here"]}}},
         "readinessProbe": {"tcpSocket": {"port": _sshd_port(settings)}, "periodSeconds": 2},
         "securityContext": _ROOT if cards else _USER,
@@ -253,12 +254,12 @@ def _build_wait_container(settings: PipelineSettings, step: str) -> Manifest:
 
 
 def _work_root_in_pod(settings: PipelineSettings) -> str:
-    """Return the location of all work folders in a pod, which is the URL of an object store or a path on a volume."""
+    """Return the parent folder of all work folders in a pod, which is an object store URL or a path on a volume."""
     return settings.kubernetes.store or "/work"
 
 
 def _build_run_command(settings: PipelineSettings, *options: str) -> list[str]:
-    """Return the command line `gaudi-bert run` for a container, with further options."""
+    """Return a `gaudi-bert run` command line for a container, and append the given options."""
     return ["gaudi-bert", "run", _PIPELINE_FILE, "--work", _work_root_in_pod(settings), *options]
 
 
@@ -269,8 +270,8 @@ def _build_step_command(settings: PipelineSettings, step: str) -> list[str]:
     if step != stage.name:
         return [*command, "--finish"]
     if stage.uses_data_processes:
-        # By default, a stage starts one process per core of the node, which could exceed the memory limit of the pod. So
-        # pass a number that suits the limit.
+        # By default, a stage starts one worker per core of the node, which could exceed the memory limit of the pod. So pass
+        # a number of workers that suits the limit.
         command += ["--workers", str(resources.data_processes)]
     if stage.is_shardable:
         command += ["--shard", f"$(JOB_COMPLETION_INDEX)/{resources.data_workers}"]
@@ -283,8 +284,8 @@ def _build_step_command(settings: PipelineSettings, step: str) -> list[str]:
 
 
 # With Gaudi cards, the requests equal the limits. Kubernetes requires this for cards and huge pages, and evicts such a pod
-# last. Without cards, a container has a limit of cores only if `cpu_limit` is set, so that it can use idle cores of the
-# node.
+# last. Without cards, the cores of a container are limited only if `cpu_limit` is set. Otherwise it can use idle cores of
+# the node.
 
 
 def _build_stage_resources(settings: PipelineSettings, stage: Stage) -> Manifest:
@@ -368,7 +369,7 @@ def _build_environment(
 
 
 def _build_rendezvous_variables(settings: PipelineSettings) -> list[Manifest]:
-    """Return the environment variables with which processes in several training pods connect to each other.
+    """Return the environment variables that processes in several training pods need to connect to each other.
 
     They contain the rank of the pod, the number of pods, the number of processes per pod, and the address and the port of
     the first pod, where all processes connect.
@@ -402,7 +403,7 @@ class _PodVolumes(NamedTuple):
 
 
 def _build_volumes(settings: PipelineSettings, volume_names: Sequence[str]) -> _PodVolumes:
-    """Return the volumes with these names for a pod spec, and their mounts for a container spec.
+    """Return the named volumes for a pod spec, and their mounts for a container spec.
 
     A volume with the user's data is added if `kubernetes.data_claim` is set. The volume `work` is left out if the work
     folder is in an object store.
@@ -448,7 +449,7 @@ def _build_sshd_command(settings: PipelineSettings) -> str:
             f"mkdir -p /run/sshd && ssh-keygen -A && exec /usr/sbin/sshd -De -p {port} -o StrictModes=no "
             '${HABANA_VISIBLE_MODULES:+-o "SetEnv=HABANA_VISIBLE_MODULES=$HABANA_VISIBLE_MODULES"}'
         )
-    # Without cards, sshd does not run as root. It can then use only a port from 1024 on, and only its own user can log in.
+    # Without cards, sshd does not run as root. It therefore needs a port above 1023, and only its own user can log in.
     return (
         'rm -f /tmp/ssh_host_key* && ssh-keygen -q -t ed25519 -N "" -f /tmp/ssh_host_key && '
         f"exec /usr/sbin/sshd -De -f /dev/null -p {port} -h /tmp/ssh_host_key "
@@ -460,7 +461,7 @@ def _build_sshd_command(settings: PipelineSettings) -> str:
 
 
 def needs_passwd_file(settings: PipelineSettings) -> bool:
-    """Return whether pods need an /etc/passwd file that contains their user.
+    """Return whether pods need an /etc/passwd file that lists their user.
 
     ssh and sshd work only for users in this file, and the file in the image contains only the image's default user.
     """
@@ -477,7 +478,7 @@ def _build_passwd_mounts(settings: PipelineSettings) -> list[Manifest]:
 
 
 def _training_pod_placement(settings: PipelineSettings) -> PodPlacement:
-    """Return the placement settings of training pods. They include `kubernetes.node_selector`, which is only for them."""
+    """Return the placement settings of training pods, including the node labels in `kubernetes.node_selector`."""
     placement = settings.kubernetes.training_pods
     selector = {**settings.kubernetes.node_selector, **placement.node_selector}
     return placement.model_copy(update={"node_selector": selector})

@@ -24,7 +24,7 @@ from gaudi_bert.runners.training_processes import RANK_TAG
 
 
 class ProblemState(IntEnum):
-    """What a problem means for the run. If a step has several problems, the one with the lowest value is reported."""
+    """How a problem affects the run. If a step has several problems, the one with the lowest value is reported."""
 
     # Neither waiting nor retrying helps, so the run fails.
     HOPELESS = 0
@@ -38,7 +38,7 @@ class ProblemState(IntEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """The reason why a step failed, or why it does not start or has too few pods.
+    """The reason why a step failed, does not start or has too few pods.
 
     Attributes:
         state: What the problem means for the run.
@@ -58,17 +58,17 @@ class Problem:
 
     @property
     def reason_without_pod_names(self) -> str:
-        """The reason without the names of pods. Each attempt to create a pod uses another name."""
+        """The reason without pod names, because each attempt to create a pod uses a new name."""
         return re.sub(r'\bpods? (?:"[^"]*"|[a-z0-9][-a-z0-9.]*)', "pod", self.reason)
 
 
 _STATES_BY_EXIT_CODE = {InputError.exit_code: ProblemState.HOPELESS, StoppedError.exit_code: ProblemState.STOPPED}
-# A pod may exceed its memory limit by chance, so it is tried again. If pods for the same task were killed this many times,
-# the problem counts as hopeless.
+# A pod may exceed its memory limit by chance, so it is tried again. After this many such failures of the same task, the
+# problem counts as hopeless.
 _MOST_MEMORY_KILLS = 3
 # A rank prints such a message if it ends only because another rank has ended. The message does not explain the failure.
 _CONSEQUENTIAL_ERROR = re.compile(r"rank \d+.* (aborts|has left|is lost|lost another process|did not connect)\b")
-# The cluster adds this warning to the pods of a node that does not answer.
+# The cluster adds this warning to the pods of a node that no longer answers.
 _NODE_LOST = "Node is not ready"
 # A remedy that names one of these options does not help users of a cluster, because they do not run the stage themselves.
 # It is replaced by `_CLUSTER_REMEDY`.
@@ -153,7 +153,7 @@ def _format_status(status: Mapping[str, str]) -> str:
 
 
 def _problem_from_message(subject: str, message: str) -> Problem:
-    """Return a `Problem` with a message of the cluster and the remedies for this message.
+    """Return a `Problem` for a message from the cluster, and include the remedies for this message.
 
     Args:
         subject: The object that the message is about.
@@ -168,7 +168,7 @@ def _problem_from_message(subject: str, message: str) -> Problem:
 
 
 def _find_pod_problem(cluster: Cluster, pod: Json, step_pods: Sequence[Json]) -> Problem | None:
-    """Return the problem of a pod, or None if the pod runs, has succeeded or waits for its inputs.
+    """Return the problem of a pod, or None if the pod is running, has succeeded or is waiting for its inputs.
 
     Args:
         cluster: The client for the namespace of the pod.
@@ -183,7 +183,7 @@ def _find_pod_problem(cluster: Cluster, pod: Json, step_pods: Sequence[Json]) ->
     if taken.get("status") == "True":
         meaning = ProblemState.CONTINUES if taken.get("reason") == "TerminationByKubelet" else ProblemState.STOPPED
         return Problem(meaning, f"{where} was evicted or preempted: {_format_status(taken)}")
-    # When the launcher of an MPIJob is done, the operator deletes the workers. So a deleted worker is not a problem.
+    # The operator deletes the workers of an MPIJob when the launcher is done, so a deleted worker is not a problem.
     if "deletionTimestamp" in pod["metadata"] and not is_mpijob_worker(pod):
         return Problem(ProblemState.STOPPED, f"{where} was deleted")
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
@@ -196,7 +196,8 @@ def _find_pod_problem(cluster: Cluster, pod: Json, step_pods: Sequence[Json]) ->
     if phase == "Failed":
         return Problem(ProblemState.CONTINUES, f"{where} failed: {_format_status(status) or 'the cluster gives no reason'}")
     is_unready = phase == "Running" and conditions.get("Ready", {}).get("status") == "False"
-    # The cluster evicts the pods of a lost node only after several minutes. To report the loss earlier, look for a warning.
+    # The cluster evicts the pods of a lost node only after several minutes, so look for a warning to report the loss
+    # earlier.
     if is_unready and cluster.read_last_warning(_object_name(pod)) == _NODE_LOST:
         return Problem(
             ProblemState.CONTINUES,
@@ -211,7 +212,7 @@ def _find_pod_problem(cluster: Cluster, pod: Json, step_pods: Sequence[Json]) ->
 
 
 def _find_start_problem(cluster: Cluster, pod: Json, waiting_states: Sequence[Json], scheduled_condition: Json) -> Problem:
-    """Return a `Problem` that states why a pod does not start.
+    """Return a `Problem` that explains why a pod does not start.
 
     The message is taken from the status of the pod. If the status has no message, the newest warnings about the pod and its
     volume claims are used. If the message is about a claim, the warnings about the claims are added.
@@ -283,7 +284,7 @@ class _MemoryLimit(NamedTuple):
 
 
 def _find_memory_limit(pod: Json, container_name: str) -> _MemoryLimit:
-    """Return the memory limit of a container, and the setting with which a user can raise it."""
+    """Return the memory limit of a container, and the name of the setting that determines the limit."""
     containers: list[Json] = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
     limits = {each["name"]: each.get("resources", {}).get("limits", {}) for each in containers}.get(container_name, {})
     stage = STEPS.get(_step_label(pod).removesuffix("-worker"))

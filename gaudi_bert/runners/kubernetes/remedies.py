@@ -45,7 +45,7 @@ _HOPELESS = {
     r"is being terminated": "wait until the namespace is gone and create it again, or choose another kubernetes.namespace",
     r"(?i)configmap \S+ not found": "run the same command again, which creates the ConfigMap",
     r"(?i)secret \S+ not found": "create the secret, or correct kubernetes.store_secret or images.pull_secret",
-    # The queue controller Kueue writes the following messages about Workloads that a queue can never admit.
+    # Kueue, the queue controller, reports a Workload that a queue can never admit with the following messages.
     r"resource ephemeral-storage unavailable in ClusterQueue": (
         "set kubernetes.request_scratch to false, or ask for ephemeral-storage in that ClusterQueue's coveredResources"
     ),
@@ -82,7 +82,7 @@ _MAY_PASS = {
 
 
 class Advice(NamedTuple):
-    """What a user can do about a message of the cluster.
+    """What a user can do about a problem that the cluster reports in a message.
 
     Attributes:
         is_hopeless: Whether waiting cannot help.
@@ -94,7 +94,7 @@ class Advice(NamedTuple):
 
 
 def find_advice(cluster_message: str) -> Advice:
-    """Return advice on a message of the cluster. If several remedies apply, they are joined with semicolons."""
+    """Return advice on a message from the cluster. If several remedies apply, they are joined with semicolons."""
     hopeless, may_pass = (
         [remedy for pattern, remedy in table.items() if re.search(pattern, cluster_message)]
         for table in (_HOPELESS, _MAY_PASS)

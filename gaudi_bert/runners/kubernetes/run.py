@@ -37,11 +37,11 @@ StepResult = Literal["done", "skipped"]
 _DIGEST_ANNOTATION = "gaudi-bert/manifest-sha256"
 _REMOVAL_SECONDS = 120
 # If an object of one of these kinds exists, the run replaces it, because the settings may have changed. The other shared
-# objects are kept: a service account does not depend on the settings, and a volume claim cannot be changed.
+# objects are kept, because a service account does not depend on the settings and a volume claim cannot be changed.
 _REPLACED_KINDS = ("ConfigMap", "NetworkPolicy", "TrainingRuntime")
-# The Job of `gaudi-bert k8s open` has this value in its step label. It is not part of a run.
+# The value of the step label on the Job that `gaudi-bert k8s open` creates. This Job is not part of a run.
 OPEN_COMPONENT = "open"
-# A cluster serves MPIJobs and TrainJobs only if their operator is installed. These remedies are for clusters without it.
+# A cluster supports MPIJobs and TrainJobs only if an operator for them is installed. Otherwise, suggest these remedies.
 _TRAINER_REMEDY = (
     "install Kubeflow Trainer 2 (docs/kubernetes.md), or set kubernetes.training to job, which needs no operator"
 )
@@ -106,7 +106,7 @@ def run_on_kubernetes(
 
 
 def _run_step(cluster: Cluster, settings: PipelineSettings, job: Manifest, reporter: Reporter) -> StepResult:
-    """Submit a step and wait until it is complete. Return "skipped" if it already was, otherwise "done".
+    """Submit a step, wait until it is complete and return "done". If it was complete before, return "skipped".
 
     If the step is stopped, it is submitted again, because it continues from what it has saved.
     """
@@ -212,10 +212,9 @@ def _work_storage_id(settings: PipelineSettings, claim: Json | None) -> str:
 
 
 def _add_digest(job: Manifest, manifests: Manifests, storage_id: str) -> Manifest:
-    """Return a copy of a step's manifest with a digest annotation.
+    """Return a copy of a step's manifest, annotated with a digest of everything that can change the step's result.
 
-    The digest covers everything that can change the result of the step: the manifest, the pipeline file, the TrainingRuntime
-    of a TrainJob, and the storage.
+    The digest covers the manifest, the pipeline file, the storage and, for a TrainJob, the TrainingRuntime.
 
     Args:
         job: The manifest of the step.
@@ -265,7 +264,7 @@ def _create_shared_objects(cluster: Cluster, settings: PipelineSettings, manifes
 
 def _replace_object(cluster: Cluster, manifest: Manifest, existing: Json, *, dry_run: bool = False) -> None:
     """Replace an existing object with `manifest`. If `dry_run` is set, only check whether this is possible."""
-    # The server replaces custom resources, such as a TrainingRuntime, only if the request contains their present version.
+    # The server replaces a custom resource, such as a TrainingRuntime, only if the request contains its current version.
     version = {"resourceVersion": existing["metadata"].get("resourceVersion")}
     cluster.replace_object({**manifest, "metadata": {**manifest["metadata"], **version}}, dry_run=dry_run)
 

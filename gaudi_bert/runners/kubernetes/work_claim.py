@@ -24,7 +24,7 @@ _NETWORK_FILE_SYSTEMS = (
 
 
 def find_work_claim(cluster: Cluster, settings: PipelineSettings) -> Json | None:
-    """Return the volume claim of the work folder. Return None if it does not exist yet or the folder is in an object store.
+    """Return the volume claim of the work folder, or None if the claim does not exist yet or an object store is used.
 
     Raises:
         InputError: A claim that the settings name does not exist, a claim is being deleted or has lost its volume, or the
@@ -61,7 +61,7 @@ def _read_usable_claim(cluster: Cluster, claim_name: str) -> Json | None:
 
 
 def should_recreate_claim(cluster: Cluster, settings: PipelineSettings, claim: Json) -> bool:
-    """Return whether to delete the claim of a pipeline and create it again, because the settings have changed.
+    """Return whether to delete and recreate the volume claim of a pipeline because its settings have changed.
 
     This is True only if the claim has no volume yet, so that no data are lost, and if its storage class or access mode
     differs from the settings.
@@ -126,7 +126,7 @@ def _find_storage_class(storage_classes: Sequence[Json], class_name: str | None)
 
 
 def _access_mode_error(settings: PipelineSettings, subject: str, access_modes: Sequence[str]) -> InputError:
-    """Return the error for workers that would share a volume that only one node can mount.
+    """Return the error that is raised if workers would share a volume that only one node can mount.
 
     Args:
         settings: The settings of the pipeline.
