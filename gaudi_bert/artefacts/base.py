@@ -57,7 +57,7 @@ class Artefact(BaseModel):
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """Read a JSON file, and validate its content.
+        """Read a JSON file, validate its content, and return it as an instance of this class.
 
         Args:
             path: The file, or the folder that contains it.
@@ -70,7 +70,7 @@ class Artefact(BaseModel):
 
     @classmethod
     def read_if_present(cls, path: Path) -> Self | None:
-        """Read and validate a JSON file, as `read` does. Return None if the file does not exist."""
+        """Read a JSON file as `read` does, but return None if the file does not exist."""
         return cls.read(path) if os.path.lexists(cls.path_in(path)) else None
 
     @classmethod
@@ -137,7 +137,7 @@ class Artefact(BaseModel):
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return the part of the content that commands print with `--json`. Subclasses leave out long lists."""
+        """Return the content that commands print with `--json`. Subclasses may omit long lists."""
         return self.as_json()
 
 
@@ -148,7 +148,7 @@ class ExtensibleArtefact(Artefact):
 
 
 def read_complete_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file that contains one JSON object per line, without an incomplete last line.
+    """Return the complete lines of a file that contains one JSON object per line. An incomplete last line is omitted.
 
     The last line is incomplete if the process that wrote the file was killed.
     """
@@ -191,7 +191,7 @@ def manifest_path(folder: Path, group: int) -> Path:
 
 
 def part_path(file: Path, part: tuple[int, int]) -> Path:
-    """Return the path at which one of several runs stores its part of a histogram or a verification.
+    """Return the path for one part of a histogram or a verification that is divided among several runs.
 
     Args:
         file: The path of the complete file.
@@ -201,8 +201,8 @@ def part_path(file: Path, part: tuple[int, int]) -> Path:
 
 
 def find_complete_parts(file: Path, names: Iterable[str]) -> list[Path]:
-    """Return the paths of all parts of a histogram or a verification that was divided among several runs. If a part is
-    missing, return an empty list.
+    """Return the paths of all parts of a histogram or a verification that was divided among several runs. Return an empty
+    list if a part is missing.
 
     Args:
         file: The path of the complete file.
@@ -218,7 +218,7 @@ def find_complete_parts(file: Path, names: Iterable[str]) -> list[Path]:
 
 
 class InputFile(Artefact):
-    """The name, size and checksum of an input file, as the histogram, the plan, the manifests and the metadata record them.
+    """The name, size and checksum of an input file. The histogram, the plan, the manifests and the metadata contain them.
 
     Attributes:
         name: The name of the file without its folder.
@@ -241,7 +241,7 @@ class InputFile(Artefact):
 
 
 class InputTable(InputFile):
-    """The name, size and checksum of an input file that contains a table, and the number of its rows.
+    """The name, size, checksum and row count of an input file that contains a table.
 
     Attributes:
         rows: The number of its rows. Rows are numbered over all files, in the order of their names.
@@ -251,7 +251,7 @@ class InputTable(InputFile):
 
 
 def counts_to_json_fields(counts: Sequence[int]) -> dict[str, Any]:
-    """Convert the number of sequences of each length to the JSON keys `sequences`, `tokens` and `counts`.
+    """Return the sequence counts by length as a dictionary with the JSON keys `sequences`, `tokens` and `counts`.
 
     Args:
         counts: The number of sequences of length 1, 2, ...
@@ -267,7 +267,7 @@ TooLong = Literal["error", "truncate", "split", "drop"]
 
 
 class TooLongRows(Artefact):
-    """Counts of the table rows that have more tokens than fit into a pack, and what was done with these rows.
+    """How many table rows had more tokens than fit into a pack, and how these rows were handled.
 
     Attributes:
         policy: "error" rejects such rows, "truncate" keeps their first tokens, "split" cuts them into several sequences, and
@@ -285,7 +285,7 @@ class TooLongRows(Artefact):
     added_sequences: Count
 
     def format_line(self) -> str:
-        """Describe in one line of text how many rows were too long, and what was done with them."""
+        """Describe in one line of text how many rows were too long, and how they were handled."""
         if not self.rows:
             return "no row was too long"
         were = "row was" if self.rows == 1 else "rows were"
@@ -299,7 +299,7 @@ class TooLongRows(Artefact):
 
 
 class VocabularyInfo(Artefact):
-    """The size and the checksum that identify a vocabulary.
+    """The number of tokens in a vocabulary, and the checksum of its file.
 
     Attributes:
         size: The number of its tokens.
@@ -311,7 +311,7 @@ class VocabularyInfo(Artefact):
 
     @classmethod
     def from_file(cls, path: Path) -> VocabularyInfo:
-        """Compute the size and the checksum of a `vocab.txt` file, which contains one token per line.
+        """Count the tokens in a `vocab.txt` file, which contains one token per line, and compute the checksum of the file.
 
         Raises:
             InputError: The file cannot be read.

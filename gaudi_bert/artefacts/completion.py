@@ -52,7 +52,9 @@ class Signature:
     inputs: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the signature as JSON values. Tuples become lists, as if it had been read from a JSON file."""
+        """Return the signature as JSON values. Tuples become lists, so that the result equals the content of the settings
+        file.
+        """
         content = {"stage": self.stage, "settings": dict(self.settings), "inputs": dict(self.inputs)}
         stored: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False))
         return stored
@@ -111,7 +113,7 @@ def settings_path(artefact: Path, final_file: Path | None = None) -> Path:
 
 
 def is_artefact_finished(artefact: Path, final_file: Path, signature: Signature) -> bool:
-    """Return whether an output file or folder is complete and was written with this signature.
+    """Return whether an output file or folder is complete and has the given signature.
 
     Nothing is written.
 
@@ -126,7 +128,7 @@ def is_artefact_finished(artefact: Path, final_file: Path, signature: Signature)
 
 
 def begin_artefact(artefact: Path, final_file: Path, signature: Signature, overwrite: bool = False) -> bool:
-    """Prepare to write an output file or folder. Return True if it is already complete, so that there is nothing to do.
+    """Prepare to write an output file or folder. Return True if it is already complete, so there is nothing to do.
 
     Otherwise, write the settings file. If there is an output with another signature and `overwrite` is set, remove it first.
 
@@ -161,7 +163,7 @@ def begin_artefact(artefact: Path, final_file: Path, signature: Signature, overw
 
 
 def check_output_path(artefact: Path, final_file: Path, stage: str, overwrite: bool = False) -> None:
-    """Check that the path for a stage's output contains no files that do not belong to this output.
+    """Check that a path is free for the output of a stage, or already contains an output of this stage.
 
     Nothing is written or removed.
 
@@ -202,7 +204,7 @@ def check_output_path(artefact: Path, final_file: Path, stage: str, overwrite: b
 
 
 def remove_artefact(artefact: Path, final_file: Path, stage: str) -> None:
-    """Remove the files that belong to the output of a stage, and the folders that become empty.
+    """Remove the output files of a stage, and the folders that become empty.
 
     The final file is removed first and the settings file last. If the process is killed in between, the remaining files are
     therefore not mistaken for a complete output. Lock files directly in the folder stay, because another process may hold
@@ -222,15 +224,15 @@ def remove_artefact(artefact: Path, final_file: Path, stage: str) -> None:
 
 
 def _remove_empty_folders(folders: Iterable[Path]) -> None:
-    """Remove the given folders that are empty, sub-folders first. Symbolic links stay."""
+    """Remove those of the given folders that are empty. Sub-folders are removed first, and symbolic links are kept."""
     for folder in sorted(folders, reverse=True):
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             folder.rmdir()
 
 
 def _split_own_and_foreign_files(artefact: Path, final_file: Path, stage: str) -> tuple[list[Path], list[Path]]:
-    """List the files at the path of an output, divided into files that can belong to it and all other files. The settings
-    file is not listed.
+    """List the files at an output path in two groups: files that the stage can have written, and all other files. The
+    settings file is not listed.
 
     Returns:
         (files that can belong to the output, all other files).
@@ -270,7 +272,7 @@ def _list_files_below(folder: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _is_settings_file_of(path: Path, stages: Sequence[str]) -> bool:
-    """Return whether `path` is a settings file that one of the given stages wrote. Symbolic links do not count."""
+    """Return whether `path` is a settings file that one of the given stages wrote. Return False for symbolic links."""
     if path.is_symlink() or not path.is_file():
         return False
     try:
@@ -280,9 +282,7 @@ def _is_settings_file_of(path: Path, stages: Sequence[str]) -> bool:
 
 
 def _is_hidden(path: Path, artefact: Path, final_file: Path) -> bool:
-    """Return whether a file is hidden. Its name, or the name of a folder between it and the output folder, then begins with
-    a dot.
-    """
+    """Return whether a file is hidden. A file is hidden if any part of its path within the output folder begins with a dot."""
     folder = next((folder for folder in (artefact, final_file.parent) if path.is_relative_to(folder)), path.parent)
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
@@ -335,7 +335,7 @@ Summary = TypeVar("Summary", bound=Artefact)
 
 @dataclass(frozen=True)
 class GroupedOutput(Generic[Group, Summary]):
-    """An output folder that a stage writes one group of files at a time, so that a killed run can be resumed.
+    """An output folder that a stage writes group by group, so that a killed run can be resumed.
 
     Attributes:
         folder: The output folder.
@@ -354,7 +354,7 @@ class GroupedOutput(Generic[Group, Summary]):
     reporter: Reporter
 
     def begin_unless_finished(self, overwrite: bool) -> bool:
-        """Prepare the folder for writing. Return True if it is already complete, so that there is nothing to do.
+        """Prepare the folder for writing. Return True if it is already complete, so there is nothing to do.
 
         A complete folder may be read-only.
 
@@ -383,7 +383,7 @@ class GroupedOutput(Generic[Group, Summary]):
             raise
 
     def remove_files(self) -> None:
-        """Remove all files of this output, including lock files, and the folders that become empty. Other files stay."""
+        """Remove all files of this output, including lock files, and the folders that become empty. Other files are kept."""
         remove_artefact(self.folder, self.final, self.signature.stage)
         if is_mirrored(self.folder):
             return
@@ -403,7 +403,7 @@ class GroupedOutput(Generic[Group, Summary]):
             remove_local_copies(*map(self.summary_path, some))
 
     def find_missing_groups(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups of output files that still have to be written, and print how many groups are complete."""
+        """Return the groups that still have to be written. Print how many groups are already complete."""
         completed = {group for group, _ in self.read_complete_groups(groups)}
         if completed:
             self.reporter.say(f"{format_path(self.folder)}: {len(completed)} of {len(groups)} groups exist already")
@@ -411,7 +411,7 @@ class GroupedOutput(Generic[Group, Summary]):
 
     @contextmanager
     def lock_group(self, group: Group, name: str) -> Iterator[bool]:
-        """Lock a group of output files for the duration of the `with` block, so that no other process writes it.
+        """Lock a group of output files while the `with` block runs, so that no other process writes the group.
 
         Args:
             group: The group.
@@ -440,8 +440,8 @@ class GroupedOutput(Generic[Group, Summary]):
         return True
 
     def write_final_file(self, content: Artefact) -> None:
-        """Write the file that marks the folder as complete. Several processes may finish at the same time, so a lock is
-        held.
+        """Write the file that marks the folder as complete. A lock is held, because several processes may finish at the same
+        time.
         """
         with exclusive_lock(self.final, str(self.folder), wait=True):
             content.write(self.final)

@@ -18,7 +18,7 @@ _TOKENIZE_REMEDY = "tokenize the texts again with --overwrite"
 
 
 class PreparedFile(Artefact):
-    """A file of pretraining examples, with the number of its sequences and its size in bytes."""
+    """The name of a file of pretraining examples, its number of sequences, and its size in bytes."""
 
     name: str
     sequences: Count
@@ -26,7 +26,7 @@ class PreparedFile(Artefact):
 
 
 class PreparedSection(ExtensibleArtefact):
-    """Counts of the text and of the examples made from it, either for one section of the text or for a complete split.
+    """The amount of text in a section or a complete split, and the number and size of the examples made from this text.
 
     Attributes:
         text_documents: The number of documents.
@@ -54,7 +54,7 @@ class PreparedSection(ExtensibleArtefact):
 
 
 class PreparedVocabulary(VocabularyInfo):
-    """The vocabulary of the pretraining examples.
+    """The vocabulary of the pretraining examples, and whether it was trained from their text.
 
     Attributes:
         trained: Whether `prepare` trained the vocabulary from the text.
@@ -64,7 +64,9 @@ class PreparedVocabulary(VocabularyInfo):
 
 
 class TextSource(Artefact):
-    """A source of text, which is either a file or a text that is bundled with this package."""
+    """The name, format and document count of a text source. The source is a file, or a text that is bundled with this
+    package.
+    """
 
     name: str
     format: str
@@ -113,7 +115,7 @@ def token_table_path(folder: Path, part: int, parts: int) -> Path:
 
 
 class TokenisedPart(Artefact):
-    """The name and size of the table that was written for one part of the texts, and counts of its rows.
+    """The name, size and row counts of the table that was written for one part of the texts.
 
     Attributes:
         name: The name of the table file.
@@ -187,7 +189,7 @@ class TokenisedTexts(ExtensibleArtefact):
         return {name: value for name, value in self.as_json().items() if name not in self.line_per_entry}
 
     def format_lines(self) -> list[str]:
-        """Return lines of text with the number of rows, and what was done with texts that were too long."""
+        """Return lines of text with the number of rows, and how texts that were too long were handled."""
         too_long = self.too_long
         lines = [
             f"{format_count(self.texts, 'text')} became {format_count(self.rows, 'row')} "

@@ -31,7 +31,8 @@ from gaudi_bert.common.progress import format_bytes, format_count
 
 
 def _parse_counts(value: Any) -> IntArray:
-    """Check the counts of an input file, and convert them from a list of lists to an int64 array [pairs, 3].
+    """Check the counts of an input file, and convert them to an int64 array. Each row contains a length, a number of masked
+    positions, and the number of sequences with both.
 
     The rows are sorted by length and then by masked positions.
 
@@ -49,7 +50,7 @@ def _parse_counts(value: Any) -> IntArray:
 
 
 class CountedFile(InputFile):
-    """An input file, and the number of its sequences by length and by number of masked positions.
+    """An input file and its sequence counts, by length and number of masked positions.
 
     Attributes:
         sequences: The number of sequences.
@@ -92,7 +93,7 @@ class _LengthTotals(NamedTuple):
 
 
 class HistogramFile(Artefact):
-    """The content of histogram.json. Optional values may be None if another program wrote the file.
+    """The content of histogram.json. If another program wrote the file, optional values may be None.
 
     Attributes:
         max_sequence_length: L, the number of tokens in a row, including padding.
@@ -226,7 +227,7 @@ class HistogramFile(Artefact):
         return _LengthTotals(counts, max_masked)
 
     def summary(self) -> dict[str, Any]:
-        """Return the totals over all input files. `max_predictions` is 0 if no sequence has masked positions."""
+        """Return the totals over all input files. `max_predictions` is 0 if the histogram does not state it."""
         files = self.files or ()
         sequences, tokens = sum(file.sequences for file in files), sum(file.tokens for file in files)
         return {

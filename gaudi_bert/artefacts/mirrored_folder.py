@@ -43,7 +43,8 @@ class _FileState(NamedTuple):
 
 @dataclass(frozen=True)
 class _MirroredFolder(Mirror):
-    """A local folder that mirrors the objects below a URL. Its files are downloaded from the store and uploaded to it.
+    """A local folder that mirrors the objects below a URL. Its methods download files from the store and upload files to the
+    store.
 
     Attributes:
         folder: The local folder.
@@ -64,7 +65,7 @@ class _MirroredFolder(Mirror):
         return "/".join((self.url, *path.relative_to(self.folder).parts))
 
     def has_visible_path(self, path: Path) -> bool:
-        """Return whether a path is visible. It is hidden if any part of it below this folder begins with a dot."""
+        """Return whether a path is visible. A path is hidden if any of its parts below this folder begins with a dot."""
         return not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
 
     def upload_completed(self, path: Path) -> None:
@@ -100,13 +101,13 @@ class _MirroredFolder(Mirror):
         return self.has_visible_path(path) and self.uploaded_states.get(path) != _read_file_state(path)
 
     def remove(self, path: Path) -> None:
-        """Remove the object of a local file from the store. The local file stays."""
+        """Remove the object of a local file from the store, but keep the local file."""
         self.listed.pop(path, None)
         self.uploaded_states.pop(path, None)
         self.objects.remove(self.object_url(path))
 
     def run_in_threads(self, action: Callable[[Path], None], paths: Iterable[Path]) -> None:
-        """Call a function for every path, in as many threads as the settings allow connections to the store."""
+        """Call a function for every path in parallel threads. `StoreSettings.connections` limits the number of threads."""
         with ThreadPoolExecutor(self.objects.settings.connections) as pool:
             list(pool.map(action, paths))  # raise the first error, if any
 
@@ -125,7 +126,7 @@ def _find_mirrored_folder(path: Path) -> _MirroredFolder | None:
 
 @contextmanager
 def mirror_folder(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
-    """Provide a local folder in which a stage can read and write the files of `path`, for the duration of the `with` block.
+    """Provide a local folder where a stage can read and write the files of `path` while the `with` block runs.
 
     A local path is provided unchanged. For a URL, the folder is empty at first and mirrors the objects below the URL. Errors
     that are raised in the `with` block name the URL instead of the local folder.
@@ -142,7 +143,8 @@ def mirror_folder(path: Path, store: StoreSettings | None = None) -> Iterator[Pa
         return
     objects, url = ObjectStore(store), store_url(path)
     with _create_scratch_folder(objects.settings.scratch) as scratch:
-        # The rules for settings files treat a path with a suffix as a single file, so replace the dots in the folder's name.
+        # `settings_path` assumes that a path with a suffix is a file. Therefore the name of the local folder must not
+        # contain dots.
         folder = scratch / Path(url).name.replace(".", "_")
         folder.mkdir()
         with mount_mirror(folder, _MirroredFolder(folder, url, objects)):
@@ -161,7 +163,7 @@ def is_mirrored(path: Path) -> bool:
 
 
 def format_path(path: Path) -> str:
-    """Return the name of a local path for messages. If the path is in a mirrored folder, this is its URL."""
+    """Return a path as messages show it. If the path is in a mirrored folder, return its URL."""
     mirror = _find_mirrored_folder(path)
     return str(path) if mirror is None else mirror.object_url(path)
 
@@ -192,7 +194,7 @@ def publish_files(*paths: Path) -> None:
 
 
 def remove_local_copies(*paths: Path) -> None:
-    """Remove the local copies of files in a mirrored folder. Their objects stay in the store.
+    """Remove the local copies of files in a mirrored folder, but keep their objects in the store.
 
     Do nothing for files that are not in a mirrored folder.
     """
@@ -250,11 +252,11 @@ def prefetch_batches(batches: Sequence[_Batch], batches_ahead: int = 1) -> Itera
     Each batch is read once. Ordinary local files are used in place.
 
     Args:
-        batches: The batches in the order in which they are read. A batch is one file or several.
+        batches: The batches in reading order. A batch is one file or several.
         batches_ahead: How many batches are downloaded before the reader requests them.
 
     Yields:
-        An object whose `provide_batch` method makes a batch available.
+        An object with a `provide_batch` method, which makes a batch available.
     """
     listed = [[batch] if isinstance(batch, Path) else batch for batch in batches]
     mirror = next(
@@ -301,7 +303,7 @@ class _BatchPrefetcher:
 
     @contextmanager
     def provide_batch(self, number: int) -> Iterator[None]:
-        """Make the files of a batch available locally for the duration of the `with` block.
+        """Make the files of a batch available locally while the `with` block runs.
 
         Each batch may be requested once. The order should be approximately ascending, because all batches before the
         requested one are downloaded too.
@@ -333,10 +335,10 @@ _PREFIX = "gaudi-bert-scratch-"
 
 @contextmanager
 def _create_scratch_folder(parent: str | None) -> Iterator[Path]:
-    """Create an empty scratch folder, and lock it for the duration of the `with` block.
+    """Create an empty scratch folder, and lock it while the `with` block runs.
 
     Args:
-        parent: The folder in which it is created, or None for the system's folder of temporary files.
+        parent: The parent of the scratch folder, or None for the system's folder of temporary files.
     """
     parent_folder = Path(parent or tempfile.gettempdir())
     with explain_os_errors(parent_folder, "make scratch"):
@@ -358,7 +360,7 @@ def _create_scratch_folder(parent: str | None) -> Iterator[Path]:
 
 
 def _remove_stale_scratch(parent: Path) -> None:
-    """Remove the scratch folders that killed processes have left. These are the folders that no process has locked."""
+    """Remove the scratch folders of processes that were killed. No process holds a lock on such a folder."""
     for folder in parent.glob(f"{_PREFIX}*"):
         try:
             descriptor = os.open(folder, os.O_RDONLY)
@@ -380,7 +382,7 @@ _WILDCARD = re.compile(r"[*?[]")
 
 @contextmanager
 def mirror_bucket(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
-    """Provide a local path for a URL for the duration of the `with` block.
+    """Provide the local path that corresponds to a URL while the `with` block runs.
 
     The path is in a folder that mirrors the bucket. Files are only downloaded when `fetch_files` is called.
 
@@ -397,7 +399,7 @@ def mirror_bucket(location: str | Path, store: StoreSettings | None = None) -> I
 
 
 def fetch_matching_files(path: Path) -> None:
-    """Download one object, all objects below a prefix, or all objects that match a glob pattern.
+    """Download one object, all objects below a prefix, or all objects that match a glob pattern, to a mirrored folder.
 
     Args:
         path: The local path that corresponds to the object, the prefix or the pattern.
@@ -422,7 +424,7 @@ def fetch_matching_files(path: Path) -> None:
 
 @contextmanager
 def open_local_copy(location: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
-    """Provide a local copy of a file or folder for the duration of the `with` block.
+    """Provide a local copy of a file or folder while the `with` block runs.
 
     Args:
         location: A local path, which is used in place, or the URL of an object or a prefix, which is downloaded.
@@ -439,7 +441,7 @@ def open_local_copy(location: str | Path, store: StoreSettings | None = None) ->
 def open_local_copies(
     locations: Sequence[str | Path | None], store: StoreSettings | None = None
 ) -> Iterator[list[Path | None]]:
-    """Provide local copies of several files or folders for the duration of the `with` block.
+    """Provide local copies of several files or folders while the `with` block runs.
 
     Args:
         locations: Local paths and URLs. None stands for a file that is not used. Equal URLs have the same local path.
@@ -452,7 +454,7 @@ def open_local_copies(
         buckets: dict[str, Path] = {}
 
         def copy(location: str | Path) -> Path:
-            """Download a location if it is a URL, and return its local path."""
+            """Return the local path of a file or folder. If its location is a URL, download it first."""
             if not is_in_store(location):
                 return Path(location)
             bucket, key = _split_bucket_and_key(location)

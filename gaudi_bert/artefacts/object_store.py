@@ -53,7 +53,7 @@ def _open_filesystem(scheme: str, settings: StoreSettings) -> Any:
 
 
 def _filesystem_options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
-    """Return the arguments with which to open the fsspec file system for a URL scheme. Only S3 needs arguments."""
+    """Return the arguments for opening the fsspec file system of a URL scheme. Only S3 needs arguments."""
     if EXTRAS.get(scheme) != "s3":
         return {}
     # Some private stores do not support the checksums of the S3 protocol, so only send them if they are required. This
@@ -75,7 +75,7 @@ def _filesystem_options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
 
 
 def _retryable_errors(scheme: str) -> tuple[type[Exception], ...]:
-    """Return the classes of the exceptions after which a request to a store may be retried.
+    """Return the exception types for which a failed request to a store may be retried.
 
     They are errors of the operating system and of the store's library. Some of these errors are permanent nevertheless,
     which `_raise_if_permanent` checks.
@@ -104,12 +104,12 @@ def _retryable_errors(scheme: str) -> tuple[type[Exception], ...]:
 # --- all stores
 
 Answer = TypeVar("Answer")
-# The size of the parts in which larger objects are uploaded, so that no object has to fit into memory.
+# Larger objects are uploaded in parts of this size, so that no object has to fit into memory.
 PART_BYTES = 16 << 20
 
 _CREDENTIAL_ERRORS = frozenset(["NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"])
 _NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-# A message is printed after a request has failed for this many seconds, and then at most once in this time.
+# Messages about failing requests begin after this many seconds, and are at least this many seconds apart.
 _SECONDS_UNTIL_MESSAGE = 2.0
 _PERMANENT_ERRNOS = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
 
@@ -211,7 +211,7 @@ class ObjectStore:
             temporary.unlink(missing_ok=True)
 
     def upload(self, path: Path, url: str | Path) -> None:
-        """Upload a local file to the store, atomically. An existing object is replaced.
+        """Upload a local file to the store atomically, and replace an existing object.
 
         Raises:
             InputError: There is no such bucket.
@@ -223,7 +223,7 @@ class ObjectStore:
         self._write_object(url, lambda filesystem: filesystem.put_file(str(path), url, **options))
 
     def write(self, url: str | Path, data: bytes) -> None:
-        """Write a small object to the store. An existing object is replaced.
+        """Write a small object to the store, and replace an existing object.
 
         Raises:
             InputError: There is no such bucket.

@@ -33,7 +33,7 @@ class RowLengthTables(Artefact):
 
 
 def row_table_path(folder: Path, length: int) -> Path:
-    """Return the path of the packed table with the given row length in a folder of several tables."""
+    """Return the path of the packed table with the given row length in a folder that contains several tables."""
     return folder / f"rows-{length}"
 
 
@@ -78,7 +78,7 @@ def find_pack_kind(folder: Path) -> PackKind | None:
 
 
 def list_pack_kind_files(folder: Path) -> tuple[Path, ...]:
-    """Return the paths of the files that `find_pack_kind` looks for.
+    """Return the paths of the files that `find_pack_kind` checks.
 
     If the folder is in a store, the caller must download these files first.
     """
@@ -91,5 +91,7 @@ def _metadata_path_by_kind(folder: Path) -> dict[PackKind, Path]:
 
 
 def _list_settings_paths(folder: Path) -> tuple[Path, Path]:
-    """Return the two possible paths of the settings file in a folder: for packed TFRecords, and for packed tables."""
+    """Return the two possible paths of the settings file in a folder. The first is for packed TFRecords, and the second for
+    packed tables.
+    """
     return settings_path(folder, folder / METADATA_NAME), settings_path(folder, RowLengthTables.path_in(folder))

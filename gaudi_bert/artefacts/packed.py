@@ -221,8 +221,8 @@ class PackedMetadata(Artefact):
 
     @property
     def input_rows(self) -> int | None:
-        """The number of table rows in these packs. None if the source is not a table, or other packed tables contain some of
-        its rows.
+        """The number of table rows in these packs. It is None if the source is not a table, or if other packed tables
+        contain some of its rows.
         """
         return None
 
@@ -247,7 +247,7 @@ class RecordMetadata(PackedMetadata):
     line_per_entry = ("groups",)
     rare = ("bad_files",)
     packs_name, shard_ending, manifest_type = "packed TFRecords", ".tfrecord", RecordManifest
-    # The keys of metadata.json whose values are copied from the plan.
+    # The keys of metadata.json that are copied from the plan.
     planned: ClassVar[tuple[str, ...]] = (
         *("max_sequence_length", "max_predictions", "masked_slots", "depth"),
         *("seed", "algorithm", "shard_multiple"),
@@ -311,8 +311,8 @@ class TableMetadata(PackedMetadata):
         return {**content, "groups": len(self.groups), "shards": len(self.shard_table)}
 
     def format_lines(self, out: Path | None = None, verbose: bool = False) -> list[str]:
-        """Return lines of text with the packing metrics, how packs might be saved, and what happened to rows that were too
-        long.
+        """Return lines of text with the packing metrics and the handling of rows that were too long. If another algorithm
+        might need fewer packs, recommend it.
         """
         lines = super().format_lines(out, verbose)
         if self.gap and self.algorithm != "optimal":
@@ -324,7 +324,7 @@ class TableMetadata(PackedMetadata):
 
     @property
     def input_rows(self) -> int | None:
-        """The number of table rows in these packs. None if other packed tables contain some of the rows."""
+        """The number of table rows in these packs, or None if other packed tables contain some of the rows."""
         return None if self.row_lengths else self.rows
 
     def describe_algorithm(self) -> str:
@@ -372,7 +372,7 @@ class PackedTotals:
                 self.too_long[key] += getattr(manifest.too_long, key)
 
     def _add_values(self, manifest: GroupManifest, *keys: str) -> None:
-        """Add the manifest's values for the given keys to the attributes with the same names."""
+        """For each of the given keys, add the manifest's value to the attribute with the same name."""
         for key in keys:
             setattr(self, key, getattr(self, key) + getattr(manifest, key))
 

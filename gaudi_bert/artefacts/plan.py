@@ -25,11 +25,11 @@ from gaudi_bert.common.progress import format_count
 # The maximum of `shard_multiple`. The settings of a pipeline have the same limit.
 _MAX_SHARD_MULTIPLE = 4096
 
-# A file contains at most this many sequences per byte, because DEFLATE compresses by at most 1032 times and an empty record
-# takes 16 bytes.
+# A valid file cannot contain more sequences per byte, because an empty record takes 16 bytes and DEFLATE compresses data by
+# a factor of at most 1032.
 _MAX_SEQUENCES_PER_BYTE = 64
 
-# A strategy: the lengths of the sequences in one pack, in ascending order.
+# A strategy consists of the lengths of the sequences in one pack, in ascending order.
 Strategy = Annotated[tuple[Length, ...], Field(min_length=1)]
 
 
@@ -156,8 +156,8 @@ class PlannedGroup(Artefact):
 
 
 def compute_totals(groups: Sequence[PlannedGroup], max_sequence_length: int, algorithm: str) -> dict[str, Any]:
-    """Compute the metrics of a plan from its groups. The result contains all fields of `PlanTotals` except for the two
-    fields about masked slots.
+    """Compute the metrics of a plan from its groups. Return all fields of `PlanTotals` except for the two fields about
+    masked slots.
     """
     sequences, packs, tokens, bound = (
         sum(getattr(group, key) for group in groups) for key in ("sequences", "packs", "tokens", "lower_bound")

@@ -62,7 +62,9 @@ class StageRun:
         return self.part is None and not self.finish
 
     def select_part(self, items: Sequence[_Group]) -> Sequence[_Group]:
-        """Return the groups or files that this run has to process. Part K of N consists of every N-th item."""
+        """Return the groups or files that this run has to process. Part K of N consists of every N-th item, starting with
+        item K.
+        """
         number, parts = self.part or (0, 1)
         return items[number::parts]
 
@@ -71,7 +73,7 @@ class StageRun:
 
 
 def to_json(result: Any) -> Any:
-    """Convert the result of a command to JSON values. Objects become dictionaries, and all other values stay unchanged."""
+    """Convert the result of a command to JSON values. Objects become dictionaries, and all other values are kept."""
     if hasattr(result, "as_json"):
         return result.as_json()
     if is_dataclass(result):
@@ -82,8 +84,8 @@ def to_json(result: Any) -> Any:
 
 
 def _fields_as_json(result: Any, *omitted: str) -> dict[str, Any]:
-    """Return the fields of a data class as JSON values. Fields in `omitted` and fields with their default value are left
-    out.
+    """Return the fields of a data class as JSON values. Omit the fields in `omitted`, and fields that have their default
+    value.
     """
     return {
         field.name: to_json(getattr(result, field.name))
@@ -118,7 +120,8 @@ class StageOutput(Generic[Content]):
         return {**content.summary(), **_fields_as_json(self, "content"), **skipped}
 
     def format_lines(self, **options: Any) -> list[str]:
-        """Return lines of text that describe the result. If the output existed already, the first line says so.
+        """Return lines of text that describe the result. The first line says if an earlier run had already written the
+        output.
 
         Args:
             options: Arguments that are passed to the `format_lines` method of the content.
@@ -130,8 +133,8 @@ class StageOutput(Generic[Content]):
 
 @dataclass(frozen=True)
 class PlainResult:
-    """The result of a run that completed no output, such as a run of only one part. It consists of lines of text and JSON
-    values.
+    """The result of a run that did not complete its output, for example because it processed only one part. It consists of
+    lines of text and JSON values.
 
     Attributes:
         text: The lines of text that the command prints.
@@ -146,7 +149,7 @@ class PlainResult:
         return dict(self.facts)
 
     def format_lines(self, **options: Any) -> list[str]:
-        """Return the lines of text. Arguments are accepted, as in `StageOutput.format_lines`, but ignored."""
+        """Return the lines of text. `options` exists only for compatibility with `StageOutput.format_lines`, and is ignored."""
         return list(self.text)
 
 
@@ -193,8 +196,8 @@ class PackResult:
     verified: StageOutput[Verification] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the keys of the plan and of the packed folder in one dictionary. The key `verify` contains the
-        verification.
+        """Return the plan, the packed folder and the verification as one dictionary. The verification is the value of the
+        key `verify`.
         """
         planned = {} if self.planned is None else self.planned.as_json()
         return {

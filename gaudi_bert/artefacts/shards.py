@@ -145,12 +145,14 @@ class ShardTable:
 
 
 def shard_name(group: int, number: int, ending: str) -> str:
-    """Return the file name of a shard, which is `packed-GGGGG-SSSSS` and the given suffix."""
+    """Return the file name of a shard. The name consists of `packed`, the number of the group, the number of the shard, and
+    `ending`.
+    """
     return f"packed-{group:05d}-{number:05d}{ending}"
 
 
 def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes: int, small_shard_packs: int = 0) -> int:
-    """Return the number of shards into which to divide the packs of a group.
+    """Return how many shards the packs of a group should be divided into.
 
     This is the smallest multiple of `shard_multiple` for which no shard exceeds `shard_bytes`. A pack is never divided, so a
     shard with a single pack may be larger.
@@ -165,7 +167,7 @@ def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes:
     """
 
     def bytes_of(shards: int) -> float:
-        """Return the size in bytes of the largest shard if the packs are divided among the given number of shards."""
+        """Return the size in bytes of the largest shard if there are `shards` shards."""
         return -(-packs // shards) * (total_bytes / max(packs, 1))
 
     for fewer in range(1, shard_multiple):

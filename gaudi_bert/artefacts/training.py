@@ -50,7 +50,7 @@ class EvaluationMetrics(LossMetrics):
 
     @property
     def accuracy(self) -> float:
-        """The masked-LM accuracy. Users can set a target for it."""
+        """The masked-LM accuracy, which training compares with the target accuracy."""
         return self.masked_lm_accuracy
 
     def format_line(self) -> str:
@@ -65,7 +65,7 @@ class EvaluationMetrics(LossMetrics):
 
 
 class _RunResult(ExtensibleArtefact):
-    """The keys of training.json that are the same for all pretraining runs. The file omits metrics that were not measured.
+    """The keys that training.json contains after any pretraining run. Metrics that were not measured are omitted.
 
     Attributes:
         updates: The number of updates.
@@ -181,7 +181,7 @@ class TableTraining(_RunResult):
 
 
 class _EvaluatedCheckpoint(ExtensibleArtefact):
-    """Information about the checkpoint that was evaluated.
+    """Which checkpoint was evaluated, and how its loss was averaged.
 
     Attributes:
         update: The number of updates before the checkpoint was written.

@@ -28,7 +28,7 @@ FINETUNING_NAME = "metrics.json"
 
 @dataclass(frozen=True)
 class SplitPaths:
-    """The paths of one data split (`train` or `evaluation`), in the order in which the stages write them.
+    """The paths of the files of one data split, which is `train` or `evaluation`.
 
     Attributes:
         records: The folder of the unpacked examples.
@@ -141,7 +141,7 @@ class WorkFolder:
         return self.train_folder / "evaluation.json"
 
     def rows_path(self, split: str) -> Path:
-        """Return the path of the labelled rows of a split, if the pipeline uses built-in data."""
+        """Return the path of the labelled rows of a split. The file exists only if the pipeline uses built-in data."""
         return self.root / "rows" / f"{split}.jsonl"
 
     @property
@@ -166,11 +166,11 @@ class WorkFolder:
 
     @property
     def data_split_names(self) -> tuple[str, ...]:
-        """The names of the pipeline's data splits, `train` and, if there is held-out data, `evaluation`."""
+        """The names of the pipeline's data splits. The split `evaluation` is included only if there is held-out data."""
         return _SPLITS if self.has_evaluation else _SPLITS[:1]
 
     def split_paths(self, name: str) -> SplitPaths:
-        """Return the paths of the files of one data split."""
+        """Return the paths of the files of one data split, `train` or `evaluation`."""
         given = self.records if name == "train" else self.evaluation_records
         suffix = "" if name == "train" else f"-{name}"
         return SplitPaths(
@@ -212,7 +212,7 @@ class OwnedFiles:
 
 
 def is_owned(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether the name of a file matches one of the patterns of a stage's output files.
+    """Return whether a stage can have written a file with the given name, according to the patterns of its output files.
 
     If a file belongs to an output, then its lock file and its temporary files do too.
 

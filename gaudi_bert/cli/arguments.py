@@ -51,7 +51,7 @@ Pipeline = Annotated[
 
 
 def _silence_compiler_messages(requested: bool) -> bool:
-    """Suppress messages about the compilation of kernels if JSON output was requested. Return `requested` unchanged."""
+    """If JSON output was requested, suppress messages about the compilation of kernels. Return `requested` unchanged."""
     if requested:
         os.environ["GAUDI_BERT_QUIET"] = "1"
     return requested
@@ -104,7 +104,8 @@ Work = Annotated[Path, typer.Option(help="The folder that contains the work fold
 
 
 def join_expanded_pattern(words: Sequence[str]) -> str:
-    """Return the file, folder or glob pattern that the user typed.
+    """Return the file, folder or glob pattern that the user typed. If the shell has expanded a pattern, reconstruct it from
+    the matching files.
 
     If it was a glob pattern, the shell has expanded it to `words`.
 
@@ -113,8 +114,8 @@ def join_expanded_pattern(words: Sequence[str]) -> str:
     """
     if len(words) == 1:
         return words[0]
-    # The shell has replaced the pattern, so guess it from the common beginning and end of the words. The guess is right if
-    # it matches exactly these files.
+    # The shell has replaced the pattern by file names, so guess the pattern from their common beginning and end. The guess
+    # is right if it matches exactly these files.
     start = os.path.commonprefix(words)  # noqa: RUF071 - compare characters, not path components
     end = os.path.commonprefix([word[len(start) :][::-1] for word in words])[::-1]  # noqa: RUF071
     pattern = f"{glob.escape(start)}*{glob.escape(end)}"
@@ -130,7 +131,7 @@ def join_expanded_pattern(words: Sequence[str]) -> str:
 def make_stage_run(
     shard: str | None = None, finish: bool = False, *, workers: int | None = None, overwrite: bool = False
 ) -> StageRun:
-    """Create the `StageRun` that a command passes to its stage, from the values of the command's options.
+    """Create a `StageRun`, which a command passes to its stage, from the values of the command's options.
 
     Args:
         shard: The value of `--shard`, which is `K/N`, `auto` or `auto/N`, or None to do all of the work.
@@ -144,8 +145,7 @@ def make_stage_run(
 def load_pipeline_settings(
     pipeline: Path | None, overrides: list[str] | None, options: Options | None = None
 ) -> PipelineSettings:
-    """Load the settings of a pipeline file, and replace those that are given as options or by `--set`, which takes
-    precedence.
+    """Load the settings of a pipeline file. Options replace its values, and `--set` replaces both.
 
     Args:
         pipeline: A file, the name of a bundled pipeline, or None for the defaults.
@@ -158,8 +158,7 @@ def load_pipeline_settings(
 
 
 def load_packing_settings(overrides: list[str] | None, options: Options | None = None) -> PackingSettings:
-    """Return the settings of the section `packing`, as given by the command's options and by `--set`, which takes
-    precedence.
+    """Return the settings of the section `packing`. The command's options replace the defaults, and `--set` replaces both.
 
     Raises:
         InputError: `--set` names a key of another section.
@@ -174,10 +173,11 @@ def load_packing_settings(overrides: list[str] | None, options: Options | None =
 
 # --- options that are derived from settings
 
-# The options that the user typed, by the settings key that each option changes.
+# The options that the user typed. Each key is the settings key that the option changes.
 Options = Mapping[str, TypedValue]
 PIPELINE = "gaudi_bert.config.pipeline:PipelineSettings"
-# The keys of `task` that describe files of rows. Every command that reads such files has options of these names.
+# The keys of `task` that describe how to read a file of rows. Every command that reads such files has options with the same
+# names.
 ROW_FILE_KEYS = ("columns", "no_header", "format", "delimiter", "encoding", "on_bad_row")
 # The options of all commands that run a model on files of rows, and the settings key of each option.
 ROWS = {
@@ -188,7 +188,7 @@ ROWS = {
 
 
 def add_settings_options(section: str, *names: str, **keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds options to a command. Each option sets one key of a settings section.
+    """Return a decorator that adds options to a command. Each option sets one key in a section of the settings.
 
     The help, the choices and the default of an option are those of its key. The command receives the options that the user
     typed as one argument `options`, which maps keys to values. The section is imported when the command is used, because
@@ -263,7 +263,7 @@ def _add_options(
 
 
 def _make_option(name: str, field: FieldInfo) -> Parameter:
-    """Create the command-line option for a settings key. It has the choices, the description and the default of the key.
+    """Create the command-line option for a settings key, with the choices, the description and the default of the key.
 
     The value of the parameter is None if the user does not type the option.
     """

@@ -168,7 +168,8 @@ def plan(
 
     run = arguments.make_stage_run(workers=workers, overwrite=overwrite)
     settings = arguments.load_packing_settings(set_, options)
-    # A pattern such as `histograms/*.json` also matches the settings files next to the histograms, so leave these files out.
+    # A pattern such as `histograms/*.json` also matches the settings files next to the histograms, so skip the settings
+    # files.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     planned = plan.plan_packs(counted, out, settings, run)
     following = f"write RECORDS {output.quote_command('--plan', out, '--out', 'packed/')}"
@@ -202,12 +203,12 @@ def write(
     output.print_result(written, json, written.format_lines(out=out, verbose=verbose), following)
 
 
-# `write` may change these keys although the plan contains them, because they do not affect the packs.
+# `write` may change these settings although the plan contains them, because they do not affect the content of the packs.
 _KEYS_OF_SHARDS = ("shard_multiple", "shard_bytes")
 
 
 def _parse_shard_overrides(overrides: list[str] | None, plan: Path) -> dict[str, int]:
-    """Return the shard settings that the user changes with `write --set`, by key.
+    """Return the shard settings that the user has changed with `write --set`, by key.
 
     Raises:
         InputError: `--set` names another key, which the plan has already decided.
@@ -291,7 +292,7 @@ def pack(
 
 
 def _make_table_settings(source: str, options: arguments.Options, overrides: list[str] | None) -> TableSettings:
-    """Return the settings for packing a table, as given by the command's options and by `--set packing.key=value`.
+    """Return the settings for packing a table, which come from the command's options and from `--set packing.key=value`.
 
     The number of slots in a pack defaults to the longest of `--row-lengths`, or to the length that `tokenize` has recorded.
 

@@ -1,4 +1,4 @@
-"""The `gaudi-bert` command: its subcommands, and the exit codes with which it ends.
+"""The `gaudi-bert` command: its subcommands and its exit codes.
 
 The exit code is 0 if everything was done, 1 after a failure, 2 if the usage or the input is wrong, and 75 if the user
 stopped the command (SIGTERM or Ctrl-C) and the same command can resume. Every error is one line of limited length.
@@ -76,14 +76,12 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
 
 class _Commands(output.Commands):
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raise StoppedError if it is interrupted, because typer would exit with an exit code of its
-        own.
-        """
+        """Run the command. If it is interrupted, raise a StoppedError, because typer would use its own exit code."""
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, RuntimeError) as error:
-            # If a signal arrives while Python acquires a lock, Python raises a RuntimeError and the KeyboardInterrupt is
-            # only its context. Therefore search the complete chain of exceptions.
+            # If a signal arrives while Python acquires a lock, Python may raise a RuntimeError with the KeyboardInterrupt as
+            # its context. Therefore search the complete chain of exceptions.
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, KeyboardInterrupt):
                 cause = cause.__context__
@@ -124,7 +122,7 @@ def _define_global_options(
         False, "--quiet", "-q", callback=output.silence_output, help="Print only results and errors."
     ),
 ) -> None:
-    """Define the options that users type before a subcommand. typer calls this function before the subcommand."""
+    """Define the options that users type before a subcommand. typer calls this function before it runs the subcommand."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -149,11 +147,12 @@ _SECONDS_TO_UNWIND = 1.0
 _SECONDS_TO_STOP = 20.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOPPED = "stopped; run the same command again to resume"
-# Commands that cannot be resumed after they were stopped, because they do not store unfinished work.
+# These commands do not store unfinished work, so they cannot be resumed after they were stopped.
 _COMMANDS_WITHOUT_RESUME = ("doctor", "estimate", "inspect", "k8s", "settings")
-# The class of the errors that typer raises if the usage is wrong. It has no public name in some versions of typer.
+# The class of errors that typer raises for wrong usage. Some versions of typer have no public name for it.
 _UsageError: Any = typer.BadParameter.__bases__[0]
-# Libraries that both engines need. If neither engine is installed, the message recommends PyTorch, which runs everywhere.
+# Libraries that both engines need. If one of them is missing and neither engine is installed, the message recommends
+# PyTorch, which runs everywhere.
 _LIBRARIES_OF_BOTH_ENGINES = ("safetensors", "seqeval", "sklearn")
 
 
@@ -175,7 +174,8 @@ def _run_and_exit(command: Callable[[], int | None]) -> NoReturn:
             raise
         _exit_with_error(_missing_library_error(module))
     except OSError as error:
-        # No stage handles this error of the operating system, such as an invalid path or a failing disk, so report it here.
+        # Stages do not handle every operating system error, such as an invalid path or a failing disk, so report the
+        # remaining errors here.
         if error.filename is None and error.errno == errno.ENOSPC:
             _exit_with_error(_full_output_error(error))
         kind = InputError if error.errno in WRONG_PATH_ERRORS else FailedError
@@ -191,7 +191,7 @@ def _run_and_exit(command: Callable[[], int | None]) -> NoReturn:
 
 @contextmanager
 def _interrupt_on_signals() -> Iterator[None]:
-    """Raise a KeyboardInterrupt in the `with` block if the process receives SIGTERM or Ctrl-C.
+    """Raise a KeyboardInterrupt in the `with` block if the process receives SIGTERM or the user presses Ctrl-C.
 
     Kubernetes and Slurm send SIGTERM. Stages that can only stop at certain moments install their own handlers. A signal that
     this process inherited as ignored, as in background jobs of a shell, stays ignored. A second signal within a second is
@@ -218,7 +218,7 @@ def _interrupt_on_signals() -> Iterator[None]:
 
 
 def _exit_with_running_threads() -> NoReturn:
-    """Print that the command was stopped, and exit the process although some of its threads may wait forever.
+    """Print that the command was stopped, and exit the process without waiting for its threads, because some may never end.
 
     Files are complete or absent at any moment, so nothing is damaged.
     """
@@ -227,7 +227,7 @@ def _exit_with_running_threads() -> NoReturn:
 
 
 def _usage_error(error: Any) -> InputError:
-    """Return the error for wrong usage of a command. Its message ends with the command that prints the help."""
+    """Return the error for wrong usage of a command. The message ends with the command that prints the help."""
     from pydantic import ValidationError
 
     from gaudi_bert.config.values import format_problem
@@ -240,16 +240,16 @@ def _usage_error(error: Any) -> InputError:
 
 
 def _full_output_error(error: OSError) -> InputError:
-    """Return the error for a standard output that cannot be written, and close this output.
+    """Return the error to report if standard output cannot be written, and set `sys.stdout` to None.
 
-    If it stayed open, Python would try to write to it again at exit.
+    Otherwise, Python would try to write to standard output again at exit.
     """
     sys.stdout = None
     return InputError(f"standard output: cannot be written ({error.strerror}); redirect it to a disk with free space")
 
 
 def _missing_library_error(module: str) -> InputError:
-    """Return the error for a library that is not installed. Its message contains the command that installs the library."""
+    """Return the error for a library that is not installed. The message contains the command that installs the library."""
     reason = "which is not installed"
     if module == "tensorflow" and not supports_tensorflow():
         reason = f"version 2.15, which does not exist for Python {'.'.join(map(str, sys.version_info[:2]))}"
@@ -268,8 +268,7 @@ def _exit_with_error(error: GaudiBertError) -> NoReturn:
         kind = ""  # stopping a command is not an error
         for number in _STOP_SIGNALS:  # a second signal would change the exit code
             signal.signal(number, signal.SIG_IGN)
-        # Libraries that were interrupted may fail to delete their objects. These errors no longer matter, so do not print
-        # them.
+        # Interrupted libraries may fail to delete their objects. These errors no longer matter, so do not print them.
         sys.unraisablehook = lambda unraisable: None
         signal.signal(signal.SIGALRM, lambda *_: os._exit(error.exit_code))  # the message is printed here
     print(f"{kind}{shorten(str(error), _MAX_LINE_CHARACTERS)}", file=sys.stderr)  # noqa: T201

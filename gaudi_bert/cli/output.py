@@ -58,14 +58,14 @@ _BOLD, _CYAN, _RED, _PLAIN = "\033[1m", "\033[36m", "\033[31m", "\033[0m"
 
 
 def _supports_colours(stream: Any) -> bool:
-    """Return whether output to a stream should be coloured. It must be a terminal, and NO_COLOR (https://no-color.org) must
-    not be set.
+    """Return whether output to a stream should be coloured. The stream must be a terminal, and NO_COLOR
+    (https://no-color.org) must not be set.
     """
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def error_prefix() -> str:
-    """Return the text with which an error line begins, in colour on a terminal."""
+    """Return the beginning of an error line, which is coloured on a terminal."""
     return f"{_RED}error:{_PLAIN} " if _supports_colours(sys.stderr) else "error: "
 
 
@@ -80,7 +80,7 @@ def silence_output(requested: bool = True) -> None:
 
 
 class Command(TyperCommand):
-    """A command whose help ends with an example. It accepts `-o` and `-q`, and shells can complete the choices of its
+    """A command with an example at the end of its help. It accepts `-o` and `-q`, and shells can complete the choices of its
     options.
     """
 
@@ -98,7 +98,9 @@ class Command(TyperCommand):
             self.epilog = f"Example:  {EXAMPLES[self.name]}"
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the end of the help: the option `--quiet`, and the example on a single line, so that users can copy it."""
+        """Write the end of the help, which describes `--quiet` and shows an example. The example is a single line, so that
+        users can copy it.
+        """
         formatter.write("\n  -q, --quiet: print only results and errors.\n")
         if self.epilog:
             formatter.write(f"\n{self.epilog}\n")
@@ -112,7 +114,7 @@ class Command(TyperCommand):
         return _add_colours(plain)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. `-q` may stand anywhere among the options."""
+        """Parse the arguments. `-q` is accepted anywhere before `--`."""
         options = list(takewhile(lambda word: word != "--", args))
         loud = [word for word in options if word not in ("-q", "--quiet")]
         silence_output(len(loud) < len(options))
@@ -126,14 +128,14 @@ def _complete_choice(choices: Sequence[str], ctx: Any, parameter: Any, incomplet
 
 
 class Commands(TyperGroup):
-    """A group of commands. Its help lists the commands by purpose, and their summaries are not shortened."""
+    """A group of commands. The help lists the commands by purpose, with their complete summaries."""
 
     def get_help(self, ctx: Any) -> str:
         """Return the help of the group as formatted text."""
         return _add_colours(super().get_help(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command with all of its options. The options that come from settings are added here."""
+        """Return a command with all of its options, including those that `add_settings_options` defines."""
         command = super().get_command(ctx, cmd_name)
         complete = getattr(getattr(command, "callback", None), "complete", None)
         if complete is None:
@@ -169,8 +171,8 @@ class Commands(TyperGroup):
 
 
 def _add_colours(text: str) -> str:
-    """Return a help text with bold headings and coloured commands and options. If the output is not a terminal, return it
-    unchanged.
+    """Return a help text with bold headings and coloured commands and options. If the output should not be coloured, return
+    the text unchanged.
     """
     if not _supports_colours(sys.stdout):
         return text
@@ -213,5 +215,5 @@ def print_result(
 
 
 def quote_command(*words: object) -> str:
-    """Join the words of a command to one line. Words with special characters are quoted for the shell."""
+    """Join the words of a command into one line, and quote words with special characters for the shell."""
     return " ".join(shlex.quote(str(word)) for word in words)

@@ -46,7 +46,7 @@ def _run_docker(
 
 
 _RUNNERS = ("local", "docker", "kubernetes")
-# The stages that several processes of a launcher, such as mpirun, run together. Every other stage runs in a single process.
+# The stages that several processes of a launcher such as mpirun can run together. All other stages run in a single process.
 _STAGES_OF_A_LAUNCHER = ("train", "evaluate", "finetune")
 
 
@@ -133,7 +133,8 @@ def _run_and_print(
 
 
 def _check_stages_allow_launcher(runner: str, stages: Sequence[str], part: tuple[int, int] | None) -> None:
-    """Check that a launcher such as mpirun has not started several processes that would all do the same work.
+    """Check that the stages may run in several processes, if a launcher such as mpirun has started several. Otherwise, all
+    processes would do the same work.
 
     With `--shard`, each process does its own part.
 

@@ -21,8 +21,8 @@ from gaudi_bert.common.errors import InputError, short_repr
 _ACTIVATIONS = ("gelu", "gelu_new", "relu")
 _ATTENTIONS = ("bidirectional", "causal")
 
-# The largest allowed sizes, far above those of any existing model. A larger value is a mistake. It has to be rejected before
-# the model is built, because building the model would exhaust the memory.
+# The largest allowed sizes, far above those of any existing model. A larger value is a mistake, and building the model would
+# exhaust the memory. Therefore it is rejected before the model is built.
 LARGEST_SIZES = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 16,
@@ -33,12 +33,12 @@ LARGEST_SIZES = {
     "type_vocab_size": 1 << 16,
 }
 
-# The upper limit of all settings that are floats.
+# The upper limit of all float settings.
 _MAX_FLOAT = 1_000_000
 
 
 class ModelSizes(NamedTuple):
-    """The sizes of a model with which the data and the tokenizer have to be compatible.
+    """The sizes of a model that the data and the tokenizer must be compatible with.
 
     Attributes:
         layers: The number of encoder layers.
@@ -105,13 +105,13 @@ class BertConfig:
             )
 
     def _number_or_nan(self, name: str) -> float:
-        """Return the value of a field. If the value is not a number, return NaN, so that every range check fails."""
+        """Return the value of a field, or NaN if the value is not a number. Every range check rejects NaN."""
         value = getattr(self, name)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
     @property
     def sizes(self) -> ModelSizes:
-        """The sizes with which the data and the tokenizer have to be compatible."""
+        """The model sizes that the data and the tokenizer must be compatible with."""
         positions, segments = self.max_position_embeddings, self.type_vocab_size
         return ModelSizes(self.num_hidden_layers, self.hidden_size, positions, self.vocab_size, segments)
 
@@ -147,7 +147,7 @@ class BertConfig:
         return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values})
 
 
-# The remedy in messages about encoders that cannot process packs.
+# Error messages about encoders that cannot process packs end with this remedy.
 NO_PACKS_REMEDY = "use rows of one sequence, or choose another model"
 
 
@@ -176,7 +176,9 @@ class EncoderConfig:
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """The shape of a trainable variable, and the kind of its initial values: truncated normal noise, zeros or ones."""
+    """The shape and the initialization of a trainable variable. The initial values are truncated normal noise, zeros or
+    ones.
+    """
 
     shape: tuple[int, ...]
     start: Literal["normal", "zeros", "ones"]
@@ -188,7 +190,7 @@ def layer_name_prefix(layer: int) -> str:
 
 
 def parameter_specs(config: BertConfig) -> dict[str, ParameterSpec]:
-    """Return the shape and the kind of initial values of every variable of a BERT, by variable name.
+    """Return the shape and the initialization of every variable of a BERT, by variable name.
 
     The pretraining heads are included. The variables are in the order of the forward pass.
     """
@@ -220,7 +222,7 @@ def count_parameters(config: BertConfig) -> int:
 def find_shape_mismatch(
     expected_shapes: Mapping[str, tuple[int, ...]], weights: WeightArrays, optional_prefixes: str | tuple[str, ...] = ()
 ) -> str | None:
-    """Describe the first weight whose shape differs from the expected shape. Return None if all shapes are as expected.
+    """Describe the first weight that does not have the expected shape. Return None if all weights have the expected shapes.
 
     Args:
         expected_shapes: The expected shapes, by name.
@@ -235,12 +237,12 @@ def find_shape_mismatch(
     return None
 
 
-# The maximum number of pairs of random numbers that are drawn at once, which limits the memory.
+# The maximum number of pairs of random numbers that are drawn at once. This limits the memory use.
 _MAX_PAIRS_PER_DRAW = 1 << 18
 
 
 def draw_initial_value(name: str, spec: ParameterSpec, deviation: float, seed: int | None) -> Float32Array:
-    """Return the initial value of a variable as a float32 array.
+    """Return the initial values of a variable as a float32 array.
 
     The value depends only on the name and shape of the variable, the seed and the deviation. Normal noise is truncated at
     two standard deviations, and is drawn by the Box-Muller method.

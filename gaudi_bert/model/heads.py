@@ -5,8 +5,6 @@ A head states which hidden states it reads, which variables it has, and what its
 and processes can be added up.
 
 Letters of shapes: B packs, L positions, Q masked-LM slots, S depth, C outputs of a head, H hidden size, V vocabulary.
-
-Letters of shapes: B packs, L positions, Q masked-LM slots, S depth, C outputs of a head, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,15 +19,15 @@ from gaudi_bert.model.config import BertConfig, ParameterSpec, parameter_specs
 # Whether every masked token or every sequence has the same weight in the masked-LM loss.
 Loss = Literal["token", "sequence"]
 
-# How the vector of a text is computed from the vectors of its tokens. It is the vector of the first token, the mean, the
-# maximum, or the vector of the last token.
+# How the vector of a text is computed from the vectors of its tokens. The options are the first token's vector, the mean,
+# the maximum, and the last token's vector.
 Pooling = Literal["cls", "mean", "max", "last"]
 
 # The PyTorch name of the function that converts the logit of a text pair to its score. A higher logit never gives a lower
 # score.
 Activation = Literal["Sigmoid", "Identity", "Tanh"]
 
-# The tasks for which a head can be trained.
+# The tasks that a head can be trained for.
 TaskKind = Literal[
     "classification",
     "multi-label",
@@ -50,13 +48,13 @@ TASK_BY_PROBLEM_TYPE: dict[str, TaskKind] = {
 }
 
 
-# This value is added to attention scores that are not allowed. At least one score of a row is allowed, so the probability of
-# the others is exp(less than -9,000), which is exactly 0 in float32. Therefore the outputs of a sequence do not change by a
-# single bit if its neighbours change.
+# This value is added to attention scores that are not allowed. Every row has at least one allowed score, so the probability
+# of the others is less than exp(-9000), which is exactly 0 in float32. Therefore the outputs of a sequence stay identical in
+# every bit if its neighbours change.
 FORBIDDEN_SCORE = -10000.0
 # This value is added to the logits of a span head for tokens of other sequences, so that their probability is exactly 0.
 OTHER_SEQUENCE = -1e9
-# A value below any hidden state. Max pooling uses it for sequences that are absent from a pack.
+# A value below any hidden state. Max pooling returns it for sequences that are absent from a pack.
 LOWEST_HIDDEN = -3.0e38
 
 
@@ -112,13 +110,15 @@ class TaskHead:
 
     @property
     def needs_outputs(self) -> bool:
-        """Whether the outputs of the head are needed for predictions and metrics. Otherwise, its sums are sufficient."""
+        """Whether predictions and metrics need the outputs of the head. Language modelling needs only the sums of losses,
+        weights and correct predictions.
+        """
         return not self.kind.endswith("language-modelling")
 
     @property
     def positions_feature(self) -> str | None:
-        """The name of the feature that lists the positions of the hidden states that the head reads. None if it reads all of
-        them.
+        """The name of the feature that selects the hidden states for this head by their positions. It is None if the head
+        reads all hidden states.
         """
         if self.predicts_per_text:
             return "sequence_positions"
@@ -131,7 +131,7 @@ class TaskHead:
 
     @property
     def dense_name_prefix(self) -> str:
-        """The prefix of the variable names of the dense layer, as in `transformers`."""
+        """The name prefix of the head's dense layer, which is the same as in `transformers`."""
         return "qa_outputs" if self.kind == "question-answering" else "classifier"
 
 
@@ -151,8 +151,8 @@ class VectorHead:
 
     @property
     def positions_feature(self) -> str | None:
-        """The name of the feature that lists the positions of the hidden states that the head reads. None if it reads all of
-        them.
+        """The name of the feature that selects the hidden states for this head by their positions. It is None if the head
+        reads all hidden states.
         """
         return {"cls": "sequence_positions", "last": "last_positions"}.get(self.pooling)
 
@@ -161,7 +161,7 @@ Head: TypeAlias = PretrainingHead | TaskHead | VectorHead
 
 
 def parameter_specs_with_head(config: BertConfig, head: Head) -> dict[str, ParameterSpec]:
-    """Return the shape and the kind of initial values of every variable of a BERT with this head, by variable name.
+    """Return the shape and the initialization of every variable of a BERT with this head, by variable name.
 
     The variables are those of the class with the same architecture in `transformers`, so the pooler is included only if the
     head uses it.
@@ -187,8 +187,8 @@ def parameter_specs_with_head(config: BertConfig, head: Head) -> dict[str, Param
 
 
 def check_labels(labels: Sequence[str], source: str, *, has_exactly_one: bool) -> None:
-    """Check that no two labels of a model have the same name, and that there are several labels if each text has exactly
-    one.
+    """Check that the labels of a model have different names. If each text has exactly one label, also check that there is
+    more than one label to choose from.
 
     Args:
         labels: The name of each label.

@@ -73,7 +73,7 @@ def plan_packs(histograms: Sequence[Path], out: Path, settings: PackingSettings,
 
 
 def build_histogram(histogram_file: HistogramFile) -> Histogram:
-    """Create a `Histogram`, which the packing algorithms need, from the content of a histogram.json file."""
+    """Create the `Histogram` that the packing algorithms need from the content of a histogram.json file."""
     return Histogram(
         histogram_file.max_sequence_length, np.array(histogram_file.counts, np.int64), histogram_file.compute_max_masked()
     )

@@ -75,7 +75,7 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
         return [self.path / table.file_name(shard) for shard in range(first, first + int(table.shards_per_group[group]))]
 
     def check_file_list(self) -> None:
-        """Check that the folder contains exactly the shards that metadata.json lists, and that their sizes are right.
+        """Check that the folder contains exactly the shards that metadata.json lists, with the listed sizes.
 
         Raises:
             FailedError: A shard is missing, has another size, or is not listed, or a group has a wrong number of shards.
@@ -128,7 +128,7 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
         return manifest
 
     def read_manifests(self, groups: Iterable[int] | None = None) -> Iterator[_Manifest]:
-        """Read the manifests of the given groups, or of all groups, and yield them one at a time."""
+        """Read and yield the manifests of the given groups one at a time. By default, yield those of all groups."""
         return map(self.read_manifest, self.group_numbers if groups is None else groups)
 
     def check_metadata(self, expected: PackedMetadata) -> None:
@@ -139,7 +139,7 @@ class PackedFolder(Generic[_Metadata, _Manifest]):
 def check_same_content(
     path: Path, stored: Artefact | Signature, expected: Artefact | Signature, remedy: str, source: str = "the data"
 ) -> None:
-    """Raise an error if the stored content of a JSON file differs from the expected content.
+    """Raise an error if the content of a JSON file differs from the expected content.
 
     Args:
         path: The file, for the message.
@@ -201,7 +201,7 @@ class VerifiedGroup(Generic[_Manifest]):
 
 
 class GroupVerifier(Protocol[_Manifest]):
-    """Compares each group of packs in a folder with the source from which it was packed.
+    """Compares each group of packs in a folder with its source, the data that was packed.
 
     One class implements this protocol for packed TFRecords, and another one for packed tables. A group consists of sequences
     that were packed together.
@@ -294,7 +294,7 @@ def verify_packs(verifier: GroupVerifier[Any], run: StageRun) -> StageOutput[Ver
 
 
 def _verify_groups(verifier: GroupVerifier[Any], group_numbers: Sequence[int]) -> Verification:
-    """Compare the given groups with their source, and compare their manifests with what was read.
+    """Compare the given groups with their source, and check that their manifests agree with their shards.
 
     Return the verification of these groups, which contains the numbers of sequences, tokens and packs that were read.
     """
@@ -361,7 +361,7 @@ def _combine_part_verifications(
 
 
 def prove_group_lower_bound(folder: PackedFolder[Any, Any], counts: Sequence[int], packs: int) -> int:
-    """Prove a lower bound on the number of packs into which the sequences of a group can be packed, and return it.
+    """Prove that the sequences of a group need at least a certain number of packs, and return this number.
 
     The quick proof is sufficient if the group's packs exceed its bound by at most the mean gap of the folder's groups.
     Otherwise, a solver is used.

@@ -47,11 +47,11 @@ class PendingGroups(NamedTuple):
 class PackingJob(ABC, Generic[Inputs]):
     """A job that packs one source into one folder. Each format of the source has its own subclass.
 
-    `write_packs` calls the methods in the order in which they are defined here. A group depends only on the source and the
+    `write_packs` calls the methods in the order of their definition. A group depends only on the source and the
     settings, so any process may write it.
 
     Attributes:
-        folder: The folder to which the packs are written.
+        folder: The output folder of the packs.
         run: The options of the run, which may select only some of the groups.
         signature: The settings and the inputs that determine the packs.
         metadata_type: The type of the folder's metadata.
@@ -76,7 +76,7 @@ class PackingJob(ABC, Generic[Inputs]):
 
     @abstractmethod
     def open_inputs(self) -> AbstractContextManager[Inputs]:
-        """List the input files, and keep them available for the duration of the `with` block.
+        """List the input files, and keep them available while the `with` block runs.
 
         Listing the files takes time, and a finished folder does not need them. Therefore this method is only called for an
         unfinished folder, after the folder was prepared under its lock.
@@ -91,8 +91,7 @@ class PackingJob(ABC, Generic[Inputs]):
 
     @abstractmethod
     def check_groups(self, inputs: Inputs, group_numbers: Sequence[int]) -> PendingGroups:
-        """Check that the given groups can be written, before any of them is written. Return their input files and total
-        size.
+        """Check that all of the given groups can be written, and return their input files and total size.
 
         Raises:
             InputError: A group cannot be written.
@@ -121,7 +120,8 @@ class PackingJob(ABC, Generic[Inputs]):
 
 
 def write_packs(job: PackingJob[Any]) -> StageOutput[PackedMetadata] | PlainResult:
-    """Write the packs of a job: all groups, only the groups of one part, or only metadata.json after all parts exist.
+    """Write the packs of a job. The options of the run select all groups, the groups of one part, or only metadata.json
+    after all parts exist.
 
     1. Prepare the folder under its lock. If it is already finished, return its metadata at once.
     2. List the inputs.
@@ -205,7 +205,7 @@ class _PackedOutput(GroupedOutput[int, GroupManifest]):
     source_sha256: str
 
     def is_group_complete(self, summary: GroupManifest) -> bool:
-        """Return whether a manifest belongs to this source and the shards that it lists have the right sizes.
+        """Return whether a manifest belongs to this source, and the shards that it lists exist with the listed sizes.
 
         In an object store, shards were uploaded before the manifest, so their sizes are not checked.
         """

@@ -41,16 +41,17 @@ from gaudi_bert.common.arrays import IntArray, check_integer, permutation, rando
 # All of this is computed in integers from (seed, epoch) and the sizes of the shards, so it is the same on every machine. The
 # names that are passed to `permutation` and `random_words` determine the random numbers, so they must not change.
 
-# The maximum number of sets of streams that take turns.
+# The maximum number of sets of streams. The sets take turns, so that packs come from more shards than are open at once.
 MAX_STREAM_SETS = 4
-# The first part of the input that each set of streams reads. With four sets, the second set begins in the middle of them.
+# Each set of streams reads every n-th part of the input, where n is the number of sets. These are the first parts of the
+# sets. If there are four sets, the parts of the second set lie halfway between those of the first set.
 _SET_OFFSETS = (0, 2, 1, 3)
-# Shards are shuffled within a part. Each shard moves by at most 1/8 of the part.
+# The shards in a part of the input are shuffled, but each shard moves by at most 1/8 of the part's length.
 _MAX_SHIFT_DIVISOR = 8
 
 
 def compute_shard_regions(group_sizes: IntArray, input_files: int, seed: int) -> IntArray:
-    """Return, for each shard, the number of the input region from which its packs come, int64 [shards].
+    """Return the input region of each shard as a number, int64 [shards]. Neighbouring regions may contain similar text.
 
     Regions are numbered in the order of the input. All shards of a group have the same region. If every group consists of
     one file, the groups were formed by permuting the sorted files (`packing.histogram.form_groups`), and this permutation
@@ -69,7 +70,7 @@ def compute_shard_regions(group_sizes: IntArray, input_files: int, seed: int) ->
 def _assign_shards_to_streams(
     sizes: IntArray, regions: IntArray, streams: int, sets: int, seed: int, epoch: int
 ) -> list[IntArray]:
-    """Divide the shards among the streams, and return the shards of each stream in reading order.
+    """Divide the shards among the streams. Return the shards that each stream reads, in reading order.
 
     The streams of the first set come first, then the streams of the second set, and so on.
 
@@ -102,11 +103,13 @@ def _assign_shards_to_streams(
     return [shards_of_parts[part] for part in parts_of_streams.tolist() if len(shards_of_parts[part])]
 
 
-# The version of this order, which is stored with every position, because a position means other packs in another order.
+# The version of this reading order. It is stored with every position, because the same position refers to other packs in
+# another order.
 ORDER_VERSION = 4
-# The default number of packs in a window, within which the packs of a shard are shuffled.
+# The default number of packs in a window. Packs are shuffled within each window of a shard, and the windows are shuffled
+# too.
 WINDOW_PACKS = 4096
-# The number of rounds in a turn, after which the next set of streams is read.
+# After this many rounds, the next set of streams takes its turn.
 TURN_ROUNDS = 32
 _MIN_STREAMS = 32
 # The maximum number of streams in a set.
@@ -116,7 +119,7 @@ _NUMBERS_PER_STEP = 8192
 
 
 def choose_stream_count(shard_multiple: int) -> int:
-    """Return the number of streams (shards that are read at the same time) for a packed folder.
+    """Return how many streams read a packed folder. Each stream reads one shard at a time.
 
     The number of shards in each group of the folder is a multiple of `shard_multiple`.
     """
@@ -133,12 +136,14 @@ def check_rank(rank: int, world_size: int) -> None:
 
 
 def pack_numbers_of_rank(start: int, end: int, rank: int, world_size: int) -> IntArray:
-    """Return the numbers of the packs from `start` to `end` - 1 that the process `rank` reads, int64, ascending."""
+    """Return the numbers of the packs that the process `rank` reads, from `start` to `end` - 1. The result is an ascending
+    int64 array.
+    """
     return np.arange(first_pack_number_of_rank(start, rank, world_size), end, world_size, dtype=np.int64)
 
 
 def first_pack_number_of_rank(start: int, rank: int, world_size: int) -> int:
-    """Return the number of the first pack, counting from `start`, that the process `rank` reads."""
+    """Return the number of the first pack from `start` on that the process `rank` reads."""
     return start + (rank - start) % world_size
 
 
@@ -146,12 +151,12 @@ class PackLocations(NamedTuple):
     """The locations of n packs in the order of an epoch. Each attribute is an int64 array [n].
 
     Attributes:
-        turns: The number of the turn in which each pack is read. It stays the same while only one set of streams has packs.
+        turns: The turn of each pack. Its number stays the same while only one set of streams has packs.
         rounds: The number of packs that the stream reads before each pack.
         streams: The stream that reads each pack.
         shards: The shard that contains each pack.
         positions: The position of each pack in the reading order of its shard (`GlobalOrder.compute_shard_order`).
-        ends: The round in which the stream has read all packs of the shard.
+        ends: The number of rounds after which the stream has read all packs of the shard.
     """
 
     turns: IntArray
@@ -163,14 +168,15 @@ class PackLocations(NamedTuple):
 
 
 class ShardVisit(NamedTuple):
-    """A period in which a process reads packs of one shard. It lies within one turn of a set of streams.
+    """A visit of a process to a shard, during which it reads packs of this shard. A visit ends no later than its turn,
+    because the next turn belongs to another set of streams.
 
     Attributes:
         turn: The number of the turn.
         shard: The shard.
         stream: The stream that reads it.
-        begin: The round of the stream in which it begins to read the shard.
-        end: The round in which the stream has read all packs of the shard.
+        begin: The round of the first pack that the process reads in this visit.
+        end: The number of rounds after which the stream has read all packs of the shard.
     """
 
     turn: int
@@ -181,7 +187,7 @@ class ShardVisit(NamedTuple):
 
 
 class ShardOrder(NamedTuple):
-    """The order in which the packs of a shard are read in an epoch.
+    """The reading order of the packs of one shard in an epoch.
 
     Attributes:
         records: int64 [packs], the record that is read at each position.
@@ -194,7 +200,7 @@ class ShardOrder(NamedTuple):
 
 
 class GlobalOrder:
-    """The order in which all packs are read in each epoch. It stores only a few numbers for each shard.
+    """The reading order of all packs in each epoch. It stores only a few numbers for each shard.
 
     Args:
         sizes: The number of packs of each shard.
@@ -233,14 +239,15 @@ class GlobalOrder:
         return GlobalOrder, (self.sizes, self.seed, self.window_packs, self.streams, self.sets, self._regions)
 
     def locate(self, epoch: int, pack_numbers: IntArray) -> PackLocations:
-        """Return when each pack of an epoch is read (turn, round, stream) and where it is stored (shard, position).
+        """Locate packs of an epoch. For each pack, return the shard, the position in the shard's reading order, and when the
+        pack is read (turn, round, stream).
 
         `pack_numbers` is an int64 array [n] of numbers from 0 to `packs` - 1.
         """
         return self._get_schedule(epoch).locate(pack_numbers)
 
     def compute_shard_order(self, epoch: int, shard: int) -> ShardOrder:
-        """Return the order in which the packs of a shard are read in an epoch. Any thread may call this method."""
+        """Return the reading order of the packs of a shard in an epoch. Any thread may call this method."""
         size = int(self.sizes[shard])
         window = self.window_packs if isinstance(self.window_packs, int) else self.window_packs(shard)
         windows = permutation(-(-size // window), self.seed, "window order", epoch, shard)
@@ -255,7 +262,7 @@ class GlobalOrder:
     def iterate_shard_visits(
         self, epoch: int, packs_done: int, rank: int, world_size: int
     ) -> Iterator[tuple[int, ShardVisit]]:
-        """Yield (epoch, visit) for each shard that a process will read, until the end of the next epoch.
+        """Yield (epoch, visit) for each future visit of a process to a shard, until the end of the next epoch.
 
         The visits are in reading order. Each shard comes at most once in a turn.
 
@@ -283,15 +290,17 @@ class GlobalOrder:
                     yield visit_epoch, visit
 
     def count_open_shards(self, world_size: int) -> int:
-        """Return how many shards one of `world_size` processes reads at the same time, until the first stream ends."""
+        """Return how many shards each of `world_size` processes reads at the same time. This holds until the first stream
+        has no packs left.
+        """
         return self.streams // math.gcd(self.streams, world_size)
 
     def count_full_rounds(self, epoch: int) -> int:
-        """Return the number of rounds in which every stream still has packs."""
+        """Return the number of rounds in an epoch before the first stream has no packs left."""
         return int(self._get_schedule(epoch).ends[0])
 
     def _get_schedule(self, epoch: int) -> _ShardSchedule:
-        """Return the schedule of an epoch. The schedules of two epochs are cached."""
+        """Return the schedule of an epoch, which is cached for two epochs at a time."""
         if epoch not in self._schedules:
             if len(self._schedules) == 2:  # keep the current epoch, and the next one, whose first shards are opened early
                 del self._schedules[min(self._schedules)]
@@ -302,10 +311,10 @@ class GlobalOrder:
 
 
 class _ShardSchedule(NamedTuple):
-    """The shards that each stream reads in one epoch, and the rounds in which it reads them.
+    """Which shards each stream reads in one epoch, and when it reads them.
 
-    The shards are listed stream after stream, in reading order. The epoch is divided into segments, which are ranges of
-    rounds in which the same streams have packs.
+    The shards are listed stream after stream, in reading order. The epoch is divided into segments. Within the
+    rounds of a segment, the same streams have packs.
 
     Attributes:
         shards: int64 [shards with packs], the shards.
@@ -315,7 +324,7 @@ class _ShardSchedule(NamedTuple):
         numbers: int64 [segments], the number of the first pack.
         rounds: int64 [segments], the first round.
         stream_counts: int64 [segments], the number of streams that have packs.
-        ends: int64 [segments], the round at which the first of these streams ends.
+        ends: int64 [segments], the number of rounds after which the first of these streams ends.
         turns: int64 [segments], the number of the first turn.
         lengths: int64 [streams], the number of packs of each stream.
         streams_per_set: The number of streams in a set.
@@ -352,7 +361,9 @@ class _ShardSchedule(NamedTuple):
         return cls(shards, first_packs, last_packs, stream_firsts, *by_segment, lengths, streams_per_set)
 
     def locate(self, pack_numbers: IntArray) -> PackLocations:
-        """Return when each pack is read (turn, round, stream) and where it is stored (shard, position)."""
+        """Locate packs. For each pack, return the shard, the position in the shard's reading order, and when the pack is
+        read (turn, round, stream).
+        """
         segment = np.searchsorted(self.numbers, pack_numbers, side="right") - 1
         count = self.stream_counts[segment]
         block, in_block = np.divmod(pack_numbers - self.numbers[segment], TURN_ROUNDS * count)

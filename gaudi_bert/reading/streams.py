@@ -27,7 +27,8 @@ from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder, PackLocat
 
 Prepared = TypeVar("Prepared")
 
-# The number of packs that a process reads before it prefetches windows and prepares further shards.
+# A process reads this many packs before it prefetches windows and prepares further shards, so that the first packs are
+# available quickly.
 _FIRST_PACKS = 512
 
 _NEVER = np.iinfo(np.int64).max
@@ -45,7 +46,7 @@ class ShardFiles(Generic[Prepared]):
     threads: int = 1
 
     def prepare_shard(self, shard: int) -> Prepared:
-        """Do the slow part of opening a shard. Return the result, which is passed to `open_shard`.
+        """Do the slow part of opening a shard, and return the result for `open_shard`.
 
         This method may be called in any thread. It must not keep a file open.
         """
@@ -73,7 +74,7 @@ _EpochVisit = tuple[int, ShardVisit]
 
 
 class PackRecords(NamedTuple):
-    """The records in which n packs are stored.
+    """Where n packs are stored. Each attribute is an int64 array [n].
 
     Attributes:
         shards: int64 [n], the shard of each pack.
@@ -86,13 +87,14 @@ class PackRecords(NamedTuple):
 
 @dataclass
 class _OpenShard:
-    """How far a shard has been read in this epoch. The shard is open, or closed until the next turn of its stream.
+    """How far a shard has been read in this epoch. The reader also keeps this for closed shards, because a later turn may
+    open them again.
 
     Attributes:
-        end: The round in which its stream has read all of its packs.
-        order: The order in which its packs are read.
+        end: The number of rounds after which the stream has read all packs of the shard.
+        order: The reading order of the shard's packs.
         prefetched: The number of windows that were prefetched, in reading order.
-        dropped: The number of windows whose memory was released.
+        dropped: The number of windows that were released from memory.
     """
 
     end: int
@@ -102,7 +104,8 @@ class _OpenShard:
 
 
 class StreamReader(Generic[Prepared]):
-    """Finds the records that contain the packs of one process, and opens and closes their shards.
+    """Finds the records that contain the packs of one process. It opens the shards that are needed, and closes them after
+    use.
 
     Args:
         files: The shards.
@@ -147,7 +150,7 @@ class StreamReader(Generic[Prepared]):
         self._reset()
 
     def _reset(self) -> None:
-        """Reset the reader to its initial state, in which no shard is open and no pack has been read."""
+        """Reset the reader to its initial state. No shard is open then, and no pack has been read."""
         self._process = os.getpid()
         self._preparer = _ShardPreparer(self._files, self._order)
         self._open: dict[int, _OpenShard] = {}
@@ -155,7 +158,7 @@ class StreamReader(Generic[Prepared]):
         self._is_open = np.zeros(len(self._order.sizes), np.bool_)
         self._last_turn = np.full(len(self._order.sizes), -1)
         self._prefetch_at = np.full(len(self._order.sizes), _NEVER)
-        # Record whether this process has read from a stream, by the number of the stream in its set.
+        # Record for each stream number within a set whether this process has read from such a stream.
         self._is_read = np.zeros(self._order.streams, np.bool_)
         self._epoch, self._turn_and_round, self._first_end = -1, (0, 0), _NEVER
         self._read_ahead_from, self._reads_ahead = 0, False
@@ -256,7 +259,7 @@ class StreamReader(Generic[Prepared]):
         """
 
         def is_upcoming(epoch_visit: _EpochVisit) -> bool:
-            """Return whether the shard of this visit still has to be opened."""
+            """Return whether a visit is still to come and its shard has not been opened for it."""
             epoch, visit = epoch_visit
             if epoch > self._epoch:
                 return True
@@ -265,7 +268,7 @@ class StreamReader(Generic[Prepared]):
             return not (is_past or is_here)
 
         def is_later(epoch_visit: _EpochVisit) -> bool:
-            """Return whether this visit begins after the packs that the process reads now."""
+            """Return whether a visit begins after the last of the packs that are being read."""
             return epoch_visit[0] > self._epoch or (epoch_visit[1].turn, epoch_visit[1].begin) > (turn, last_round)
 
         upcoming = [epoch_visit for epoch_visit in self._upcoming_visits if is_upcoming(epoch_visit)]
@@ -308,14 +311,14 @@ def _find_window(order: ShardOrder, position: int) -> int:
 
 
 class _ShardPreparer(Generic[Prepared]):
-    """Prepares shards in background threads, in the order in which the shards are needed, and computes their reading
-    orders.
+    """Prepares shards in background threads and computes their reading orders. The shards that are needed first are prepared
+    first.
     """
 
     def __init__(self, files: ShardFiles[Prepared], order: GlobalOrder) -> None:
         self._files = files
-        # If there are several sets of streams, shards are opened again in later turns. Therefore cache the orders for all
-        # sets and for one more.
+        # If there are several sets of streams, shards are opened again in later turns. To avoid computing their reading
+        # orders again, cache the orders for one more set than there is.
         self._compute_shard_order = lru_cache((order.sets + 1) * order.streams)(order.compute_shard_order)
         self._pool = ThreadPoolExecutor(files.threads, thread_name_prefix="shards-ahead")
         self._waiting: list[_EpochAndShard] = []
@@ -344,7 +347,8 @@ class _ShardPreparer(Generic[Prepared]):
         self._waiting = [key for key in self._waiting if key not in self._begun]
 
     def take_prepared_shards(self, keys: Sequence[_EpochAndShard]) -> dict[int, tuple[Prepared, ShardOrder]]:
-        """Wait until the given shards are prepared. For each shard number, return the result and the reading order.
+        """Wait until the given shards are prepared. Return the prepared content and the reading order of each shard, by
+        shard number.
 
         Shards that no thread has begun to prepare are prepared in this thread, the last ones first.
         """
@@ -364,7 +368,7 @@ class _ShardPreparer(Generic[Prepared]):
 
 @dataclass(frozen=True, eq=False)
 class StoredPacks:
-    """Packs that are stored in the files of a folder, and how these files should be read.
+    """The packs in the files of a folder, and how these files should be read.
 
     Attributes:
         files: The shards, as a `ShardFiles` object. The attribute `sizes` holds the number of packs of each shard, and its
@@ -382,7 +386,7 @@ class StoredPacks:
     window_rows: Callable[[int], int] | None = None
 
     def make_order(self, seed: int, shuffle_packs: int | None = None) -> GlobalOrder:
-        """Create the global order in which these packs are read.
+        """Create the global reading order of these packs.
 
         Args:
             seed: The seed of the order.

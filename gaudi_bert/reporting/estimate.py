@@ -46,8 +46,8 @@ from gaudi_bert.tables.groups import count_row_tokens
 from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, list_table_files
 from gaudi_bert.tfrecords.histogram import count_records
 
-# The algorithms that are estimated at a single depth, and the depth that is shown for each. The algorithms `none` and `sort`
-# do not use the depth. The packing paper runs the others without a depth limit.
+# The algorithms that are estimated at a single depth only, and the depth that is shown for each of them. `none` and `sort`
+# do not use the depth. The packing paper runs the other three without a depth limit.
 FIXED_DEPTHS: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}
 
 
@@ -165,7 +165,9 @@ def _estimate_packings(
     """
 
     def to_number(depth: str | int) -> int:
-        """Return a depth as a number. "max" is the number of slots in a pack, because a sequence has at least one token."""
+        """Return a depth as a number. "max" becomes the number of slots in a pack, because every sequence has at least one
+        token.
+        """
         return resolve_depth(depth, histogram.max_sequence_length)
 
     jobs = [(name, depth) for name in algorithms for depth in ([FIXED_DEPTHS[name]] if name in FIXED_DEPTHS else depths)]
@@ -181,20 +183,20 @@ def _estimate_packings(
         for name in algorithms:  # compile the kernels now, so that the measured times do not include their compilation
             estimate_packing(Histogram(16, np.arange(1, 17)), name, 3, None)
         for index, (name, depth) in enumerate(jobs):
-            # Give each packing an equal fraction of the remaining budget, so that later packings can use what earlier
-            # packings did not need.
+            # Give each packing an equal fraction of the remaining search budget, so that later packings can use what earlier
+            # packings left over.
             share = budget and budget.take_fraction(1 / (len(jobs) - index))
             rows.append(estimate_packing(histogram, name, depth, bounds[to_number(depth)], budget=share))
             bounds[to_number(depth)] = max(bounds[to_number(depth)], rows[-1].lower_bound or 0)
             task.advance()
-    # A bound for a depth holds for all algorithms, so every estimate gets the best bound that was found for its depth.
+    # A lower bound for a depth holds for all algorithms, so give every estimate the best bound that was found for its depth.
     return [row if row.lower_bound is None else replace(row, lower_bound=bounds[to_number(row.depth)]) for row in rows]
 
 
 def _draw_pictures(
     histogram: Histogram, result: EstimateResult, depth: str | int, picture: Path, reporter: Reporter
 ) -> list[str]:
-    """Draw the four pictures of an estimate, write them to files, and return the paths.
+    """Draw the four pictures of an estimate, write them to files, and return the paths of the files.
 
     The pictures `-histogram` and `-mixture` show a single packing, which the algorithm `nnls` makes at `depth`.
     """
@@ -224,7 +226,7 @@ _HISTOGRAMS_FOLDER = Path(__file__).resolve().parents[1] / "histograms"
 def _read_histogram(
     source: str | Path, reporter: Reporter, max_sequence_length: int | None = None, input_column: str = TOKENS_COLUMN
 ) -> Histogram:
-    """Return a histogram of the sequence lengths in a source. `estimate` describes the arguments."""
+    """Return a histogram of the sequence lengths in a source. The arguments are those of `estimate`."""
     if is_table(source):
         with open_local_copy(source) as table:
             return _count_checked_lengths(
@@ -294,7 +296,7 @@ def _find_bundled_histogram(source: str | Path) -> Path | None:
 #
 # The file contains the length of each sequence, in any order.
 
-# Possible names of the column of lengths in a CSV file with several columns, in order of preference. Case is ignored.
+# Possible names of the length column in a CSV file with several columns, in order of preference. Case is ignored.
 _LENGTH_COLUMNS = ("length", "lengths", "tokens", "num_tokens", "n_tokens", "seq_len", "sequence_length")
 
 _LIST_START_BYTES = 4096
@@ -380,7 +382,9 @@ _LABEL_WIDTH = 26
 
 
 def _format_overview(result: EstimateResult) -> list[str]:
-    """Format the efficiency and the gap to the proven bound at each depth, and a sentence about the best packing."""
+    """Format the overview of an estimate: the efficiency and the gap to the proven bound at each depth, and a sentence about
+    the best packing.
+    """
     rows = [row for row in result.rows if row.gap is not None]
     depths = sorted({row.depth for row in rows}, key=lambda depth: (depth == "max", depth))
     lines = [*_format_headline(result), ""]
@@ -407,7 +411,9 @@ def _format_overview(result: EstimateResult) -> list[str]:
 
 
 def _format_details(result: EstimateResult) -> list[str]:
-    """Format every packing with its time, the estimates for other pack lengths, and the comparison with un-padding."""
+    """Format the details of an estimate: every packing with its time, other pack lengths, and the comparison with
+    un-padding.
+    """
     return [
         *_format_headline(result),
         "",
@@ -439,7 +445,7 @@ def _format_headline(result: EstimateResult) -> list[str]:
 
 
 def _format_table_row(label: str, cells: list[str]) -> str:
-    """Format one line of a table, which consists of a label and right-aligned cells."""
+    """Format one line of a table. It begins with a label, and its cells are right-aligned."""
     width = max(11, *(len(cell) + 2 for cell in cells))
     return f"  {label:<{_LABEL_WIDTH}}" + "".join(f"{cell:>{width}}" for cell in cells)
 
@@ -460,8 +466,8 @@ def _format_table(rows: list[Estimate], depths: list[int | str], format_cell: Ca
 
 
 def _format_conclusion(result: EstimateResult, rows: list[Estimate]) -> str:
-    """Describe the packing with the fewest packs in a sentence. If several packings are equally good, choose the smallest
-    depth.
+    """Describe the packing with the fewest packs in a sentence. If several packings need equally few packs, choose the one
+    with the smallest depth.
     """
     best = min(rows, key=lambda row: (row.packs, row.depth == "max", row.depth))
     depth = "unlimited depth" if best.depth == "max" else f"depth {best.depth}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE, RED, GREY, DARK_GREY = "#3b78c4", "#d9731a", "#d6453d", "#7d889966", "#7d8899"
 # The colour of text and lines on a light page and on a dark page. Both have a contrast of at least 4.5:1.
 INK, INK_ON_DARK = "#465162", "#b3bfd0"
-# The colours of the sequences in a row. They differ clearly from the colour of padding.
+# The colours of the sequences in a row. They are easy to distinguish from the colour of padding.
 _SEQUENCE_COLOURS = ("#2f6bb8", "#e08a2b", "#7a4fb5", "#2a9d8f", "#c2457a")
 _NUMBER_COLOURS = ("white", "black", "white", "black", "white")
 _PAGE_FONT = 17
@@ -69,8 +69,8 @@ def draw_histogram(counts: Sequence[int], packs: int, lower_bound: int, prices: 
 def draw_strategy_counts(
     strategy_counts: Mapping[tuple[int, ...], int], max_sequence_length: int, max_strategies: int = _MAX_STRATEGIES
 ) -> Figure:
-    """Draw the most frequent strategies (the sequence lengths that share a pack). Each is a row of sequences and padding, to
-    scale.
+    """Draw the most frequent strategies (the sequence lengths that share a pack). Each strategy is shown as a row of
+    sequences and padding, to scale.
 
     Args:
         strategy_counts: The number of packs of each strategy. A strategy is a tuple of sequence lengths.
@@ -245,7 +245,7 @@ def draw_learning_curve(
     if is_accuracy and (lowest < 0.5 * highest or not (training or held_out)):
         axes.set_ylim(0, 1.08 * highest)
     else:
-        # If the axis covered only the range of the values and they hardly changed, noise would look like learning. Therefore
+        # If the values hardly change, an axis that covers only their range would make noise look like learning. Therefore
         # the axis covers at least a tenth of the highest value.
         height = max(highest - lowest, 0.1 * highest)
         axes.set_ylim(highest - 1.06 * height, highest + 0.06 * height)
@@ -303,8 +303,8 @@ def encode_picture(figure: Figure, picture_format: str) -> bytes:
 
 
 def add_dark_mode_style(svg: bytes) -> bytes:
-    """Add a style sheet to an SVG from `use_page_style`, so that its text and lines are light in dark mode. Return the new
-    SVG.
+    """Add a style sheet to an SVG that was drawn with `use_page_style`, and return the new SVG. The style makes text and
+    lines light in dark mode.
     """
     rules = "".join(f'[style*="{what}: {INK}"]{{{what}:{INK_ON_DARK}!important}}' for what in ("fill", "stroke"))
     start = svg.index(b">", svg.index(b"<svg")) + 1
@@ -312,7 +312,7 @@ def add_dark_mode_style(svg: bytes) -> bytes:
 
 
 def get_picture_format(path: Path) -> str:
-    """Return the format of a picture file, "png" or "svg", which its suffix determines.
+    """Return the format that the suffix of a picture file stands for, "png" or "svg".
 
     Raises:
         InputError: The name has another ending.

@@ -79,7 +79,7 @@ def report(workdir: Path, *, store: StoreSettings | None = None) -> PlainResult:
 
 
 def _list_input_files(workdir: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
-    """Return the path and the reading function of each file that the report needs, by the name of the field in
+    """Return the path of each file that the report needs, and the function that reads it. The keys are the fields of
     `_ReportInputs`.
     """
     folder = WorkFolder.from_existing(workdir)
@@ -110,12 +110,12 @@ def _count_lines(path: Path) -> int:
 
 
 def _read_yaml_mapping(path: Path) -> dict[str, Any] | None:
-    """Read a pipeline file. Return None if it does not contain keys and values."""
+    """Read a pipeline file. Return None if the file is not a YAML mapping."""
     pipeline = parse_yaml(read_text(path), str(path))
     return pipeline if isinstance(pipeline, dict) else None
 
 
-# The path of each file that the report reads, relative to the work folder. The page shows these paths.
+# The paths of the files that the report reads, relative to the work folder. The page shows these paths.
 INPUT_NAMES = {key: path.as_posix() for key, (path, _) in _list_input_files(Path()).items()}
 
 _SUFFICIENT_INPUTS = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluation", "finetuning", "predictions")
@@ -123,7 +123,7 @@ _SUFFICIENT_INPUTS = ("examples", "histogram_file", "plan", "metadata", "metrics
 
 @dataclass(frozen=True)
 class _ReportInputs:
-    """The contents of all files that the report shows. A field is None if its file is missing.
+    """The contents of all files that the report shows. If a file is missing, its field is None.
 
     `name` is the name of the work folder, and `predictions` is the number of rows in the file of predictions. Every other
     field contains the content of the file that `INPUT_NAMES` lists for it.
@@ -148,7 +148,7 @@ class _ReportInputs:
 
     @property
     def histogram(self) -> Histogram | None:
-        """The number of sequences of each length. It is read from metadata.json or, if there are no packs yet, from
+        """The number of sequences of each length, from metadata.json. If there are no packs yet, it comes from
         histogram.json.
         """
         if self.metadata is not None:
@@ -187,7 +187,7 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
     contents = dict.fromkeys(INPUT_NAMES) | {key: read_file(path) for key, (path, read_file) in sources.items()}
     inputs = _ReportInputs(name=workdir.resolve().name, **contents)
     if inputs.metadata is not None and inputs.verification is not None:
-        # Raise an error if other packs were verified than those that the folder contains now.
+        # Raise an error if the verification belongs to other packs, for example because the packs were written again.
         Verification.read_matching(sources["verification"][0], inputs.metadata)
     histogram, plan = inputs.histogram, workdir / INPUT_NAMES["plan"]
     if histogram is not None and histogram.sequences == 0:
@@ -221,7 +221,7 @@ class _Card(NamedTuple):
 
 
 def _render_page(inputs: _ReportInputs) -> str:
-    """Return the page as HTML. Equal inputs give the same page."""
+    """Return the page as HTML. The same inputs always give the same page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -237,7 +237,7 @@ def _render_page(inputs: _ReportInputs) -> str:
     with use_page_style():
         for name, (figure, words) in _draw_figures(inputs).items():
             svg = b" ".join(add_dark_mode_style(encode_picture(figure, "svg")).split())
-            # Encode the SVG with percent signs, which adds little to plain text. Base64 would make the page a third larger.
+            # Percent-encode the SVG, which makes plain text only slightly longer. Base64 would make the page a third larger.
             source = quote(svg, safe=_PLAIN_IN_URLS)
             pictures[name] = Markup(f"<img alt='{escape(words)}' src='data:image/svg+xml,{source}'>")
     return environment.get_template("report.html").render(
@@ -252,21 +252,21 @@ def _render_page(inputs: _ReportInputs) -> str:
     )
 
 
-# The characters that are allowed in a data URL inside single quotes. `#`, `%`, `&` and the single quote are not.
+# These characters are allowed in a data URL inside single quotes. `#`, `%`, `&` and the single quote are not allowed.
 _PLAIN_IN_URLS = ' !"$()*+,-./:;<=>?@_~'
 
 _Line = TypeVar("_Line", bound=FineTuningLine)
 
 
 def _find_last_training_line(lines: Sequence[_Line] | None) -> _Line | None:
-    """Return the last line with metrics of training, which may be followed by lines of evaluations. Return None if there is
-    none.
+    """Return the last line with training metrics. Skip lines with evaluation metrics, and return None if no other line
+    exists.
     """
     return next((line for line in reversed(lines or ()) if line.kind == "train"), None)
 
 
 def _make_summary_cards(inputs: _ReportInputs) -> list[_Card]:
-    """Return the cards of the summary at the top of the page. Metrics that are not known yet are left out."""
+    """Return the summary cards for the top of the page. Metrics that are not known yet are left out."""
     cards: list[_Card] = []
     histogram, totals = inputs.histogram, inputs.totals
     if histogram is not None:
@@ -295,13 +295,13 @@ def _make_summary_cards(inputs: _ReportInputs) -> list[_Card]:
 
 
 def _make_speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Card]:
-    """Return a list with the card of the measured speed-up. The list is empty if the speed-up was not measured.
+    """Return a list with a card for the measured speed-up. If the speed-up was not measured, return an empty list.
 
     The speed-up is measured on the training device if `training.measure_speedup` is set.
 
     Args:
         inputs: The input files of the report.
-        packing_factor: The number of sequences per pack, with which the speed-up is compared.
+        packing_factor: The number of sequences per pack. The speed-up is compared with this number.
     """
     speedup = inputs.training.realized_speedup if inputs.training is not None else None
     if speedup is None:
@@ -314,7 +314,7 @@ def _make_speedup_card(inputs: _ReportInputs, packing_factor: float) -> list[_Ca
 
 
 def _make_learning_cards(inputs: _ReportInputs) -> list[_Card]:
-    """Return the cards of the pretrained model's accuracies. The list is empty if the model was not evaluated."""
+    """Return the cards for the accuracies of the pretrained model. If the model was not evaluated, return an empty list."""
     evaluation = inputs.evaluation
     if evaluation is None:
         return []
@@ -333,7 +333,9 @@ def _make_learning_cards(inputs: _ReportInputs) -> list[_Card]:
 
 
 def _make_task_cards(inputs: _ReportInputs) -> list[_Card]:
-    """Return a list with the card of the fine-tuned model's main metric. The list is empty if there is no such model."""
+    """Return a list with a card for the main metric of the fine-tuned model. If there is no such metric, return an empty
+    list.
+    """
     summary = inputs.finetuning
     if summary is None or summary.best_metric is None:
         return []
@@ -346,7 +348,9 @@ def _make_task_cards(inputs: _ReportInputs) -> list[_Card]:
 
 
 def _format_metric(value: float, name: str) -> str:
-    """Format the value of a metric. Accuracies become percentages. Other metrics, including those of SQuAD, stay numbers."""
+    """Format the value of a metric. The accuracy is shown as a percentage, and all other metrics as plain numbers, including
+    those of SQuAD.
+    """
     return format_percent(value) if name == "accuracy" else f"{value:,.4f}"
 
 
@@ -359,7 +363,9 @@ _CURVE_TITLES = {
 
 
 def _draw_figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
-    """Draw all pictures for which there are data. Return each picture with its `alt` text, by the name of the picture."""
+    """Draw all pictures that the available files allow. Return a dictionary from the name of each picture to the picture and
+    its `alt` text.
+    """
     figures: dict[str, tuple[Figure, str]] = {}
     histogram, strategy_counts, totals = inputs.histogram, inputs.strategy_counts, inputs.totals
     if histogram is not None:
@@ -387,8 +393,8 @@ def _draw_figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
     return figures
 
 
-# The accuracies that are reached without learning. Each entry contains a field of the evaluation, and the label of the line
-# in the picture.
+# The accuracies that are reached without learning. Each entry contains the name of an evaluation field, and the label of its
+# line in the picture.
 _CURVE_BASELINES = {
     "masked_lm_accuracy": ("unigram_baseline", "unigram baseline"),
     "next_sentence_accuracy": ("next_sentence_baseline", "more frequent answer"),
@@ -396,7 +402,7 @@ _CURVE_BASELINES = {
 
 
 def _draw_metric_curve(inputs: _ReportInputs, name: str) -> tuple[Figure, str]:
-    """Draw the values of a metric during training. Return the picture, and a text with the first and the last value.
+    """Draw the values of a metric during training. Return the picture, and a text that states the first and the last value.
 
     Args:
         inputs: The input files of the report.
@@ -442,7 +448,8 @@ _Tables = list[tuple[str, list[tuple[str, str]]]]
 
 
 def _divide_settings_into_tables(inputs: _ReportInputs) -> tuple[_Tables, _Tables]:
-    """Divide the settings of the run into those that were changed and those that have their default values.
+    """Divide the settings of the run into two lists of tables, for changed settings and for settings with their default
+    values.
 
     Training stores all settings. Without training, only the settings of the data stages are known.
 
