@@ -282,7 +282,7 @@ def _is_settings_file_of(path: Path, stages: Sequence[str]) -> bool:
 
 
 def _is_hidden(path: Path, artefact: Path, final_file: Path) -> bool:
-    """Return whether a file is hidden. A file is hidden if any part of its path within the output folder begins with a dot."""
+    """Return whether a file is hidden, that is, whether any part of its path in the output folder begins with a dot."""
     folder = next((folder for folder in (artefact, final_file.parent) if path.is_relative_to(folder)), path.parent)
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 

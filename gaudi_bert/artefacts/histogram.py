@@ -32,7 +32,7 @@ from gaudi_bert.common.progress import format_bytes, format_count
 
 def _parse_counts(value: Any) -> IntArray:
     """Check the counts of an input file, and convert them to an int64 array. Each row contains a length, a number of masked
-    positions, and the number of sequences with both.
+    positions, and how many sequences have both.
 
     The rows are sorted by length and then by masked positions.
 

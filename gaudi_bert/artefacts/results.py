@@ -149,7 +149,7 @@ class PlainResult:
         return dict(self.facts)
 
     def format_lines(self, **options: Any) -> list[str]:
-        """Return the lines of text. `options` exists only for compatibility with `StageOutput.format_lines`, and is ignored."""
+        """Return the lines of text. `options` is ignored, but `StageOutput.format_lines` has the same parameter."""
         return list(self.text)
 
 

@@ -22,7 +22,7 @@ _ACTIVATIONS = ("gelu", "gelu_new", "relu")
 _ATTENTIONS = ("bidirectional", "causal")
 
 # The largest allowed sizes, far above those of any existing model. A larger value is a mistake, and building the model would
-# exhaust the memory. Therefore it is rejected before the model is built.
+# exhaust the memory. Therefore such a value is rejected before the model is built.
 LARGEST_SIZES = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 16,

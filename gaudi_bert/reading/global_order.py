@@ -51,7 +51,8 @@ _MAX_SHIFT_DIVISOR = 8
 
 
 def compute_shard_regions(group_sizes: IntArray, input_files: int, seed: int) -> IntArray:
-    """Return the input region of each shard as a number, int64 [shards]. Neighbouring regions may contain similar text.
+    """Return the number of the input region that each shard comes from, int64 [shards]. Neighbouring regions may contain
+    similar text.
 
     Regions are numbered in the order of the input. All shards of a group have the same region. If every group consists of
     one file, the groups were formed by permuting the sorted files (`packing.histogram.form_groups`), and this permutation
@@ -168,7 +169,7 @@ class PackLocations(NamedTuple):
 
 
 class ShardVisit(NamedTuple):
-    """A visit of a process to a shard, during which it reads packs of this shard. A visit ends no later than its turn,
+    """A visit to a shard, during which a process reads packs of this shard. A visit ends no later than the current turn,
     because the next turn belongs to another set of streams.
 
     Attributes:
@@ -300,7 +301,7 @@ class GlobalOrder:
         return int(self._get_schedule(epoch).ends[0])
 
     def _get_schedule(self, epoch: int) -> _ShardSchedule:
-        """Return the schedule of an epoch, which is cached for two epochs at a time."""
+        """Return the schedule of an epoch. A cache keeps the schedules of two epochs."""
         if epoch not in self._schedules:
             if len(self._schedules) == 2:  # keep the current epoch, and the next one, whose first shards are opened early
                 del self._schedules[min(self._schedules)]

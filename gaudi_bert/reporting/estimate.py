@@ -382,8 +382,8 @@ _LABEL_WIDTH = 26
 
 
 def _format_overview(result: EstimateResult) -> list[str]:
-    """Format the overview of an estimate: the efficiency and the gap to the proven bound at each depth, and a sentence about
-    the best packing.
+    """Format the overview of an estimate. It contains the efficiency and the gap to the proven bound at each depth, and a
+    sentence about the best packing.
     """
     rows = [row for row in result.rows if row.gap is not None]
     depths = sorted({row.depth for row in rows}, key=lambda depth: (depth == "max", depth))
@@ -411,7 +411,7 @@ def _format_overview(result: EstimateResult) -> list[str]:
 
 
 def _format_details(result: EstimateResult) -> list[str]:
-    """Format the details of an estimate: every packing with its time, other pack lengths, and the comparison with
+    """Format the details of an estimate. They include the time of each packing, other pack lengths, and the comparison with
     un-padding.
     """
     return [

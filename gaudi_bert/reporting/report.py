@@ -259,9 +259,7 @@ _Line = TypeVar("_Line", bound=FineTuningLine)
 
 
 def _find_last_training_line(lines: Sequence[_Line] | None) -> _Line | None:
-    """Return the last line with training metrics. Skip lines with evaluation metrics, and return None if no other line
-    exists.
-    """
+    """Return the last line that contains training metrics, not evaluation metrics. Return None if there is no such line."""
     return next((line for line in reversed(lines or ()) if line.kind == "train"), None)
 
 
