@@ -180,8 +180,8 @@ def _describe_first_problem(error: ValidationError) -> str:
 
 METADATA_NAME = "metadata.json"
 VERIFICATION_NAME = "verification.json"
-# The sub-folder of a packed table for all files that are not Parquet. pyarrow and Spark ignore names that begin with `_`,
-# and `datasets` ignores folders that begin with `__`.
+# The sub-folder of a packed table for all files that are not Parquet. Readers must ignore it. pyarrow and Spark ignore names
+# that begin with `_`, and `datasets` ignores folder names that begin with `__`.
 NOTES_NAME = "__gaudi_bert__"
 
 

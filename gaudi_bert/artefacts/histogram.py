@@ -174,7 +174,7 @@ class HistogramFile(Artefact):
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of the content. A plan stores it to identify the histogram from which it was made."""
+        """The SHA-256 of the content. A plan stores this checksum to identify its histogram."""
         return hash_json(self.as_json())
 
     @model_validator(mode="after")

@@ -75,7 +75,7 @@ def _filesystem_options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
 
 
 def _retryable_errors(scheme: str) -> tuple[type[Exception], ...]:
-    """Return the exception types for which a failed request to a store may be retried.
+    """Return the types of exceptions that allow a failed request to a store to be retried.
 
     They are errors of the operating system and of the store's library. Some of these errors are permanent nevertheless,
     which `_raise_if_permanent` checks.
@@ -109,7 +109,7 @@ PART_BYTES = 16 << 20
 
 _CREDENTIAL_ERRORS = frozenset(["NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"])
 _NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-# Messages about failing requests begin after this many seconds, and are at least this many seconds apart.
+# A failing request is reported after this many seconds, and such messages are at least this many seconds apart.
 _SECONDS_UNTIL_MESSAGE = 2.0
 _PERMANENT_ERRNOS = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
 

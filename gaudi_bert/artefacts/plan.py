@@ -25,8 +25,8 @@ from gaudi_bert.common.progress import format_count
 # The maximum of `shard_multiple`. The settings of a pipeline have the same limit.
 _MAX_SHARD_MULTIPLE = 4096
 
-# A valid file cannot contain more sequences per byte, because an empty record takes 16 bytes and DEFLATE compresses data by
-# a factor of at most 1032.
+# A valid file cannot contain more sequences per byte. An empty record takes 16 bytes, and DEFLATE compresses data by a
+# factor of at most 1032.
 _MAX_SEQUENCES_PER_BYTE = 64
 
 # A strategy consists of the lengths of the sequences in one pack, in ascending order.
@@ -249,7 +249,9 @@ class Plan(Artefact):
 
 
 class WritablePlan(Plan):
-    """A plan from which packs can be written, because it lists the input files and the sizes of their records."""
+    """A plan that packs can be written from. It was made from input files, so the files and the number of masked slots are
+    known.
+    """
 
     max_predictions: Length
     masked_slots: Length

@@ -37,7 +37,7 @@ from gaudi_bert.common.errors import (
 from gaudi_bert.common.files import WRONG_PATH_ERRORS
 from gaudi_bert.common.launch import handle_signals
 
-# The commands by purpose, in the order in which `--help` lists them.
+# The commands by purpose, in the order of the list in `--help`.
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Before anything is written": {"estimate": data_commands.estimate},
     "From text or tables to packs": {

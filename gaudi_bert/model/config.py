@@ -269,7 +269,7 @@ def draw_initial_value(name: str, spec: ParameterSpec, deviation: float, seed: i
     return values.reshape(spec.shape)
 
 
-# Weight decay does not apply to variables whose names contain one of these words.
+# Weight decay does not apply to variables with one of these words in their names.
 _NAMES_WITHOUT_WEIGHT_DECAY = ("layernorm", "layer_norm", "bias")
 
 

@@ -131,7 +131,7 @@ class TaskHead:
 
     @property
     def dense_name_prefix(self) -> str:
-        """The name prefix of the head's dense layer, which is the same as in `transformers`."""
+        """The prefix of the variable names in the head's dense layer. `transformers` uses the same prefix."""
         return "qa_outputs" if self.kind == "question-answering" else "classifier"
 
 

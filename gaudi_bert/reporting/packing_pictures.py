@@ -34,9 +34,8 @@ _MAX_STRATEGIES, _MAX_BARS, _MAX_DECIMALS = 30, 48, 9
 
 
 def draw_histogram(counts: Sequence[int], packs: int, lower_bound: int, prices: Sequence[int]) -> Figure:
-    """Draw the number of sequences of each length as bars, and the price of each length as a line.
-
-    A price is the weight of a length in the proof of the lower bound on the number of packs.
+    """Draw the number of sequences of each length as bars, and the price of each length as a line. A price is the weight of
+    a length in the proof of the lower bound.
 
     Args:
         counts: The number of sequences of length 1 to L.
