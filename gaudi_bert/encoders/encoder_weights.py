@@ -42,7 +42,7 @@ _UNLIMITED = 1 << 20  # the number of positions or segments that is assumed for 
 
 
 def build_library_config(config: EncoderConfig, head: Head) -> transformers.PretrainedConfig:
-    """Return the `transformers` config object of a model with a head.
+    """Convert an encoder config into a `transformers` config for a model with the given head.
 
     Raises:
         InputError: `transformers` does not have the model type, or its config cannot be used.
@@ -93,7 +93,7 @@ def list_model_types() -> tuple[str, ...]:
 
 
 def find_model_class(library_config: transformers.PretrainedConfig, head: Head) -> type[Any]:
-    """Return the `transformers` class of a model with a head.
+    """Return the `transformers` class for a model type with the given head.
 
     Raises:
         InputError: `transformers` has no such class.
@@ -134,8 +134,8 @@ def read_encoder_config(file: Path) -> EncoderConfig:
 def build_config_for_data(
     values: Mapping[str, Any], vocab_size: int, token_ids: Mapping[str, int | None], positions: int
 ) -> EncoderConfig:
-    """Return the config of a new model that will be trained on given data. Keys that are not in `values`, such as
-    `vocab_size`, are derived from the data.
+    """Return the config of a new model that will be trained on the given data. If a key such as `vocab_size` is missing in
+    `values`, derive it from the data.
 
     If only a `model_type` is given, the model has its usual number of positions, or more if the data needs more.
 
@@ -149,8 +149,8 @@ def build_config_for_data(
     named = {
         f"{name}_token_id": number
         for name, number in token_ids.items()
-        # Some model types derive position ids from the id of the padding token, so keep their default if the data has no
-        # padding token.
+        # Some model types derive position ids from the padding id, so keep the default padding id if the data has no padding
+        # token.
         if hasattr(known, f"{name}_token_id") and (number is not None or name != "pad")
     }
     config = EncoderConfig({"vocab_size": vocab_size, **named, **values})
@@ -178,7 +178,7 @@ def read_model_sizes(library_config: transformers.PretrainedConfig, pack_inputs:
 
     Args:
         library_config: The `transformers` config of the model.
-        pack_inputs: The inputs with which the model processes packs. It may limit the number of positions.
+        pack_inputs: The inputs that the model needs for packs. They may limit the number of positions.
     """
     text, max_positions = library_config.get_text_config(), find_max_positions(library_config)
     positions = (_UNLIMITED if max_positions is None else max_positions) - pack_inputs.position_offset
@@ -193,7 +193,7 @@ def read_model_sizes(library_config: transformers.PretrainedConfig, pack_inputs:
 
 
 class EncoderWeights(NamedTuple):
-    """The weights that were read from the folder of a model.
+    """The weights that were read from a model folder.
 
     Attributes:
         config: The config of the model.
@@ -209,7 +209,7 @@ class EncoderWeights(NamedTuple):
 
 
 def read_encoder_weights(folder: Path, head: Head, *, head_may_be_missing: bool) -> EncoderWeights:
-    """Read the weights of a model from its folder, and check them against its config.
+    """Read the weights of a model from its folder, and check that they match its config.
 
     Args:
         folder: The folder of a `transformers` model.
@@ -275,7 +275,7 @@ def read_model(folder: Path, model_class: type[Any], **options: Any) -> Any:
 def _read_model_and_missing_names(
     folder: Path, model_class: type[Any], config: transformers.PretrainedConfig, *, head_may_be_missing: bool, **options: Any
 ) -> tuple[Any, frozenset[str]]:
-    """Read a model from a folder, and return it with the names of its weights that the folder lacks.
+    """Read a model from a folder. Return the model and the names of the weights that are missing in the folder.
 
     Args:
         folder: The folder of the model.
@@ -312,8 +312,8 @@ def _read_model_and_missing_names(
 
 
 def _check_config_numbers(file: Path, value: Any, name: str = "") -> None:
-    """Raise an InputError if a config contains an impossibly large number. `transformers` would build lists of this length
-    and exhaust the memory.
+    """Raise an InputError if a config contains an impossibly large number. Otherwise `transformers` may build lists of this
+    length and run out of memory.
 
     Args:
         file: The file of the config, for the error message.
@@ -335,7 +335,7 @@ def _check_config_numbers(file: Path, value: Any, name: str = "") -> None:
 
 
 def _check_model_fits_files(folder: Path, model_class: type[Any], config: transformers.PretrainedConfig) -> None:
-    """Raise an InputError if the config of a model describes more weights than its weight files can contain.
+    """Raise an InputError if a config describes more weights than the weight files in the folder can contain.
 
     `transformers` would allocate the memory of the complete model before it notices that weights are missing.
 
@@ -386,7 +386,7 @@ def _check_loaded_weights(
     """Check that a folder contains exactly the weights of a model, and that all of them are finite.
 
     The pooler of an encoder may be missing, and a pooler may always be superfluous, because nothing reads it. If config.json
-    names another class than that of the model, the head of that class may be superfluous as well.
+    names a different class than the class of the model, weights of its head may be superfluous as well.
 
     Args:
         folder: The folder of the model.
@@ -403,7 +403,7 @@ def _check_loaded_weights(
     inner, of_encoder = ({name for name, _ in module.named_children()} for module in (model, model.base_model))
 
     def is_checked(name: str) -> bool:
-        """Return whether a weight is required in the weight files."""
+        """Return whether a weight is checked. If the head may be missing, only the weights of the encoder are checked."""
         first = name.removeprefix(prefix).partition(".")[0]
         return not head_may_be_missing or (first != "pooler" and (name.startswith(prefix) or first in of_encoder))
 

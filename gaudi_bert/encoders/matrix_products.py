@@ -45,16 +45,16 @@ def patch_linear_layers() -> TorchFunctionMode:
 
 
 def _patched_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute a linear layer for inputs with any number of axes. If the product is large, it is computed by `linear`."""
+    """Compute a linear layer for inputs with any number of axes. Large products are computed by `linear`."""
     if input.dim() < 2 or not is_large_product(input.flatten(0, -2), weight.t()):
         return functional.linear(input, weight, bias)
     return linear(input.flatten(0, -2), weight, bias).unflatten(0, input.shape[:-1])
 
 
 def is_large_product(left: Tensor, right: Tensor) -> bool:
-    """Return whether `left @ right` is large enough that `multiply_large_matrices` is worthwhile and supported.
+    """Return whether `multiply_large_matrices` should be used to compute `left @ right`.
 
-    This is the case for large float32 matrices on a CPU, if this build of PyTorch contains oneDNN.
+    The result is true for large float32 matrices on a CPU, if this build of PyTorch contains oneDNN.
     """
     work = left.shape[-2] * left.shape[-1] * right.shape[-1]
     wide = left.dtype == right.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
@@ -103,7 +103,7 @@ class LargeProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the gradients of those inputs that need one."""
+        """Return the gradient of each input, or None if the input needs no gradient."""
         (gradient,), (left, right), needs = gradients, context.saved_tensors, context.needs_input_grad
         left_gradient = multiply_large_matrices(gradient, right if context.transposed else right.t()) if needs[0] else None
         factors = (gradient.t(), left) if context.transposed else (left.t(), gradient)
@@ -119,7 +119,7 @@ def multiply_large_matrices(left: Tensor, right: Tensor, bias: Tensor | None = N
     """Compute `left @ right + bias` with PyTorch's own product or with oneDNN, whichever is faster. The factors are matrices
     or, without a bias, batches of matrices.
 
-    If the sums in a product have many terms, the product is computed in parts, with which oneDNN takes up to a sixth less
+    If the sums in a product have many terms, the product is computed in parts, because oneDNN then takes up to a sixth less
     time.
     """
     if torch.backends.cpu.get_cpu_capability() == "AVX2" and right.shape[-1] < _MANY_COLUMNS:
@@ -143,7 +143,7 @@ def multiply_with_onednn(left: Tensor, right_OI: Tensor, bias: Tensor | None) ->
 
 
 def _make_contiguous(matrix: Tensor) -> Tensor:
-    """Return a matrix that is contiguous by rows or by columns. Other matrices are copied.
+    """Return a matrix unchanged if it is contiguous by rows or by columns. Otherwise return a contiguous copy.
 
     For matrices with gaps, or expanded from a single number, oneDNN is a thousand times slower.
     """

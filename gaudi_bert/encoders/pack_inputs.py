@@ -3,7 +3,7 @@
 `pack_inputs_trial.py` determines the right `PackInputs` for a model.
 
 RoBERTa and similar models number positions from padding_idx + 1. The positions of a pack begin at 0, which would silently
-select wrong embeddings in these models, so an offset is added. Layers with a window need another mask than other layers.
+select wrong embeddings in these models, so an offset is added. Layers with a window need a mask of their own.
 
 Two tokens of a pack may attend to each other if their sequence numbers are equal. In a causal model, a token may not attend
 to later tokens, and in a layer with a window, not to tokens that are too far away. Padding has the sequence number 0 and
@@ -74,7 +74,7 @@ def module_for_packs(model: Any, pack_inputs: PackInputs) -> Any:
 
 
 class _EmbedsWithoutMask(torch.nn.Module):
-    """Runs an encoder whose embeddings must be computed without the attention mask."""
+    """Runs an encoder in two steps: the embeddings without the attention mask, and then the other layers with the mask."""
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
@@ -116,12 +116,12 @@ def build_attention_mask(sequence_ids_BL: Tensor, is_causal: bool = False, windo
 
 
 def build_additive_masks(sequence_ids_BL: Tensor, pack_inputs: PackInputs, dtype: torch.dtype = torch.float32) -> Any:
-    """Compute masks that are added to the attention scores. They are 0 if attention is allowed, and the lowest value
-    otherwise.
+    """Compute the masks to add to the attention scores. Their values are 0 if attention is allowed, and the lowest value of
+    the dtype otherwise.
 
     Args:
         sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.
-        pack_inputs: The inputs with which the model processes packs.
+        pack_inputs: The inputs that the model needs for packs.
         dtype: The dtype of the masks.
 
     Returns:
@@ -129,7 +129,7 @@ def build_additive_masks(sequence_ids_BL: Tensor, pack_inputs: PackInputs, dtype
     """
 
     def mask(window: int | None) -> Tensor:
-        """Return the additive mask for an attention window."""
+        """Return the additive mask for the given attention window."""
         allowed = build_attention_mask(sequence_ids_BL, pack_inputs.is_causal, window)
         return allowed.to(dtype).sub_(1).mul_(torch.finfo(dtype).max).unsqueeze(1)
 
@@ -143,7 +143,7 @@ def build_mask_for_target(
 
     Args:
         sequence_ids_BL: The number of each token's sequence from 1, or 0 for padding.
-        pack_inputs: The inputs with which the model processes packs.
+        pack_inputs: The inputs that the model needs for packs.
         target: The name of the target.
         dtype: The dtype of an additive mask.
 
@@ -198,7 +198,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def build_membership_mask(numbers_BX: Tensor, depth: int) -> Tensor:
-    """Return a mask [B, S, X] that is true if a position or slot belongs to a sequence of its pack.
+    """Return a mask that shows which positions or slots X belong to which sequence S of a pack, bool [B, S, X].
 
     Args:
         numbers_BX: The number of the sequence of each position or slot, from 1, or 0 if it is unused.
@@ -238,5 +238,5 @@ def pool_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str, Tens
 
 
 def gather_positions(hidden_BLH: Tensor, positions_BP: Tensor) -> Tensor:
-    """Return the hidden states at P given positions of each pack, [B, P, H]."""
+    """Return the hidden states of each pack at the given positions, [B, P, H]."""
     return hidden_BLH.gather(1, positions_BP.long()[..., None].expand(-1, -1, hidden_BLH.shape[-1]))

@@ -73,7 +73,7 @@ class PackCheck(NamedTuple):
 
 
 def find_pack_inputs(model: Any, target: str = "transformers-5", model_class: type[Any] | None = None) -> PackInputs:
-    """Determine the inputs (masks, positions, ...) with which a model processes packs correctly, by trying packs on a small
+    """Determine which inputs (masks, positions, ...) a model needs to process packs correctly, by trying packs on a small
     copy of the model.
 
     Args:
@@ -108,9 +108,11 @@ def find_pack_inputs(model: Any, target: str = "transformers-5", model_class: ty
 
 
 def _labels_own_token(model: transformers.PreTrainedModel) -> bool:
-    """Return whether a causal model predicts the label of a token at the token itself, and not at the token before it.
+    """Return whether a causal model predicts the label of a token from the output of that token, and not of the token before
+    it.
 
-    If labels are predicted at the token before, the label of the first token does not change the loss. This is measured.
+    If labels are predicted from the token before, the label of the first token does not change the loss. The function
+    measures whether it does.
     """
     if getattr(model, "gathers", False):
         return False
@@ -140,13 +142,13 @@ def check_packed_outputs(
 ) -> PackCheck:
     """Check that a model computes the same outputs for packed sequences as for single sequences.
 
-    In training mode, whose dropout would hide small differences, check instead that changing a sequence does not change the
+    In training mode, dropout would hide small differences. Therefore check that changing a sequence does not change the
     other sequences of its pack.
 
     Args:
         model: The model, which may be a small copy. It is tried with its head, unless the head gathers the outputs of
             sequences itself.
-        pack_inputs: The inputs with which the model processes packs.
+        pack_inputs: The inputs that the model needs for packs.
         build_batch: A function that turns packs into the arguments of the model.
         row_tokens: The number of tokens in the longest rows. By default, it is the number of positions of the model, but at
             least 512 and at most 1,024.
@@ -203,17 +205,16 @@ def check_packed_outputs(
 
 
 def find_allowed_difference(model: transformers.PreTrainedModel) -> float:
-    """Return the largest allowed difference between the outputs of packed and single sequences, which depends on the dtype
-    of the weights.
+    """Return how much the outputs of packed and single sequences may differ, depending on the dtype of the weights.
 
-    It is relative to the largest output or to 1, whichever is larger.
+    The difference is relative to the largest output or to 1, whichever is larger.
     """
     return ALLOWED_DIFFERENCE if next(model.parameters()).dtype in _EXACT_DTYPES else _ALLOWED_16_BIT_DIFFERENCE
 
 
 def check_output_per_token(model: transformers.PreTrainedModel) -> None:
-    """Raise an InputError if the head of a model returns one output per row. Heads that gather the outputs of sequences are
-    accepted.
+    """Raise an InputError if the head of a model returns one output per row. Accept heads that gather the outputs of each
+    sequence.
 
     Raises:
         InputError: The head has one output per row, which is wrong for a row with several sequences.
@@ -233,7 +234,7 @@ def check_output_per_token(model: transformers.PreTrainedModel) -> None:
 def _find_pack_inputs_of_copy(
     config: transformers.PretrainedConfig, model_class: type[Any] | None, target: str
 ) -> PackInputs:
-    """Build a small copy of a model, and return the inputs with which it computes the same outputs for packed and single
+    """Build a small copy of a model, and find the inputs that make it compute the same outputs for packed and single
     sequences.
 
     Raises:
@@ -331,7 +332,7 @@ def _find_position_offset(model: transformers.PreTrainedModel) -> int:
 
 
 def _find_longest_sequence(model: transformers.PreTrainedModel, pack_inputs: PackInputs) -> int | None:
-    """Return the maximum length of a sequence that does not affect the other sequences in its batch.
+    """Find the maximum length of a sequence. A longer sequence would affect the other sequences in its batch.
 
     A long sequence is simulated by large position ids. No short sequences are used, because some models permanently change
     their state when they process one.
@@ -346,12 +347,14 @@ def _find_longest_sequence(model: transformers.PreTrainedModel, pack_inputs: Pac
     ids = torch.tensor(np.stack([tokens[np.arange(first, first + length) % len(tokens)] for first in (0, 3)]))
 
     def outputs_next_to(last: int) -> torch.Tensor:
-        """Return the outputs of a sequence in a batch with another sequence whose positions end before `last`."""
+        """Run two sequences in a batch, and return the outputs of the first. The positions of the second sequence end at
+        `last` - 1.
+        """
         counted = torch.stack([torch.arange(length), torch.arange(last - length, last)])
         return compute_token_outputs(model, {"input_ids": ids, "position_ids": counted + pack_inputs.position_offset})[:1]
 
     def changes_neighbour(last: int) -> bool:
-        """Return whether a sequence whose positions end before `last` affects the other sequence in its batch."""
+        """Return whether a sequence with positions up to `last` - 1 changes the outputs of the other sequence in its batch."""
         usual = outputs_next_to(length)  # computed each time, because a long sequence changes RoPE until the next short one
         return largest_difference([outputs_next_to(last)], [usual]) > ALLOWED_DIFFERENCE * compute_output_scale([usual])
 
@@ -368,14 +371,14 @@ def _find_longest_sequence(model: transformers.PreTrainedModel, pack_inputs: Pac
 def _find_mask_form(
     model: transformers.PreTrainedModel, config: transformers.PretrainedConfig, pack_inputs: PackInputs, target: str
 ) -> tuple[PackInputs | None, str]:
-    """Find the form of attention mask with which packed and single sequences have the same outputs, by trying all forms.
+    """Try all forms of attention masks, and find a form that gives packed and single sequences the same outputs.
 
     All packs are run before the single sequences, because some models permanently change their state when they process a
     short sequence.
 
     Args:
         model: The small copy.
-        config: The config of the original model, from which the windows in the result are taken.
+        config: The config of the original model, which determines the windows in the result.
         pack_inputs: The pack inputs, without windows.
         target: The target of `PackCollator`.
 
@@ -453,7 +456,7 @@ def _find_attention_window(config: transformers.PretrainedConfig) -> int | None:
 
 
 def build_packed_batch(rows: list[Pack], pack_inputs: PackInputs, target: str = "transformers-5") -> dict[str, Any]:
-    """Return the arguments with which a model is called on a batch of packs.
+    """Return the keyword arguments for calling a model on a batch of packs.
 
     The targets "flash" and "flex" need special software, so they are tried with the masks of "transformers-5".
     """

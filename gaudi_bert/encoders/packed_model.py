@@ -76,7 +76,7 @@ class PackedModel:
 
     Args:
         module: An encoder, or a model with a head.
-        pack_inputs: The inputs with which the encoder processes packs.
+        pack_inputs: The inputs that the encoder needs for packs.
         head: A description of the head's outputs. None if the head is not used.
 
     Attributes:
@@ -96,17 +96,17 @@ class PackedModel:
         self._tokens_read: _TokensRead = self._find_tokens_read() if head is not None and head.predicts_per_text else "first"
 
     def train(self, training: bool) -> None:
-        """Turn the training mode of the model, and with it dropout, on or off."""
+        """Turn training mode on or off. Models use dropout only in training mode."""
         for module in (self.module, self._stand_in):
             if module is not None and module.training != training:
                 module.train(training)
 
     def check_tokens(self, batch: BatchArrays) -> None:
-        """Raise an InputError if a batch contains the token that affects the other sequences of its pack, which some models
-        have.
+        """Raise an InputError if a batch contains a token that must not be in packs. In some models, such as ESM, the mask
+        token affects the other sequences of its pack.
 
         Raises:
-            InputError: It contains the token.
+            InputError: The batch contains the token.
         """
         token = self.pack_inputs.unpacked_token
         if token is not None and token in batch["input_ids"]:
@@ -144,7 +144,7 @@ class PackedModel:
             return at_least_float32(self._compute_text_outputs(hidden_BLH.to(self._dtype), batch))
 
     def find_stored_buffers(self) -> dict[str, Tensor]:
-        """Return the buffers that are stored together with the parameters, such as the statistics of layers, by name."""
+        """Return the buffers that are stored together with the parameters, such as running statistics of layers, by name."""
         return find_stored_buffers(self.module)
 
     @property
@@ -176,7 +176,9 @@ class PackedModel:
             return cast(Tensor, select_token_outputs(self._encoder(**inputs)))
 
     def _compute_text_outputs(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
-        """Run the head on those tokens of each text that affect its output, and return the outputs, [B, S, C]."""
+        """Run the head on the hidden states of each text, and return the outputs, [B, S, C]. Tokens that do not affect the
+        outputs are omitted.
+        """
         starts_BS, depth = batch["sequence_positions"].long(), batch["sequence_positions"].shape[1]
         if self._tokens_read == "first":
             return self._run_head(gather_positions(hidden_BLH, starts_BS).flatten(0, 1)[:, None]).unflatten(
@@ -216,10 +218,11 @@ class PackedModel:
         return "all"
 
     def check_rows(self, min_tokens: int = 0) -> None:
-        """Check the outputs for packs in rows of at least `min_tokens` tokens, unless this was already done with the current
-        weights.
+        """Check the outputs for packs of at least `min_tokens` tokens per row, unless rows of this length were already
+        checked with the current weights.
 
-        In the first trial, the head is tried too, and the rows have at least 512 tokens if the model has so many positions.
+        The first check of the current weights also includes the head. Rows have at least 512 tokens, or as many as the model
+        has positions.
 
         Raises:
             InputError: Packed and single sequences have different outputs.
@@ -296,8 +299,8 @@ class PackedModel:
             )
         scale, largest = compute_output_scale([expected]), float(expected.abs().max())
         difference = float((packed - expected).abs().max()) / scale
-        # The difference is relative to the largest output or to 1, which would hide errors if all outputs are small.
-        # Therefore lower the bound if they are small.
+        # The difference is relative to the largest output, but at least to 1, which would hide errors in small outputs.
+        # Therefore lower the bound if all outputs are small.
         bound = min(
             find_allowed_difference(module),
             max(find_allowed_difference(module), _ALLOWED_SMALL_DIFFERENCE) * largest / scale,
@@ -320,8 +323,8 @@ def _masked_token_error(model: transformers.PreTrainedModel) -> str:
 
 
 class _StandIn(torch.nn.Module):
-    """A module that replaces the encoder of a model with a head. It returns the hidden states that it is given, so that only
-    the head is computed.
+    """A replacement for the encoder in a model with a head. It returns given hidden states instead of computing them, so
+    that only the head is run.
     """
 
     def __init__(self, encoder: transformers.PreTrainedModel, output: Any) -> None:
@@ -345,7 +348,7 @@ class _StandIn(torch.nn.Module):
 
 
 def _copy_with_stand_in(module: Any) -> torch.nn.Module:
-    """Return a copy of a model in which a stand-in replaces the encoder. The copy shares the weights of the head.
+    """Copy a model with a head, and replace the encoder of the copy by a stand-in. The copy shares the weights of the head.
 
     Raises:
         InputError: The encoder is not a direct child of the module.

@@ -30,7 +30,8 @@ Pack = Mapping[str, AnyArray]
 
 
 class TrialPacks(NamedTuple):
-    """Packs of random tokens for trials of a model, in two versions.
+    """Packs of random tokens for trials of a model. Comparing the two versions shows whether a sequence affects its
+    neighbours.
 
     Attributes:
         packs: The packs.
@@ -42,14 +43,15 @@ class TrialPacks(NamedTuple):
 
 
 TRIAL_SEED = 12345
-# The outputs of packed and single sequences may differ by this fraction of the largest output, or of 1 if that is larger.
+# The outputs of packed and single sequences may differ by this fraction of the largest output, or by this value if all
+# outputs are below 1.
 ALLOWED_DIFFERENCE = 1e-5
 _LENGTH_FRACTIONS = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
 _SPECIAL_TOKENS = ("bos", "cls", "sep", "eos", "mask", "unk")
 _LARGE_MODEL_WEIGHTS = 10_000_000  # number of weights from which on a model is tried with several threads
 _LOW_IDS = 128  # most tokenizers have their special tokens among the first ids: 0 to 4, 50 to 60, 100 to 103, ...
 _CONFIG_ERROR = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)  # in newer versions
-# A model of another library may raise any of these exceptions if its input or its config is not suitable.
+# Models of other libraries may raise any of these exceptions if their input or config is not suitable.
 MODEL_ERRORS = (
     InputError,
     RuntimeError,
@@ -69,7 +71,7 @@ _ERRORS_FOR_USERS = (ValueError, OSError)  # built-in exceptions whose messages 
 
 
 def explain_library_error(error: BaseException, max_characters: int = 200) -> str:
-    """Return a short reason, for an error message, why another library rejected a file or a setting.
+    """Return the text for an error message that explains briefly why another library rejected a file or a setting.
 
     The message of the error is returned if it was probably written for users. Messages of other errors, such as a TypeError,
     would not help a user, so a general reason is returned instead.
@@ -120,7 +122,7 @@ def controlled_conditions(one_thread: bool = True) -> Iterator[None]:
 
 @contextmanager
 def trial_mode(model: transformers.PreTrainedModel) -> Iterator[None]:
-    """Put a model into evaluation mode without gradients while the context is open. At its end, restore the mode and the
+    """Put a model into evaluation mode without gradients while the context is open. On exit, restore the mode and the
     buffers.
 
     Raises:
@@ -151,15 +153,15 @@ def trial_mode(model: transformers.PreTrainedModel) -> Iterator[None]:
 
 
 def find_max_positions(config: transformers.PretrainedConfig) -> int | None:
-    """Return the number of positions that a config states, or None if the model has no limit. XLNet writes -1 for no
-    limit.
+    """Return the number of positions that a config specifies. Return None if there is no limit, which XLNet's config writes
+    as -1.
     """
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return positions if type(positions) is int and positions >= 0 else None
 
 
 def choose_trial_length(config: transformers.PretrainedConfig, position_offset: int, max_tokens: int = 144) -> int:
-    """Return the length, in tokens, of the packs with which a model is tried.
+    """Return the number of tokens per pack for trials of a model.
 
     Args:
         config: The config of the model.
@@ -191,7 +193,7 @@ def build_trial_packs(
         length: The number of positions of a pack.
         longest_sequence: The maximum number of tokens in a sequence, or None.
         excluded_token: A token id that no pack may contain, or None.
-        padded: Whether to return three packs with padding. Otherwise return one pack without padding, whose sequences get
+        padded: Whether to return three packs with padding. Otherwise return one pack without padding. Its sequences get
             shorter down to a single token.
     """
     most = longest_sequence or length
@@ -201,9 +203,8 @@ def build_trial_packs(
         while remaining:
             sequence_lengths[0].append(min((remaining + 1) // 2, most))
             remaining -= sequence_lengths[0][-1]
-    # Models may process [SEP] or [MASK] differently, so repeat the special tokens until they are about as frequent as
-    # ordinary tokens. Exclude padding and other tokens that a config names, because such a token may stand for an image, for
-    # example.
+    # Models may process [SEP] or [MASK] differently, so include these special tokens. Exclude padding and other tokens that
+    # a config names, because such a token may stand for an image, for example.
     text, usual = config.get_text_config(), find_ordinary_tokens(config)
     special_ids = [getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS]
     ids = {one for each in special_ids for one in (each if isinstance(each, list) else [each]) if type(one) is int}
@@ -258,7 +259,7 @@ def _find_configured_tokens(config: transformers.PretrainedConfig) -> set[int]:
 def compute_single_outputs(
     model: transformers.PreTrainedModel, pack_inputs: PackInputs, rows: Sequence[Pack]
 ) -> list[torch.Tensor]:
-    """Run every sequence of some packs in a batch of its own, without mask or positions, and return the outputs."""
+    """Run a model on every sequence of the given packs separately, without mask or positions, and return the outputs."""
     outputs = []
     for row in rows:
         for number in range(1, len(row["seq_lens"]) + 1):
@@ -291,7 +292,7 @@ def compute_token_outputs(model: transformers.PreTrainedModel, batch: dict[str, 
 
 
 def select_token_outputs(output: Any) -> Any:
-    """Return the outputs for all tokens, which are logits or hidden states, from the output object of a model.
+    """Return the logits or else the hidden states of all tokens from the output object of a model.
 
     They are selected by name, because the first element of an output may be something else, such as Mixtral's router loss.
     """
@@ -327,7 +328,9 @@ def largest_difference(actual: Sequence[torch.Tensor], expected: Sequence[torch.
 
 
 def find_neighbour_change(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], rows: Sequence[Pack]) -> float:
-    """Return the largest change in the outputs of all sequences except the first of each pack, whose tokens were changed."""
+    """Return the largest change in the outputs of sequences that share a pack with a changed sequence. The first sequence of
+    each pack is the changed one, and is ignored.
+    """
     others = np.flatnonzero([number > 0 for row in rows for number in range(len(row["seq_lens"]))])
     return largest_difference([before[each] for each in others], [after[each] for each in others])
 
@@ -343,10 +346,10 @@ _MAX_PARAMETERS = 2e8
 _HEADS = 4
 _WINDOW_NAME = re.compile(r"^(?!.*layer).*(window|local_attention|chunk|block_size|index_\w*topk|topk_blocks)")
 _WIDTH_NAME = re.compile(r"size|dim|^d_|n_embd")
-# Settings with these names state after how many layers a kind of layer is repeated.
+# Settings with these names determine after how many layers the pattern of layer kinds repeats.
 _PERIOD = re.compile(r"every_n|pattern|interval|period|freq")
-# A small copy of a model limits the settings with these names to these values. None of them affects how packs must be passed
-# to the model.
+# To make a copy of a model small, settings with these names are limited to these values. None of them affects how the model
+# processes packs.
 _MAX_SETTINGS = (
     (re.compile(r"vocab_size"), 211),
     (re.compile(r"intermediate_size|ffn|ff_dim|n_inner|mlp_dim|moe_dim|expert_(hidden|dim)"), 48),
@@ -367,7 +370,7 @@ def _iterate_nested_configs(config: transformers.PretrainedConfig) -> Iterator[A
 
 
 def _reduce_layers(config: transformers.PretrainedConfig, max_window: int) -> Any:
-    """Copy a config with short attention windows and with only as many layers as are needed to keep every kind of layer."""
+    """Return a copy of a config with shorter attention windows and fewer layers. Every kind of layer is kept."""
     small = copy.deepcopy(config)
     for each in _iterate_nested_configs(small):
         for name, value in list(vars(each).items()):
@@ -392,8 +395,8 @@ def _reduce_layers(config: transformers.PretrainedConfig, max_window: int) -> An
 
 
 def _reduce_layers_and_widths(config: transformers.PretrainedConfig, max_window: int) -> Any:
-    """Copy a config as `_reduce_layers` does, and make its layers narrow by keeping only a few heads of the original
-    size.
+    """Return a copy of a config with fewer layers, as `_reduce_layers` does, and with smaller layers. A layer has at most 4
+    attention heads, which keep their size.
     """
     small = _reduce_layers(config, max_window)
     for each in _iterate_nested_configs(small):
@@ -415,8 +418,8 @@ def _reduce_layers_and_widths(config: transformers.PretrainedConfig, max_window:
 
 
 def _limit_settings(config: transformers.PretrainedConfig, name_pattern: re.Pattern[str], max_value: int) -> None:
-    """Limit all integers in the settings of a config whose names match `name_pattern` to `max_value`. Lists are limited
-    element by element.
+    """Set integers in a config to `max_value` if they are larger and the name of the setting matches `name_pattern`. In
+    lists, each element is limited.
     """
     for name, value in list(vars(config).items()):
         if name_pattern.search(name) and type(value) is int and value > max_value:
@@ -428,9 +431,9 @@ def _limit_settings(config: transformers.PretrainedConfig, name_pattern: re.Patt
 def build_small_copy(
     config: transformers.PretrainedConfig, model_class: type[Any] | None = None, max_window: int = 8
 ) -> Any:
-    """Build a small model with the same kinds of layers as a model, without its head, in evaluation mode.
+    """Build a small copy of a model with the same kinds of layers, but without the head, and return it in evaluation mode.
 
-    If the layers of the model cannot be made narrow, only their number is reduced.
+    If the model cannot be built with smaller layers, only the number of layers is reduced.
 
     Args:
         config: The config of the model.
@@ -476,7 +479,7 @@ def _build_model(config: transformers.PretrainedConfig, model_class: type[Any] |
 
 
 def _randomize_weights(model: transformers.PreTrainedModel) -> None:
-    """Set all weights to random values that are large enough for attention to have an effect.
+    """Set the trainable weights of a model to random values that are large enough for attention to have an effect.
 
     Zeros are common initial values, and would hide errors in the values that are multiplied by them.
     """

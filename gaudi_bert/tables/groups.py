@@ -105,7 +105,9 @@ class ListValues(NamedTuple):
 
     @property
     def row_values(self) -> AnyArray:
-        """The values of all rows. `values` may also contain other values before the first row and after the last row."""
+        """The values of all rows. Values before the first row and after the last row, which `values` may contain, are left
+        out.
+        """
         return self.values[self.offsets[0] : self.offsets[-1]]
 
 
@@ -125,7 +127,8 @@ class GroupRows(NamedTuple):
     scalars: Any
 
     def find_token_positions(self, rows: IntArray, starts: Int32Array, lengths: Int32Array) -> IntArray:
-        """Return the indices of some token sequences in the arrays of `values`, int64, one sequence after the other.
+        """Return the positions that the tokens of the given sequences have in the arrays of `values`, int64, sequence by
+        sequence.
 
         Args:
             rows: The row of each sequence.
@@ -140,12 +143,12 @@ class GroupRows(NamedTuple):
 
 
 class GroupContent(NamedTuple):
-    """The rows of one group of a table, and the sequences to pack that were made from these rows.
+    """The rows of one group of a table, and the sequences that these rows contribute to the packs.
 
     Attributes:
         rows: The rows.
         sequences: The sequences of these rows whose length is in `settings.accepted_sequence_lengths`.
-        too_long: The numbers of rows and tokens that the policy for too long rows changed.
+        too_long: How many rows and tokens were changed by the policy for rows that are too long.
     """
 
     rows: GroupRows
@@ -180,8 +183,8 @@ def read_sequences(
 def _read_rows(
     parts: Sequence[TablePart], columns: TableColumns, max_tokens: int, *, keep_values: bool, threads: bool = True
 ) -> GroupRows:
-    """Read and check the rows of some parts of a table, and return them as arrays. Parts of the same file must be adjacent
-    and in order.
+    """Read and check the rows of the given parts of a table, and return them as arrays. Parts of the same file must be
+    adjacent and in order.
 
     Args:
         parts: The parts.
@@ -227,10 +230,10 @@ def count_row_tokens(files: Sequence[Path], tokens_column: str = TOKENS_COLUMN) 
 
 
 def _read_checked_lists(part: TablePart, table: Any, columns: TableColumns, max_tokens: int) -> dict[str, ListValues]:
-    """Check every row of a part of a table, and return its aligned columns, which have one value per token, as numpy arrays.
+    """Check every row of a part of a table. Return the aligned columns (those with one value per token) as numpy arrays.
 
     Raises:
-        InputError: A row is empty, too long or padded, a token id is invalid, or a column has another number of values than
+        InputError: A row is empty, too long or padded, a token id is invalid, or a column has more or fewer values than
             `input_ids`.
     """
     lists = {name: convert_lists_to_numpy(part.path, part.first_row, name, table.column(name)) for name in columns.aligned}
@@ -328,7 +331,7 @@ class RowSequences(NamedTuple):
     lengths: Int32Array
 
     def select_lengths(self, lengths: range) -> RowSequences:
-        """Return only the sequences whose number of tokens is in the range `lengths`."""
+        """Return only the sequences with a number of tokens in the range `lengths`."""
         chosen = (self.lengths >= lengths.start) & (self.lengths < lengths.stop)
         return self if chosen.all() else RowSequences(self.rows[chosen], self.starts[chosen], self.lengths[chosen])
 
@@ -359,7 +362,7 @@ class PackSequences(NamedTuple):
 def _apply_too_long_policy(
     lengths: Int32Array, max_sequence_length: int, policy: TooLong
 ) -> tuple[RowSequences, TooLongRows]:
-    """Truncate, split or drop rows that are too long, as `policy` says.
+    """Truncate, split or drop rows that are too long, depending on `policy`.
 
     Return the sequences that remain, and the numbers of rows, tokens and sequences that changed.
 
@@ -391,12 +394,12 @@ def _apply_too_long_policy(
 def build_manifest_fields(
     rows: GroupRows, sequences: RowSequences, too_long: TooLongRows, max_sequence_length: int
 ) -> dict[str, Any]:
-    """Return those fields of a group manifest that describe the rows and sequences of the group.
+    """Return the fields of a group manifest that describe the rows and sequences of the group.
 
     Args:
         rows: The rows.
         sequences: The sequences of the rows that are packed.
-        too_long: The numbers of rows and tokens that the policy for too long rows changed.
+        too_long: How many rows and tokens were changed by the policy for rows that are too long.
         max_sequence_length: The row length.
     """
     counts = np.bincount(sequences.lengths, minlength=max_sequence_length + 1)[1:].tolist()
@@ -414,7 +417,7 @@ def build_table_metadata(
 
     Args:
         table: The table.
-        settings: The settings with which it was packed.
+        settings: The settings that were used to pack the table.
         totals: The sums over all group manifests.
         inputs: The size in bytes and the CRC-32C of each file, by name.
         tool_version: The version of gaudi-bert that packed it.

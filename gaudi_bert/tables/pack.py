@@ -60,8 +60,8 @@ from gaudi_bert.tfrecords.files import identify_file
 _PackedTable: TypeAlias = PackResult | PlainResult
 
 # A small group is written to fewer shards than `shard_multiple`, as long as each shard contains at most this many packs. The
-# number of shards is still a divisor of `shard_multiple`. Readers distribute packs and not shards to processes, so this does
-# not affect them.
+# number of shards remains a divisor of `shard_multiple`. Fewer shards do not affect readers, because packs and not shards
+# are distributed to processes.
 _PACKS_OF_A_SHARD = 1024
 
 
@@ -136,7 +136,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         return self.signature.sha256
 
     def open_inputs(self) -> nullcontext[GroupedTable]:
-        """Open the table, and return it as a context."""
+        """Open the table, and return a context manager that yields it."""
         return nullcontext(open_table(self.table, self.settings, self.run.reporter))
 
     def count_groups(self, inputs: GroupedTable) -> int:
@@ -144,9 +144,9 @@ class _TablePacking(PackingJob[GroupedTable]):
         return len(inputs.groups)
 
     def check_groups(self, inputs: GroupedTable, group_numbers: Sequence[int]) -> PendingGroups:
-        """Return an empty list of files to fetch for each group, and the total number of rows in the groups.
+        """Return the input files to fetch for each group (none for a table), and the total number of rows in the groups.
 
-        The files of a table are already on this machine, so no file has to be fetched.
+        No files have to be fetched, because the files of a table are already on this machine.
         """
         return PendingGroups(
             [()] * len(group_numbers), sum(part.rows for number in group_numbers for part in inputs.groups[number])
@@ -197,7 +197,7 @@ class _TablePacking(PackingJob[GroupedTable]):
         of the packs.
 
         Raises:
-            FailedError: The groups have another number of rows than the table.
+            FailedError: The groups have more or fewer rows than the table.
             InputError: Every row is too long, so there are no packs.
         """
         if totals.rows != inputs.rows:
@@ -217,7 +217,7 @@ class _TablePacking(PackingJob[GroupedTable]):
 
 
 def _pack_group(sequences: RowSequences, settings: TableSettings, group_number: int) -> tuple[PackSequences, Packing]:
-    """Pack the sequences of one group.
+    """Pack the sequences of one group of a table.
 
     Return the sequences in the order of the packs that contain them, and the packing with its lower bound.
     """
@@ -238,7 +238,7 @@ def _pack_group(sequences: RowSequences, settings: TableSettings, group_number: 
 
 @contextmanager
 def _open_locally(source: str | Path, out: Path, store: StoreSettings | None) -> Iterator[tuple[str | Path, Path]]:
-    """Provide a local copy of a table and a local folder for its packs while the context is open.
+    """Open a context that provides a local copy of a table and a local folder for its packs.
 
     Yields:
         (the table, the folder of the packs). Files that are completed in the folder are uploaded if `out` is a URL.
@@ -256,7 +256,7 @@ def _check_output_folder(folder: Path, table_files: Sequence[Path]) -> None:
 
 
 def _build_signature(files: Sequence[Path], settings: TableSettings, stage: str) -> Signature:
-    """Return the settings and the identity of every input file. Together, they determine the packs."""
+    """Return a signature of the settings and of all input files, which together determine the packs."""
     return Signature(stage, settings.model_dump(mode="json"), {file.name: identify_file(file).identity for file in files})
 
 
@@ -266,7 +266,7 @@ def _build_signature(files: Sequence[Path], settings: TableSettings, stage: str)
 def _pack_several_lengths(
     source: str | Path, out: Path, settings: TableSettings, run: StageRun, verify: bool
 ) -> _PackedTable | ByRowLength[_PackedTable]:
-    """Pack the rows of a table into rows of several lengths. If this would save little, use a single row length."""
+    """Pack the rows of a table into rows of several lengths, or of a single length if several lengths would save little."""
     with _open_locally(source, out, run.store) as (table, folder):
         lengths = _choose_row_lengths(table, settings, run.reporter)
         if len(lengths) == 1:
@@ -297,7 +297,7 @@ def _pack_several_lengths(
 
 
 def _choose_row_lengths(table: str | Path, settings: TableSettings, reporter: Reporter) -> tuple[int, ...]:
-    """Choose the row lengths for a table that may be packed into rows of several lengths.
+    """Choose one or several row lengths for the packs of a table, and return them.
 
     If lengths are given, these are the given lengths that some sequence needs. Otherwise, they are the lengths that cost
     least.

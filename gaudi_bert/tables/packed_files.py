@@ -99,14 +99,14 @@ def _list_type(value_type: Any, size: int = -1) -> Any:
 
 
 def padding_value(column: str) -> int:
-    """Return the value that fills the padding slots of an aligned column: -100 for `labels`, otherwise 0."""
+    """Return the value of padding slots in an aligned column, which is -100 for `labels` and 0 for all other columns."""
     return NOT_PREDICTED if column == LABELS_COLUMN else 0
 
 
 def write_table_shard(
     path: Path, layout: PackLayout, rows: GroupRows, packs: PackSequences, scalars: Any, pack_range: tuple[int, int]
 ) -> Shard:
-    """Write some packs of a group to a Parquet file.
+    """Write a range of the packs of a group to a Parquet file.
 
     Args:
         path: The file.
@@ -202,7 +202,8 @@ def _build_columns(
 def _fill_positions_and_numbers(
     packs: PackSequences, first_pack: int, end_pack: int, row_slots: int, positions: Int32Array, sequence_numbers: Int32Array
 ) -> None:
-    """For each slot of some packs, store its position in its sequence, and the number of the sequence in its pack, from 1.
+    """Fill the columns `position_ids` and `sequence_ids` of a range of packs. A slot gets its position in its sequence, and
+    the number of the sequence in the pack, from 1.
 
     Padding gets the sequence number 0, and its positions count from 0 like those of a sequence.
     """
@@ -244,8 +245,8 @@ class _Footer(NamedTuple):
     Attributes:
         metadata: The metadata as pyarrow returns it.
         ends: int64 [row groups], the end of each row group in rows.
-        pieces: int64 [row groups + 1], the byte at which each row group begins. The first begins at 0 and the last ends with
-            the file, so that all pieces together are the complete file.
+        pieces: int64 [row groups + 1], the first byte of each row group. The first begins at 0 and the last ends with the
+            file, so that all pieces together are the complete file.
     """
 
     metadata: Any
@@ -307,7 +308,7 @@ class TableFiles(ShardFiles["_Footer"]):
         self.sizes = np.array([_read_footer(path).rows for path in self.paths], np.int64) if sizes is None else sizes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only the arguments with which another process can open the files itself."""
+        """Pickle only the arguments of the constructor, so that another process opens the files itself."""
         return TableFiles, (self.paths, self.sizes, self._crc32c_of)
 
     def window_rows(self, file: int) -> int:
@@ -323,7 +324,7 @@ class TableFiles(ShardFiles["_Footer"]):
         """Read and check the footer of a file.
 
         Raises:
-            InputError: The file is not a packed table, or has another number of rows than expected.
+            InputError: The file is not a packed table, or has more or fewer rows than expected.
         """
         path = self.paths[file]
         footer = _read_footer(path)
@@ -333,7 +334,7 @@ class TableFiles(ShardFiles["_Footer"]):
         return footer
 
     def open_shard(self, file: int, prepared: _Footer) -> None:
-        """Open a file by storing its footer, which `prepare_shard` returned."""
+        """Mark a file as open, and keep the footer that `prepare_shard` returned."""
         self._footers[file] = prepared
 
     def close_shard(self, file: int) -> None:
@@ -342,12 +343,12 @@ class TableFiles(ShardFiles["_Footer"]):
         self._groups.pop(file, None)
 
     def close_shards_except(self, numbers: Iterable[int]) -> None:
-        """Close all open files except those with these numbers."""
+        """Close all open files except the files with the given numbers."""
         for number in self._footers.keys() - set(numbers):
             self.close_shard(number)
 
     def read_records(self, files: IntArray, records: IntArray) -> list[dict[str, AnyArray]]:
-        """Read packs, and return each as a dict from column names to numpy arrays. Files that are not open are opened.
+        """Read packs, and return each pack as a dict from column names to numpy arrays. Files are opened if necessary.
 
         Args:
             files: int64 [n], the file of each row.
@@ -362,7 +363,7 @@ class TableFiles(ShardFiles["_Footer"]):
         return rows
 
     def _load_row_group(self, file: int, record: int) -> _RowGroup:
-        """Return the row group of a file that contains a row. Read it unless it is already in memory."""
+        """Return the row group that contains a row of a file. Read the row group unless it is already in memory."""
         group = self._groups.get(file)
         if group is None or not group.first <= record < group.last:
             if file not in self._footers:
@@ -399,8 +400,8 @@ class TableFiles(ShardFiles["_Footer"]):
         return columns
 
     def _check_file_crc32c(self, file: int, number: int) -> None:
-        """Compute the CRC-32C of the bytes of one row group. When all row groups of a file were read, check the CRC-32C of
-        the file.
+        """Compute the CRC-32C of one row group. After the last row group of a file, compare the CRC-32C of the file with its
+        manifest.
 
         Raises:
             InputError: The CRC-32C differs from the manifest.

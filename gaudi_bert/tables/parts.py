@@ -21,12 +21,13 @@ from gaudi_bert.corpus.documents import open_text
 from gaudi_bert.rows.formats import JSON
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
-# The estimated bytes in memory of a value whose type has no fixed width. If the encoded column is larger, its size is used.
+# If a type has no fixed width, assume that a value takes this many bytes of memory. Use the size of the encoded column
+# instead if that is larger.
 _BYTES_OF_OTHERS = 16
 _BLOCK_BYTES = 16 << 20
 _ROWS_AT_ONCE = 4096
-# The estimated memory of JSON lines, as a multiple of their size. A number takes 8 bytes in memory and usually at least 4
-# bytes as text.
+# Assume that JSON lines take twice as much memory as their text, because a number takes 8 bytes in memory and usually at
+# least 4 bytes as text.
 _MEMORY_OF_TEXT = 2
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DEEPEST = 64
@@ -40,7 +41,7 @@ class TablePart(NamedTuple):
         first_row: The number of its first row in the file.
         rows: The number of rows.
         bytes: The approximate size of the rows in memory.
-        position: The number of the row group or batch. For JSON, the byte at which the block begins.
+        position: The number of the row group or batch. For JSON, the first byte of the block.
         start: The number of rows of the row group or batch before this part.
         step: The number of rows in each part of the row group or batch except the last. For JSON, the size of the block in
             bytes.
@@ -58,13 +59,15 @@ class TablePart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A text by which parts are sorted in the order of the table. It is used as the file name when groups are formed."""
+        """The number of the first row in the table, with leading zeros. `form_groups` sorts by names, so parts keep the
+        order of the table.
+        """
         return f"{self.table_row:020d}"
 
     @property
     def sequences(self) -> int:
-        """The number of rows in the part. The property has this name because groups are also formed from files of
-        sequences.
+        """The number of rows in the part. `form_groups` expects this name, because it also divides files of sequences into
+        groups.
         """
         return self.rows
 
@@ -73,7 +76,7 @@ class _JsonBlock(NamedTuple):
     """A block of consecutive lines in a JSON lines file.
 
     Attributes:
-        start: The byte at which the block begins.
+        start: The first byte of the block.
         end: The byte after the block.
         rows: The number of rows.
         memory_bytes: The estimated size of the rows in memory.
@@ -142,7 +145,7 @@ def list_parts(path: Path, columns: Collection[str], max_rows: int, max_bytes: i
 
 
 def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, threads: bool = True) -> Iterator[Any]:
-    """Read some parts of a table file, and yield each as a pyarrow Table, in order.
+    """Read the given parts of a table file, and yield each as a pyarrow Table, in order.
 
     Args:
         parts: The parts, all of the same file.
@@ -176,7 +179,7 @@ def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, 
 
 
 def _check_row_count(part: TablePart, arrow_table: Any) -> Any:
-    """Return the rows of a part. Raise an InputError if their number has changed since the parts were listed."""
+    """Return the rows of a part unchanged. Raise an InputError if their number differs from the number that was listed."""
     if arrow_table.num_rows != part.rows:
         raise InputError(
             f"{part.path}: the file changed while it was read: expected {part.rows} rows from row {part.first_row} on, "
@@ -198,8 +201,8 @@ def _list_row_group_sizes(path: Path, columns: Collection[str]) -> Iterator[tupl
         names = [metadata.schema.column(leaf).path.split(".", 1)[0] for leaf in range(metadata.num_columns)]
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
-            # If the metadata of a column are damaged, `group.column` would end the process, whereas reading a row raises an
-            # exception. Therefore read one row first.
+            # If the metadata of a column is damaged, `group.column` crashes the process. Reading a row raises an exception
+            # instead, so read one row first.
             next(table.iter_batches(1, row_groups=[number], columns=[name for name in columns if name in names]), None)
             chunks = [group.column(leaf) for leaf, name in enumerate(names) if name in columns]
             values = [_WIDTHS.get(chunk.physical_type, _BYTES_OF_OTHERS) * chunk.num_values for chunk in chunks]
@@ -207,7 +210,7 @@ def _list_row_group_sizes(path: Path, columns: Collection[str]) -> Iterator[tupl
 
 
 def _read_parquet_parts(path: Path, parts: Sequence[TablePart], columns: Sequence[str], threads: bool) -> Iterator[Any]:
-    """Read some parts of a Parquet file, and yield each as a pyarrow Table."""
+    """Read the given parts of a Parquet file, and yield each as a pyarrow Table."""
     pyarrow = require_pyarrow()
     with open_parquet(path) as table:
         for number, group in itertools.groupby(parts, key=lambda part: part.position):
@@ -232,7 +235,7 @@ def _open_arrow(source: Any) -> Any:
 
 
 def _read_arrow_batches(path: Path, columns: Collection[str]) -> Iterator[Any]:
-    """Yield all record batches of an Arrow file or stream, restricted to some columns.
+    """Yield all record batches of an Arrow file or stream, with only the given columns.
 
     The batches are views of the mapped file, so only the values that are used are read from the disk.
     """
@@ -246,7 +249,7 @@ def _read_arrow_batches(path: Path, columns: Collection[str]) -> Iterator[Any]:
 
 
 def _read_arrow_parts(path: Path, parts: Sequence[TablePart], columns: Sequence[str]) -> Iterator[Any]:
-    """Read some parts of an Arrow file, and yield each as a pyarrow Table."""
+    """Read the given parts of an Arrow file, and yield each as a pyarrow Table."""
     pyarrow = require_pyarrow()
     by_batch = {number: list(group) for number, group in itertools.groupby(parts, key=lambda part: part.position)}
     for number, batch in enumerate(_read_arrow_batches(path, columns)):
@@ -259,7 +262,7 @@ def _read_arrow_parts(path: Path, parts: Sequence[TablePart], columns: Sequence[
 # --- JSON lines, one block at a time
 #
 # A block ends after a line feed. The first block determines the columns and their types, and all lines have to follow them.
-# Lines are parsed by Python, because pyarrow's parser ends the process on some lines, reads others as several rows, and
+# Lines are parsed by Python, because pyarrow's parser crashes the process on some lines, reads others as several rows, and
 # rounds integers in a column that contains fractions.
 
 
@@ -299,8 +302,8 @@ def _read_blocks(path: Path, start_byte: int, end_byte: int | None) -> Iterator[
     Args:
         path: The file.
         start_byte: The first byte to read. It must begin a line.
-        end_byte: The byte at which to stop, or None to read to the end of the file. The last block ends there, even within
-            a line.
+        end_byte: The end of the bytes to read, or None to read to the end of the file. The last block ends there, even
+            within a line.
 
     Raises:
         InputError: A line is too long.
@@ -340,7 +343,7 @@ def _parse_rows(path: Path, block: bytes, first_row: int) -> Iterator[dict[str, 
         problem = "is not a JSON object"
         try:
             row = JSON.decode(line.decode("utf-8"))
-            # Inferring the type of a very deeply nested value would end the process within Arrow, so reject such values.
+            # Arrow crashes the process if it infers the type of a very deeply nested value, so reject such values.
             if isinstance(row, dict) and (
                 line.count(b"[") + line.count(b"{") <= _DEEPEST or _nesting_depth(row) <= _DEEPEST
             ):
@@ -370,7 +373,7 @@ def _build_checked_table(path: Path, rows: Sequence[Mapping[str, Any]], first_ro
     """
 
     def problem(count: int) -> Exception | None:
-        """Return the exception that converting the first `count` rows raises, or None."""
+        """Convert the first `count` rows, and return the exception that is raised, or None."""
         try:
             _build_table(rows[:count], schema)
         except (require_pyarrow().ArrowException, ValueError, OverflowError) as error:
@@ -432,7 +435,9 @@ def _can_store_type(value_type: Any, column_type: Any) -> bool:
 
 
 def _contains_bool(value: Any, arrow_type: Any) -> bool:
-    """Return whether a value contains a bool in place of a floating-point number. pyarrow would store the bool as 0 or 1."""
+    """Return whether a value contains a bool where a floating-point number is expected. pyarrow would store the bool as 0 or
+    1.
+    """
     if isinstance(value, list):
         return any(_contains_bool(each, arrow_type.value_type) for each in value)
     if isinstance(value, dict):

@@ -27,8 +27,7 @@ _DATASET_STATE = "state.json"
 
 
 def is_table(source: str | Path) -> bool:
-    """Return whether `source` is a table, which is a file with the extension of a table, or a folder or pattern of such
-    files.
+    """Return whether `source` is a table. A table is a file such as `rows.parquet`, or a folder or pattern of such files.
 
     Commands read everything else as TFRecords.
     """
@@ -94,7 +93,7 @@ def _list_tables(folder: Path) -> list[Path]:
 
 
 def _list_split_folders(folder: Path) -> list[str]:
-    """Return the names of the subfolders that contain tables, which are the splits of a `DatasetDict`."""
+    """Return the names of the subfolders that contain Arrow files, which are the splits of a `DatasetDict`."""
     return sorted(child.name for child in folder.iterdir() if child.is_dir() and any(child.glob("*.arrow")))
 
 
@@ -124,7 +123,8 @@ def _list_matching_tables(source: str | Path) -> list[Path]:
 
 
 def _list_saved_dataset_files(folder: Path) -> list[Path] | None:
-    """Return the files that `state.json` lists, sorted, or None if the folder was not written by `Dataset.save_to_disk`.
+    """Return the files that the `state.json` of a folder lists, sorted, or None if `Dataset.save_to_disk` did not write the
+    folder.
 
     Raises:
         InputError: A file is missing, or the dataset is a selection of rows.
@@ -294,12 +294,12 @@ def select_columns(
 
 
 def _rename_or_omit_remedy(name: str) -> str:
-    """Return the remedy for a column that cannot be packed, which is to rename or to omit it."""
+    """Return the remedy for a column that cannot be packed: the user has to rename or omit it."""
     return f"rename the column, or select the columns to pack without {name}: --columns input_ids,..."
 
 
 def _check_same_columns(files: Sequence[Path], columns: TableColumns) -> None:
-    """Check that all files have the packed columns, with the same types as in the first file."""
+    """Check that all files of a table contain the columns to pack, with the same types as in the first file."""
     for path in files[1:]:
         schema = read_table_schema(path)
         for name in columns.stored_names:

@@ -1,4 +1,4 @@
-"""The stage `tokenize`: turn texts into tables of tokens, with any tokenizer of the library `tokenizers`.
+"""The stage `tokenize`: turn texts into tables of tokens, with any tokenizer of the `tokenizers` library.
 
 The output folder contains:
 
@@ -65,8 +65,8 @@ class _TokensOutput(GroupedOutput[int, TokenisedPart]):
     """The output folder of `tokenize`, which contains a table for each part of the texts."""
 
     def is_group_complete(self, summary: TokenisedPart) -> bool:
-        """Return whether the table of a part exists. In an object store it does, because it is uploaded before its
-        summary.
+        """Return whether the table of a part is complete, given its summary. In an object store it always is, because a
+        table is uploaded before its summary.
         """
         path = self.folder / summary.name
         return is_mirrored(self.folder) or (path.is_file() and path.stat().st_size == summary.bytes)
@@ -105,9 +105,9 @@ def tokenize_texts(
 
 @contextmanager
 def _open_sources(texts: Sequence[str]) -> Iterator[list[Source]]:
-    """Find the text files, and provide them while the context is open.
+    """Open a context that provides the text files, including a temporary copy of standard input.
 
-    Standard input is copied to a temporary file, because its size and checksum are needed before it is tokenized.
+    Standard input is copied, because its size and checksum are needed before it is tokenized.
     """
     if STANDARD_INPUT not in texts:
         yield find_sources(texts, Path())
@@ -128,8 +128,8 @@ def _tokenize_sources(
     settings: TokenizeSettings,
     run: StageRun,
 ) -> StageOutput[TokenisedTexts] | PlainResult:
-    """Tokenize those missing parts of the texts that this run has to do. If no part is missing afterwards, write
-    tokens.json.
+    """Tokenize the parts of the texts that are assigned to this run and not yet complete. Write tokens.json if all parts are
+    complete.
     """
     encoder = _Encoder(tokenizer, settings)
     identities = [compute_source_identity(source) for source in sources]
@@ -274,7 +274,7 @@ class _Encoder:
     """Tokenizes texts into rows of limited length, with or without special tokens.
 
     Args:
-        tokenizer: The tokenizer, whose truncation is turned on.
+        tokenizer: The tokenizer. Its truncation is turned on.
         settings: The settings.
 
     Attributes:
@@ -288,7 +288,7 @@ class _Encoder:
         library, special = tokenizer.tokenizer, settings.special_tokens
         with_pairs = settings.text_pair_column is not None
         self.settings = settings
-        # The number of special tokens in a row with a single text, and in a row with a pair.
+        # The numbers of special tokens in a row with a single text and in a row with a pair.
         self._added = [library.num_special_tokens_to_add(is_pair=pair) if special else 0 for pair in (False, True)]
         least = self._added[with_pairs] + 1
         if settings.max_sequence_length < least:
@@ -296,9 +296,9 @@ class _Encoder:
                 f"--max-sequence-length {settings.max_sequence_length}: the tokenizer adds {least - 1} special tokens to "
                 f"each row, so the value must be at least {least}"
             )
-        # The library sets segment ids only in the first piece of a text. Therefore store the segment ids of the special
-        # tokens before a text, of its tokens, and of the special tokens after it. If all are 0, store None, because models
-        # use 0 if the column is missing.
+        # If a text is split, the library sets segment ids only in the first piece. To set them in all pieces, store the
+        # segment ids of the special tokens before a text, of its tokens, and of the special tokens after it. If all are 0,
+        # store None, because models use 0 if the column is missing.
         self._segments: tuple[list[int], int, list[int]] | None = None
         for letter in "aA1" if tokenizer.has_segments else "":  # the vocabulary may lack some of them
             encoding = library.encode(letter, add_special_tokens=special)
@@ -306,10 +306,11 @@ class _Encoder:
             if of_text and any(types):
                 self._segments = types[: of_text[0]], types[of_text[0]], types[of_text[-1] + 1 :]
                 break
-        # A copy without truncation counts the tokens of complete pairs.
+        # Truncation removes tokens of pairs, so count the tokens of complete pairs with a copy that does not truncate.
         self._uncut = clone_tokenizer(library) if with_pairs else library
         self._library = library
-        # The pieces of a split text must follow each other, so split it from its beginning.
+        # The pieces of a split text must be in order, so split from the beginning, even if the tokenizer truncates on the
+        # left.
         side = tokenizer.truncation_side if settings.too_long == "truncate" else "right"
         library.enable_truncation(settings.max_sequence_length, direction=side)
         of_pairs = with_pairs and tokenizer.has_segments and any(self._encode_batch(self._uncut, [("a", "a")])[0].type_ids)

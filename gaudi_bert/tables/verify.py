@@ -56,7 +56,7 @@ _VerifiedTable: TypeAlias = StageOutput[Verification] | PlainResult
 
 
 def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable | ByRowLength[_VerifiedTable]:
-    """Compare a packed table with the table from which it was packed, value by value.
+    """Compare a packed table with the original table, value by value.
 
     Args:
         source: The table: a file, a folder, a glob or a URL.
@@ -70,8 +70,8 @@ def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTa
         FailedError: The packs differ from the table.
     """
     if file_exists(RowLengthTables.path_in(packed), run.store):
-        # Each packed table is verified to contain exactly the sequences within a range of lengths. The tables were packed
-        # together, so each length is in exactly one range.
+        # The packed table of each row length is verified separately. Every sequence length belongs to exactly one of these
+        # tables, so together the checks cover all sequences.
         with open_local_copy(source, run.store) as table, mirror_folder(packed, run.store) as folder:
             lengths = _read_row_lengths(folder)
             return ByRowLength(
@@ -81,7 +81,7 @@ def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTa
 
 
 def verify_single_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTable:
-    """Compare the packed table of one row length with the table from which it was packed.
+    """Compare a packed table of a single row length with the original table.
 
     Args:
         source: The table: a file, a folder, a glob or a URL.
@@ -148,7 +148,7 @@ class _TableVerifier:
 
     @cached_property
     def _signature(self) -> Signature:
-        """The settings and inputs with which the table was packed. The inputs must not have changed since."""
+        """The settings and inputs that were used to pack the table. The inputs must be unchanged."""
         packed, metadata, signature = self.folder.path, self.folder.metadata, read_signature(self._settings_path)
         present = [identify_file(file) for file in list_table_files(self.source)]
         check_inputs_unchanged(packed, metadata.inputs, present, metadata.remedy)
@@ -163,12 +163,12 @@ class _TableVerifier:
 
     @cached_property
     def _settings(self) -> TableSettings:
-        """The settings with which the table was packed."""
+        """The settings that were used to pack the table."""
         return section_from_mapping(TableSettings, self._signature.settings, str(self._settings_path))
 
     @cached_property
     def _table(self) -> GroupedTable:
-        """The opened table, which must still have as many groups as were packed."""
+        """The opened table. Its number of groups must equal the number of packed groups."""
         table, groups = open_table(self.source, self._settings, self.run.reporter), len(self.folder.group_numbers)
         if groups != len(table.groups):
             raise FailedError(
@@ -191,11 +191,11 @@ class _TableVerifier:
         return build_table_metadata(self._table, self._settings, totals, inputs, version)
 
     def _verify_group(self, stored_manifest: TableManifest) -> TableManifest:
-        """Compare the shards of a group with the rows of the table, and return the manifest that is expected for the group.
+        """Compare the shards of a group with the rows of the table, and return the expected manifest of the group.
 
-        Each shard is read, and its CRC-32C is compared with the manifest. Every slot is compared with the row from which it
-        claims to come. Every sequence must occur exactly once. The name of the algorithm and the lower bound are copied from
-        the stored manifest, after the bound was checked.
+        Each shard is read, and its CRC-32C is compared with the manifest. Every slot is compared with the row that it comes
+        from, according to the shard. Every sequence must occur exactly once. The name of the algorithm and the lower bound
+        are copied from the stored manifest, after the bound was checked.
 
         Args:
             stored_manifest: The stored manifest.
@@ -283,7 +283,7 @@ class _PackedRowGroup(NamedTuple):
         path: The shard.
         first: The number of its first pack in the shard.
         offsets: int64 [packs + 1], as in `PackSequences`.
-        indices: int64 [sequences], the row of the table from which each sequence comes.
+        indices: int64 [sequences], the row of the table that each sequence comes from.
         starts: int32 [sequences], the first token of each sequence in that row.
         lengths: int32 [sequences], the number of tokens in each sequence.
         table: All columns, as a pyarrow Table.
@@ -299,7 +299,7 @@ class _PackedRowGroup(NamedTuple):
 
     @property
     def location(self) -> str:
-        """The file and the first pack of the row group, as text for messages."""
+        """The name of the file and the number of the first pack in the row group, as text for messages."""
         return f"{self.path}: from pack {self.first} on"
 
 
@@ -415,7 +415,7 @@ def _raise_for_first_slot(packs: _PackedRowGroup, column: str, is_wrong: AnyArra
 
 
 def _check_scalars(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, row_of_sequence: IntArray) -> None:
-    """Check that the scalar columns of packs contain the value of the right table row for each sequence."""
+    """Check the scalar columns of packs. Each sequence must have the values of the table row that it comes from."""
     pyarrow = require_pyarrow()
     for name in layout.columns.scalars:
         column = packs.table.column(name).combine_chunks()
@@ -429,7 +429,7 @@ def _check_scalars(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, 
                 right = chunk.cast(held.type)  # convert to the type that Parquet stores
             except pyarrow.ArrowException:  # the stored type cannot represent a value
                 right = None
-            # NaN does not equal NaN, so also compare the values as text.
+            # NaN does not equal NaN, so compare the values as text as well.
             if right is None or not (held.equals(right) or repr(held.to_pylist()) == repr(right.to_pylist())):
                 raise FailedError(f"{packs.location}: {name} differs from the rows of the table; pack the table again")
             first += len(chunk)
