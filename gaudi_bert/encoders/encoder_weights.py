@@ -403,7 +403,9 @@ def _check_loaded_weights(
     inner, of_encoder = ({name for name, _ in module.named_children()} for module in (model, model.base_model))
 
     def is_checked(name: str) -> bool:
-        """Return whether a weight is checked. If the head may be missing, only the weights of the encoder are checked."""
+        """Return whether a weight has to be checked. If the head may be missing, only the weights of the encoder are
+        checked.
+        """
         first = name.removeprefix(prefix).partition(".")[0]
         return not head_may_be_missing or (first != "pooler" and (name.startswith(prefix) or first in of_encoder))
 

@@ -31,7 +31,7 @@ def linear(inputs: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 class _LinearPatch(TorchFunctionMode):
-    """A context in which `torch.nn.functional.linear` is replaced by `_patched_linear`."""
+    """A context that replaces `torch.nn.functional.linear` with `_patched_linear`."""
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         del types

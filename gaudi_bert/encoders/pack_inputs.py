@@ -198,7 +198,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def build_membership_mask(numbers_BX: Tensor, depth: int) -> Tensor:
-    """Return a mask that shows which positions or slots X belong to which sequence S of a pack, bool [B, S, X].
+    """For each sequence of each pack, return a mask of the positions or slots that belong to it, bool [B, S, X].
 
     Args:
         numbers_BX: The number of the sequence of each position or slot, from 1, or 0 if it is unused.

@@ -354,7 +354,7 @@ def _find_longest_sequence(model: transformers.PreTrainedModel, pack_inputs: Pac
         return compute_token_outputs(model, {"input_ids": ids, "position_ids": counted + pack_inputs.position_offset})[:1]
 
     def changes_neighbour(last: int) -> bool:
-        """Return whether a sequence with positions up to `last` - 1 changes the outputs of the other sequence in its batch."""
+        """Return whether a sequence with positions up to `last` - 1 changes the outputs of its neighbour in the batch."""
         usual = outputs_next_to(length)  # computed each time, because a long sequence changes RoPE until the next short one
         return largest_difference([outputs_next_to(last)], [usual]) > ALLOWED_DIFFERENCE * compute_output_scale([usual])
 

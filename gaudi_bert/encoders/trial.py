@@ -292,7 +292,7 @@ def compute_token_outputs(model: transformers.PreTrainedModel, batch: dict[str, 
 
 
 def select_token_outputs(output: Any) -> Any:
-    """Return the logits or else the hidden states of all tokens from the output object of a model.
+    """Return the logits or, if there are none, the hidden states of all tokens from the output object of a model.
 
     They are selected by name, because the first element of an output may be something else, such as Mixtral's router loss.
     """

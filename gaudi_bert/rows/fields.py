@@ -154,7 +154,7 @@ class RowParser:
         return TupleRow(position, (*self._check_texts_differ((anchor, positive)), *_read_negatives(record, settings)))
 
     def _check_texts_differ(self, texts: tuple[str, str]) -> tuple[str, str]:
-        """Raise an InputError if two texts are equal. Otherwise return them."""
+        """Raise an InputError if two texts are equal. Otherwise return the texts."""
         if texts[0] == texts[1]:
             raise _row_error(
                 f"both texts are {short_repr(texts[0])}", "remove the row, because nothing can be learned from it"

@@ -34,7 +34,7 @@ IncompleteBatch: TypeAlias = Literal["smaller", "single", "filled"]
 
 
 class BatchShape(NamedTuple):
-    """The shape of a batch of packs, each of which is one row of the batch.
+    """The shape of a batch of packs. Each pack is one row of the batch.
 
     Attributes:
         packs: The number of packs.

@@ -137,7 +137,7 @@ def _has_one_byte_line_feed(encoding: str) -> bool:
 
 
 def _decode_line_by_line(part: RowPart, handle: BinaryIO) -> Iterator[Line]:
-    """Decode and yield the lines that begin in a part of a file, whose encoding must store a line feed as one byte.
+    """Decode and yield the lines that begin in a part of a file. The encoding must store a line feed as one byte.
 
     A line that cannot be decoded is yielded as an error.
     """

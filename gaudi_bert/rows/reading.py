@@ -96,8 +96,8 @@ def read_rows(
 
 
 def check_first_row(path: str, task: TaskName | None, settings: TaskSettings, *, labelled: bool = False) -> None:
-    """Raise an InputError if the first row of a file cannot be read. Loading a model takes seconds, so callers check the
-    first row before.
+    """Raise an InputError if the first row of a file cannot be read. Callers check this first, because loading a model takes
+    seconds.
 
     Standard input is not checked, because it can be read only once.
 
@@ -136,7 +136,7 @@ def raise_or_skip_bad_rows(
     `on_bad_row`.
 
     Args:
-        rows: Rows, some of which may be a `BadRow`.
+        rows: The rows, including any `BadRow`.
         on_bad_row: "stop" raises an exception at the first `BadRow`, and "skip" skips each of them.
         skipped: Counts the rows that are skipped.
 
@@ -335,7 +335,7 @@ def _describe_first_row(part: RowPart, settings: TaskSettings, row: Row, columns
 
 
 def _list_read_columns(task: TaskName | None, settings: TaskSettings, row: Row, record: Record, labelled: bool) -> list[str]:
-    """Return the names of the columns from which a row was read.
+    """Return the names of the columns that a row was read from.
 
     If a column's name differs from its purpose, the purpose follows in parentheses.
     """

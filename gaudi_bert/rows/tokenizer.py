@@ -78,7 +78,7 @@ class RowTokenizer:
 
     @property
     def truncation_side(self) -> TruncationSide:
-        """The side of a text from which truncation removes tokens."""
+        """The side of a text where truncation removes tokens."""
         return cast(TruncationSide, self.settings.get("truncation_side", "right"))
 
     @property

@@ -232,8 +232,8 @@ def _special_tokens_in_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _add_missing_tokens(
     backend: Tokenizer, added_tokens: Mapping[int, AddedToken], settings: Mapping[str, Any], folder: Path
 ) -> None:
-    """Add the tokens that a folder defines but that are missing in its tokenizer. Raise an InputError if a token gets
-    another id than the folder specifies.
+    """Add the tokens that a folder defines but that are missing in its tokenizer. Raise an InputError if a token gets a
+    different id than the folder specifies.
 
     Args:
         backend: The tokenizer, which is changed in place.

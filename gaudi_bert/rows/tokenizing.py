@@ -150,7 +150,7 @@ def tokenize_readable_rows(
     If `tokenize` raises an exception for all rows together and `on_bad_row` is "skip", each row is tried separately.
 
     Args:
-        window: The rows, some of which may be a `BadRow`.
+        window: The rows, including any `BadRow`.
         on_bad_row: "stop" raises the exception of `tokenize`. "skip" leaves out the rows that cannot be tokenized.
         tokenize: Returns the sequences of the given rows, or None if there are no rows.
 
@@ -177,7 +177,7 @@ def tokenize_readable_rows(
 
 
 class _RowEncoder:
-    """Tokenizes the rows of one call of `tokenize_rows`, with one tokenizer, task and maximum length.
+    """Tokenizes the rows of one `tokenize_rows` call, which have the same tokenizer, task and maximum length.
 
     Attributes:
         cut_rows: The number of rows so far that were truncated or split into windows.
@@ -460,8 +460,7 @@ class _RowEncoder:
 
 
 def _cut_to_kept_side(text: str, characters: int, side: TruncationSide) -> str:
-    """Return the end of a text that truncation keeps, shortened to at most `characters` characters. The text is cut between
-    words.
+    """Return the side of a long text that truncation keeps, cut between words to at most `characters` characters.
 
     The cut is at a whitespace character or, if there is none, at another character that is not part of a word. Return "" if
     there is no such character.

@@ -23,7 +23,7 @@ from gaudi_bert.common.errors import InputError
 
 STANDARD_INPUT = "-"
 TASKS_WITH_LABELS = ("classification", "multi-label", "token-classification")
-# Tasks in which each text or pair has a single label field.
+# In these tasks, each text or pair has a single label field.
 LABELLED_TEXTS = ("classification", "multi-label", "regression", "reranking")
 # These tasks need no labels, because the model predicts tokens of the text.
 LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
@@ -162,7 +162,7 @@ class Sequences:
     Attributes:
         row: int64 [N], the index of the row that each sequence comes from, among the rows that were tokenized together. It
             never decreases. A row that was split into windows has several sequences.
-        offsets: int64 [N + 1], the position at which each sequence begins.
+        offsets: int64 [N + 1], the first position of each sequence, and the end of the last sequence.
         input_ids: int32 [T], the token ids, with special tokens such as [CLS] and [SEP].
         segment_ids: int8 [T], 1 for the second text of a pair.
         characters: int32 [T, 2], the first character and the end of each token in the text of the row, or in the context of

@@ -35,7 +35,7 @@ _ROWS_AT_ONCE, _BYTES_AT_ONCE = 2**17, 2**26
 
 @dataclass(frozen=True)
 class GroupedTable:
-    """A table whose rows are divided into groups. The rows of a group are read and packed together.
+    """A table, and the division of its rows into groups. The rows of a group are read and packed together.
 
     Attributes:
         files: The files, in the order of their names.

@@ -59,8 +59,8 @@ class TablePart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The number of the first row in the table, with leading zeros. `form_groups` sorts by names, so parts keep the
-        order of the table.
+        """The number of the first row in the table, with leading zeros. `form_groups` sorts parts by this name, so they keep
+        the order of the table.
         """
         return f"{self.table_row:020d}"
 
@@ -179,7 +179,7 @@ def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, 
 
 
 def _check_row_count(part: TablePart, arrow_table: Any) -> Any:
-    """Return the rows of a part unchanged. Raise an InputError if their number differs from the number that was listed."""
+    """Return the rows of a part, after checking that their number is still the same as when the parts were listed."""
     if arrow_table.num_rows != part.rows:
         raise InputError(
             f"{part.path}: the file changed while it was read: expected {part.rows} rows from row {part.first_row} on, "
@@ -283,7 +283,7 @@ def _list_json_blocks(path: Path) -> list[_JsonBlock]:
 
 
 def _read_json_lines(path: Path, start_byte: int, end_byte: int, first_row: int, schema: Any) -> Any:
-    """Parse the JSON lines between two byte positions of a file, and return them as a pyarrow Table of `schema`.
+    """Parse the JSON lines between two byte positions of a file, and return them as a pyarrow Table with the given schema.
 
     For a gzipped file, the positions count decompressed bytes.
     """
