@@ -22,12 +22,12 @@ Float32Array = NDArray[np.float32]
 FloatArray = NDArray[np.float64]
 Int32Array = NDArray[np.int32]
 IntArray = NDArray[np.int64]
-# An array of rows with named fields, which numpy calls a structured dtype.
+# An array with a structured dtype, which gives each row named fields.
 RowArray = NDArray[np.void]
 AnyArray = NDArray[Any]
-# A batch in host memory. It maps each feature name to an array.
+# A batch in host memory, as a mapping from feature names to arrays.
 BatchArrays = Mapping[str, Int32Array | Float32Array]
-# The weights of a model. They map each variable name to an array.
+# The weights of a model, as a mapping from variable names to arrays.
 WeightArrays = Mapping[str, Float32Array]
 
 # --- seeded permutations that do not depend on the version of a library

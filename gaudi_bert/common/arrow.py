@@ -32,7 +32,7 @@ def require_pyarrow() -> Any:
 
 @contextmanager
 def explain_arrow_errors(path: Path) -> Iterator[None]:
-    """Raise an `InputError` if pyarrow fails to read a file inside the block. Use this in a `with` statement.
+    """Convert errors that pyarrow raises for a file to an `InputError`. Use this function in a `with` statement.
 
     For damaged files, pyarrow also raises KeyError, UnicodeDecodeError (for column names) and other ValueErrors.
     """
@@ -46,7 +46,7 @@ def explain_arrow_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_parquet(path: Path, **options: Any) -> Iterator[Any]:
-    """Open a Parquet file as a `pyarrow.parquet.ParquetFile`, in a `with` statement.
+    """Open a Parquet file as a `pyarrow.parquet.ParquetFile`. Use this function in a `with` statement.
 
     Errors of pyarrow inside the block become an `InputError`.
 
@@ -63,7 +63,7 @@ def open_parquet(path: Path, **options: Any) -> Iterator[Any]:
 
 @contextmanager
 def explain_unpackable_values(path: Path) -> Iterator[None]:
-    """Raise an `InputError` if pyarrow cannot write a table's values inside the block. Use this in a `with` statement."""
+    """Convert errors that pyarrow raises for column values to an `InputError`. Use this function in a `with` statement."""
     try:
         yield
     except require_pyarrow().ArrowException as error:

@@ -81,7 +81,7 @@ def borrowing_kernel(function: Function) -> Function:
 
 
 def inner_kernel(function: Function) -> Function:
-    """Compile a function like `borrowing_kernel`, but without an entry point for Python. Only other kernels can call it.
+    """Compile a function like `borrowing_kernel`, but without an entry point for Python, so that only kernels can call it.
 
     Compiling the entry point would take long.
     """
@@ -191,7 +191,7 @@ def _find_cache_folder() -> Path | None:
 
 
 class _Locator:
-    """Tells numba the folder for a kernel's machine code. numba calls these methods by their names."""
+    """Tells numba where to store the machine code of a kernel. numba prescribes the names of the methods."""
 
     def __init__(self, function: Callable[..., Any], file: str) -> None:
         self._line, self._digest = function.__code__.co_firstlineno, _hash_with_imports(Path(file).resolve())
@@ -373,12 +373,12 @@ store_word: Callable[[int, int], None] = _make_store(_WORD)
 
 
 def _emit_copy(_: Any, builder: Any, destination: Any, source: Any, count: Any) -> None:
-    """Emit a call of memcpy. The source and the destination must not overlap."""
+    """Emit a call to memcpy. The source and the destination must not overlap."""
     cgutils.raw_memcpy(builder, _emit_pointer(builder, destination, _BYTE), _emit_pointer(builder, source, _BYTE), count, 1)
 
 
 def _emit_fill(_: Any, builder: Any, destination: Any, value: Any, count: Any) -> None:
-    """Emit a call of memset."""
+    """Emit a call to memset."""
     cgutils.memset(builder, _emit_pointer(builder, destination, _BYTE), count, builder.trunc(value, _BYTE))
 
 

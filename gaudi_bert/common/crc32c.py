@@ -49,7 +49,7 @@ else:
 
 
 def _emit_call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
-    """Emit a call of an LLVM intrinsic."""
+    """Emit a call to an LLVM intrinsic."""
     kind = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
@@ -128,7 +128,7 @@ def _crc_by_tables(address: int, count: int, crc: int) -> int:
 
 @inlined_kernel
 def _multiply_registers(register: int, power: int) -> int:
-    """Multiply a CRC register by a power of x modulo the polynomial."""
+    """Multiply a CRC register by a power of x modulo the CRC polynomial."""
     return _word_step(0, _carryless_product(register, power))
 
 
@@ -199,7 +199,7 @@ crc32c_at, append_crc, crc_of_word = BY_INSTRUCTIONS if HAS_INSTRUCTIONS else BY
 
 @inlined_kernel
 def mask_crc(crc: int) -> int:
-    """Return the masked form of a CRC that TFRecord files contain, for use inside kernels."""
+    """Return a CRC in the masked form that TFRecord files contain. This version is for use inside kernels."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -221,5 +221,5 @@ def crc32c(buffer: bytes | bytearray | memoryview | ByteArray, crc: int = 0) -> 
 
 
 def masked_crc32c(crc: int) -> int:
-    """Return the masked form of a CRC that TFRecord files contain."""
+    """Return a CRC in the masked form that TFRecord files contain."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _ALL_ONES

@@ -66,7 +66,7 @@ class _ShortRepr(reprlib.Repr):
     """Converts values to short texts in Python notation. Long lists and deep nesting are abbreviated."""
 
     def repr_int(self, x: int, level: int) -> str:
-        """Return an integer as text. Return only its size if it is so large that Python would refuse to convert it."""
+        """Return an integer as text. For a large integer, return only how many bits it has."""
         return repr(x) if x.bit_length() < 256 else f"a number of {x.bit_length():,} bits"
 
 
@@ -135,7 +135,7 @@ def library_title(library: str) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return the shell command that installs one or several extras, such as `text,report`, for the running Python."""
+    """Return the shell command that installs one or several extras, such as `text,report`, for the current Python."""
     python, package = shlex.quote(sys.executable), _pip_requirement(extra)
     if "pytorch" in extra.split(","):
         # pip would install the GPU build of PyTorch (3 GB) even on a machine without a GPU. uv installs the CPU build there.
@@ -158,7 +158,7 @@ def _pip_requirement(extra: str) -> str:
     from importlib.metadata import distributions  # slow to load and rarely needed
 
     # If the package is installed from a clone, Python may find it twice, because setuptools also writes metadata next to the
-    # sources. Only the installed metadata name the origin.
+    # sources. Only the metadata of the installation contain the origin.
     origins = (each.read_text("direct_url.json") for each in distributions(name="gaudi-bert"))
     origin = json.loads(next(filter(None, origins), "{}"))
     clone = Path(unquote(urlsplit(origin.get("url", "")).path))

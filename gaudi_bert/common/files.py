@@ -332,7 +332,7 @@ def mount_mirror(folder: Path, mirror: Mirror) -> Iterator[None]:
 
 
 def find_mirror(path: Path) -> Mirror | None:
-    """Return the mirror of `path` if this folder, or a folder that contains the path, is mirrored. Otherwise return None."""
+    """Return the mirror of the folder at or above `path`, or None if no such folder is mirrored."""
     if not _MIRRORS:
         return None
     return next((_MIRRORS[folder] for folder in (path, *path.parents) if folder in _MIRRORS), None)

@@ -242,7 +242,7 @@ def parse_part(text: str, environment: Mapping[str, str] | None = None) -> Part:
 
 
 def _parse_slurm_part(variables: Mapping[str, str]) -> Part:
-    """Return the part of the work for this task of a Slurm array. The tasks must be numbered without gaps."""
+    """Return the part that this task of a Slurm job array works on. The tasks must be numbered without gaps."""
     if _SLURM_ID not in variables and _JOB_INDEX in variables:
         raise InputError("--shard auto: the environment of an Indexed Job does not contain the number of pods; pass auto/N")
     task, first, last, count = (
@@ -261,7 +261,7 @@ def _parse_slurm_part(variables: Mapping[str, str]) -> Part:
 
 
 def _parse_variable(shard: str, variables: Mapping[str, str], name: str, scheduler: str) -> int:
-    """Return the value of an environment variable of a scheduler as an integer.
+    """Return the value of a scheduler's environment variable as an integer.
 
     Args:
         shard: The value of `--shard`, for messages.

@@ -71,7 +71,7 @@ def _iterate_cgroup_folders(root: Path, name: str) -> Iterator[Path]:
 
 
 def _cores_from_quota(quota: str = "", period: str = "") -> float:
-    """Return the limit in cores, which is quota / period. Return infinity if there is no limit or it is unknown."""
+    """Return the limit in cores, which is quota / period. Return infinity if there is no limit or the limit is unknown."""
     if quota.strip().isdigit() and period.strip().isdigit() and int(period):
         return int(quota) / int(period)
     return math.inf

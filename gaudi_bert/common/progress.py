@@ -198,14 +198,14 @@ class Reporter:
             self._line_width = len(shown)
 
     def clear(self) -> None:
-        """Remove the line that `show` printed from the terminal. Call this before something else prints to the terminal."""
+        """Erase the line that `show` printed. Call this method before something else prints to the terminal."""
         with self._lock:
             if self._line_width:
                 self._erase_temporary_line()
                 self.stream.flush()
 
     def _erase_temporary_line(self) -> None:
-        """Overwrite the line that `show` printed with blanks. The caller must hold the lock."""
+        """Erase the line that `show` printed. The caller must hold the lock."""
         if self._line_width:
             self.stream.write("\r" + " " * self._line_width + "\r")
             self._line_width = 0
@@ -277,7 +277,7 @@ def redirect_native_output(log: Path) -> Iterator[None]:
 
 
 def _writes_to(stream: TextIO | None, descriptor: int) -> bool:
-    """Return whether a stream writes to a file descriptor. Return False for a stream in memory."""
+    """Return whether a stream writes to the given file descriptor. Return False for a stream in memory."""
     try:
         return stream is not None and stream.fileno() == descriptor
     except (OSError, ValueError):

@@ -100,7 +100,7 @@ def _shuffle_within_lengths(lengths: AnyArray, starts_by_length: IntArray, seed:
 
 @kernel
 def _argsort_uniform_words(words: NDArray[np.uint64], bits: int, order: AnyArray) -> None:
-    """Write the stable argsort of random words to `order`. The result is the same as that of `permutation`.
+    """Write the stable argsort of random words to `order`. The result equals that of `permutation`.
 
     The words must be uniformly distributed. They are first distributed to buckets by their first `bits` bits, so that each
     bucket fits in the processor's cache. Within a bucket, they are distributed again by further bits, and then sorted by

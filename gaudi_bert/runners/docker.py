@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 60
 # A stopped training process needs time to finish its update and to save a checkpoint, so it is killed only after this time.
 _STOP_SECONDS = 120
-# The value of this container label is the work folder, so that a later run can find the containers that a killed run left
+# Each container has its work folder in this label, so that a later run can find the containers that a killed run left
 # behind.
 _WORK_LABEL = "gaudi-bert.work"
 
@@ -160,8 +160,8 @@ def _build_container_options(
         ],
         "working_dir": os.getcwd(),  # because paths on the command line may be relative to it
         "init": True,
-        # A container that exceeds its memory limit should be killed, not slowed down by swapping. Both limits are equal,
-        # because the second one covers memory plus swap, and no swap is then allowed.
+        # A container that exceeds its memory limit should be killed, not slowed down by swapping. The second limit covers
+        # memory plus swap, so equal limits allow no swap.
         "mem_limit": memory,
         "memswap_limit": memory,
         "nano_cpus": int(settings.docker.cpus * 1e9) if settings.docker.cpus else None,

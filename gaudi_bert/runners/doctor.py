@@ -396,7 +396,8 @@ def _check_kubernetes_version(server_version: tuple[int, int], settings: Pipelin
     return CheckResult("Kubernetes", "ok", shown)
 
 
-# Not every pipeline contains objects of these kinds. The account needs rights on a kind only if the pipeline contains it.
+# Not every pipeline contains objects of these kinds. The account needs permissions for a kind only if the pipeline contains
+# such objects.
 _OPTIONAL_KINDS = frozenset({"MPIJob", "NetworkPolicy", "Service", "TrainJob", "TrainingRuntime"})
 
 
@@ -439,7 +440,7 @@ def _check_volume_claims(cluster: Cluster, settings: PipelineSettings) -> CheckR
 
 
 def _check_pod_creation(cluster: Cluster, manifests: Manifests) -> list[CheckResult]:
-    """Check by dry runs that the cluster accepts the pods of every step.
+    """Check with server-side dry runs that the cluster accepts the pods of every step.
 
     Without this check, a rejected pod would be noticed only when a Job tries to create it. If the account may not create
     pods, return no results.

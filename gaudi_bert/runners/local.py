@@ -87,7 +87,7 @@ class RunRequest:
         return replace(self.options, store=self.settings.store)
 
     def _find_input_file(self, setting: str, path_text: str) -> Path:
-        """Return the location of an input file, relative to the folder of the pipeline file.
+        """Return the location of an input file. A relative path is resolved against the pipeline file's folder.
 
         Args:
             setting: The setting that names the file, for the error message.
@@ -254,7 +254,7 @@ class RunRequest:
             own = folder.examples_folder if folder.records is None else folder.records.parent
             return _FinetuningFiles(data, evaluation_data, folder.train_folder, vocabulary or own)
         # The checkpoint may be a URL, a folder, a file, or the prefix of a TF1 checkpoint. As in the stage `train`, a
-        # relative path starts from the current folder.
+        # relative path is resolved against the current folder.
         model = Path(finetune.init_checkpoint)
         if not is_in_store(model) and not model.exists() and not any(model.parent.glob(f"{model.name}.*")):
             raise InputError(f"finetune.init_checkpoint = {model}: the file or folder does not exist; check the path")
@@ -356,7 +356,7 @@ def _required_libraries(settings: PipelineSettings, stages: Sequence[str]) -> It
 
 
 def _check_shard_options(request: RunRequest, stages: Sequence[str]) -> None:
-    """Check that the options `--shard` and `--finish` are used with exactly one stage, which supports the option.
+    """Check that `--shard` and `--finish` are used only with a single stage that supports the option.
 
     Raises:
         InputError: The stages do not support the option, or `--finish` is combined with `--overwrite`.

@@ -34,7 +34,7 @@ ListPaths = Callable[[WorkFolder], list[Path]]
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a pipeline: its inputs, products, dependencies and resources.
+    """A stage of a pipeline, with its inputs, products, dependencies and resources.
 
     Attributes:
         name: The name, as in `--stages`.
@@ -272,7 +272,8 @@ def describe_missing_inputs(settings: PipelineSettings, stages: Iterable[str], p
     read = {key for stage in stages for key in STAGES[stage].input_settings}
     missing = []
     for key, text in list_input_paths(settings):
-        # The path of a checkpoint starts from the current folder, and all other paths from the folder of the pipeline file.
+        # The path of a checkpoint is relative to the current folder. All other paths are relative to the folder of the
+        # pipeline file.
         path = Path(text) if key.endswith("init_checkpoint") else resolve_location(pipeline_folder, text)
         if key in read and not is_in_store(path) and not path.exists() and not glob.glob(f"{path}*"):
             missing.append(f"{key} = {text}: {path} does not exist")

@@ -247,7 +247,7 @@ def _connection_error(host: str, port: int) -> str | None:
 # --- the hook of a worker's pod
 
 _RANK = b"\0OMPI_COMM_WORLD_RANK="
-# mpirun ends its daemon on a host within this time after the ranks on that host have ended.
+# After the ranks on a host have ended, mpirun ends its daemon there within this time.
 _DAEMON_SECONDS = 20.0
 
 
@@ -275,7 +275,7 @@ def _stop_ranks_in_container() -> int:
 
 
 def _is_mpi_rank(process_id: int) -> bool:
-    """Return whether a process has the environment variables of an MPI rank. Return False if they cannot be read."""
+    """Return whether a process has the environment variables of an MPI rank. Return False if these cannot be read."""
     try:
         return _RANK in b"\0" + Path(f"/proc/{process_id}/environ").read_bytes()
     except OSError:

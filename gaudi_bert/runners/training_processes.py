@@ -107,7 +107,7 @@ def build_training_command(
         for name in ("PATH", *vendor_variables, MASTER_ADDRESS, MASTER_PORT, *forwarded_variables):
             command += ["-x", name]
     else:
-        # By default, mpirun refuses to start more processes than the machine has cores. This option allows it.
+        # By default, mpirun refuses to start more processes than the machine has cores. This option allows more processes.
         command += ["--host", f"localhost:{processes}"]
     return [*command, *stage_command]
 

@@ -150,7 +150,7 @@ class _StartTimer:
         return 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
 
     def reset(self) -> None:
-        """Set the waiting time to 0. Call this when the pods have started or the step's queue has admitted it."""
+        """Set the waiting time to 0. Call this method when the pods have started or the queue has admitted the step."""
         self._waiting_since = None
 
     def is_never_admitted(self, problem: Problem) -> bool:
@@ -242,7 +242,7 @@ class _StepProgress:
             self._reporter.show(f"{reason} ({format_seconds(self._clock() - self._waiting_since)} so far)")
 
     def _is_progress_line_due(self) -> bool:
-        """Return whether to show a progress line now. In a log, a line is due once a minute, and on a terminal always."""
+        """Return whether to show a progress line now. On a terminal, a line is always due, and in a log once a minute."""
         now = self._clock()
         if not self._reporter.live and now - self._last_shown < _SAY_EVERY_SECONDS:
             return False

@@ -86,7 +86,7 @@ def _read_step_status(settings: PipelineSettings, cluster: Cluster, job: Manifes
 
 
 def _find_submitted_job(cluster: Cluster, job: Manifest) -> Manifest | None:
-    """Return the object on the cluster with the name of a step's Job, or None if there is no such object.
+    """Find the object on the cluster that has the same name as a step's Job. Return None if there is no such object.
 
     The object may belong to somebody else. Earlier settings may have run the step `train` as a Job, an MPIJob or a TrainJob,
     so all three kinds are searched for this step.
@@ -205,7 +205,7 @@ def _check_claim_is_deletable(settings: PipelineSettings, cluster: Cluster) -> N
         )
 
     def is_mounting_claim(pod: Json) -> bool:
-        """Return whether a pod or a pod template mounts the claim. Return False for a pod that has ended."""
+        """Return whether a pod or a pod template mounts the volume claim. Return False for a pod that has ended."""
         is_over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
         volumes = pod["spec"].get("volumes") or ()
         return not is_over and any(each.get("persistentVolumeClaim", {}).get("claimName") == name for each in volumes)

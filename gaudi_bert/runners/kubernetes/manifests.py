@@ -48,7 +48,7 @@ from gaudi_bert.runners.stage_table import (
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 # Kubernetes enables podFailurePolicy and backoffLimitPerIndex by default from this version on.
 _FAILURE_POLICY_SINCE = (1, 29)
-# Objects of these kinds can run a step. The pods of an object have this label, with the name of the object as value.
+# Objects of these kinds can run a step. Each pod of such an object has this label, and its value is the object's name.
 POD_LABELS = {
     "Job": "job-name",
     "MPIJob": "training.kubeflow.org/job-name",
@@ -56,7 +56,7 @@ POD_LABELS = {
 }
 _TRAINING_KINDS = {"job": "Job", "mpijob": "MPIJob", "trainjob": "TrainJob"}
 _TRAINER = "trainer.kubeflow.org"
-# Volumes are mounted at these paths, in every container.
+# In every container, volumes are mounted at these paths.
 _MOUNTED_FOLDERS = (DATA_FOLDER, "/work")
 _RETRIES, _TRAINING_RETRIES = 3, 10
 # A pod that was evicted, preempted or stopped on request (exit code 75) is replaced without counting as a retry. If a pod
@@ -449,7 +449,7 @@ def _add_digest_to_config_map_name(manifests: Manifests) -> Manifests:
 def _build_kustomization(
     folder_name: str, manifests_by_file: dict[str, Manifest], other_resources: Sequence[str]
 ) -> dict[str, Manifest]:
-    """Return the manifests of one folder and the `kustomization.yaml` that lists them, as a mapping from paths.
+    """Return the manifests of one folder by path, together with the `kustomization.yaml` that lists them.
 
     Args:
         folder_name: The name of the folder, or "" for the top folder.
@@ -465,7 +465,7 @@ def _build_kustomization(
 
 
 class _ManifestDumper(yaml.SafeDumper):
-    """Writes YAML that is easy to read: without anchors and aliases, and with multi-line strings as blocks."""
+    """Writes YAML that is easy to read, without anchors or aliases and with multi-line strings as blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Return True for every object, so that an object that occurs twice is written twice instead of as an alias."""

@@ -90,7 +90,7 @@ def copy_results(settings: PipelineSettings, cluster: Cluster, output_folder: Pa
 
 
 def _build_sender_job(settings: PipelineSettings, cluster: Cluster) -> Manifest:
-    """Return a Job that prints the result files to its log. It is the Job of the stage `report` with another command."""
+    """Build a Job that prints the result files to its log, based on the Job of the stage `report`."""
     job = copy.deepcopy(build_manifests(settings, cluster.read_server_version()).steps["report"])
     job["metadata"]["name"] = f"{settings.name}-open"
     spec = job["spec"]
@@ -148,7 +148,7 @@ def _encode_results(work_folder: Path, reporter: Reporter) -> Iterator[str]:
 
 
 def _decode_results(log_lines: Iterable[str], output_folder: Path) -> dict[Path, bytes]:
-    """Decode the files that `_encode_results` wrote to a log. Return their contents by their paths below `output_folder`.
+    """Decode the files that `_encode_results` wrote to a log. Return a mapping from paths in `output_folder` to contents.
 
     Raises:
         FailedError: The lines are incomplete or damaged, or a file in the archive would be outside `output_folder`.

@@ -185,7 +185,7 @@ def build_worker_pod_template(settings: PipelineSettings) -> Manifest:
 
 
 def _build_common_pod_spec(settings: PipelineSettings, *, as_root: bool) -> Manifest:
-    """Build the fields that all pod specs have: service account, security context and image pull secrets.
+    """Build the fields that all pod specs share, such as the service account and the security context.
 
     The token of the account is not mounted, because stages send no requests to the cluster.
 
@@ -242,7 +242,7 @@ def _build_container(
 
 
 def _build_wait_container(settings: PipelineSettings, step: str) -> Manifest:
-    """Build an init container that waits until the inputs of a step exist. It mounts the work folder read-only."""
+    """Build an init container that mounts the work folder read-only and waits until the inputs of a step exist."""
     words = ["gaudi-bert", "wait", _PIPELINE_FILE, "--work", _work_root_in_pod(settings), "--for", step]
     command = [*words, "--timeout", str(settings.kubernetes.wait_seconds)]
     home, volumes = [{"name": "HOME", "value": "/tmp"}], ["pipeline", "work", "scratch"]
@@ -284,8 +284,8 @@ def _build_step_command(settings: PipelineSettings, step: str) -> list[str]:
 
 
 # With Gaudi cards, the requests equal the limits. Kubernetes requires this for cards and huge pages, and evicts such a pod
-# last. Without cards, the cores of a container are limited only if `cpu_limit` is set. Otherwise it can use idle cores of
-# the node.
+# last. Without cards, the cores of a container are limited only if `cpu_limit` is set. Otherwise the container can use idle
+# cores of the node.
 
 
 def _build_stage_resources(settings: PipelineSettings, stage: Stage) -> Manifest:
@@ -353,7 +353,7 @@ def _add_scratch_request(settings: PipelineSettings, resources: Manifest) -> Man
 def _build_environment(
     settings: PipelineSettings, manifest_variables: Sequence[Manifest], more_variables: Mapping[str, str]
 ) -> list[Manifest]:
-    """Return the environment variables of a container, in the format of a manifest.
+    """Return the environment variables of a container in manifest format.
 
     Variables in `resources.environment` override all others.
 
@@ -508,7 +508,7 @@ def _build_pod_template(settings: PipelineSettings, step_label: str, spec: Manif
 
 
 def _iterate_pod_templates(manifest: Manifest) -> Iterator[Manifest]:
-    """Yield the pod templates in a Job, an MPIJob or a TrainingRuntime. An MPIJob contains two: launcher and worker.
+    """Yield the pod templates in a Job, an MPIJob or a TrainingRuntime. An MPIJob has a launcher and a worker template.
 
     Objects of other kinds, including a TrainJob, contain no pod templates.
     """

@@ -71,7 +71,7 @@ _CONSEQUENTIAL_ERROR = re.compile(r"rank \d+.* (aborts|has left|is lost|lost ano
 # The cluster adds this warning to the pods of a node that no longer answers.
 _NODE_LOST = "Node is not ready"
 # A remedy that names one of these options does not help users of a cluster, because they do not run the stage themselves.
-# It is replaced by `_CLUSTER_REMEDY`.
+# Such a remedy is replaced by `_CLUSTER_REMEDY`.
 _LOCAL_ONLY_REMEDY = re.compile(r"--(overwrite|resume)\b")
 _CLUSTER_REMEDY = "give the pipeline another name, or remove its work folder: `gaudi-bert k8s delete PIPELINE --data`"
 # If the cluster rejects a pod, its message matches this pattern. Other warnings about a step do not explain why some of its
@@ -116,7 +116,7 @@ def is_mpijob_worker(pod: Json) -> bool:
 
 
 def _creation_time(kubernetes_object: Json) -> str:
-    """Return the creation timestamp of an object. Timestamps of the API can be compared as texts."""
+    """Return the creation timestamp of an object. API timestamps can be compared as strings."""
     return kubernetes_object["metadata"].get("creationTimestamp") or ""
 
 
@@ -132,7 +132,7 @@ def _task_key(pod: Json) -> str:
 
 
 def _pod_restart_key(pod: Json) -> str:
-    """Return a text that changes if a pod is replaced or one of its containers is restarted."""
+    """Return a key that changes if a pod is replaced or one of its containers is restarted."""
     starts = sum(each.get("restartCount", 0) for each in pod.get("status", {}).get("containerStatuses") or ())
     return f"{pod['metadata'].get('uid') or _object_name(pod)}, start {starts}"
 
@@ -148,7 +148,7 @@ def _step_label(kubernetes_object: Json) -> str:
 
 
 def _format_status(status: Mapping[str, str]) -> str:
-    """Format the status or a condition of an object as `reason: message`, in one line."""
+    """Format the status or a condition of an object as one line of the form `reason: message`."""
     return " ".join(": ".join(filter(None, (status.get("reason"), status.get("message")))).split())
 
 
@@ -380,7 +380,7 @@ def is_suspended(job: Json) -> bool:
 
 
 def find_suspension_problem(cluster: Cluster, job: Json) -> Problem:
-    """Return a `Problem` that states what a suspended step waits for.
+    """Return a `Problem` that states what a suspended step is waiting for.
 
     Its state is `HOPELESS` if the queue can never admit the step, and otherwise `WAITING`.
     """

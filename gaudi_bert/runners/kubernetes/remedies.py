@@ -45,7 +45,7 @@ _HOPELESS = {
     r"is being terminated": "wait until the namespace is gone and create it again, or choose another kubernetes.namespace",
     r"(?i)configmap \S+ not found": "run the same command again, which creates the ConfigMap",
     r"(?i)secret \S+ not found": "create the secret, or correct kubernetes.store_secret or images.pull_secret",
-    # Kueue, the queue controller, reports a Workload that a queue can never admit with the following messages.
+    # Kueue, the queue controller, uses the following messages for a Workload that a queue can never admit.
     r"resource ephemeral-storage unavailable in ClusterQueue": (
         "set kubernetes.request_scratch to false, or ask for ephemeral-storage in that ClusterQueue's coveredResources"
     ),
