@@ -266,7 +266,7 @@ def _warn_once(line: str) -> None:
 
 
 if numba.config.CPU_NAME == _IMAGE_PROCESSOR and not all(map(binding.get_host_cpu_features().get, _IMAGE_FEATURES)):
-    # This machine is older than the processor type for which the image was compiled, so compile for this machine.
+    # The kernels in the image were compiled for a newer processor than this one, so compile for this machine.
     for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):
         os.environ.pop(name, None)
     numba.config.reload_config()

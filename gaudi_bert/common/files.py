@@ -407,7 +407,7 @@ def exclusive_lock(path: Path, description: str, wait: bool = False) -> Iterator
     Args:
         path: The file or folder to protect.
         description: What is locked, for messages.
-        wait: Whether to wait until another process releases the lock. Use this only if the lock is held for moments.
+        wait: Whether to wait until another process releases the lock. Use this only if the lock is never held for long.
 
     Raises:
         FailedError: Another process holds the lock, and `wait` is False.

@@ -28,7 +28,7 @@ class SampledPacks(NamedTuple):
 
     Attributes:
         members: Sequence indices, each exactly once, int32 or int64 [sequences].
-        starts: The position in `members` at which each pack begins, and the end, int64 [packs + 1].
+        starts: The start of each pack in `members`, followed by the end of the last pack, int64 [packs + 1].
     """
 
     members: AnyArray

@@ -162,7 +162,7 @@ class HostReport(NamedTuple):
     """The results of all checks of this machine, and the facts that they are based on.
 
     Attributes:
-        results: The result of each check, in the order in which problems should be fixed.
+        results: The result of each check. Problems should be fixed in this order.
         facts: The facts about the machine, as a dictionary that can be written as JSON.
     """
 
@@ -327,7 +327,7 @@ def _check_card_count(facts: _HostFacts, settings: PipelineSettings) -> CheckRes
     return CheckResult("cards", "ok", finding)
 
 
-# --- a cluster: its version, the namespace, the rights of the account, and a dry run of all objects and pods
+# --- a cluster: its version, the namespace, the permissions of the account, and a dry run of all objects and pods
 #
 # In a dry run the server applies all rules of the cluster, such as quotas and admission policies, and creates nothing.
 
@@ -343,7 +343,7 @@ def examine_cluster(settings: PipelineSettings, reporter: Reporter, cluster: Clu
         cluster: The client of the cluster. If it is None, a new client is created.
 
     Returns:
-        The results, in the order in which problems should be fixed. If the version or the namespace fails, only the first
+        The results. Problems should be fixed in this order. If the version or the namespace fails, only the first
         three results are returned.
 
     Raises:

@@ -50,7 +50,7 @@ class _FinetuningFiles(NamedTuple):
     Attributes:
         data: The training rows.
         evaluation_data: The evaluation rows, or None.
-        model: The weights with which fine-tuning begins.
+        model: The weights that fine-tuning starts from.
         vocabulary: The file or folder with the vocabulary, or None.
     """
 

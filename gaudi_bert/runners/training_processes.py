@@ -116,7 +116,7 @@ def build_card_environment(recipe_cache_folder: str) -> dict[str, str]:
     """Return the environment variables that a container with Gaudi cards needs.
 
     Args:
-        recipe_cache_folder: The folder in which TensorFlow and PyTorch cache compiled graphs.
+        recipe_cache_folder: The folder where TensorFlow and PyTorch cache compiled graphs.
     """
     return {
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none",

@@ -2,8 +2,9 @@
 
 `Cluster` creates, reads, lists, watches and deletes objects, and reads logs. Objects are plain dictionaries, because the
 types of the official client differ between its major versions (35 to 37). The table `KINDS` lists all kinds of objects that
-a run uses. The list of kinds is not requested from the server, because an account may have no right to read it. A request
-is retried if the server is busy or does not answer. If the retries fail, a `ClusterError` with a one-line message is raised.
+a run uses. The list of kinds is not requested from the server, because an account may have no permission to read it. A
+request is retried if the server is busy or does not answer. If the retries fail, a `ClusterError` with a one-line message is
+raised.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from kubernetes.dynamic import DynamicClient, Resource
     from urllib3 import BaseHTTPResponse
 
-# --- the kinds of objects, and the rights on them that the account of a run needs
+# --- the kinds of objects, and the permissions for them that the account of a run needs
 #
-# The Role in `k8s/in-cluster/account.yaml` must grant exactly these rights, and `gaudi-bert doctor --cluster` checks them.
+# The Role in `k8s/in-cluster/account.yaml` must grant exactly these permissions, and `gaudi-bert doctor --cluster` checks
+# them.
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class _Kind:
         plural: The name of the resource in URLs.
         group: The API group, or "" for the core group.
         version: The version of the API group.
-        verbs: The API verbs that a run uses on this kind. Empty if a run can do without any right on this kind.
+        verbs: The API verbs that a run uses on this kind. Empty if a run needs no permission for this kind.
         namespaced: Whether objects of this kind belong to a namespace.
     """
 
@@ -242,8 +244,8 @@ _LOG_END_LINES = 1000
 class Cluster:
     """A client for one namespace of a Kubernetes cluster.
 
-    It connects to the cluster that the kubeconfig file names, or else to the cluster in which this process runs. All methods
-    raise a `ClusterError` if the server rejects a request or does not answer in time.
+    It connects to the cluster that the kubeconfig file specifies, or else to the cluster that this process runs in. All
+    methods raise a `ClusterError` if the server rejects a request or does not answer in time.
 
     Args:
         namespace: The name of the namespace.
@@ -350,7 +352,7 @@ class Cluster:
             kind: The kind, one of `KINDS`.
             label_selector: If this is not None, return only objects with these labels.
             empty_if_forbidden: Whether to return an empty list if the account may not list this kind, instead of raising an
-                error. Use this for kinds that the pipeline does not need, because its account needs no right on them.
+                error. Use this for kinds that the pipeline does not need, because its account needs no permission for them.
         """
         answer = self._get_or_none(f"list {kind}s", kind, empty_if_forbidden, label_selector=label_selector)
         return (answer or {}).get("items") or []
@@ -457,7 +459,7 @@ class Cluster:
     def _get_or_none(self, action: str, kind: str, none_if_forbidden: bool, **query: str | None) -> Json | None:
         """Send a `get` request and return the answer, or None if the server does not find the object or its kind.
 
-        If `none_if_forbidden` is set, also return None if the account lacks the right for the request.
+        If `none_if_forbidden` is set, also return None if the account has no permission for the request.
         """
         try:
             return self._request_json(action, "get", kind, **query)

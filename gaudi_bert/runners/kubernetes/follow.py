@@ -179,8 +179,8 @@ class _StartTimer:
         ):
             return True
         lasts = problem.state is not ProblemState.WAITING or self.waited_seconds >= _PASSING_SECONDS
-        # Report each lost pod. Compare other problems without pod names, because a pod that cannot be created gets a new
-        # name with every attempt, and the same problem would be reported again and again.
+        # Report each lost pod. A pod that cannot be created gets a new name with every attempt, so compare other problems
+        # without pod names. Otherwise the same problem would be reported again and again.
         key = problem.reason_without_pod_names + (problem.occurrence if problem.state is ProblemState.CONTINUES else "")
         if lasts and key not in self._reported:
             self._reported.add(key)

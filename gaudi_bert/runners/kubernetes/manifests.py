@@ -74,7 +74,7 @@ class Manifests:
 
     Attributes:
         namespace: The Namespace. It is only written by `--render`, because a run does not create it.
-        shared: The objects that the steps share, in the order in which they must be created.
+        shared: The objects that the steps share, in the order of their creation.
         steps: The Job, MPIJob or TrainJob of each step, in the order of the pipeline.
     """
 
@@ -365,7 +365,7 @@ def write_manifests(settings: PipelineSettings, stages: Sequence[str], folder: P
         overwrite: Whether to replace existing manifests that differ from the new ones.
 
     Returns:
-        The names of the parts of the folder, in the order in which they must be applied.
+        The names of the parts of the folder. They must be applied in this order.
 
     Raises:
         InputError: `folder` contains other files, an existing manifest differs and `overwrite` is not set, or several
@@ -401,7 +401,7 @@ class _KustomizeFolder(NamedTuple):
 
     Attributes:
         files: The content of each file, by its path relative to the folder.
-        parts: The names of the subfolders, in the order in which they must be applied.
+        parts: The names of the subfolders. They must be applied in this order.
     """
 
     files: dict[str, Manifest]

@@ -2,7 +2,7 @@
 
 `copy_results` creates a small Job that mounts the work folder. It is derived from the Job of the stage `report`. The Job
 writes a report about the present content of the folder, and prints the report and the TensorBoard files to its log.
-`copy_results` reads the log and unpacks the files. This needs no open port, and no rights beyond those of a run.
+`copy_results` reads the log and unpacks the files. This needs no open port, and no permissions beyond those of a run.
 
 A work folder in an object store is not supported, because its files can be copied directly.
 """

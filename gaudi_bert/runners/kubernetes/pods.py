@@ -47,7 +47,7 @@ _RECIPES = "/var/cache/gaudi-bert"
 _CARD_VARIABLES = build_card_environment(_RECIPES)
 _EFA_VARIABLES = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "HCCL_OVER_OFI": "1", "RDMAV_FORK_SAFE": "1"}
 # The launcher forwards object store credentials to ranks in other pods. Which variables contain them depends on a secret, so
-# `stop_ranks` replaces these patterns with the names of the variables that are set in the launcher's pod.
+# `stop_ranks` replaces these patterns with the names of variables in the launcher's pod.
 _CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")
 # The vendor's software must run as root. It also requires the capability SYS_NICE to set scheduling priorities.
 _ROOT = {"allowPrivilegeEscalation": False, "capabilities": {"add": ["SYS_NICE"]}}

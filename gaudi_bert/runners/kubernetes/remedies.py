@@ -1,8 +1,8 @@
-"""Find remedies for the messages with which a cluster rejects an object or explains why a pod does not start.
+"""Find remedies for messages about objects that a cluster rejects and about pods that do not start.
 
-The API server rejects nearly everything with the status 403 Forbidden, whether the reason is a missing right, a quota, a
-LimitRange or pod security. Only the text of the message distinguishes these reasons, so two tables map patterns of messages
-to remedies.
+The API server rejects nearly everything with the status 403 Forbidden, whether the reason is a missing permission, a quota,
+a LimitRange or pod security. Only the text of the message distinguishes these reasons, so two tables map patterns of
+messages to remedies.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class DryRun(NamedTuple):
     Attributes:
         manifest: The object that a run would create or replace.
         existing: The object on the cluster that already has this kind and name, or None if there is none.
-        error: The error with which the run would fail, or None if the server accepts the object.
+        error: The error that the run would raise, or None if the server accepts the object.
     """
 
     manifest: Manifest

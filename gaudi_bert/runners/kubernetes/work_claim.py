@@ -16,7 +16,7 @@ from gaudi_bert.runners.kubernetes.pods import work_claim_name
 
 _MANY_NODES, _ONE_NODE = "ReadWriteMany", "ReadWriteOnce"
 # These provisioners create volumes on network file systems, which are not attached to one node. Several nodes can therefore
-# mount such a volume, whatever the access mode of its claim.
+# mount such a volume, regardless of the access mode of its claim.
 _NETWORK_FILE_SYSTEMS = (
     *("nfs.csi.k8s.io", "nfs-subdir-external-provisioner", "efs.csi.aws.com", "fsx.csi.aws.com", "file.csi.azure.com"),
     *("kubernetes.io/azure-file", "filestore.csi.storage.gke.io", "csi.juicefs.com"),
