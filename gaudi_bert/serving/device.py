@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,11 @@ from gaudi_bert.serving.batch_shapes import Shape
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.queue import Batch, Queue, collect_sequences
 
+# A single row is divided among CPU threads only if each gets at least this many tokens. With fewer tokens, reading the
+# weights costs more than the threads save.
+_MIN_TOKENS_PER_THREAD = 64
+# A single row is divided only if the divided rows have at most this many times as many slots as tokens.
+_MAX_DIVISION_COST = 1.1
 _SHORTEST_ROW = 8  # the minimum number of slots of a shortened row
 # A row is computed on one CPU thread if this takes at most this multiple of the time that all threads take. For a row of 16
 # slots of MiniLM on an idle AMD EPYC, two threads took 5.6 ms, and 9.1 ms of CPU time. One thread took 6.1 ms.
@@ -35,21 +41,47 @@ _TEXT_TOKENS = 16  # the number of tokens of each text in a batch that measures 
 _FAILURES = (GaudiBertError, RuntimeError, ValueError, IndexError, ArithmeticError, MemoryError)
 
 
-def shorten_shape(model: ServedModel, shape: Shape, tokens: int) -> Shape:
-    """Shorten the shape of a batch that has a single, partly filled row. Return other shapes unchanged.
+class ComputedRows(NamedTuple):
+    """The rows in which a batch is computed.
 
-    Rows are shortened only on a CPU without compilation, where a batch may have any shape. oneDNN prepares the matrix
-    products for each new row length, which takes some milliseconds. Therefore only a few dozen row lengths are used.
+    Attributes:
+        shape: The number of rows, and of slots in a row.
+        texts: The number of texts in each row.
+    """
+
+    shape: Shape
+    texts: list[int]
+
+
+def choose_computed_rows(model: ServedModel, lengths: Sequence[int], rows: Sequence[int], shape: Shape) -> ComputedRows:
+    """Choose the rows in which a batch is computed.
+
+    Usually, they are the rows of the batch. A batch with a single row is arranged anew on a CPU, where an uncompiled model
+    can compute any shape. Its texts are divided into one row for each thread if these rows are nearly equally long, and empty
+    slots are left out. oneDNN prepares the matrix products for each new row length, which takes some milliseconds. Therefore
+    only a few dozen row lengths are used.
 
     Args:
         model: The model.
+        lengths: The number of tokens of each text, in the order of the rows.
+        rows: The number of texts in each row.
         shape: The shape that was chosen for the batch.
-        tokens: The number of tokens of all texts in the batch.
     """
     if shape.rows > 1 or not model.is_eager_on_cpu:
-        return shape
-    step = max(2, (1 << (tokens - 1).bit_length()) // 16)
-    return Shape(1, min(shape.length, max(_SHORTEST_ROW, math.ceil(tokens / step) * step)))
+        return ComputedRows(shape, list(rows))
+    tokens, texts, threads = sum(lengths), list(rows), 1 if model.row_divider is None else model.row_divider.threads
+    longest = tokens
+    count = min(threads, tokens // _MIN_TOKENS_PER_THREAD)
+    if count > 1:
+        # A text belongs to the row in which its middle would be if all texts were divided into rows of equal length.
+        token_counts, middles = np.asarray(lengths), np.cumsum(lengths) - np.asarray(lengths) / 2
+        row_of_text = (middles * count / tokens).astype(np.int64)
+        longest_row = int(np.bincount(row_of_text, token_counts).max())
+        if longest_row * count <= _MAX_DIVISION_COST * tokens:
+            longest, texts = longest_row, np.bincount(row_of_text, minlength=count).tolist()
+    step = max(2, (1 << (longest - 1).bit_length()) // 16)
+    length = min(shape.length, max(_SHORTEST_ROW, math.ceil(longest / step) * step))
+    return ComputedRows(Shape(len(texts), length), texts)
 
 
 def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], shape: Shape) -> Float32Array:
@@ -59,14 +91,15 @@ def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], 
         model: The model.
         sequences: N sequences with T tokens in all.
         rows: The number of sequences in each row. The sequences of a row are consecutive.
-        shape: The shape of the batch, which `shorten_shape` may shorten.
+        shape: The shape that was chosen for the batch. See `choose_computed_rows`.
 
     Returns:
         float32 [N, C], or [T, C] for a model with outputs for each token. C is the model's `width`.
     """
     # The texts were chosen for the complete row. A shortened row contains the same texts, so it may contain as many as the
     # complete row.
-    depth, shape = max_depth(shape.length), shorten_shape(model, shape, len(sequences.input_ids))
+    depth = max_depth(shape.length)
+    shape, rows = choose_computed_rows(model, sequences.lengths.tolist(), rows, shape)
     starts: IntArray = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
     packed = PackedSequences(sequences, SampledPacks(np.arange(len(sequences), dtype=np.int64), starts))
     batch = packed.lay_out(np.arange(len(rows)), BatchShape(shape.rows, shape.length, depth))

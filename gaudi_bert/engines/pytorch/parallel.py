@@ -75,12 +75,15 @@ class RowDivider:
 
     Args:
         compute: Computes a batch. It is called in several threads.
+
+    Attributes:
+        threads: The number of CPU threads, and the largest number of parts.
     """
 
     def __init__(self, compute: Callable[[BatchArrays], Float32Array]) -> None:
         self._compute = compute
-        self._threads, self._is_busy = torch.get_num_threads(), False
-        self._pool = ThreadPoolExecutor(max(1, self._threads - 1), "rows")
+        self.threads, self._is_busy = torch.get_num_threads(), False
+        self._pool = ThreadPoolExecutor(max(1, self.threads - 1), "rows")
 
     def compute(self, batch: BatchArrays) -> Float32Array:
         """Compute a batch, and return the outputs of all rows.
@@ -89,7 +92,7 @@ class RowDivider:
             batch: The features. The first axis of every array is the rows.
         """
         rows = len(batch["input_ids"])
-        parts = min(rows, self._threads)
+        parts = min(rows, self.threads)
         if self._is_busy:
             with limit_threads(1):
                 return self._compute(batch)
@@ -97,7 +100,7 @@ class RowDivider:
             return self._compute(batch)
         bounds = [rows * part // parts for part in range(parts + 1)]
         batches = [{name: values[begin:end] for name, values in batch.items()} for begin, end in pairwise(bounds)]
-        threads = self._threads // parts
+        threads = self.threads // parts
 
         def compute_part(part: BatchArrays) -> Float32Array:
             """Compute a part in a thread of the pool."""
@@ -112,5 +115,5 @@ class RowDivider:
             return np.concatenate([first, *(future.result() for future in futures)])
         finally:
             wait(futures)
-            torch.set_num_threads(self._threads)
+            torch.set_num_threads(self.threads)
             self._is_busy = False
