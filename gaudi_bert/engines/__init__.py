@@ -40,6 +40,7 @@ def choose_engine(
     is_bert: bool = True,
     setting_name: str = "training.engine",
     previous_engine: EngineName | None = None,
+    preferred: EngineName = "tensorflow",
 ) -> ChosenEngine:
     """Choose the engine of a run, and return it with the reason for the choice.
 
@@ -50,6 +51,7 @@ def choose_engine(
         is_bert: Whether the model is a BERT. TensorFlow only runs BERT.
         setting_name: The setting that `requested` comes from, for error messages.
         previous_engine: The engine with which a resumed run began, or None.
+        preferred: The engine for a BERT if both engines are installed.
 
     Raises:
         InputError: The engine is not installed, or cannot run the model.
@@ -63,6 +65,8 @@ def choose_engine(
         chosen = ChosenEngine("pytorch", "the model is not a BERT")
     elif has_vendor and importlib.util.find_spec("habana_frameworks.torch") is not None:
         chosen = ChosenEngine("pytorch", "the Gaudi software for PyTorch is installed")
+    elif preferred == "pytorch" and not has_vendor and is_installed("pytorch"):
+        chosen = ChosenEngine("pytorch", "PyTorch is installed")
     elif is_installed("tensorflow"):
         chosen = ChosenEngine("tensorflow", "TensorFlow is installed, and the model is a BERT")
     else:

@@ -57,9 +57,9 @@ def choose_computed_rows(model: ServedModel, lengths: Sequence[int], rows: Seque
     """Choose the rows in which a batch is computed.
 
     Usually, they are the rows of the batch. A batch with a single row is arranged anew on a CPU, where an uncompiled model
-    can compute any shape. Its texts are divided into one row for each thread if these rows are nearly equally long, and empty
-    slots are left out. oneDNN prepares the matrix products for each new row length, which takes some milliseconds. Therefore
-    only a few dozen row lengths are used.
+    can compute any shape. Its texts are divided into one row for each thread if these rows are nearly equally long, and
+    empty slots are left out. oneDNN prepares the matrix products for each new row length, which takes some milliseconds.
+    Therefore only a few dozen row lengths are used.
 
     Args:
         model: The model.

@@ -27,6 +27,22 @@ def test_which_engine_and_why(monkeypatch, requested, is_bert, stored, installed
 
 
 @pytest.mark.parametrize(
+    ("installed", "vendor_module", "expected"),
+    [
+        (("tensorflow", "pytorch"), None, "pytorch"),
+        (("tensorflow",), None, "tensorflow"),
+        (("tensorflow", "pytorch"), "habana_frameworks.tensorflow", "tensorflow"),  # PyTorch would not find the card
+        (("tensorflow", "pytorch"), "habana_frameworks.torch", "pytorch"),
+    ],
+)
+def test_inference_prefers_pytorch_unless_the_card_needs_tensorflow(monkeypatch, installed, vendor_module, expected) -> None:
+    monkeypatch.setattr(engines, "is_installed", lambda name: name in installed)
+    found = {vendor_module, (vendor_module or "").partition(".")[0]}
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: name if name in found else None)
+    assert choose_engine("auto", preferred="pytorch").name == expected
+
+
+@pytest.mark.parametrize(
     ("requested", "is_bert", "installed", "message"),
     [
         ("auto", True, (), r"engine pytorch: .*\(TensorFlow is not installed\); run: .*pytorch"),
