@@ -43,7 +43,7 @@ _BATCHES_AHEAD = 4
 
 @dataclass(frozen=True)
 class TrainingOrder:
-    """The order in which a run reads its packs, and the position from which this process continues.
+    """The order of a run's packs, and the position where this process continues reading.
 
     Attributes:
         seed: Determines the order of the packs, together with the epoch.
@@ -62,15 +62,15 @@ class TrainingOrder:
     updates_done: int = 0
 
 
-# The type of functions that read packs. Their arguments are the index of the row length, the shards, the numbers within the
-# shards, and the epoch.
+# A function that reads packs as a batch. Its arguments are the index of the row length, the shards, the numbers of the packs
+# within the shards, and the epoch.
 _ReadFeatures = Callable[[int, IntArray, IntArray, int], Batch]
 
 
 def read_training_batches(
     source: RecordSource, config: BertConfig, batch_packs: int, order: TrainingOrder
 ) -> Iterator[Batch]:
-    """Read pretraining records in the order of training, and yield batches for one process without end.
+    """Read pretraining records in training order, and yield an endless stream of batches for one process.
 
     Args:
         source: The records. Unpacked records are returned as packs of one sequence.
@@ -103,7 +103,7 @@ def read_batches_in_order(
     order: TrainingOrder,
     path: Path,
 ) -> Iterator[Batch]:
-    """For each micro-batch, read the packs that belong to this process, and yield them as a batch.
+    """Read the packs of each micro-batch that belong to this process, and yield them as one batch.
 
     Args:
         packs_by_row_length: The packs of each row length.
@@ -131,9 +131,9 @@ def read_batches_in_order(
 
     def batches() -> Iterator[Batch]:
         for index, begin, end, batch_packs in micro_batches:
-            # If this process has no pack in the micro-batch, the shapes of its batch would be unknown. Therefore read at
-            # least one pack, which may belong to the next micro-batch. `_pad_with_empty_packs` replaces it with an empty
-            # pack.
+            # If this process has no pack in the micro-batch, it would not know the shapes of its batch. Therefore read at
+            # least one pack, even if the pack belongs to the next micro-batch. `_pad_with_empty_packs` replaces such a pack
+            # with an empty one.
             of_rank = pack_numbers_of_rank(begin, max(end, begin + order.size), order.rank, order.size)
             epochs, numbers = np.divmod(of_rank, orders[index].packs)
             parts = [
@@ -164,7 +164,7 @@ def read_evaluation_batches(
     world_size: int = 1,
     max_packs: int | None = None,
 ) -> Iterator[Batch]:
-    """Read every pretraining record once, and yield the batches of process `rank` of `world_size`.
+    """Yield the batches that process `rank` of `world_size` evaluates. Together, the processes read every record once.
 
     The values of the records are checked against the config of the model. If `max_packs` is given, only the first
     `max_packs` records are read.
@@ -182,7 +182,7 @@ def read_each_pack_once(
     world_size: int,
     max_packs: int | None,
 ) -> Iterator[Batch]:
-    """Read every pack once, in the order of the files, and yield the batches of one process.
+    """Yield the batches of one process. Together, the processes read every pack once, in the order of the files.
 
     Args:
         stored_packs: The packs.
@@ -211,7 +211,7 @@ def read_each_pack_once(
 def _read_checked_packs(
     source: RecordSource, files: RecordFiles, max_values: dict[str, int], shards: IntArray, records: IntArray
 ) -> Batch:
-    """Read records as a batch of packs, and check that every value is in its allowed range.
+    """Read records, convert them to packs if necessary, and check that every value is in its allowed range.
 
     Raises:
         InputError: A value is out of range.
@@ -240,8 +240,8 @@ def _convert_to_packs(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
 
 
 def _decode_ahead(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:
-    """Read the next few batches on a thread, and yield them in order. Call `close` at the end, even if the caller stops
-    early.
+    """Prefetch the next few batches on a background thread, and yield them in order. Call `close` at the end, even if the
+    caller stops early.
     """
     with ExitStack() as stack:
         stack.callback(close)
@@ -259,7 +259,7 @@ def _decode_ahead(batches: Iterator[Batch], close: Callable[[], None]) -> Iterat
 
 
 def _compute_max_values(source: RecordSource, config: BertConfig) -> dict[str, int]:
-    """Return the largest allowed value of each feature, which depends on the sizes of the data and of the model.
+    """Return the largest allowed value of each feature, derived from the sizes of the data and the model.
 
     The smallest allowed value is 0.
     """
@@ -279,7 +279,8 @@ def _compute_max_values(source: RecordSource, config: BertConfig) -> dict[str, i
 
 
 def _check_values(batch: BatchArrays, max_values: dict[str, int], locate_row: Callable[[int], str]) -> None:
-    """Check that all values of a batch are in their allowed ranges, and that its input mask numbers the sequences in order.
+    """Check that all values of a batch are in range, and that the input mask numbers the sequences of each pack 1, 2 and so
+    on.
 
     Args:
         batch: The packed features.

@@ -36,8 +36,7 @@ _CHECKSUM_DIGITS = 8
 # `is_checkpoint` reads only this many bytes of a file. They contain the key of our metadata, because the header of a
 # safetensors file begins with the metadata.
 _FIRST_BYTES = 4096
-# The name of each stored tensor begins with one of these prefixes. The value is the attribute of `Checkpoint` with these
-# tensors.
+# Maps the prefix of a stored tensor's name to the attribute of `Checkpoint` that contains the tensor.
 _TENSOR_GROUPS = {"model": "variables", "first_moment": "first_moments", "second_moment": "second_moments"}
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -47,7 +46,7 @@ _TensorDescription = tuple[str, tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a training run after a number of updates, or only the weights of a model.
+    """A saved state of a training run, or only the weights of a model.
 
     Attributes:
         update: The number of updates that the run has done.
@@ -70,7 +69,7 @@ class Checkpoint:
 
 
 class _StoredProgress(BaseModel, strict=True, frozen=True, extra="forbid"):
-    """The schema of `Checkpoint.progress` in a checkpoint of a run."""
+    """The schema of `Checkpoint.progress`, unless the checkpoint contains only weights."""
 
     packs: NonNegativeInt
     order: NonNegativeInt
@@ -107,7 +106,7 @@ class _Header(BaseModel, strict=True, frozen=True, extra="forbid"):
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint to `folder` atomically. Return the path of the file, `update-<number>.safetensors`.
+    """Write a checkpoint to `folder` atomically, and return the path of the new `update-<number>.safetensors` file.
 
     Raises:
         FailedError: The file cannot be written.
@@ -186,17 +185,19 @@ def read_checkpoint_identity(path: Path) -> str:
 
 
 class RunBeginning(NamedTuple):
-    """How many processes began a run, and whether their kernels were compiled."""
+    """The number of processes that began a run, and whether the run uses compiled kernels."""
 
     processes: int
     is_compiled: bool
 
 
 def read_run_beginning(folder: Path) -> RunBeginning | None:
-    """Return how a run began, according to the newest checkpoint in `folder` whose header is intact.
+    """Return the number of processes that began the run in `folder`, and whether the run uses compiled kernels.
+
+    Both are read from the newest checkpoint that has an intact header.
 
     Returns:
-        The beginning of the run. None if there is no such checkpoint, or if it contains only weights.
+        Both values, or None if there is no such checkpoint or it contains only weights.
     """
     state = _read_newest_header(folder)
     if state is None or not isinstance(state.progress, _StoredProgress):
@@ -205,13 +206,13 @@ def read_run_beginning(folder: Path) -> RunBeginning | None:
 
 
 def read_newest_settings(folder: Path) -> Mapping[str, Any] | None:
-    """Return the settings from the newest checkpoint in `folder` whose header is intact. Return None if there is none."""
+    """Return the settings stored in the newest checkpoint of `folder`. Return None if no checkpoint has an intact header."""
     state = _read_newest_header(folder)
     return None if state is None else state.settings.model_dump(exclude_unset=True)
 
 
 def _read_newest_header(folder: Path) -> _Header | None:
-    """Return the header of the newest checkpoint in `folder` whose header is intact. Return None if there is none."""
+    """Return the newest intact checkpoint header in `folder`. Return None if no header is intact."""
     for path in reversed(_list_checkpoints(folder)):
         try:
             return _read_header(path)
@@ -221,9 +222,9 @@ def _read_newest_header(folder: Path) -> _Header | None:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a file is a gaudi-bert checkpoint, which may be damaged.
+    """Return whether the first bytes of a file identify it as a gaudi-bert checkpoint.
 
-    Only the beginning of the file is examined. For safetensors files of other tools, return False.
+    The rest of the file may be damaged. For safetensors files of other tools, return False.
 
     Raises:
         InputError: The file is missing or cannot be read.
@@ -274,10 +275,9 @@ def _list_checkpoints(folder: Path) -> list[Path]:
 
 
 def find_checkpoint(path: Path | str) -> Path:
-    """Return the path of a checkpoint file, given the file itself or a folder with checkpoints.
+    """Return the path of a checkpoint file. If `path` is a folder, search it for the newest checkpoint.
 
-    For a folder, return its newest checkpoint. If it contains none, return the newest checkpoint in its subfolder
-    `checkpoints`.
+    If the folder itself contains no checkpoint, search its subfolder `checkpoints`.
 
     Raises:
         InputError: There is no checkpoint.
@@ -329,7 +329,7 @@ def remove_old_checkpoints(folder: Path, keep_newest: int) -> None:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come: its number of updates, and the numbers of packs, sequences and tokens that it has read.
+    """Counts the updates that a run has done, and the packs, sequences and tokens that it has read.
 
     The numbers count the work of all processes together. Padding is not counted as tokens.
     """
@@ -343,7 +343,7 @@ class Progress:
 def restore_newest_checkpoint(
     checkpoint_folder: Path, model: Model, updates: Updates, run_signature: Mapping[str, Any], say: Callable[[str], None]
 ) -> Progress:
-    """Load the newest intact checkpoint into the model and the optimizer, and return how far the run had come.
+    """Load the newest intact checkpoint into the model and the optimizer, and return the progress of the run.
 
     Without a checkpoint, nothing is loaded, and the run starts from the beginning.
 

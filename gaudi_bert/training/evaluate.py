@@ -56,7 +56,7 @@ def evaluate(
     store: StoreSettings | None = None,
     engine: EngineChoice = "auto",
 ) -> StageOutput[EvaluationResult]:
-    """Evaluate a checkpoint on held-out data.
+    """Evaluate a checkpoint on held-out data, and return the metrics.
 
     Args:
         data: Packed or unpacked records, on a disk or in an object store.
@@ -107,7 +107,7 @@ def _evaluate_checkpoint(
     # Metrics must not depend on the precision or the device with which the model was trained, so always compute in float32.
     device = engine.open_device(settings.model_copy(update={"device": "auto", "precision": "float32"}), settings.threads)
     with communicator.watch_processes(settings) as watched:
-        # Metrics of another checkpoint or of other data are replaced, even without --overwrite.
+        # If the file contains metrics of another checkpoint or of other data, replace them even without --overwrite.
         signature = Signature("evaluate", {}, inputs)
         if out is not None and watched.run_on_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
             reporter.say(f"{format_path(out)}: already evaluated; nothing to do")
@@ -162,8 +162,8 @@ def _check_agreement(packed: EvaluationMetrics, unpacked: EvaluationMetrics, sou
 # an array that is zero elsewhere. The sum of these arrays over the processes contains all outputs in the order of the data.
 
 
-# A batch, and a function that copies the outputs of the batch to their positions in the array of all outputs. The arguments
-# of the function are these outputs and the array. It is None if the outputs are not needed.
+# A batch, and a function that copies the outputs of the batch into the array of all outputs. The function takes the batch
+# outputs and the array. If outputs are not needed, None takes the place of the function.
 EvaluationBatch = tuple[Batch, Callable[[Float32Array, Float32Array], None] | None]
 
 _OUTPUTS_AT_ONCE = 8192
@@ -171,7 +171,7 @@ E = TypeVar("E", bound=Evaluation, covariant=True)
 
 
 class EvaluationSet(ABC, Generic[E]):
-    """A data set on which models are evaluated, such as the held-out data of a run.
+    """A data set for evaluating models, such as the held-out data of a run.
 
     Every sequence is counted exactly once, for any number of processes.
     """
@@ -179,8 +179,8 @@ class EvaluationSet(ABC, Generic[E]):
     @property
     @abstractmethod
     def sum_count(self) -> int:
-        """The number of sums that are added over all batches. The sums of the head come first, then those of
-        `count_labels`.
+        """The number of values that are summed over all batches. The values from the model head come first, followed by
+        those from `count_labels`.
         """
 
     @abstractmethod
@@ -188,14 +188,14 @@ class EvaluationSet(ABC, Generic[E]):
         """Return the batches that process `rank` of `world_size` evaluates."""
 
     def count_labels(self, batch: Batch) -> FloatArray:
-        """Count how often each label occurs in a batch, float64. By default, nothing is counted.
+        """Count how often each label occurs in a batch. By default, return an empty array.
 
-        The counts are added over all batches.
+        The counts are float64, and are added over all batches.
         """
         return np.zeros(0)
 
     def allocate_outputs(self) -> Float32Array | None:
-        """Return an array of zeros for the outputs of all sequences or tokens. Return None if only sums are needed."""
+        """Return a zero array for the outputs of all sequences or tokens. Return None if the metrics need only sums."""
         return None
 
     @abstractmethod
@@ -267,7 +267,7 @@ class RecordsEvaluation(EvaluationSet[EvaluationMetrics]):
 
     @property
     def sum_count(self) -> int:
-        """The number of sums that are added over all batches.
+        """The number of values that are summed over all batches.
 
         There are 8 sums of `PretrainingObjective`, 2 counts of next-sentence labels, and 1 count for each token of the
         vocabulary.
@@ -283,7 +283,10 @@ class RecordsEvaluation(EvaluationSet[EvaluationMetrics]):
         return ((batch, None) for batch in batches)
 
     def count_labels(self, batch: Batch) -> FloatArray:
-        """Count the next-sentence labels and the masked token ids in a batch, float64 [2 + vocabulary]."""
+        """Count how often each next-sentence label and each masked token id occurs in a batch.
+
+        Returns float64 [2 + vocabulary size].
+        """
         sentences = count_values(batch["next_sentence_labels"], batch["next_sentence_weights"], 2)
         return np.concatenate(
             [sentences, count_values(batch["masked_lm_ids"], batch["masked_lm_weights"], self.config.vocab_size)]

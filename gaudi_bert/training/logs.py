@@ -63,7 +63,7 @@ class MetricsWriter:
         self._append_and_flush(self._events, frame(_encode_time(now) + _encode_field(3, b"brain.Event:2")))
 
     def write_report(self, kind: str, update: int, values: Mapping[str, float]) -> None:
-        """Write the metrics of one training interval or evaluation to both files.
+        """Write the metrics of a training interval or an evaluation to `metrics.jsonl` and to the TensorBoard file.
 
         Args:
             kind: "train" or "evaluation".
@@ -162,8 +162,8 @@ class MlperfLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         with explain_os_errors(path, "write"):
             self._handler = logging.FileHandler(path, mode="w", encoding="utf-8")
-        # The root logger may print to standard output and break the output of --json. This logger is not registered, so that
-        # its records do not reach the root logger.
+        # The root logger may print to standard output and break the output of --json. This logger has no parent, so its
+        # records do not reach the root logger.
         logger = logging.Logger("gaudi-bert-mlperf", logging.INFO)
         logger.addHandler(self._handler)
         self._log = mllog.mllog.MLLogger(logger)
@@ -184,7 +184,7 @@ class MlperfLog:
         self._log_hyperparameters(plan, source, config)
 
     def _log_hyperparameters(self, plan: RunPlan, source: RecordSource, config: BertConfig) -> None:
-        """Log the hyperparameters. If the number of training sequences is known, log it as well."""
+        """Log the hyperparameters, the names of the model variables and, if known, the number of training sequences."""
         settings, keys = plan.settings, self._keys
         values: Mapping[str, Any] = {
             keys.SEED: settings.seed,
@@ -213,20 +213,20 @@ class MlperfLog:
         return self
 
     def log_run_start(self, sequences: int) -> None:
-        """Log that the initialization has ended and the timed run begins."""
+        """Log the end of the initialization, and the start of the timed run and its first training block."""
         self._log.end(self._keys.INIT_STOP)
         self._log.start(self._keys.RUN_START)
         self._log_block_start(sequences)
 
     def log_evaluation_start(self, sequences: int) -> None:
-        """Log that a training block ends and an evaluation begins."""
+        """Log the end of a training block and the start of an evaluation."""
         self._log_block_end()
         self._log.start(self._keys.EVAL_START, metadata=_make_position_metadata(sequences))
 
     def log_evaluation_end(
         self, sequences: int, masked_lm_accuracy: float, evaluated_sequences: int, is_finished: bool
     ) -> None:
-        """Log the result of an evaluation. If the run is not finished, also log that the next training block begins.
+        """Log the result of an evaluation. If the run continues, also log the start of the next training block.
 
         Args:
             sequences: The number of training sequences seen so far.
@@ -252,22 +252,22 @@ class MlperfLog:
         self._handler.close()
 
     def _log_block_start(self, sequences: int) -> None:
-        """Log that a training block begins."""
+        """Log the start of a training block."""
         self._block_start = sequences
         self._log.start(self._keys.BLOCK_START, metadata=_make_block_metadata(sequences))
 
     def _log_block_end(self) -> None:
-        """Log that the current training block ends. Do nothing if there is none."""
+        """Log the end of the current training block, if there is one."""
         if self._block_start is not None:
             self._log.end(self._keys.BLOCK_STOP, metadata=_make_block_metadata(self._block_start))
             self._block_start = None
 
 
 def _make_position_metadata(sequences: int) -> dict[str, int]:
-    """Return the metadata for MLPerf log lines that refer to a position in the run."""
+    """Return the MLPerf log metadata for the number of training sequences seen so far."""
     return {"epoch_num": sequences, "samples_count": sequences}
 
 
 def _make_block_metadata(sequences: int) -> dict[str, int]:
-    """Return the metadata of the MLPerf log line for a training block that begins after `sequences` sequences."""
+    """Return the MLPerf log metadata for a training block that begins after `sequences` training sequences."""
     return {"first_epoch_num": sequences, "epoch_count": 1, "samples_count": sequences}

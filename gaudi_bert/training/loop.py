@@ -37,7 +37,7 @@ R = TypeVar("R", bound=Artefact)
 
 @dataclass(frozen=True)
 class RunContext(Generic[R]):
-    """A run whose folder is open, with its engine, its processes and its device.
+    """An open run folder, together with the engine, the processes and the device of the run.
 
     Attributes:
         folder: The folder of the run.
@@ -69,7 +69,7 @@ class RunContext(Generic[R]):
         return self.folder / "checkpoints"
 
     def write_result(self, local_result: R) -> R:
-        """Write the result file in the first process. Return the result of the first process in every process."""
+        """Write the result of the first process to a file, and return this result in every process."""
         result = self.communicator.run_on_first(lambda: local_result)
         if self.communicator.is_first:
             publish_files(self.folder)
@@ -79,7 +79,7 @@ class RunContext(Generic[R]):
 
 @dataclass
 class TrainingLoop:
-    """Trains a model from the position in `progress` to the last update. Writes reports and checkpoints in between.
+    """Runs the remaining updates of a training run, and writes reports and checkpoints in between.
 
     Attributes:
         context: The run and its folder.
@@ -137,8 +137,7 @@ class TrainingLoop:
                 self._metrics = stack.enter_context(MetricsWriter(context.folder, first_update))
             if self.mlperf_log is not None:
                 stack.enter_context(self.mlperf_log).log_run_start(self.progress.sequences)
-            # If the run was stopped between an update and its evaluation, the evaluation is missing. A resumed run does it
-            # now.
+            # If the run was stopped between an update and its evaluation, the evaluation is missing, so catch up on it now.
             is_due = self.evaluates_first and first_update == 0
             if self._metrics is not None and first_update:
                 at_interval = first_update % self._settings.evaluate_every_updates == 0
@@ -199,13 +198,14 @@ class TrainingLoop:
             context.reporter.show(f"{self._stage}: update 1/{self._settings.updates} is done, and the graph is built")
 
     def _report_evaluate_and_save(self, is_stopping: bool) -> None:
-        """Write a report, evaluate the model and save a checkpoint, if each of these is due after this update.
+        """Write a report, evaluate the model and save a checkpoint, but each only if it is due after this update.
 
         Raises:
             StoppedError: A stop is requested, and the run is not finished.
         """
         settings, update = self._settings, self.progress.update
-        # The first process saves before it continues, so the checkpoint of this update is complete by now.
+        # The first process finishes writing a checkpoint before it starts the next update. Therefore the last checkpoint is
+        # complete by now.
         self.context.communicator.note_saved_update(self._saved)
         last = update == settings.updates
         evaluates = last or (not is_stopping and update % settings.evaluate_every_updates == 0)
@@ -269,7 +269,7 @@ class TrainingLoop:
             self.context.reporter.say(f"train: training.target_masked_lm_accuracy = {target:g} is reached, so the run ends")
 
     def _collect_work_done(self) -> dict[str, float]:
-        """Return the numbers of sequences and tokens that the run has read, by their names in `metrics.jsonl`."""
+        """Return how many sequences and tokens the run has read, with the keys used in `metrics.jsonl`."""
         return {"sequences": self.progress.sequences, "tokens": self.progress.tokens}
 
     def _save_checkpoint(self) -> None:
@@ -320,7 +320,7 @@ class TrainingLoop:
 def compute_learning_rate(update: int, settings: RunSettings) -> float:
     """Return the learning rate of an update.
 
-    The rate of all updates after the last one is 0.
+    After the last update of the run, the rate is 0, unless the warm-up is longer than the run.
 
     Args:
         update: The number of the update, from 1.
@@ -347,7 +347,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 @contextmanager
 def _handle_stop_signals() -> Iterator[Callable[[], bool]]:
-    """Handle stop signals during the context. Yield a function that returns whether one was received.
+    """Catch stop signals while the context is open. Yield a function that returns whether a signal was received.
 
     Python allows signal handlers only in the main thread. In other threads, the function always returns False.
     """

@@ -58,7 +58,7 @@ class TaskConfig(ExtensibleArtefact):
     @field_validator("id2label")
     @classmethod
     def _check_label_numbers(cls, names: dict[str, str | int] | None) -> dict[str, str | int] | None:
-        """Check that the keys of `id2label` are the numbers from 0 on, without gaps."""
+        """Check that the keys of `id2label` are consecutive numbers, starting at 0."""
         missing = [number for number in range(len(names or ())) if str(number) not in (names or {})]
         if missing:
             raise ValueError(f"the number {missing[0]} is missing among the numbers of {len(names or ())} labels")
@@ -83,7 +83,7 @@ class TaskConfig(ExtensibleArtefact):
 
 
 def read_tokenizer_max_length(folder: Path) -> int | None:
-    """Return the maximum number of tokens in a text, according to tokenizer_config.json in a model folder.
+    """Return the maximum number of tokens in a text, as specified by tokenizer_config.json in a model folder.
 
     Returns:
         The number, which may be far larger than the model's positions, because `transformers` writes a huge number for "no
@@ -115,7 +115,8 @@ _SETTINGS = [
 ]
 _PROMPTS = "config_sentence_transformers.json"
 
-# For each task, the name of the model output that the `Transformer` module uses, and the module's own name for this output.
+# For each task, the name of the model output that the `Transformer` module reads, and the name under which the module passes
+# this output on.
 _USUAL_OUTPUTS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "sequence-classification": ("logits", "scores"),
@@ -127,7 +128,7 @@ _POOLING_KEYS = ("word_embedding_dimension", "embedding_dimension", "pooling_mod
 
 
 class _Module(ExtensibleArtefact):
-    """An entry of modules.json. It names the class of a module and the folder with the settings of the module."""
+    """An entry of modules.json, which names the class of a module and the folder that contains its settings."""
 
     type: str
     path: Literal[""] | FileName = ""
@@ -169,7 +170,7 @@ class _TransformerSettings(ExtensibleArtefact):
     config_kwargs: dict[str, Any] | None = None
 
     def select_loader_arguments(self, old_field: str, field: str) -> dict[str, Any]:
-        """Return the stored arguments for a `transformers` class, without those that sentence-transformers replaces.
+        """Return the stored arguments for a `transformers` class, except those that sentence-transformers sets itself.
 
         Args:
             old_field: The name of the field in older versions, which takes precedence.
@@ -179,7 +180,7 @@ class _TransformerSettings(ExtensibleArtefact):
         return {key: value for key, value in (stored or {}).items() if key not in _OF_THE_LOADER}
 
     def find_unsupported_settings(self, task: str, config: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the names of settings that would change the results, but that gaudi-bert does not support.
+        """Yield the names of unsupported settings that may change the results.
 
         Args:
             task: "feature-extraction" or "sequence-classification".
@@ -223,7 +224,7 @@ class _Prompts(ExtensibleArtefact):
 
 @dataclass(frozen=True)
 class SentenceSettings:
-    """The settings with which a sentence-transformers model converts texts to vectors, or pairs of texts to scores.
+    """How a sentence-transformers model converts texts to vectors, or pairs of texts to scores.
 
     Attributes:
         pooling: How the hidden states of a text become one vector.
@@ -285,7 +286,7 @@ class SentenceSettings:
 
 
 def read_sentence_settings(folder: Path, pooling: Pooling | None = None) -> SentenceSettings | None:
-    """Read the settings with which a `SentenceTransformer` model computes vectors.
+    """Read the settings that determine how a `SentenceTransformer` model computes vectors.
 
     Args:
         folder: The folder of the model.
@@ -335,7 +336,7 @@ def read_sentence_settings(folder: Path, pooling: Pooling | None = None) -> Sent
 
 
 def read_cross_encoder_settings(folder: Path, config: TaskConfig) -> SentenceSettings | None:
-    """Read the settings with which a `CrossEncoder` model scores pairs of texts.
+    """Read the settings that determine how a `CrossEncoder` model scores pairs of texts.
 
     Version 6 of sentence-transformers writes modules.json, and stores the activation and the prompts in
     config_sentence_transformers.json. Older versions store the activation in config.json.
@@ -369,7 +370,7 @@ def read_cross_encoder_settings(folder: Path, config: TaskConfig) -> SentenceSet
 
 
 def _parse_activation(file: Path, class_name: object, label_count: int) -> Activation:
-    """Return the activation function that a stored class name, such as `torch.nn.modules.activation.Sigmoid`, refers to.
+    """Return the activation function for a stored class name, such as `torch.nn.modules.activation.Sigmoid`.
 
     Args:
         file: The file that contains the name, for the error message.
@@ -394,7 +395,7 @@ def _parse_activation(file: Path, class_name: object, label_count: int) -> Activ
 
 
 def _read_modules(folder: Path) -> list[_Module] | None:
-    """Return the entries of modules.json in a folder. Return None if the folder does not contain this file.
+    """Return the entries of modules.json, or None if the folder does not contain this file.
 
     Raises:
         InputError: The file is not a list of modules, or names a class that sentence-transformers does not define.
@@ -425,7 +426,7 @@ def _read_json_object(file: Path) -> dict[str, Any]:
 
 
 def _read_transformer_settings(folder: Path, task: str, prompts: _Prompts) -> SentenceSettings:
-    """Read the settings with which the `Transformer` module in a folder tokenizes texts.
+    """Read the settings that determine how the `Transformer` module in a folder tokenizes texts.
 
     Raises:
         InputError: The module has settings that are not supported. The error names them.
@@ -450,7 +451,7 @@ def _read_transformer_settings(folder: Path, task: str, prompts: _Prompts) -> Se
 
 
 def _parse_pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
-    """Return the kind of pooling that the settings of the `Pooling` module specify.
+    """Return the kind of pooling that the settings of a `Pooling` module specify.
 
     Raises:
         InputError: The pooling is not supported. `path` is named in the error.
@@ -474,7 +475,7 @@ def _parse_pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
 def write_sentence_settings(
     folder: Path, settings: TaskSettings, start: SentenceSettings, max_sequence_length: int, hidden_size: int
 ) -> None:
-    """Write the configuration files with which sentence-transformers can load a fine-tuned embedding model.
+    """Write the configuration files that sentence-transformers needs to load a fine-tuned embedding model.
 
     modules.json is written last.
 

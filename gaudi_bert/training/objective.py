@@ -34,7 +34,7 @@ class ReportMetrics(Protocol):
     """The metrics of a report, such as losses and accuracies. Each objective has its own implementation."""
 
     def as_json(self) -> dict[str, float]:
-        """Return the metrics by their names in `metrics.jsonl`."""
+        """Return the metrics as a dictionary with the keys used in `metrics.jsonl`."""
 
     def format_line(self) -> str:
         """Format the metrics as a line for the user."""
@@ -45,7 +45,7 @@ class Evaluation(ReportMetrics, Protocol):
 
     @property
     def accuracy(self) -> float:
-        """The accuracy that is compared with the target at which a run ends."""
+        """The accuracy that is compared with the target accuracy of the run."""
 
     @property
     def sequences(self) -> int:
@@ -53,7 +53,7 @@ class Evaluation(ReportMetrics, Protocol):
 
 
 class Objective(ABC):
-    """The loss that training minimizes, and the metrics that reports contain.
+    """The loss that training minimizes, and the metrics that are reported.
 
     Attributes:
         sums: K, the number of sums that the head computes.
@@ -65,19 +65,19 @@ class Objective(ABC):
 
     @abstractmethod
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return the denominators of the two losses of a batch, float64 [2].
+        """Return the denominators for the two loss sums of a batch, float64 [2].
 
-        Dividing the loss sums of the batch by these numbers gives the mean losses.
+        Dividing the loss sums by these numbers gives the mean losses.
         """
 
     @abstractmethod
     def compute_metrics(self, sums: FloatArray) -> ReportMetrics:
-        """Compute the metrics from the K sums of one or several batches."""
+        """Compute the metrics from the sums that the model head returned for one or several batches."""
 
     def make_update_loss(
         self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator
     ) -> UpdateLoss | None:
-        """Return the loss function of a complete update, if its loss is not the sum of the losses of its micro-batches.
+        """Return the loss function of a complete update, or None if the losses of its micro-batches are simply added.
 
         Args:
             micro_batches: The micro-batches of this process.
@@ -85,7 +85,7 @@ class Objective(ABC):
             communicator: The processes of the run.
 
         Returns:
-            The loss function, or None if the losses of the micro-batches are simply added, which is the default.
+            The loss function, or None, which is the default.
         """
         return None
 
@@ -105,16 +105,16 @@ class PretrainingObjective(Objective):
     sequence_feature = "next_sentence_weights"
 
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return the masked-LM weight of a batch and its number of sequences, float64 [2].
+        """Return the weights of the masked-LM loss and of the next-sentence loss in a batch, float64 [2].
 
-        The masked-LM weight is the number of masked tokens (`loss: token`) or of sequences that contain at least one
-        (`loss: sequence`).
+        The masked-LM weight is the number of masked tokens (`loss: token`) or of sequences that contain at least one (`loss:
+        sequence`). The next-sentence weight is the number of sequences.
         """
         masked_weight = _compute_masked_weight(batch["masked_lm_weights"], self.masked_lm_loss)
         return np.array([masked_weight, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
 
     def compute_metrics(self, sums: FloatArray) -> LossMetrics:
-        """Compute the two losses and the two accuracies from the 8 sums of one or several batches."""
+        """Compute the losses and accuracies of both tasks from the sums of one or several batches."""
         values = sums.tolist()
         masked_sum, masked_weight, next_sum, next_weight, masked_correct, masked_count, next_correct, next_count = values
         masked_lm_loss = masked_sum / max(masked_weight, 1.0)
@@ -129,9 +129,9 @@ class PretrainingObjective(Objective):
 
 
 def _compute_masked_weight(sequence_numbers_BQ: AnyArray, loss: Loss) -> int:
-    """Return the weight of the masked-LM loss in a batch of packs.
+    """Count the masked tokens in a batch of packs, or the sequences that contain masked tokens.
 
-    The weight is the number of masked tokens, or the number of sequences that contain masked tokens.
+    This number is the weight of the masked-LM loss.
 
     Args:
         sequence_numbers_BQ: For each masked slot, the number of its sequence from 1, or 0 for an unused slot.
@@ -160,7 +160,7 @@ _SAMPLE = 1000
 
 @dataclass(frozen=True)
 class LossDenominators:
-    """Determines the numbers by which the loss sums of each micro-batch are divided.
+    """The rule that determines the denominators of the loss sums in an update.
 
     Attributes:
         kind: One of the three rules described above.
@@ -171,7 +171,7 @@ class LossDenominators:
     expected_weights: tuple[float, float] = (1.0, 1.0)
 
     def compute_factors(self, weights_M2: FloatArray, packs: int, communicator: Communicator) -> FloatArray:
-        """Return the factors by which the loss sums of the micro-batches of this process are multiplied.
+        """Return the factors that scale the loss sums of each micro-batch on this process.
 
         Every process calls this at the same time.
 
@@ -197,7 +197,7 @@ GLOBAL = LossDenominators()
 
 
 def make_loss_denominators(settings: TrainingSettings, source: RecordSource) -> LossDenominators:
-    """Return the `LossDenominators` for the settings of a run.
+    """Return the rule for the denominators of the loss sums, as chosen in the settings of a run.
 
     For `loss_normalization: balanced`, the expected weights of a pack are measured on about 1,000 records.
     """
@@ -232,7 +232,7 @@ def draw_dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> In
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Runs updates of a model, with the dropout seeds and loss factors that each update requires.
+    """Computes the dropout seeds and loss factors of an update, and runs the update on the engine.
 
     Attributes:
         updates: The updates of the engine.
@@ -249,7 +249,7 @@ class TrainingStep:
     denominators: LossDenominators = GLOBAL
 
     def run_update(self, micro_batches: Sequence[BatchArrays], update: int, learning_rate: float) -> WaitForSums:
-        """Do one update of the weights.
+        """Update the weights of the model once.
 
         Every process calls this at the same time.
 
@@ -307,7 +307,7 @@ class IntervalReport:
     slots_per_second: float
 
     def collect_throughput(self) -> dict[str, float]:
-        """Return the throughput and the packing factor by their names in `metrics.jsonl`."""
+        """Return the throughput and the packing factor, with the keys used in `metrics.jsonl`."""
         names = ("sequences_per_second", "tokens_per_second", "slots_per_second", "packing_factor")
         return {name: getattr(self, name) for name in names}
 
@@ -328,7 +328,7 @@ class IntervalReport:
 
 @dataclass
 class Interval:
-    """Collects the losses, the token counts and the time of the updates since the last report.
+    """Collects the losses, token counts and duration of the updates since the last report.
 
     Attributes:
         objective: Computes the metrics.
@@ -349,8 +349,8 @@ class Interval:
     _began: float | None = None
 
     def start_update(self) -> None:
-        """Start the clock at the first update of the interval. If that update builds the graph, restart the clock at the
-        second one.
+        """Start the clock before the first update of an interval. If that update built the graph, restart the clock before
+        the second update.
         """
         if self._began is None:
             self._began = self.clock()
@@ -372,7 +372,7 @@ class Interval:
         self._work.append((sequences, tokens, packs, sum(batch["input_mask"].size for batch in batches)))
 
     def make_report(self, communicator: Communicator) -> IntervalReport:
-        """Wait until the device has computed all updates of the interval, and return a report on them.
+        """Wait until the device has finished all updates of the interval, and return a report on these updates.
 
         Every process calls this at the same time.
 

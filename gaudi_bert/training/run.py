@@ -131,18 +131,18 @@ class Job(ABC, Generic[R]):
         return []
 
     def begin_run(self, run: RunContext[R], plan: RunPlan, model: Model) -> MlperfLog | None:
-        """Prepare the run after its model was built and before weights are loaded. Return its MLPerf log, or None."""
+        """Prepare the run after building the model and before loading weights. Return the MLPerf log of the run, or None."""
         return None
 
     def load_initial_weights(self, model: Model, reporter: Reporter) -> None:
-        """Load the weights with which a new run begins.
+        """Load the initial weights of a new run.
 
         Only the first process calls this.
         """
         model.load_values(self.initial_variables)
 
     def handle_evaluation(self, run: RunContext[R], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Handle the metrics of an evaluation after update `update`, for example by saving the best weights.
+        """Handle the metrics of an evaluation between updates, for example by saving the best weights.
 
         Every process calls this.
         """
@@ -257,7 +257,8 @@ def _train(job: Job[R], prepared: PreparedUpdates, run: RunContext[R]) -> R:
     progress = broadcast_state(progress, model, updates, communicator)
     rank, size = communicator.rank, communicator.size
     order = TrainingOrder(settings.seed, settings.shuffle_packs, rank, size, progress.packs, progress.update)
-    # Another engine or another machine may resume the run, so checkpoints contain no settings of this machine and no paths.
+    # A run may be resumed with another engine or on another machine, so checkpoints contain no settings of this machine and
+    # no paths.
     of_machine = {"engine", "device", "compile", "init_checkpoint"}
     fields = TrainingSettings.model_fields if isinstance(job.section, TrainingSettings) else LoopSettings.model_fields
     checkpoint_settings = {
@@ -305,9 +306,10 @@ def _open_run_folder(
     resume: bool,
     overwrite: bool,
 ) -> Iterator[RunContext[R]]:
-    """Open the folder of a run: lock it, and decide whether the run begins, continues or is already finished.
+    """Open the folder of a run, and decide whether the run begins, continues or is already finished.
 
-    During the context, the processes of the run are watched. Every process calls this at the same time.
+    Unless the run is already finished, lock the folder. Watch the processes of the run while the context is open. Every
+    process calls this at the same time.
 
     Yields:
         The run. Its `finished_result` is set if the run is already finished.
@@ -346,8 +348,8 @@ def _open_run_folder(
                 redirect_native_output(folder / ("engine.log" if watched.is_first else f"engine-{watched.rank}.log"))
             )
         # A resumed run must draw the same dropout masks and divide the packs in the same way. The masks depend on whether
-        # kernels are compiled, and the division depends on the number of processes. Therefore use the values with which the
-        # run began.
+        # kernels are compiled, and the division depends on the number of processes. Therefore use the values from the start
+        # of the run.
         processes_at_start, compiled = watched.run_on_first(
             lambda: read_run_beginning(context.checkpoint_folder)
         ) or RunBeginning(watched.size, device.compiles)
@@ -409,8 +411,8 @@ def _begin_unless_finished(
                 f"{folder}: the run in this folder has training.updates = {before:,}; pass --resume to extend it to "
                 f"{updates:,}, choose another folder, or pass --overwrite to start again"
             )
-        # If the process is killed between the two steps, the folder must not contain a result that does not match its
-        # settings. Therefore remove the result first.
+        # Even if the process is killed here, the folder must never contain a result that does not match its settings.
+        # Therefore remove the result before writing the new settings.
         with explain_os_errors(result_path, "remove"):
             remove_files(result_path)
         write_json(settings_file, signature.as_json())
@@ -429,7 +431,7 @@ def _begin_unless_finished(
 
 
 def _read_updates_of_shorter_run(settings_file: Path, signature: Signature) -> int | None:
-    """Return the number of updates of the stored run, if it equals the requested run except that it has fewer updates.
+    """If the requested run only adds updates to the stored run, return the stored number of updates.
 
     Return None if there is no stored run, or if it differs in another way.
     """

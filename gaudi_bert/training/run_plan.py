@@ -31,7 +31,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.sections import LoopSettings, TrainingSettings
 
-# The settings whose values are numbers of updates.
+# Settings that are given as numbers of updates.
 CADENCE_SETTINGS = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
 
 
@@ -81,14 +81,14 @@ class RowPacks(NamedTuple):
 
 
 class _BlockMicroBatches(NamedTuple):
-    """The number of micro-batches in a block of packs, and the number of packs in each micro-batch on one process."""
+    """The number of micro-batches in a block of packs, and the number of packs that one process adds to each micro-batch."""
 
     micro_batches: int
     packs: int
 
 
 class _PackBlocks(NamedTuple):
-    """The division of all packs with the same row length into blocks of equally many packs.
+    """Divides all packs with the same row length into blocks of equal size.
 
     An update reads complete blocks.
 
@@ -105,16 +105,14 @@ class _PackBlocks(NamedTuple):
     max_micro_batch_packs: int
 
     def divide_among(self, processes: int) -> _BlockMicroBatches:
-        """Divide the packs of a block evenly among processes, and the packs of each process into micro-batches of equal
-        size.
-        """
+        """Divide a block evenly among processes, and the packs of each process into micro-batches of equal size."""
         packs_of_process = -(-self.packs // processes)
         micro_batches = -(-packs_of_process // self.max_micro_batch_packs)
         return _BlockMicroBatches(micro_batches, -(-packs_of_process // micro_batches))
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch over all processes. All its rows have the same length.
+    """A micro-batch that is distributed over all processes. All its rows have the same length.
 
     Process r of R reads those packs whose number mod R is r, and adds empty packs if they are fewer than `packs`.
 
@@ -133,7 +131,7 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plan of a run: the packs that each update contains, and the settings after they were adapted to packing.
+    """The plan of a run. It determines the packs of each update, and adapts the settings to packing.
 
     Attributes:
         requested: The settings as the user gave them, for unpacked data.
@@ -163,7 +161,7 @@ class RunPlan:
 
     @cached_property
     def settings(self) -> RunSettings:
-        """The settings to train with, after they were adapted to packing.
+        """The settings of the run, adapted to packing.
 
         They differ from the requested settings only for `packing_correction: betas`.
         """
@@ -200,11 +198,11 @@ class RunPlan:
         return micro_batches if self.count_micro_batches is None else micro_batches[:1] * self.count_micro_batches(update)
 
     def _count_blocks_after(self, update: int) -> list[int]:
-        """Return the number of blocks of each row length that have been read after `update` updates."""
+        """For each row length, return how many blocks have been read after `update` updates."""
         return [math.ceil(update * blocks.blocks_per_update) for blocks in self.pack_blocks]
 
     def iterate_micro_batches(self, updates_done: int, packs_done: int) -> Iterator[MicroBatch]:
-        """Yield the micro-batches that follow a position in the run, without end.
+        """Yield an endless stream of micro-batches, starting at a position in the run.
 
         Args:
             updates_done: The number of updates that are done.
@@ -225,12 +223,12 @@ class RunPlan:
                 yield micro_batch._replace(first=micro_batch.first + shift, end=micro_batch.end + shift)
 
     def count_packs_after(self, update: int) -> int:
-        """Return the number of packs that all processes together have read after `update` updates."""
+        """Return how many packs all processes together have read after `update` updates."""
         counts = zip(self._count_blocks_after(update), self.pack_blocks, strict=True)
         return sum(count * blocks.packs for count, blocks in counts)
 
     def count_updates(self, epochs: int) -> int:
-        """Return the number of updates after which every pack has been read at least `epochs` times."""
+        """Return the smallest number of updates that read every pack at least `epochs` times."""
         packs = [row.packs for row in self.packs_by_row_length] or [self.packs or 0]
         return max(
             math.floor((-(-epochs * packs_of_length // blocks.packs) - 1) / blocks.blocks_per_update) + 1
@@ -239,7 +237,7 @@ class RunPlan:
 
     @cached_property
     def pack_blocks(self) -> tuple[_PackBlocks, ...]:
-        """The division of the packs into blocks, for each row length."""
+        """How the packs are divided into blocks, for each row length."""
         settings, most = self.settings, self.settings.micro_batch_packs
         if not self.packs_by_row_length:
             sequences = self.packing_factor * self.processes
@@ -290,7 +288,7 @@ class RunPlan:
 
 
 def find_micro_batch_size(sequences_per_update: int, sequences_per_pack: float, max_packs: int) -> int:
-    """Return the micro-batch size with which an update comes closest to the requested number of sequences.
+    """Return the micro-batch size that brings an update closest to the requested number of sequences.
 
     Differences are compared in percent. Among equally good sizes, the one with the fewest accumulation steps is chosen, and
     then the smallest.
@@ -313,16 +311,16 @@ def find_micro_batch_size(sequences_per_update: int, sequences_per_pack: float, 
 
 
 def _compute_accumulation_steps(sequences_per_update: int, micro_batch_packs: int, sequences_per_pack: float) -> int:
-    """Return the number of micro-batches with which an update comes closest to the requested number of sequences."""
+    """Return the number of micro-batches that brings an update closest to the requested number of sequences."""
     return max(1, round(sequences_per_update / (micro_batch_packs * sequences_per_pack)))
 
 
 # --- The plan as text for people, and as JSON for programs
 
-# A note is printed if the batch size differs from the requested size by more than this fraction.
+# Print a note if the batch size differs from the requested size by more than this fraction.
 _NOTABLE_CHANGE = 0.02
-# A note is printed if rows are longer than this multiple of the mean sequence. In rows of up to 512 tokens, attention takes
-# only a small part of the time, so no note is printed for them.
+# Print a note if rows are longer than this multiple of the mean sequence length. Rows of up to 512 tokens need no note,
+# because attention takes only a small part of their time.
 _LONG_ROWS, _USUAL_SLOTS = 4, 512
 
 
@@ -357,7 +355,7 @@ class DryRun:
 
 
 def format_plan(plan: RunPlan) -> list[str]:
-    """Return the lines that describe the plan of a run: the size of an update, the number of updates, and notes on both."""
+    """Return lines that describe the size and the number of a run's updates, with notes on possible problems."""
     settings, requested = plan.settings, plan.requested
     lines = _format_update(plan)
     if settings != requested:
@@ -385,9 +383,9 @@ def format_plan(plan: RunPlan) -> list[str]:
 
 
 def _format_update(plan: RunPlan) -> list[str]:
-    """Return the line that states how many sequences and packs an update contains.
+    """Return a line that states how many sequences and packs an update contains, followed by notes.
 
-    Notes follow if the size differs from the settings, or if an update is larger than the data.
+    There are notes if the size differs from the settings, or if an update is larger than the data.
     """
     settings, in_training = plan.settings, plan.settings.section == "training"
     key = "training.global_batch_sequences" if in_training else "finetune.batch_sequences"
@@ -428,7 +426,7 @@ def _format_update(plan: RunPlan) -> list[str]:
 
 
 def format_schedule(plan: RunPlan) -> list[str]:
-    """Return the lines about the optimizer and about the intervals between evaluations, which only a dry run prints."""
+    """Return lines that only a dry run prints, about the optimizer and about how often the run evaluates, saves and logs."""
     settings = plan.settings
     lines = []
     for action in ("evaluate", "save", "log"):

@@ -41,7 +41,7 @@ from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, Unpacked
 
 @dataclass(frozen=True)
 class RecordSource:
-    """Pretraining records that have been opened. Each record is a pack, or a single unpacked sequence.
+    """Opened pretraining records. Each record is either a pack or a single unpacked sequence.
 
     Attributes:
         path: The folder or file of the records on this machine.
@@ -65,7 +65,7 @@ class RecordSource:
 
     @property
     def is_packed(self) -> bool:
-        """Whether each record is a pack. Otherwise, each record is a single sequence."""
+        """Whether each record is a pack. If False, each record is a single sequence."""
         return isinstance(self.schema, PackedSchema)
 
     @property
@@ -89,10 +89,10 @@ class RecordSource:
         return choose_stream_count(self.metadata.shard_multiple if self.metadata is not None else 1)
 
     def describe_shared_reading(self, processes: int) -> str | None:
-        """Return a note for the user if several processes have to read the same files, which multiplies the bytes that are
+        """Return a note for the user if several processes must read the same shards, which multiplies the amount of data
         read.
 
-        Return None if every process reads its own files.
+        Return None if every process reads its own shards, or if the records are unpacked.
         """
         readers = processes // math.gcd(self.stream_count, processes)
         if readers == 1 or self.metadata is None:
@@ -129,13 +129,13 @@ class RecordSource:
             self.cache.release(file_number)
 
     def count_packs_up_to(self, limit: int) -> int:
-        """Count the records in all files by reading them. Stop at `limit`, and return it."""
+        """Count the records in all files by reading them, but stop counting at `limit`."""
         return sum(1 for _ in itertools.islice(itertools.chain.from_iterable(map(read_records, self.files)), limit))
 
 
 @contextmanager
 def open_records(path: Path | str, store: StoreSettings | None = None) -> Iterator[RecordSource]:
-    """Open packed or unpacked records, which may be in an object store, for the duration of the context.
+    """Open packed or unpacked records on a disk or in an object store.
 
     Args:
         path: A path as in `open_local_records`, or a URL.

@@ -38,8 +38,7 @@ _Dtype = Literal["float32", "float64"]
 
 
 class _Difference(NamedTuple):
-    """The difference between the packed and the unpacked value of an output, a loss or a gradient, and the size of the
-    value.
+    """How much packing changes an output, a loss or a gradient, and how large the unpacked value is.
 
     Attributes:
         difference: The largest absolute difference of an output, or the norm of the difference of a gradient.
@@ -73,7 +72,7 @@ class _LeakCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class VerifyModelResult:
-    """The result of `verify_model`, such as the number of sequences and the largest differences that packing makes.
+    """The result of `verify_model`, such as the number of sequences and the largest differences due to packing.
 
     Attributes:
         weights: The path of the weights, or "random".
@@ -144,7 +143,7 @@ def verify_model(*, checkpoint: Path | None, reporter: Reporter, engine: EngineC
     engine_module, spec, batch = load_engine(chosen.name), ModelSpec(config, PretrainingHead()), _make_random_packs(config)
 
     def build_model(compute_dtype: _Dtype) -> Model:
-        """Build the model for computations in a dtype, and load the weights."""
+        """Build a model that computes in the given dtype, and load the weights into it."""
         model = engine_module.build_model(spec, seed=_SEED, compute_dtype=compute_dtype)
         model.load_values(values)
         return model
@@ -237,7 +236,7 @@ def _check_packed_equals_unpacked(
 
 
 def _compute_relative_difference(difference: float, norm: float) -> float:
-    """Return the norm of the difference between two gradients, divided by the norm of the gradient.
+    """Divide the norm of the difference between two gradients by the norm of the gradient.
 
     Return 0 if both norms are below 1e-9, as for the key biases, whose gradient is mathematically zero.
     """
@@ -246,7 +245,7 @@ def _compute_relative_difference(difference: float, norm: float) -> float:
 
 
 def _measure_differences(model: Model, packed: BatchArrays, loss: Loss = "token") -> _Differences:
-    """Run a model on packs, and on the same sequences with one sequence per row. Return the differences of all results."""
+    """Run a model on packs, and on the same sequences in rows of their own. Return how much the results differ."""
     placed_sequences = split_packs(packed)
     length, slots = packed["input_ids"].shape[1], packed["masked_lm_ids"].shape[1]
     single_rows = join_sequences([[placed.sequence] for placed in placed_sequences], length, slots, 1)
@@ -273,7 +272,7 @@ def _compute_norm(values: AnyArray) -> float:
 
 
 def _check_no_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say: Callable[[str], None]) -> int:
-    """Change the tokens of each sequence once, and check that the outputs of all other sequences stay bit-identical.
+    """Change one sequence per pack at a time, and check that the outputs of all other sequences stay bit-identical.
 
     Returns:
         The number of unchanged sequences that were compared, added over all trials.
@@ -299,7 +298,7 @@ def _check_no_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say:
 
 
 def _count_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, changed_number: int = 0) -> _LeakCounts:
-    """Change all tokens of one sequence in each pack, and count the sequences whose outputs change.
+    """Change all tokens of one sequence in each pack, and count the other sequences that get different outputs.
 
     Args:
         model: The model.
@@ -323,7 +322,7 @@ def _count_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, change
     )
 
     def compare_bits(placed: _PlacedSequence) -> list[bool]:
-        """Return for each output of a sequence whether its bits are unchanged. Empty outputs are omitted."""
+        """For each non-empty output of a sequence, return whether its bits stay the same."""
         now = _select_outputs(after, placed)
         return [old.tobytes() == now[name].tobytes() for name, old in _select_outputs(before, placed).items() if old.size]
 
@@ -417,7 +416,7 @@ def _extract_sequence(batch: BatchArrays, pack: int, number: int) -> _PlacedSequ
 def join_sequences(
     packs: list[list[Sequence]], length: int, masked_slots: int, depth: int
 ) -> dict[str, Int32Array | Float32Array]:
-    """Build a batch of packs from the sequences that each pack should contain.
+    """Build a batch of packs from lists of sequences, one list per pack.
 
     Args:
         packs: The sequences of each pack. They must fit into the sizes that follow.

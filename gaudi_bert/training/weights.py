@@ -42,7 +42,7 @@ _SAFETENSORS = "model.safetensors"
 
 
 class _WeightsIndex(ExtensibleArtefact):
-    """The schema of model.safetensors.index.json, which contains the file name for each tensor."""
+    """The schema of model.safetensors.index.json, which maps tensor names to file names."""
 
     remedy = COPY_AGAIN
 
@@ -51,7 +51,7 @@ class _WeightsIndex(ExtensibleArtefact):
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a BERT that were read from a file or folder. The config of the BERT may be unknown.
+    """The weights of a BERT model that were read from a file or folder and, if known, the config of the model.
 
     Attributes:
         path: The file or folder of the weights.
@@ -67,12 +67,12 @@ class Weights:
 
     @property
     def missing_variables(self) -> list[str]:
-        """The names of the model variables that are missing in the weights. Empty if the config is unknown."""
+        """The names of the model variables that are missing from the weights. Empty if the config is unknown."""
         return [] if self.config is None else [name for name in parameter_specs(self.config) if name not in self.variables]
 
 
 def read_weights(path: Path | str) -> Weights:
-    """Read the weights of a BERT from a gaudi-bert checkpoint, a Hugging Face folder or a TF1 checkpoint.
+    """Read BERT weights from a gaudi-bert checkpoint, a Hugging Face folder or a TF1 checkpoint.
 
     Args:
         path: One of the following:
@@ -109,7 +109,7 @@ def read_weights(path: Path | str) -> Weights:
 
 
 def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
-    """Read the weights of a BERT, as `read_weights` does, and copy them into a model. Return the weights.
+    """Read BERT weights in any supported format, copy them into a model, and return them.
 
     Variables of the model for which there are no weights keep their values.
 
@@ -146,7 +146,7 @@ def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
 
 
 def read_bert_config(file: Path) -> BertConfig:
-    """Read the config of a BERT from config.json or bert_config.json.
+    """Read the config of a BERT model from config.json or bert_config.json.
 
     Raises:
         InputError: The file cannot be read, or does not describe a BERT that is supported.
@@ -161,7 +161,7 @@ def read_bert_config(file: Path) -> BertConfig:
 
 
 def make_bert_config(settings: ModelSettings, vocabulary_size: int | None, max_sequence_length: int) -> BertConfig:
-    """Create the config of a BERT from the model settings. Sizes that are not set are taken from the data.
+    """Create a BERT config from the model settings. Sizes that are not set are taken from the data.
 
     Args:
         settings: The settings of the model.
@@ -177,7 +177,7 @@ def make_bert_config(settings: ModelSettings, vocabulary_size: int | None, max_s
 
 
 def _find_bert_config(folder: Path) -> BertConfig | None:
-    """Read the config of the BERT in a folder. Return None if the folder does not contain one."""
+    """Read the BERT config in a folder. Return None if the folder does not contain one."""
     for name in _CONFIG_NAMES:
         if (folder / name).is_file():
             return read_bert_config(folder / name)
@@ -236,7 +236,7 @@ def _read_hugging_face_weights(path: Path, files: list[Path]) -> Weights:
 
 @contextmanager
 def open_local_weights(path: Path | str, store: StoreSettings | None = None) -> Iterator[Path]:
-    """Yield a local path to weights. If the weights are in an object store, copy them for the duration of the context.
+    """Yield a local path to weights. If the weights are in an object store, copy them to this machine first.
 
     If the folder of a run is in a store, only its newest checkpoint and the small files next to it are copied. A folder of
     another tool is copied completely.
@@ -266,7 +266,7 @@ _INDEX = ".index"
 
 
 def _find_google_checkpoint(path: Path) -> Path | None:
-    """Return the path prefix of a TF1 checkpoint, given the prefix, the index file or the folder with these files.
+    """Return the path prefix of a TF1 checkpoint, given the prefix itself, the index file or the folder.
 
     Returns:
         The prefix, or None if `path` is not a TF1 checkpoint.
@@ -310,7 +310,7 @@ _LAST_PARTS = {"kernel": "weight", "gamma": "weight", "beta": "bias"}
 
 
 def _convert_to_hugging_face_name(variable: str) -> str:
-    """Convert the name of one of our variables to its name in `BertForPreTraining`.
+    """Convert the name of a gaudi-bert variable to its name in `BertForPreTraining`.
 
     For example, `bert/encoder/layer_0/attention/self/query/kernel` becomes
     `bert.encoder.layer.0.attention.self.query.weight`.
@@ -324,7 +324,7 @@ def _convert_to_hugging_face_name(variable: str) -> str:
 
 
 def convert_to_hugging_face(values: WeightArrays) -> dict[str, Float32Array]:
-    """Convert our variables to a state dict of `BertForPreTraining`.
+    """Convert gaudi-bert variables to a state dict of `BertForPreTraining`.
 
     Args:
         values: Our variables by name.
@@ -339,7 +339,7 @@ def convert_to_hugging_face(values: WeightArrays) -> dict[str, Float32Array]:
 
 
 def _convert_from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Float32Array]:
-    """Convert the state dict of a Hugging Face BERT to our variables, float32.
+    """Convert the state dict of a Hugging Face BERT to gaudi-bert variables in float32.
 
     Args:
         tensors: The state dict of a `BertForPreTraining`, a `BertFor...` class of a task, or a `BertModel`. The names may be
