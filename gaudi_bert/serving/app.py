@@ -48,16 +48,17 @@ from gaudi_bert.serving.service import Service, Ticket
 
 _OPEN_ROUTES = ("/health", "/ping", "/metrics")
 _JsonWriter = Callable[[], bytes]
-# The type of functions that answer the requests to a route. Such a function computes the answer, and returns another
-# function that encodes the answer as JSON, which may run on another thread.
+# A function that answers the requests to a route. It returns a second function, which encodes the answer as JSON and may run
+# on another thread.
 _AnswerFunction = Callable[[Service, ServedModel, Ticket, Any], Awaitable[_JsonWriter]]
-# The maximum number of characters in a text for /tokenize, and of tokens in the answer. A token takes about 70 bytes in the
-# answer.
+# The maximum number of characters in a text for /tokenize, and also the maximum number of tokens in the answer. A token
+# takes about 70 bytes in the answer.
 _MAX_TOKENIZED = 1 << 17
 
 _LARGE_BODY = 1 << 20  # bytes
 _FEW_CHARACTERS = 1 << 10  # the tokens of a text with at most this many characters are written on the event loop
-# The maximum number of characters in a request to a tagger, whose words take up to 50 bytes of memory per character.
+# The maximum number of characters in a request to a tagger. Splitting texts into words takes up to 50 bytes of memory per
+# character.
 _MAX_TAGGED_CHARACTERS = 1 << 19
 
 
@@ -102,8 +103,7 @@ def make_app(service: Service, api_key: str | None) -> FastAPI:
 
 
 class _RequestGate:
-    """ASGI middleware that checks the API key, and whether the server accepts requests, before the body of a request is
-    read.
+    """ASGI middleware that checks the API key and whether the server accepts requests, before the request body is read.
 
     The key is compared in constant time. While the server stops, every response closes its connection.
     """
@@ -116,7 +116,7 @@ class _RequestGate:
         """Handle one request."""
 
         async def send_closing(message: Message) -> None:
-            """Send a part of the response. While the server is stopping, add the header `Connection: close`."""
+            """Send an ASGI message. While the server is stopping, add the header `Connection: close` to the response."""
             if message["type"] == "http.response.start" and self._service.stopping:
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
@@ -132,7 +132,7 @@ class _RequestGate:
             self._service.requests -= 1
 
     def _authorize_and_count(self, scope: Scope) -> None:
-        """Check the API key. For a POST request, also count it in the metrics, and check that the server accepts requests.
+        """Check the API key of a request. Also count POST requests in the metrics, and check that the server accepts them.
 
         Raises:
             RequestError: The key is missing or wrong, or the service does not accept requests now.
@@ -198,12 +198,12 @@ def _add_post_route(app: FastAPI, service: Service, path: str) -> None:
 
 
 def _make_metrics_label(path: str) -> str:
-    """Return the name of a route in the metrics, such as `v1_embeddings` for `/v1/embeddings`."""
+    """Return the label of a route in the metrics, such as `v1_embeddings` for `/v1/embeddings`."""
     return path.strip("/").replace("/", "_") or "root"
 
 
 def _make_json_response(content: object) -> Response:
-    """Return a response whose body is the content as JSON."""
+    """Return a response with the content as its JSON body."""
     return Response(to_json(content), media_type="application/json")
 
 
@@ -240,7 +240,7 @@ def _as_list(inputs: Any) -> list[Any]:
 
 
 def _find_prompt(model: ServedModel, name: str | None) -> str:
-    """Return the text of a named prompt, or the default prompt if the name is None. Reject unknown names."""
+    """Return the text of a named prompt, or the default prompt if the name is None. Raise an error for unknown names."""
     try:
         return model.find_prompt(name)
     except InputError as error:
@@ -279,7 +279,7 @@ async def _compute_pooled_outputs(
     truncates_left = model.truncates_left(truncation.truncation_direction)
 
     def tokenize(texts: Sequence[tuple[int, str | array[int]]]) -> Sequences:
-        """Convert some of the texts, given as (index, text), to token sequences. A text may be a list of token ids."""
+        """Convert (index, text) pairs to token sequences. A text may be a string or a list of token ids."""
         parts, counts = [], []
         for is_text, group in groupby(texts, lambda each: isinstance(each[1], str)):
             some: list[Any] = list(group)
@@ -329,7 +329,7 @@ async def _answer_openai_embeddings(
 async def _compute_head_outputs(
     service: Service, model: ServedModel, ticket: Ticket, rows: Sequence[Row], truncation: Truncation
 ) -> tuple[Float32Array, Sequences]:
-    """Tokenize the rows of a request, and compute the outputs of the model's task head for them.
+    """Tokenize the input rows of a request, and compute the outputs of the model's task head.
 
     Returns:
         float32 [N, C] for N texts, or [T, C] for T tokens if the model is a tagger, and the sequences of the texts.
@@ -341,7 +341,7 @@ async def _compute_head_outputs(
 
 
 def _count_characters(row: Row) -> int:
-    """Return the number of characters in all texts or words of a row."""
+    """Count the characters of an input row, which contains texts or words."""
     if isinstance(row, TaggedRow):
         return sum(map(len, row.tokens))
     return len(row.text) + len(row.text_pair or "") if isinstance(row, TextRow) else 0
@@ -357,7 +357,8 @@ async def _rank_documents(
     truncation: Truncation,
     raw_scores: bool = False,
 ) -> list[tuple[int, float]]:
-    """Score documents by their relevance to a query. Return (index, score) of each document, the most relevant first.
+    """Score documents by their relevance to a query. Return an (index, score) pair for each document, the most relevant
+    first.
 
     Documents are sorted by their logits, because two different logits may have the same rounded score.
 
@@ -419,7 +420,7 @@ async def _answer_predict(service: Service, model: ServedModel, ticket: Ticket, 
         )
 
     def make_rows() -> list[Row]:
-        """Convert all inputs to rows."""
+        """Convert all inputs of the request to rows for the tokenizer."""
         return [
             _make_row(model, number, [texts] if isinstance(texts, str) else texts) for number, texts in enumerate(listed)
         ]
@@ -441,7 +442,7 @@ async def _answer_predict(service: Service, model: ServedModel, ticket: Ticket, 
 
 
 def _make_row(model: ServedModel, number: int, texts: Sequence[str]) -> Row:
-    """Convert one text or a pair of texts to a row. For a tagger, split the text into words."""
+    """Convert one text or a pair of texts to an input row. For a tagger, split the text into words."""
     most = 1 if model.kind == "tagger" else 2
     if not 1 <= len(texts) <= most:
         raise RequestError(422, "validation", f"`inputs`: a list must contain 1 to {most} texts, but contains {len(texts)}")
@@ -451,7 +452,7 @@ def _make_row(model: ServedModel, number: int, texts: Sequence[str]) -> Row:
 
 
 def _rank_labels(model: ServedModel, logits: list[float], answer: dict[str, Any], *, raw_scores: bool) -> Any:
-    """Return the labels of one text with their scores, the highest score first.
+    """Return all labels with their scores for one text, the highest score first.
 
     Args:
         model: The model.
@@ -498,7 +499,7 @@ async def _answer_tokenize(service: Service, model: ServedModel, ticket: Ticket,
 
 
 def _tokens_to_json(encoding: Any) -> bytes:
-    """Encode the tokens of a text, with their positions, as JSON.
+    """Encode the tokens of a text and their positions as JSON.
 
     The tokens are encoded one at a time, so that other threads can run in between.
     """
@@ -526,7 +527,7 @@ _MAIN_ROUTES = {"embedding": "/embed", "reranker": "/rerank", "classifier": "/pr
 
 
 def _describe_model(service: Service, model: ServedModel) -> dict[str, Any]:
-    """Return the answer to GET /info. It describes the model and the limits, with the keys of text-embeddings-inference."""
+    """Return the answer to GET /info, which describes the model and the limits. The keys match text-embeddings-inference."""
     labels = dict(enumerate(model.task.labels)) if model.task is not None else {}
     named = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}}
     kinds = {"embedding": {"embedding": {"pooling": model.folder.pooling}}, "reranker": {"reranker": named}}

@@ -24,7 +24,7 @@ _MIN_EFFICIENCY = 0.9
 
 
 class Shape(NamedTuple):
-    """The size of a batch: its number of rows, and the number of token slots in each row."""
+    """The number of rows in a batch, and the number of token slots in each row."""
 
     rows: int
     length: int
@@ -53,7 +53,7 @@ class FilledShape(NamedTuple):
 
 
 def list_batch_shapes(row_length: int, batch_rows: int, shortest: int = 32) -> tuple[Shape, ...]:
-    """Return the batch shapes that the server uses, in ascending order.
+    """Return the batch shapes that the server uses, from the smallest to the largest.
 
     The list has at most 12 shapes. If there would be more, the smallest shapes are left out.
 

@@ -18,8 +18,8 @@ from pydantic_core import from_json
 
 from gaudi_bert.serving.schemas import RequestBody, RequestError, TextForms
 
-# The maximum number of keys in an object, of values in a field, and of values in a whole body. These limits do not apply to
-# texts and token ids.
+# The maximum number of keys in an object, of values in a field, and of values in a whole body. Texts and token ids do not
+# count.
 _MAX_KEYS, _MAX_VALUES, _MAX_OTHER_VALUES = 200, 1_000, 100_000
 _IDS_AT_ONCE = 1 << 16  # the number of bytes of token ids that are converted to Python integers at a time
 _SPACE = re.compile(rb"[ \t\n\r]*")
@@ -112,8 +112,8 @@ class _BodyParser:
         return found
 
     def _iterate_elements(self, opening: bytes, closing: bytes) -> Iterator[int]:
-        """Iterate over a JSON list or object. Yield the index of each element, which the caller must read before the next
-        one.
+        """Iterate over a JSON list or object, and yield the index of each element. The caller must read an element before
+        requesting the next one.
 
         This method reads the brackets and the commas itself.
         """
@@ -127,7 +127,9 @@ class _BodyParser:
                 return
 
     def _iterate_keys(self) -> Iterator[str]:
-        """Iterate over a JSON object. Yield each key, whose value the caller must read before the next key."""
+        """Iterate over a JSON object, and yield each key. The caller must read the value of a key before requesting the next
+        key.
+        """
         for number in self._iterate_elements(b"{", b"}"):
             if number == _MAX_KEYS:
                 raise RequestError(422, "validation", f"an object must not have more than {_MAX_KEYS} keys")
@@ -145,14 +147,14 @@ class _BodyParser:
             raise _not_json_error() from None
 
     def _skip_string(self) -> int:
-        """Move past a JSON string, and return the offset at which it starts."""
+        """Move past a JSON string, and return its start offset."""
         start, self._offset = self._offset, self._unescaped.find(b'"', self._offset + 1) + 1
         if not self._offset:
             raise _not_json_error()
         return start
 
     def _read_string(self) -> str:
-        """Read the JSON string at the current offset, and return it."""
+        """Read and return the JSON string at the current offset."""
         start = self._skip_string()
         text: str = self._decode_json(self._body[start : self._offset])
         return text
@@ -180,9 +182,7 @@ class _BodyParser:
         raise _wrong_value_error(position, "contains too many values")
 
     def _read_texts(self, position: str, forms: TextForms) -> Any:
-        """Read and return the value of a field that contains texts. Raise an error if the value has none of the allowed
-        forms.
-        """
+        """Read and return the value of a field that contains texts. Raise an error if its form is not allowed."""
         mark = self._peek_byte()
         if mark == b'"' and forms.allows_single_text:
             return self._read_string()

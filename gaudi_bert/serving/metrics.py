@@ -61,7 +61,7 @@ class Metrics:
         Gauge("gaudi_bert_queue_tokens", "Waiting tokens.", registry=registry).set_function(lambda: queued()[1])
 
     def count_batch(self, shape: Shape, slots: int, texts: int, tokens: int, seconds: float) -> None:
-        """Add a computed batch to the metrics.
+        """Record a computed batch in the metrics.
 
         Args:
             shape: The shape of the batch.
@@ -78,5 +78,5 @@ class Metrics:
         self.batch_tokens.observe(tokens)
 
     def render_page(self) -> bytes:
-        """Return all metrics as a page in the text format of Prometheus."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)

@@ -42,7 +42,7 @@ _HEAD_ARCHITECTURES = ("ForSequenceClassification", "ForTokenClassification")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model on a device, with its tokenizer and all settings that are needed to answer requests.
+    """A model on a device, with its tokenizer and all settings needed to answer requests.
 
     Attributes:
         kind: The kind of answers.
@@ -70,17 +70,17 @@ class ServedModel:
 
     @property
     def max_characters(self) -> int:
-        """The maximum number of characters that are tokenized for a text. Longer texts are cut before they are tokenized."""
+        """The maximum number of characters that are tokenized per text. Longer texts are cut before tokenization."""
         return self.cutter.max_characters
 
     @cached_property
     def cutter(self) -> TextCutter:
-        """Removes the part of a long text that truncation would remove anyway, so that it need not be tokenized."""
+        """Shortens long texts before tokenization. It removes only characters that truncation would remove anyway."""
         return TextCutter(self.loaded.tokenizer.tokenizer, self.max_tokens)
 
     @property
     def width(self) -> int:
-        """The number of values that the model computes for each text, or for each token if `is_per_token` is True."""
+        """The number of values that the model computes per text, or per token if `is_per_token` is True."""
         return self.loaded.runner.width
 
     @property
@@ -90,7 +90,7 @@ class ServedModel:
 
     @property
     def is_per_token(self) -> bool:
-        """Whether the model has one output for each token, instead of one for each text."""
+        """Whether the model has one output per token instead of one per text."""
         return self.kind == "tagger"
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
@@ -115,7 +115,7 @@ class ServedModel:
             return self.torch_model.compute_outputs(batch)
 
     def truncates_left(self, direction: str | None) -> bool:
-        """Return whether texts that are too long are truncated at their beginning instead of their end.
+        """Return whether texts that are too long are truncated at the beginning instead of at the end.
 
         Args:
             direction: The side that the request names, or None for the setting of the tokenizer.
@@ -152,7 +152,7 @@ class ServedModel:
         return self._check_sequences(sequences)
 
     def _cut_row(self, row: TextRow, prompt: str, truncates_left: bool) -> TextRow:
-        """Prepend the prompt to a text. If the text is long, remove the part that truncation would remove anyway."""
+        """Prepend the prompt to a text, and remove what truncation would remove anyway."""
         if row.text_pair is not None:
             text, pair = self.cutter.cut_pair(prompt + row.text, row.text_pair, from_left=truncates_left)
             return row._replace(text=text, text_pair=pair)
@@ -190,7 +190,7 @@ class ServedModel:
         return self._check_sequences(sequences_from_ids(parts, [np.zeros(len(part), np.int8) for part in parts], cut))
 
     def _check_sequences(self, sequences: Sequences) -> Sequences:
-        """Check that the model can compute these sequences in a row with other texts, and return them."""
+        """Check that the sequences may share rows with other texts, and return the sequences."""
         self.torch_model.prepare_batch({"input_ids": sequences.input_ids})
         return sequences
 
@@ -240,7 +240,7 @@ class ServedModel:
         return apply_activation(logits, "Sigmoid" if self.task is None else self.task.activation)
 
     def make_answers(self, outputs: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Return one prediction for each of N rows, in the JSON form that `gaudi-bert predict` writes.
+        """Return one prediction per input row, in the JSON form that `gaudi-bert predict` writes.
 
         Args:
             outputs: float32 [N, C], or [T, C] for a tagger.
@@ -251,7 +251,7 @@ class ServedModel:
 
 
 def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
-    """Load the model in a folder onto a device, with weights that cannot be trained.
+    """Load a model from a folder onto a device, for inference only.
 
     Args:
         path: A local folder with a model.
@@ -297,7 +297,7 @@ def open_served_model(path: Path, settings: ServeSettings) -> ServedModel:
 
 
 def _normalize(vectors: Float32Array) -> Float32Array:
-    """Scale vectors to length 1. Vectors of zeros do not change."""
+    """Scale vectors to length 1. Zero vectors do not change."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     normal: Float32Array = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
     return normal

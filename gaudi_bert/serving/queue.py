@@ -58,7 +58,7 @@ class PendingRequest:
         self.accepted_at = self.started_at = 0.0
 
     def token_slice(self, number: int) -> slice:
-        """Return the slice that selects the tokens of one sequence in arrays with all tokens of the request."""
+        """Return the slice of one sequence in arrays that contain all tokens of the request."""
         return slice(self.sequences.offsets[number], self.sequences.offsets[number + 1])
 
 
@@ -78,7 +78,7 @@ class Batch(NamedTuple):
     is_bulk: bool
 
     def list_texts(self) -> list[tuple[PendingRequest, int]]:
-        """Return the texts of the batch, row by row. Each is given as (request, index of the sequence in the request)."""
+        """Return the texts of the batch, row by row. Each text is given as (request, sequence index)."""
         return [text for row in self.rows for text in row]
 
     def list_requests(self) -> list[PendingRequest]:
@@ -113,9 +113,9 @@ class Queue:
         self._bulks: dict[PendingRequest, None] = {}
         self._changed, self._is_closed = threading.Condition(), False
         self.forecast, self._has_window = ArrivalForecast(), False
-        # Small and large requests share the time of the device while both wait. This number is the device seconds of small
-        # requests minus those of large requests. If it is positive, the next batch contains large requests, and otherwise
-        # small requests.
+        # While small and large requests both wait, they share the device time equally. This number is how many more device
+        # seconds the small requests have used. If it is positive, the next batch contains large requests. Otherwise, it
+        # contains small requests.
         self._lead_seconds = 0.0
 
     @property
@@ -129,8 +129,7 @@ class Queue:
         return self.tokens / largest.slots * self.batch_seconds[largest]
 
     def add(self, request: PendingRequest) -> bool:
-        """Add a request and return True. If there would be too many waiting texts or tokens, return False without adding
-        it.
+        """Add a request and return True. If it would exceed the limit for texts or tokens, do not add it and return False.
         """
         texts, tokens = len(request.waiting), request.waiting_tokens
         with self._changed:
@@ -178,7 +177,7 @@ class Queue:
         return None
 
     def compute_wait_seconds(self) -> float | None:
-        """Return how many seconds the free device should still wait for more requests. Return None if no text is waiting.
+        """Return how many more seconds the free device should wait for further requests. Return None if no text is waiting.
 
         The result is 0 if the device should compute the next batch now.
         """
@@ -216,13 +215,15 @@ class Queue:
             return self._take_small_batch() if self._small and self._lead_seconds <= 0.0 else None
 
     def _take_small_batch(self) -> Batch:
-        """Take a batch of small requests, and add its expected time to the device time that small requests have used."""
+        """Take a batch of small requests from the queue, and add its expected time to the device time used by small
+        requests.
+        """
         batch = self._take_batch_from(self._small)
         self._lead_seconds += self.batch_seconds[batch.shape]
         return batch
 
     def _take_batch_from(self, requests: dict[PendingRequest, None]) -> Batch:
-        """Choose texts of these requests for a batch, remove the texts from the queue, and return the batch.
+        """Choose texts for a batch from the given requests, remove the texts from the queue, and return the batch.
 
         The requests must be either all small or all bulks.
         """
@@ -247,8 +248,8 @@ class Queue:
 
 
 def _iterate_texts_in_turns(requests: Iterable[PendingRequest]) -> Iterator[tuple[PendingRequest, int]]:
-    """Yield one waiting text of each request in turn, until there are no more. A text is given as (request, index of the
-    sequence).
+    """Yield the waiting texts of the requests in turn, one text per request at a time. A text is given as (request, sequence
+    index).
 
     The first text of each request comes first, then the second text of each request, and so on.
     """
@@ -283,7 +284,7 @@ _WINDOWS = 8
 
 
 class _Window(NamedTuple):
-    """The requests that arrived within one window: their number, their size, and the time of the last one.
+    """Counts the requests that arrived within one time window, and their tokens.
 
     Attributes:
         requests: The number of requests.
@@ -309,7 +310,7 @@ class ArrivalForecast:
         self._current, self._started_at, self._is_open = _Window(), float("-inf"), False
 
     def start_window(self, now: float) -> None:
-        """Start a new time window at the time `now`. Keep the counts of the previous window for the forecast."""
+        """Start a new time window at the time `now`, and keep the counts of the previous window for the forecast."""
         if self._started_at > float("-inf"):
             self._windows.append(self._current)
         self._current, self._started_at, self._is_open = _Window(), now, True
@@ -364,9 +365,10 @@ class ArrivalForecast:
 
 
 def _choose_shape_for_tokens(tokens: float, batch_seconds: Mapping[Shape, float]) -> tuple[Shape, float]:
-    """Return the batch shape that would be chosen for this many waiting tokens, and how many of the tokens it would contain.
+    """Estimate which batch shape would be chosen for a number of waiting tokens. Return the shape, and how many of the
+    tokens fit into it.
 
-    This is an estimate, which assumes that the texts can fill all slots of a shape.
+    The estimate assumes that the texts can fill all slots of a shape.
     """
     filled = {shape: min(tokens, shape.slots) for shape in batch_seconds}
     shape = choose_efficient_shape(filled, batch_seconds)

@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation, StrictBool, S
 
 
 class TextForms(NamedTuple):
-    """An annotation of a request field that contains texts. It specifies which JSON values are allowed, such as a list of
-    texts.
+    """Specifies which JSON values are allowed in a request field with texts, such as a single text or a list of texts.
 
     Attributes:
         description: A description of the forms, for error messages.
@@ -43,7 +42,7 @@ class RequestBody(BaseModel):
 
 
 class Truncation(RequestBody):
-    """The base class of request bodies with options for truncating texts that are too long."""
+    """The base class of request bodies with options for truncating long texts."""
 
     truncate: StrictBool | None = Field(
         None,
@@ -108,7 +107,7 @@ class OpenAIEmbeddings(Truncation):
 
 
 class Document(RequestBody):
-    """A document as a JSON object with the key `text`. Older clients of Cohere send documents in this form."""
+    """A JSON object that contains a document under the key `text`. Older Cohere clients send documents in this form."""
 
     text: StrictStr
 

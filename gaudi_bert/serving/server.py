@@ -40,15 +40,16 @@ from gaudi_bert.serving.model import ServedModel, open_served_model
 from gaudi_bert.serving.service import Service
 from gaudi_bert.serving.settings import ServeSettings
 
-# The number of slots in the shortest row, in the longest row by default, and in a full batch, for each kind of device.
-# Shorter rows would contain more empty slots, and longer rows would make attention slower, above all on a CPU.
+# For each kind of device, the next lines set the number of slots in the shortest row, and the defaults for the longest row
+# and a full batch. Shorter rows would contain more empty slots, and longer rows would slow down attention, above all on a
+# CPU.
 _SHORTEST_ROW = {"cpu": 16, "cuda": 32, "hpu": 32}
 _USUAL_ROW = {"cpu": 256, "cuda": 512, "hpu": 512}
 _BATCH_SLOTS = {"cpu": 2048, "cuda": 16384, "hpu": 16384}
 _MOST_HEADER_BYTES, _PARSED_BYTES = 1 << 16, 1 << 12
 _ASK_SECONDS, _TCP_CLOSE = 0.2, 7  # TCP_INFO reports state 7 for a connection after a reset
 _STANDARD_ERROR, _MOST_LOG_TEXTS = 2, 1000
-# Python's switch interval. The device thread waits at most this long for a thread that parses requests.
+# Python's thread switch interval, which limits how long the device thread waits for a thread that parses requests.
 _SWITCH_SECONDS = 0.0005
 _POLL_SECONDS, _JOIN_SECONDS = 0.05, 10.0
 
@@ -63,7 +64,7 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(HttpToolsProtocol):
-    """An HTTP/1.1 connection with stricter limits than the connections of uvicorn.
+    """An HTTP/1.1 connection with stricter limits than those of uvicorn.
 
     The connection is closed if the headers of a request do not arrive in time or are too long. Pipelined requests are parsed
     only a few at a time. A client that closes its own side of the connection after a complete request still gets its answer.
@@ -72,12 +73,12 @@ class _Connection(HttpToolsProtocol):
     _reads_headers, _header_bytes, _unread, _is_half_closed = True, 0, b"", False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start a timer, which closes the connection if the headers of the first request do not arrive in time."""
+        """Start a timer that closes the connection if the headers of the first request do not arrive in time."""
         super().connection_made(transport)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """Parse new data. Keep the data for later if earlier requests of the connection are not yet answered."""
+        """Parse new data. If earlier requests of the connection are still unanswered, keep the data for later."""
         self._unread += data
         self._parse_unread_data()
 
@@ -271,7 +272,8 @@ async def serve_until(
 
 
 def open_and_measure_model(path: Path, settings: ServeSettings) -> tuple[ServedModel, dict[Shape, float]]:
-    """Open the model in a folder, and measure how many seconds a batch of each shape takes. Return both.
+    """Open the model in a folder, and measure how long a batch of each shape takes. Return the model and the seconds by
+    shape.
 
     Args:
         path: The model folder, or its URL.

@@ -31,10 +31,10 @@ from gaudi_bert.serving.schemas import RequestError
 from gaudi_bert.serving.settings import ServeSettings
 from gaudi_bert.serving.turns import FairThread, Requester
 
-# After this many texts or characters of a request, the tokenizer thread continues with another request.
+# After this many texts or characters of one request, the tokenizer thread may switch to another request.
 _TEXTS_OF_TURN, _CHARACTERS_OF_TURN = 64, 1 << 14
-# To limit memory, the bodies of all requests together must not be larger than this many bodies of the maximum size. A body
-# counts until its request is answered.
+# To limit memory, the total size of all request bodies must not exceed this many bodies of the maximum size. A body counts
+# until its request is answered.
 _BODIES_AT_ONCE = 16
 # While a large body is parsed or a large answer is written, the event loop cannot serve other requests. Therefore only
 # requests up to these sizes are handled on the event loop, and all others on separate threads.
@@ -45,7 +45,7 @@ _LONGEST_BATCH_SECONDS = 60.0
 
 
 class Ticket(Requester):
-    """A request whose body has been read, and which has not been answered yet.
+    """A request that has been read completely, but has not been answered yet.
 
     Attributes:
         size: The number of bytes of its body.
@@ -128,15 +128,19 @@ class Service:
         self.ready.set()
 
     def _limit_queued_tokens(self) -> None:
-        """Limit the waiting tokens to the number that the device can compute within `queue_seconds`."""
+        """Set the maximum number of waiting tokens. By default, it is what the device can compute within `queue_seconds`.
+
+        The default is at least two full batches of the largest shape.
+        """
         largest = max(self.batch_seconds)
         computed = int(largest.slots / self.batch_seconds[largest] * self.settings.queue_seconds)
         self.queue.max_tokens = self.settings.queue_tokens or max(2 * largest.slots, computed)
 
     def _count_batch(self, batch: Batch, seconds: float) -> None:
-        """Add a computed batch to the metrics. If it was faster than expected, correct the expected time of its shape.
+        """Record a computed batch in the metrics. If the batch was faster than expected, reduce the expected time of its
+        shape.
 
-        The expected times of smaller shapes are corrected as well.
+        The expected times of smaller shapes are reduced as well.
         """
         computed = batch.shape
         if self.model is not None:
@@ -172,16 +176,14 @@ class Service:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the server can answer requests: the model is open, the server is not stopping, and the device is not
-        stuck.
-        """
+        """Whether the model is open, the device is not stuck, and the server is not stopping."""
         busy_since = self.device.busy_since
         longest = _LONGEST_BATCH_SECONDS + 20 * max(self.batch_seconds.values(), default=0.0)
         is_stuck = busy_since is not None and time.monotonic() - busy_since > longest
         return self.model is not None and not self.stopping and not is_stuck
 
     def require_model(self) -> ServedModel:
-        """Return the model. Raise an error if the server does not accept requests at the moment.
+        """Return the model. Raise an error if the server does not accept requests now.
 
         Raises:
             RequestError: The model is still being opened, the server is stopping, or the queue is full.
@@ -198,7 +200,7 @@ class Service:
         return self.model
 
     def _overloaded_error(self) -> RequestError:
-        """Return the error for a request that the overloaded server rejects. It states after how many seconds the client may
+        """Return the error for a request that is rejected because the server is overloaded. It tells the client when to
         retry.
         """
         seconds = max(1, math.ceil(min(self.queue.estimate_wait_seconds(), self.settings.queue_seconds)))
@@ -250,9 +252,10 @@ class Service:
 
     @contextmanager
     def accept_request(self, body_bytes: int) -> Iterator[Ticket]:
-        """Create the ticket of a request whose body has been read. The request must be answered within the context.
+        """Accept a request after its body was read, and yield its ticket. The caller must answer the request before leaving
+        the context.
 
-        During the context, the bytes of the body count towards the limit for the bodies of all requests.
+        While the context is open, the bytes of the body count towards the limit for the bodies of all requests.
 
         Args:
             body_bytes: The number of bytes of the body.
@@ -290,8 +293,8 @@ class Service:
         finally:
             gone.cancel()
             answering.cancel()
-            # The exception of this task refers to this frame, and the frame refers to the task. Delete the variable to break
-            # this cycle, which would keep the request in memory.
+            # The exception of the task refers to this frame, and the frame refers to the task. This reference cycle would
+            # keep the request in memory, so delete the variable.
             del answering
 
     async def tokenize(
@@ -302,7 +305,7 @@ class Service:
         lengths: Sequence[int],
         truncate: bool | None,
     ) -> Sequences:
-        """Tokenize the texts of a request in the tokenizer thread, and return their token sequences.
+        """Tokenize the texts of a request on the tokenizer thread, and return their token sequences.
 
         The texts are tokenized in several turns, so that other requests are tokenized in between.
 
@@ -342,7 +345,7 @@ class Service:
 
     @contextmanager
     def _reserve_characters(self, characters: int) -> Iterator[None]:
-        """During the context, count the characters of a request as waiting for the tokenizer.
+        """While the context is open, count the characters of a request as waiting for the tokenizer.
 
         Args:
             characters: The number of characters that are tokenized for the request.
@@ -363,7 +366,7 @@ class Service:
     async def run_in_tokenizer_thread(
         self, ticket: Ticket, characters: int, function: Callable[..., Any], *arguments: object
     ) -> Any:
-        """Wait for the turn of a request on the tokenizer thread, call a function on it, and return the result.
+        """Wait for a request's turn on the tokenizer thread, call a function there, and return its result.
 
         Args:
             ticket: The request.
@@ -400,8 +403,8 @@ class Service:
         outputs = np.zeros((len(sequences.input_ids if model.is_per_token else sequences), model.width), np.float32)
         pending = PendingRequest(sequences, outputs, lambda *done: self._call_on_event_loop(self._wake_route, *done))
         future = self._loop.create_future()
-        # The device thread waits while requests are still being tokenized. This request has been tokenized, so record this
-        # before its texts are in the queue. Otherwise, the thread would wait for it in vain.
+        # The device thread may wait for requests that are still being tokenized. Record that this request is tokenized
+        # before adding its texts to the queue. Otherwise, the thread would wait in vain.
         self._end_arrival(ticket)
         if not self.queue.add(pending):
             raise self._overloaded_error()

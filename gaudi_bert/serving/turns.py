@@ -21,7 +21,7 @@ _MIN_MEASURED_CHARACTERS = 1_000  # turns with fewer characters are too short to
 
 
 class Requester:
-    """A request whose texts are handled by a `FairThread`, in one or several turns.
+    """A request that uses a `FairThread` in one or several turns.
 
     Attributes:
         deadline: The time until which the request waits for a turn, in seconds of `time.monotonic`.
@@ -53,7 +53,7 @@ class FairThread:
     async def call_in_turn(
         self, requester: Requester, characters: int, function: Callable[..., Any], *arguments: object
     ) -> Any:
-        """Wait until it is the turn of a request, call a function on the thread, and return its result.
+        """Wait for a request's turn, call a function on the thread, and return its result.
 
         Args:
             requester: The request.
@@ -96,7 +96,7 @@ class FairThread:
             timer.cancel()
 
     def _start_next_turn(self) -> None:
-        """Give the next turn to the waiting request whose turn would end first on the virtual clock."""
+        """Start the waiting turn that would end first on the virtual clock of fair queuing."""
         self._is_taken = False
         while self._waiting and not self._is_taken:
             _, _, characters, turn = heapq.heappop(self._waiting)
@@ -107,6 +107,6 @@ class FairThread:
 
 
 def _expire_turn(turn: asyncio.Future[None]) -> None:
-    """Raise a `TimeoutError` in the request that waits for a turn. Do nothing if the turn has started."""
+    """Make a request that still waits for its turn fail with a `TimeoutError`."""
     if not turn.done():
         turn.set_exception(TimeoutError())
