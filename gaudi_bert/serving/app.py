@@ -57,7 +57,7 @@ _MAX_TOKENIZED = 1 << 17
 
 _LARGE_BODY = 1 << 20  # bytes
 _FEW_CHARACTERS = 1 << 10  # the tokens of a text with at most this many characters are written on the event loop
-# The maximum number of characters in a request to a tagger. Splitting texts into words takes up to 50 bytes of memory per
+# The maximum number of characters in a request to a tagger. The words of the texts take up to 50 bytes of memory per
 # character.
 _MAX_TAGGED_CHARACTERS = 1 << 19
 
@@ -357,8 +357,7 @@ async def _rank_documents(
     truncation: Truncation,
     raw_scores: bool = False,
 ) -> list[tuple[int, float]]:
-    """Score documents by their relevance to a query. Return an (index, score) pair for each document, the most relevant
-    first.
+    """Score documents by their relevance to a query. Return (index, score) pairs, sorted by descending relevance.
 
     Documents are sorted by their logits, because two different logits may have the same rounded score.
 
@@ -452,7 +451,7 @@ def _make_row(model: ServedModel, number: int, texts: Sequence[str]) -> Row:
 
 
 def _rank_labels(model: ServedModel, logits: list[float], answer: dict[str, Any], *, raw_scores: bool) -> Any:
-    """Return all labels with their scores for one text, the highest score first.
+    """Return the labels of one text and their scores, sorted by descending score.
 
     Args:
         model: The model.

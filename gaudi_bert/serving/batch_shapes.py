@@ -4,7 +4,7 @@ A shape is a number of rows and a number of slots in each row. Devices that comp
 
 The smallest shape is one row of 32 slots (16 on a CPU). From shape to shape, the length of this row is doubled up to the
 longest row, and then the number of rows is doubled. Therefore a short query alone costs only 32 or 16 slots, and a full
-queue fills the largest shape. Texts are packed into rows by first fit, in the order in which they wait.
+queue fills the largest shape. Texts are packed into rows by first fit, in the order of the queue.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def list_batch_shapes(row_length: int, batch_rows: int, shortest: int = 32) -> t
 def pack_first_fit(lengths: Sequence[int], shape: Shape) -> list[list[int]]:
     """Put each text into the first row that has room for it, and return the indices of the texts in each row.
 
-    Texts for which no row has room are left out. Which texts the first rows contain does not depend on how many rows follow.
+    Texts that fit into no row are left out. Which texts the first rows contain does not depend on how many rows follow.
 
     Args:
         lengths: The number of tokens of each text.

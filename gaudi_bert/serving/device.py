@@ -27,14 +27,15 @@ from gaudi_bert.serving.batch_shapes import Shape
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.queue import Batch, Queue, collect_sequences
 
-# A single row is divided among CPU threads only if each gets at least this many tokens. With fewer tokens, reading the
-# weights costs more than the threads save.
+# A single row is divided among CPU threads only if each thread gets at least this many tokens. With fewer tokens, reading
+# the weights in every thread costs more time than it saves.
 _MIN_TOKENS_PER_THREAD = 64
-# A single row is divided only if the divided rows have at most this many times as many slots as tokens.
+# A single row is divided only if the new rows are nearly equally long. Together, they may have at most this many slots per
+# token.
 _MAX_DIVISION_COST = 1.1
 _SHORTEST_ROW = 8  # the minimum number of slots of a shortened row
 # A row is computed on one CPU thread if this takes at most this multiple of the time that all threads take. For a row of 16
-# slots of MiniLM on an idle AMD EPYC, two threads took 5.6 ms, and 9.1 ms of CPU time. One thread took 6.1 ms.
+# slots and MiniLM on an idle AMD EPYC, two threads took 5.6 ms and used 9.1 ms of CPU time. One thread took 6.1 ms.
 _NEARLY_AS_FAST = 1.2
 _TEXT_TOKENS = 16  # the number of tokens of each text in a batch that measures a shape
 # Errors that a model may raise while it computes a batch, for example because the device is lost.
@@ -42,7 +43,7 @@ _FAILURES = (GaudiBertError, RuntimeError, ValueError, IndexError, ArithmeticErr
 
 
 class ComputedRows(NamedTuple):
-    """The rows in which a batch is computed.
+    """The rows that the model computes for a batch.
 
     Attributes:
         shape: The number of rows, and of slots in a row.
@@ -54,12 +55,12 @@ class ComputedRows(NamedTuple):
 
 
 def choose_computed_rows(model: ServedModel, lengths: Sequence[int], rows: Sequence[int], shape: Shape) -> ComputedRows:
-    """Choose the rows in which a batch is computed.
+    """Arrange the texts of a batch in the rows that the model computes.
 
-    Usually, they are the rows of the batch. A batch with a single row is arranged anew on a CPU, where an uncompiled model
-    can compute any shape. Its texts are divided into one row for each thread if these rows are nearly equally long, and
-    empty slots are left out. oneDNN prepares the matrix products for each new row length, which takes some milliseconds.
-    Therefore only a few dozen row lengths are used.
+    Usually, these are the rows of the batch. On a CPU, an uncompiled model can compute any shape, so a single row is
+    rearranged. Its texts are divided into up to one row per thread if these rows are nearly equally long, and most empty
+    slots are left out. oneDNN prepares the matrix products for each new row length, which takes some milliseconds. Therefore
+    only a few dozen row lengths are used.
 
     Args:
         model: The model.
@@ -73,7 +74,8 @@ def choose_computed_rows(model: ServedModel, lengths: Sequence[int], rows: Seque
     longest = tokens
     count = min(threads, tokens // _MIN_TOKENS_PER_THREAD)
     if count > 1:
-        # A text belongs to the row in which its middle would be if all texts were divided into rows of equal length.
+        # Imagine all texts in one long row that is cut into `count` equal parts. Each text is put into the row whose part
+        # contains the middle of the text.
         token_counts, middles = np.asarray(lengths), np.cumsum(lengths) - np.asarray(lengths) / 2
         row_of_text = (middles * count / tokens).astype(np.int64)
         longest_row = int(np.bincount(row_of_text, token_counts).max())
@@ -96,8 +98,8 @@ def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], 
     Returns:
         float32 [N, C], or [T, C] for a model with outputs for each token. C is the model's `width`.
     """
-    # The texts were chosen for the complete row. A shortened row contains the same texts, so it may contain as many as the
-    # complete row.
+    # The texts were chosen for the original row length, and shorter rows contain the same texts. Therefore the maximum
+    # number of texts in a row depends on the original length.
     depth = max_depth(shape.length)
     shape, rows = choose_computed_rows(model, sequences.lengths.tolist(), rows, shape)
     starts: IntArray = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
@@ -132,7 +134,7 @@ def make_full_batch(model: ServedModel, shape: Shape) -> tuple[Sequences, list[i
 
 
 def measure_batch_seconds(model: ServedModel, shapes: Sequence[Shape]) -> dict[Shape, float]:
-    """Measure how many seconds the model takes for a full batch of each shape.
+    """Measure how many seconds the model takes to compute a full batch of each shape.
 
     If a shape with several rows does not fit into the memory of the device, the result contains neither this shape nor any
     larger one.
@@ -165,7 +167,7 @@ def measure_batch_seconds(model: ServedModel, shapes: Sequence[Shape]) -> dict[S
 
 
 def measure_single_thread_slots(model: ServedModel, shapes: Sequence[Shape]) -> int:
-    """Return the largest number of slots in a row that one CPU thread computes nearly as fast as all threads.
+    """Return the length of the longest row that one CPU thread computes nearly as fast as all threads, in slots.
 
     A short row takes much less CPU time on one thread, because threads that share an operation wait for each other. Return 0
     if the model does not run on a CPU, or is compiled.
@@ -187,7 +189,7 @@ def measure_single_thread_slots(model: ServedModel, shapes: Sequence[Shape]) -> 
 
 
 def _measure_seconds(model: ServedModel, shape: Shape) -> float:
-    """Measure how many seconds the model takes for a full batch of one shape.
+    """Measure how many seconds the model takes to compute a full batch of one shape.
 
     The batch is computed three times. The first time is ignored, because the model may be compiled for a new shape. The
     result is the shorter one of the other two times.
@@ -215,7 +217,7 @@ class DeviceThread(threading.Thread):
         on_ended: Called when the thread ends. The argument is the error, or None if the queue was closed.
 
     Attributes:
-        busy_since: The time at which the current batch began, or None while the device is free.
+        busy_since: The time when the current batch began or was last interrupted, or None while the device is free.
     """
 
     def __init__(
@@ -244,7 +246,9 @@ class DeviceThread(threading.Thread):
             device_thread = threading.get_ident()
 
             def call_between_layers() -> None:
-                """Let small requests interrupt the batch, unless this thread computes a part of it for the device thread."""
+                """If this is the device thread, compute small requests that are waiting. Other threads only compute parts of
+                the batch.
+                """
                 if threading.get_ident() == device_thread:
                     self._compute_small_requests(model, smallest)
 
@@ -258,10 +262,9 @@ class DeviceThread(threading.Thread):
             self._on_ended(reason)
 
     def _compute_small_requests(self, model: ServedModel, smallest: Shape) -> None:
-        """If small requests are waiting, compute a batch of them now, between two layers of the current batch of large
-        requests.
+        """If small requests are waiting, compute a batch of them between two layers of the current batch of large requests.
 
-        The time that this takes is not counted as time of the interrupted batch.
+        The time for this batch is not counted as time of the interrupted batch.
         """
         interrupted, begun, earlier = self._batch, time.monotonic(), self._interrupted_seconds
         if interrupted is None or (batch := self._queue.take_interrupting_batch(interrupted)) is None:

@@ -41,8 +41,8 @@ class PendingRequest:
         waiting: The indices of the sequences that still wait, in ascending order, as the keys of a dictionary.
         waiting_tokens: The number of tokens of the sequences that still wait.
         unfinished: The number of sequences that are not yet computed.
-        accepted_at: The time at which the queue accepted the request, in seconds of the queue's clock.
-        started_at: The time at which the first batch with one of its texts was taken, or 0.
+        accepted_at: The time when the queue accepted the request, in seconds of the queue's clock.
+        started_at: The time when the first batch with one of its texts was taken, or 0.
     """
 
     def __init__(
@@ -129,8 +129,7 @@ class Queue:
         return self.tokens / largest.slots * self.batch_seconds[largest]
 
     def add(self, request: PendingRequest) -> bool:
-        """Add a request and return True. If it would exceed the limit for texts or tokens, do not add it and return False.
-        """
+        """Add a request and return True. If it would exceed the limit for texts or tokens, return False without adding it."""
         texts, tokens = len(request.waiting), request.waiting_tokens
         with self._changed:
             if self.texts + texts > self._max_texts or self.tokens + tokens > self.max_tokens:
@@ -298,7 +297,7 @@ class _Window(NamedTuple):
 
 
 class ArrivalForecast:
-    """Counts the requests that arrive in short time windows, and forecasts how many will still arrive in the current window.
+    """Counts the requests that arrive in short time windows, and forecasts how many more will arrive in the current window.
 
     A window begins whenever the device is free and a request waits. It ends after the time that the device takes to compute
     one row of the shortest shape, so the device never waits longer than this. If the batch is computed sooner, the window
@@ -338,7 +337,7 @@ class ArrivalForecast:
     def compute_wait_deadline(
         self, waiting_tokens: int, arriving_requests: int, batch_seconds: Mapping[Shape, float]
     ) -> float:
-        """Return the time until which the free device should wait for more requests before it computes the next batch.
+        """Return the time when the free device should stop waiting for more requests and compute the next batch.
 
         Args:
             waiting_tokens: The number of tokens that already wait.

@@ -147,8 +147,8 @@ class Service:
             lengths = [request.lengths[number] for request, number in batch.list_texts()]
             computed = choose_computed_rows(self.model, lengths, [len(row) for row in batch.rows], batch.shape).shape
         self.metrics.count_batch(batch.shape, computed.slots, sum(map(len, batch.rows)), batch.tokens, seconds)
-        # Measurements may include delays by other processes, so keep the shortest time. A shortened row does not measure the
-        # complete shape, so ignore its time.
+        # Measurements may include delays by other processes, so keep the shortest time. If the device computed fewer slots
+        # than the shape has, the time does not apply to the shape, so ignore it.
         if computed.slots >= batch.shape.slots and seconds < self.batch_seconds[batch.shape]:
             self.batch_seconds.update(
                 {shape: min(cost, seconds) for shape, cost in self.batch_seconds.items() if shape <= batch.shape}
@@ -183,7 +183,7 @@ class Service:
         return self.model is not None and not self.stopping and not is_stuck
 
     def require_model(self) -> ServedModel:
-        """Return the model. Raise an error if the server does not accept requests now.
+        """Return the model. Raise an error if the server cannot accept requests right now.
 
         Raises:
             RequestError: The model is still being opened, the server is stopping, or the queue is full.

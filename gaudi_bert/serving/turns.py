@@ -25,7 +25,7 @@ class Requester:
 
     Attributes:
         deadline: The time until which the request waits for a turn, in seconds of `time.monotonic`.
-        end: The time at which its last turn ends, on the virtual clock.
+        end: The time when its last turn ends, on the virtual clock.
     """
 
     def __init__(self, deadline: float) -> None:
@@ -107,6 +107,6 @@ class FairThread:
 
 
 def _expire_turn(turn: asyncio.Future[None]) -> None:
-    """Make a request that still waits for its turn fail with a `TimeoutError`."""
+    """Make a request fail with a `TimeoutError` if it still waits for its turn."""
     if not turn.done():
         turn.set_exception(TimeoutError())

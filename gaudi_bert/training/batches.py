@@ -76,7 +76,7 @@ def read_training_batches(
         source: The records. Unpacked records are returned as packs of one sequence.
         config: The model for which the values are checked.
         batch_packs: The number of packs in a batch.
-        order: The order of the packs, and the position at which to begin.
+        order: The order of the packs, and the position to begin at.
 
     Yields:
         The packed features by name, int32 or float32 [batch_packs, ...].
@@ -103,7 +103,7 @@ def read_batches_in_order(
     order: TrainingOrder,
     path: Path,
 ) -> Iterator[Batch]:
-    """Read the packs of each micro-batch that belong to this process, and yield them as one batch.
+    """For each micro-batch, yield a batch of the packs that belong to this process.
 
     Args:
         packs_by_row_length: The packs of each row length.

@@ -131,7 +131,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def _describe_tensor(tensor: NDArray[Any]) -> _TensorDescription:
-    """Return the dtype name, the shape and the CRC-32 of a tensor.
+    """Return the dtype name, the shape and the CRC-32 checksum of a tensor.
 
     They are stored in the header of a checkpoint, and compared when the tensor is read.
     """
@@ -139,7 +139,7 @@ def _describe_tensor(tensor: NDArray[Any]) -> _TensorDescription:
 
 
 def _format_crc32(text: str) -> str:
-    """Return the CRC-32 of a text as eight hexadecimal digits."""
+    """Return the CRC-32 checksum of a text as eight hexadecimal digits."""
     return f"{zlib.crc32(text.encode()):0{_CHECKSUM_DIGITS}x}"
 
 
@@ -267,7 +267,7 @@ def _read_header(path: Path) -> _Header:
 
 
 def _list_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoint files in `folder`, the oldest first.
+    """Return the checkpoint files in `folder`, sorted from the oldest to the newest.
 
     Return an empty list if the folder does not exist.
     """
@@ -355,7 +355,7 @@ def restore_newest_checkpoint(
         say: A function that shows a line to the user.
 
     Returns:
-        The position at which the run continues.
+        The position to continue from.
 
     Raises:
         InputError: All checkpoints are damaged, or the newest intact one belongs to another run, another model or another

@@ -104,7 +104,7 @@ def _evaluate_checkpoint(
         )
     settings = section_from_mapping(TrainingSettings, stored.settings["training"], str(checkpoint_file))
     reporter.say(f"evaluate: {chosen.format_choice()}")
-    # Metrics must not depend on the precision or the device with which the model was trained, so always compute in float32.
+    # Metrics must not depend on the precision or the device that was used for training, so always compute in float32.
     device = engine.open_device(settings.model_copy(update={"device": "auto", "precision": "float32"}), settings.threads)
     with communicator.watch_processes(settings) as watched:
         # If the file contains metrics of another checkpoint or of other data, replace them even without --overwrite.
@@ -162,8 +162,8 @@ def _check_agreement(packed: EvaluationMetrics, unpacked: EvaluationMetrics, sou
 # an array that is zero elsewhere. The sum of these arrays over the processes contains all outputs in the order of the data.
 
 
-# A batch, and a function that copies the outputs of the batch into the array of all outputs. The function takes the batch
-# outputs and the array. If outputs are not needed, None takes the place of the function.
+# A batch, and a function that copies the outputs of the batch into the array of all outputs. The arguments of the function
+# are the batch outputs and the array. The function is None if outputs are not needed.
 EvaluationBatch = tuple[Batch, Callable[[Float32Array, Float32Array], None] | None]
 
 _OUTPUTS_AT_ONCE = 8192

@@ -1,7 +1,7 @@
 """The logs of a run: `metrics.jsonl`, TensorBoard event files and, if requested, an MLPerf log.
 
-Each report is written to `metrics.jsonl` as one JSON line, and flushed immediately. When a run is resumed, the lines after
-the update at which it continues are removed first, so that the file contains each update only once.
+Each report is written to `metrics.jsonl` as one JSON line, and flushed immediately. When a run is resumed from a checkpoint,
+the lines of later updates are removed first, so that the file contains each update only once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MetricsWriter:
 
     Args:
         folder: The folder of the run.
-        last_update: The update at which the run continues. Later lines are removed from `metrics.jsonl`.
+        last_update: The last update that the run has done. Later lines are removed from `metrics.jsonl`.
 
     Attributes:
         path: The path of `metrics.jsonl`.

@@ -417,7 +417,7 @@ def _read_modules(folder: Path) -> list[_Module] | None:
 
 
 def _read_json_object(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
+    """Return the JSON object that a file contains.
 
     Return an empty dictionary if the file does not exist or does not contain an object.
     """

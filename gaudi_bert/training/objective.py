@@ -94,7 +94,7 @@ class Objective(ABC):
 class PretrainingObjective(Objective):
     """The training objective of BERT, which is the sum of the masked-LM loss and the next-sentence loss.
 
-    `model.heads.PretrainingHead` defines the 8 sums from which the losses and the accuracies are computed.
+    The losses and accuracies are computed from 8 sums, which `model.heads.PretrainingHead` defines.
 
     Attributes:
         masked_lm_loss: Whether the masked-LM loss is a mean over masked tokens ("token") or over sequences ("sequence").
@@ -129,7 +129,7 @@ class PretrainingObjective(Objective):
 
 
 def _compute_masked_weight(sequence_numbers_BQ: AnyArray, loss: Loss) -> int:
-    """Count the masked tokens in a batch of packs, or the sequences that contain masked tokens.
+    """Count the masked tokens in a batch of packs. For a loss per sequence, count the sequences that contain masked tokens.
 
     This number is the weight of the masked-LM loss.
 
@@ -143,7 +143,7 @@ def _compute_masked_weight(sequence_numbers_BQ: AnyArray, loss: Loss) -> int:
     return sum(int(np.any(sequence_numbers_BQ == number, axis=1).sum()) for number in range(1, depth + 1))
 
 
-# --- The denominators, by which the two losses of a micro-batch are divided before their gradients are added
+# --- The denominators for the two loss sums of a micro-batch
 #
 # W_i is the masked-LM weight of micro-batch i, N_i its number of sequences. Each of R processes has M micro-batches.
 #
@@ -239,7 +239,7 @@ class TrainingStep:
         communicator: The processes of the run.
         settings: The seed and the betas.
         objective: The loss.
-        denominators: The rule by which loss sums are divided.
+        denominators: The rule for the denominators of the loss sums.
     """
 
     updates: Updates

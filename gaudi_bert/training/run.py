@@ -85,8 +85,8 @@ class PreparedUpdates:
 class Job(ABC, Generic[R]):
     """One kind of run, such as pretraining. It defines the data, the model, the objective and the result of the run.
 
-    All input files have been read and checked when a job is created. `run_job` calls the methods in the order in which they
-    are defined here.
+    All input files have been read and checked when a job is created. `run_job` calls the methods in the order of their
+    definitions.
 
     Attributes:
         result_type: The type of the result. Its file is written last.
@@ -95,9 +95,9 @@ class Job(ABC, Generic[R]):
         spec: The config of the model, and its head.
         signature: Everything that the result depends on.
         evaluation: The held-out data, or None.
-        denominators: The rule by which loss sums are divided.
-        initial_variables: The pretrained weights with which a new run begins, by variable name. Variables without such
-            weights keep their random initial values.
+        denominators: The rule for the denominators of the loss sums.
+        initial_variables: The pretrained initial weights of a new run, by variable name. Variables without such weights keep
+            their random initial values.
         checkpoint_settings: Values that checkpoints contain in addition to the model config and the settings of the loop.
     """
 
@@ -142,7 +142,7 @@ class Job(ABC, Generic[R]):
         model.load_values(self.initial_variables)
 
     def handle_evaluation(self, run: RunContext[R], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Handle the metrics of an evaluation between updates, for example by saving the best weights.
+        """Handle the metrics of an evaluation, for example by saving the best weights.
 
         Every process calls this.
         """
@@ -367,7 +367,7 @@ def _format_already_finished(folder: Path, signature: Signature) -> str:
     return f"{format_path(folder)}: already {done} with these settings; nothing to do"
 
 
-# --- The engine of a run. `settings.yaml` in the folder contains the engine with which the run began.
+# --- The engine of a run. `settings.yaml` in the folder records the engine that the run started with.
 
 
 def _choose_run_engine(settings: LoopSettings, is_bert: bool, folder: Path, overwrite: bool) -> ChosenEngine:

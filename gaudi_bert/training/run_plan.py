@@ -46,8 +46,8 @@ class RunSettings(LoopSettings):
         evaluate_every_updates: The number of updates between two evaluations.
         save_every_updates: The number of updates between two checkpoints.
         packing_correction: How hyperparameters are adapted to packing.
-        loss_normalization: The rule by which loss sums are divided (`objective.LossDenominators`).
-        target_masked_lm_accuracy: The accuracy at which the run ends early, or None.
+        loss_normalization: The rule for the denominators of the loss sums (`objective.LossDenominators`).
+        target_masked_lm_accuracy: The accuracy that ends the run early, or None.
         shuffle_packs: The size of the windows in which packs are shuffled.
     """
 
@@ -81,7 +81,7 @@ class RowPacks(NamedTuple):
 
 
 class _BlockMicroBatches(NamedTuple):
-    """The number of micro-batches in a block of packs, and the number of packs that one process adds to each micro-batch."""
+    """The number of micro-batches in a block of packs, and the number of packs per micro-batch on one process."""
 
     micro_batches: int
     packs: int
@@ -237,7 +237,7 @@ class RunPlan:
 
     @cached_property
     def pack_blocks(self) -> tuple[_PackBlocks, ...]:
-        """How the packs are divided into blocks, for each row length."""
+        """The blocks that the packs are divided into, for each row length."""
         settings, most = self.settings, self.settings.micro_batch_packs
         if not self.packs_by_row_length:
             sequences = self.packing_factor * self.processes
@@ -303,7 +303,9 @@ def find_micro_batch_size(sequences_per_update: int, sequences_per_pack: float, 
     """
 
     def distance(packs: int) -> tuple[float, int]:
-        """Return the distance from the requested size, rounded to percent, and the number of accumulation steps."""
+        """Return the relative distance from the requested size, rounded to whole percent, and the number of accumulation
+        steps.
+        """
         steps = _compute_accumulation_steps(sequences_per_update, packs, sequences_per_pack)
         return round(abs(steps * packs * sequences_per_pack / sequences_per_update - 1.0), 2), steps
 
@@ -355,7 +357,7 @@ class DryRun:
 
 
 def format_plan(plan: RunPlan) -> list[str]:
-    """Return lines that describe the size and the number of a run's updates, with notes on possible problems."""
+    """Return lines about the size and the number of updates in a run, with notes on possible problems."""
     settings, requested = plan.settings, plan.requested
     lines = _format_update(plan)
     if settings != requested:
@@ -383,7 +385,7 @@ def format_plan(plan: RunPlan) -> list[str]:
 
 
 def _format_update(plan: RunPlan) -> list[str]:
-    """Return a line that states how many sequences and packs an update contains, followed by notes.
+    """Return a line that states how many sequences and packs an update contains, and notes on possible problems.
 
     There are notes if the size differs from the settings, or if an update is larger than the data.
     """

@@ -179,7 +179,7 @@ def open_local_records(path: Path | str) -> RecordSource:
 
 
 def _make_packed_source(path: Path, metadata: RecordMetadata, cache: ShardCache | None = None) -> RecordSource:
-    """Return the source for a folder of packed records.
+    """Return the `RecordSource` for a folder of packed records.
 
     If the records are in an object store, `path` is the local copy of the folder, and `cache` fetches its shards.
     """

@@ -187,7 +187,7 @@ def _make_random_packs(config: BertConfig) -> BatchArrays:
 # --- Comparing packed with unpacked, for any weights and any packs (Krell et al., 2021, section 3.2: "the behavior of the
 # model is the same")
 #
-# The compared outputs are those of training, for which the last layer is computed only at the positions that the heads read.
+# The compared outputs are those of training, where the last layer is computed only at the positions that the heads read.
 # In addition, the hidden states of all tokens are compared.
 
 
@@ -245,7 +245,7 @@ def _compute_relative_difference(difference: float, norm: float) -> float:
 
 
 def _measure_differences(model: Model, packed: BatchArrays, loss: Loss = "token") -> _Differences:
-    """Run a model on packs, and on the same sequences in rows of their own. Return how much the results differ."""
+    """Run a model on packs and on the same sequences in separate rows, and return how much the results differ."""
     placed_sequences = split_packs(packed)
     length, slots = packed["input_ids"].shape[1], packed["masked_lm_ids"].shape[1]
     single_rows = join_sequences([[placed.sequence] for placed in placed_sequences], length, slots, 1)
@@ -272,7 +272,7 @@ def _compute_norm(values: AnyArray) -> float:
 
 
 def _check_no_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say: Callable[[str], None]) -> int:
-    """Change one sequence per pack at a time, and check that the outputs of all other sequences stay bit-identical.
+    """In each pack, change one sequence at a time, and check that the outputs of all other sequences stay bit-identical.
 
     Returns:
         The number of unchanged sequences that were compared, added over all trials.
@@ -298,7 +298,7 @@ def _check_no_leaks(model: Model, vocabulary_size: int, batch: BatchArrays, say:
 
 
 def _count_leaks(model: Model, vocabulary_size: int, packed: BatchArrays, changed_number: int = 0) -> _LeakCounts:
-    """Change all tokens of one sequence in each pack, and count the other sequences that get different outputs.
+    """Change all tokens of one sequence in each pack, and count the other sequences with changed outputs.
 
     Args:
         model: The model.

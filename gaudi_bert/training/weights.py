@@ -111,7 +111,7 @@ def read_weights(path: Path | str) -> Weights:
 def load_weights(path: Path | str, model: Model, config: BertConfig) -> Weights:
     """Read BERT weights in any supported format, copy them into a model, and return them.
 
-    Variables of the model for which there are no weights keep their values.
+    Variables of the model without stored weights keep their values.
 
     Args:
         path: The weights, as for `read_weights`.
