@@ -129,7 +129,7 @@ class Queue:
         return self.tokens / largest.slots * self.batch_seconds[largest]
 
     def add(self, request: PendingRequest) -> bool:
-        """Add a request and return True. If it would exceed the limit for texts or tokens, return False without adding it."""
+        """Add a request and return True. If it would exceed the text or token limit, return False without adding it."""
         texts, tokens = len(request.waiting), request.waiting_tokens
         with self._changed:
             if self.texts + texts > self._max_texts or self.tokens + tokens > self.max_tokens:
