@@ -23,7 +23,7 @@ from gaudi_bert.common.files import read_file, write_json, write_text
 from gaudi_bert.common.progress import format_count
 from gaudi_bert.config.values import format_problem, require_pattern
 
-# The maximum of all counts. It is low enough that the sum of two counts fits into an int64.
+# Every count in a JSON file of this package must be at most this large. The sum of two such counts still fits into an int64.
 LARGEST_COUNT = 2**62
 
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
@@ -110,7 +110,7 @@ class Artefact(BaseModel):
         if not self.line_per_entry:
             write_json(path, self.as_json())
             return
-        # Write one line for each key and for each entry of a long list, so that `diff` shows what has changed.
+        # Write each key, and each entry of a long list, on its own line, so that `diff` shows which entries have changed.
         lines = []
         for key, value in self.as_json().items():
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -180,8 +180,8 @@ def _describe_first_problem(error: ValidationError) -> str:
 
 METADATA_NAME = "metadata.json"
 VERIFICATION_NAME = "verification.json"
-# The sub-folder of a packed table for all files that are not Parquet. Readers must ignore it. pyarrow and Spark ignore names
-# that begin with `_`, and `datasets` ignores folder names that begin with `__`.
+# In a packed table, this sub-folder contains all files that are not Parquet. Programs that read the table must skip it.
+# pyarrow and Spark ignore names that begin with `_`, and `datasets` ignores folder names that begin with `__`.
 NOTES_NAME = "__gaudi_bert__"
 
 
@@ -317,5 +317,6 @@ class VocabularyInfo(Artefact):
             InputError: The file cannot be read.
         """
         data = read_file(path)
-        # Split at newlines only, because a token may contain other characters that Unicode defines as line breaks.
+        # A vocabulary file contains one token per line. Split it at newlines only, because a token may contain other
+        # characters that Unicode defines as line breaks.
         return cls(size=len(data.removesuffix(b"\n").split(b"\n")), sha256=hashlib.sha256(data).hexdigest())

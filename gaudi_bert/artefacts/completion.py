@@ -326,7 +326,8 @@ _ABSENT = object()
 # running the same command again. A kernel lock prevents two processes from writing the same group at the same time. Object
 # stores have no locks, but two processes that write the same group there upload the same bytes.
 
-# The maximum number of summary files that are downloaded to the scratch folder at the same time.
+# If the output is in an object store, its summary files are downloaded and read in batches of this many. Each batch is
+# removed from the local disk before the next one is downloaded.
 _SUMMARIES_PER_BATCH = 256
 
 Group = TypeVar("Group")

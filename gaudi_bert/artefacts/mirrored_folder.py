@@ -143,8 +143,7 @@ def mirror_folder(path: Path, store: StoreSettings | None = None) -> Iterator[Pa
         return
     objects, url = ObjectStore(store), store_url(path)
     with _create_scratch_folder(objects.settings.scratch) as scratch:
-        # `settings_path` assumes that a path with a suffix is a file. Therefore the name of the local folder must not
-        # contain dots.
+        # `settings_path` treats a path with a suffix as a file, so replace the dots in the name of the local folder.
         folder = scratch / Path(url).name.replace(".", "_")
         folder.mkdir()
         with mount_mirror(folder, _MirroredFolder(folder, url, objects)):

@@ -104,12 +104,13 @@ def _retryable_errors(scheme: str) -> tuple[type[Exception], ...]:
 # --- all stores
 
 Answer = TypeVar("Answer")
-# Larger objects are uploaded in parts of this size, so that no object has to fit into memory.
+# Objects that are larger than this are uploaded in parts of this size, so that no object has to fit into memory.
 PART_BYTES = 16 << 20
 
 _CREDENTIAL_ERRORS = frozenset(["NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"])
 _NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-# A failing request is reported after this many seconds, and such messages are at least this many seconds apart.
+# If a request to a store still fails after this many seconds, the user is told. At least this many seconds pass between two
+# such messages.
 _SECONDS_UNTIL_MESSAGE = 2.0
 _PERMANENT_ERRNOS = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
 

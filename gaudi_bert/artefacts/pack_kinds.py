@@ -53,7 +53,8 @@ def check_no_row_tables(folder: Path) -> None:
 
 
 PackKind = Literal["records", "table"]
-# The commands that write packs, by the name of the stage in the settings file.
+# The commands that write packs, by the name of their stage. If packing has not finished, an error message names the command
+# to run again.
 _COMMANDS = {"write": "gaudi-bert write` or `pack", "pack-table": "gaudi-bert pack", "pack-rows": "gaudi-bert pack"}
 
 

@@ -247,7 +247,7 @@ class RecordMetadata(PackedMetadata):
     line_per_entry = ("groups",)
     rare = ("bad_files",)
     packs_name, shard_ending, manifest_type = "packed TFRecords", ".tfrecord", RecordManifest
-    # The keys of metadata.json that are copied from the plan.
+    # `write` copies these keys from the plan to the metadata.json of the packed folder.
     planned: ClassVar[tuple[str, ...]] = (
         *("max_sequence_length", "max_predictions", "masked_slots", "depth"),
         *("seed", "algorithm", "shard_multiple"),

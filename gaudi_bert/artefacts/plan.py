@@ -22,14 +22,15 @@ from gaudi_bert.common.features import PackingMetrics, describe_algorithm, descr
 from gaudi_bert.common.files import hash_json
 from gaudi_bert.common.progress import format_count
 
-# The maximum of `shard_multiple`. The settings of a pipeline have the same limit.
+# The number of shards in each group is a multiple of `shard_multiple`. A plan with a larger `shard_multiple` than this is
+# rejected, as it is in the settings of a pipeline.
 _MAX_SHARD_MULTIPLE = 4096
 
-# A valid file cannot contain more sequences per byte. An empty record takes 16 bytes, and DEFLATE compresses data by a
-# factor of at most 1032.
+# A plan is invalid if one of its input files has more sequences per byte than this. Each sequence is a record of at least 16
+# bytes, and DEFLATE compresses data by a factor of at most 1032.
 _MAX_SEQUENCES_PER_BYTE = 64
 
-# A strategy consists of the lengths of the sequences in one pack, in ascending order.
+# A packing strategy lists the lengths of the sequences in one pack, in ascending order.
 Strategy = Annotated[tuple[Length, ...], Field(min_length=1)]
 
 

@@ -186,7 +186,7 @@ class WorkFolder:
 # A file belongs to an output if its name matches a pattern, it is a regular file, and the folder contains a settings file of
 # the same command. A symbolic link never belongs to an output, and is never followed.
 
-# The tokenizer files that are copied to the folders of tokens, packs and models.
+# The files of a tokenizer. Folders of tokens, packs and models contain copies of these files.
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt"),
@@ -290,5 +290,6 @@ _ALL = (
     OwnedFiles("gaudi-bert embed", ("embed",)),
     OwnedFiles("gaudi-bert run", ("rows",), ("settings.json", "train.jsonl", "evaluation.jsonl")),
 )
-# The files that each stage can write, by the name of the stage in its settings file.
+# For each stage, the names of the files that it can write. `--overwrite` removes only these files. The keys are the stage
+# names in settings files.
 OWNED = {stage: owned for owned in _ALL for stage in owned.stages}

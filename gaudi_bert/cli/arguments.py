@@ -114,8 +114,8 @@ def join_expanded_pattern(words: Sequence[str]) -> str:
     """
     if len(words) == 1:
         return words[0]
-    # The shell has replaced the pattern by file names, so guess the pattern from their common beginning and end. The guess
-    # is right if it matches exactly these files.
+    # The shell has replaced a pattern such as `data/*.txt` by the names of the matching files. Guess the pattern from their
+    # common beginning and end. The guess is right if it matches exactly these files.
     start = os.path.commonprefix(words)  # noqa: RUF071 - compare characters, not path components
     end = os.path.commonprefix([word[len(start) :][::-1] for word in words])[::-1]  # noqa: RUF071
     pattern = f"{glob.escape(start)}*{glob.escape(end)}"
@@ -173,13 +173,12 @@ def load_packing_settings(overrides: list[str] | None, options: Options | None =
 
 # --- options that are derived from settings
 
-# The options that the user typed. Each key is the settings key that the option changes.
+# Maps each settings key that a command-line option changes to the value that the user typed.
 Options = Mapping[str, TypedValue]
 PIPELINE = "gaudi_bert.config.pipeline:PipelineSettings"
-# The keys of `task` that describe how to read a file of rows. Every command that reads such files has options with the same
-# names.
+# These settings describe how to read a file of rows. Every command that reads such files has options with the same names.
 ROW_FILE_KEYS = ("columns", "no_header", "format", "delimiter", "encoding", "on_bad_row")
-# The options of all commands that run a model on files of rows, and the settings key of each option.
+# All commands that run a model on files of rows have these options. Each value is the settings key that the option changes.
 ROWS = {
     "text_column": "task.text",
     "text_pair_column": "task.text_pair",

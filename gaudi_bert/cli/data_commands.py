@@ -203,7 +203,7 @@ def write(
     output.print_result(written, json, written.format_lines(out=out, verbose=verbose), following)
 
 
-# `write` may change these settings although the plan contains them, because they do not affect the content of the packs.
+# A plan contains these settings, but `write --set` may change them, because they do not affect the content of the packs.
 _KEYS_OF_SHARDS = ("shard_multiple", "shard_bytes")
 
 

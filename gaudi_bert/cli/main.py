@@ -37,7 +37,7 @@ from gaudi_bert.common.errors import (
 from gaudi_bert.common.files import WRONG_PATH_ERRORS
 from gaudi_bert.common.launch import handle_signals
 
-# The commands by purpose, in the order of the list in `--help`.
+# All commands, grouped by purpose. `--help` lists the groups and commands in this order.
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Before anything is written": {"estimate": data_commands.estimate},
     "From text or tables to packs": {
@@ -80,8 +80,9 @@ class _Commands(output.Commands):
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, RuntimeError) as error:
-            # If a signal arrives while Python acquires a lock, Python may raise a RuntimeError with the KeyboardInterrupt as
-            # its context. Therefore search the complete chain of exceptions.
+            # If a signal arrives while Python acquires a lock, Python may raise a RuntimeError instead of a
+            # KeyboardInterrupt. The KeyboardInterrupt is then the context of the RuntimeError, so search the complete chain
+            # of exceptions.
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, KeyboardInterrupt):
                 cause = cause.__context__
@@ -102,7 +103,8 @@ app = typer.Typer(
 )
 for _title, _group in GROUPS.items():
     for _name, _command in _group.items():
-        # Only Kubernetes Jobs call `wait`, so do not show it on the first page of the help.
+        # Users never need the command `wait`, because only our Kubernetes Jobs call it. Therefore do not show it on the
+        # first page of the help.
         app.command(_name, cls=output.Command, hidden=_name == "wait", rich_help_panel=_title)(_command)
 app.add_typer(pipeline_commands.k8s, rich_help_panel="Pipelines and machines")
 
@@ -147,12 +149,12 @@ _SECONDS_TO_UNWIND = 1.0
 _SECONDS_TO_STOP = 20.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOPPED = "stopped; run the same command again to resume"
-# These commands do not store unfinished work, so they cannot be resumed after they were stopped.
+# These commands do not store unfinished work. If one of them is stopped, the message therefore does not offer to resume it.
 _COMMANDS_WITHOUT_RESUME = ("doctor", "estimate", "inspect", "k8s", "settings")
 # The class of errors that typer raises for wrong usage. Some versions of typer have no public name for it.
 _UsageError: Any = typer.BadParameter.__bases__[0]
-# Libraries that both engines need. If one of them is missing and neither engine is installed, the message recommends
-# PyTorch, which runs everywhere.
+# Both engines need these libraries. If one of them is missing, the error message recommends the `tensorflow` extra if
+# TensorFlow is installed, and otherwise the `pytorch` extra.
 _LIBRARIES_OF_BOTH_ENGINES = ("safetensors", "seqeval", "sklearn")
 
 
@@ -174,8 +176,8 @@ def _run_and_exit(command: Callable[[], int | None]) -> NoReturn:
             raise
         _exit_with_error(_missing_library_error(module))
     except OSError as error:
-        # Stages do not handle every operating system error, such as an invalid path or a failing disk, so report the
-        # remaining errors here.
+        # Stages do not catch every operating system error, for example one that a failing disk causes. Report such an error
+        # here in one line.
         if error.filename is None and error.errno == errno.ENOSPC:
             _exit_with_error(_full_output_error(error))
         kind = InputError if error.errno in WRONG_PATH_ERRORS else FailedError
@@ -268,7 +270,8 @@ def _exit_with_error(error: GaudiBertError) -> NoReturn:
         kind = ""  # stopping a command is not an error
         for number in _STOP_SIGNALS:  # a second signal would change the exit code
             signal.signal(number, signal.SIG_IGN)
-        # Interrupted libraries may fail to delete their objects. These errors no longer matter, so do not print them.
+        # While the interrupted command exits, libraries may raise errors when their objects are deleted. These errors no
+        # longer matter, so do not print them.
         sys.unraisablehook = lambda unraisable: None
         signal.signal(signal.SIGALRM, lambda *_: os._exit(error.exit_code))  # the message is printed here
     print(f"{kind}{shorten(str(error), _MAX_LINE_CHARACTERS)}", file=sys.stderr)  # noqa: T201

@@ -128,7 +128,8 @@ def _run_and_print(
             splits = result if isinstance(result, Mapping) else {"": result}
             for split, output_of_split in splits.items():
                 lines += [f"{f'{stage} {split}'.strip()}: {line}" for line in output_of_split.format_lines()]
-        # With --shard, each process of a launcher does its own part, so each process prints its own result.
+        # With `--shard`, each process of a launcher such as mpirun computes another part of the output. Therefore each
+        # process prints its own result.
         output.print_result(results, json, lines, shared=run.options.part is None)
 
 

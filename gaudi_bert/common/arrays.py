@@ -22,7 +22,7 @@ Float32Array = NDArray[np.float32]
 FloatArray = NDArray[np.float64]
 Int32Array = NDArray[np.int32]
 IntArray = NDArray[np.int64]
-# An array with a structured dtype, which gives each row named fields.
+# An array of rows with named fields, which numpy calls a structured dtype.
 RowArray = NDArray[np.void]
 AnyArray = NDArray[Any]
 # A batch in host memory, as a mapping from feature names to arrays.
@@ -71,7 +71,8 @@ def permutation(
     return _argsort_words(random_words(count, seed, purpose, *indices), dtype)
 
 
-# To save memory, more words than this are sorted in several ranges of values.
+# Sorting many random words at once would need several times their memory. If there are more words than this, they are sorted
+# one range of values after another.
 _SORTED_AT_ONCE = 1 << 19
 
 
@@ -132,7 +133,7 @@ def check_integer(name: str, value: object, min_value: int | None = None, max_va
 
 # The largest token id that is accepted. Models take token ids as int32.
 MOST_TOKEN_ID = 2**31 - 1
-# Positions with this label or target are not predicted, so the loss ignores them.
+# In a batch, this label or target marks a position that the model does not have to predict. The loss ignores it.
 NOT_PREDICTED = -100
 
 

@@ -48,15 +48,16 @@ _IMPORT = re.compile(rf"^\s*(?:from|import)\s+({_PACKAGE.name}(?:\.\w+)*)", re.M
 _VERSIONS = f"{numba.__version__} {llvmlite.__version__} {np.__version__}"
 
 _IMAGE_PROCESSOR = "x86-64-v3"
-# Kernels in container images are compiled for these processor features. The names are those that LLVM uses.
+# In our container images, kernels are compiled in advance for processors that have all of these features. The names are
+# those that LLVM uses.
 _IMAGE_FEATURES = ("avx2", "bmi", "bmi2", "f16c", "fma", "movbe", "pclmul", "popcnt", "sse4.2")
 
 _OPTIONS = {
     "nogil": True,
     "boundscheck": False,
     "error_model": "numpy",
-    # These flags let LLVM vectorise maxima, because no kernel uses infinities or NaN. The flags for reordering sums or
-    # fusing multiplications with additions are left out, because results would then differ between processors.
+    # No kernel uses infinities or NaN, and these flags tell LLVM so, which lets it vectorise maxima. Flags for reordering
+    # sums or fusing multiplications with additions are left out. They would make the results differ between processors.
     "fastmath": {"nnan", "ninf", "nsz"},
     "no_cfunc_wrapper": True,
 }
@@ -181,7 +182,8 @@ def _find_cache_folder() -> Path | None:
         except OSError as error:
             refusals.append(f"{folder} ({error.strerror})")
             continue
-        # A container image sets NUMBA_CACHE_DIR to a folder that belongs to root, so accept such a folder.
+        # Load machine code only from a folder that other users cannot change. In a container image, NUMBA_CACHE_DIR is a
+        # folder that belongs to root, so accept root as its owner.
         is_ours = status.st_uid == os.getuid() or (numba.config.CACHE_DIR and status.st_uid == 0)
         if is_ours and stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return folder
@@ -242,7 +244,7 @@ class _SharedKernelCache(FunctionCache):  # type: ignore[misc]
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Save the machine code for these argument types."""
-        # Two processes that save the same kernel could write to the same index file at once, so take a lock.
+        # Take a lock, because two processes that save the same kernel could otherwise write to the same index file at once.
         try:
             with open(Path(self.cache_path).with_name("lock"), "wb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -266,7 +268,8 @@ def _warn_once(line: str) -> None:
 
 
 if numba.config.CPU_NAME == _IMAGE_PROCESSOR and not all(map(binding.get_host_cpu_features().get, _IMAGE_FEATURES)):
-    # The kernels in the image were compiled for a newer processor than this one, so compile for this machine.
+    # The kernels in the container image need features that this processor lacks. Therefore remove the variables that the
+    # image sets, and compile for this machine.
     for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):
         os.environ.pop(name, None)
     numba.config.reload_config()
@@ -284,7 +287,7 @@ if numba.config.CPU_NAME == _IMAGE_PROCESSOR and not all(map(binding.get_host_cp
 _BYTE, _HALF, _INT, _WORD, _DOUBLE_WORD = (ir.IntType(bits) for bits in (8, 16, 32, 64, 128))
 
 
-# Numba may infer another integer type for a variable in a kernel. This function makes it a signed 64-bit word.
+# This function converts a variable in a kernel to a signed 64-bit integer. Without it, numba may infer another integer type.
 as_word: Callable[[Any], int] = np.int64  # type: ignore[assignment]
 
 
@@ -311,8 +314,8 @@ def make_intrinsic(result_type: Any, argument_count: int, emit: Callable[..., An
         result = emit(context, builder, *arguments)
         return context.get_dummy_value() if result_type is types.void else result
 
-    # numba reads the number of arguments from a function's signature, so one, two and three arguments need separate
-    # functions.
+    # numba reads the number of arguments of an intrinsic from the signature of its Python function. Therefore define one
+    # function for each number of arguments.
     definitions: tuple[Callable[..., Any], ...] = (
         lambda types_, first: (signature, generate),
         lambda types_, first, second: (signature, generate),
@@ -401,7 +404,7 @@ fill_bytes: Callable[[int, int, int], None] = make_intrinsic(types.void, 3, _emi
 prefetch: Callable[[int], None] = make_intrinsic(types.void, 1, _emit_prefetch)
 count_bits: Callable[[int], int] = make_intrinsic(types.int64, 1, lambda _, builder, word: builder.ctpop(word))
 multiply_mix: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _emit_multiply_mix)
-# With numba's own + and - on int64, LLVM assumes that nothing overflows. These functions compute modulo 2**64 instead.
+# These functions compute modulo 2**64. With numba's own + and - on int64, LLVM assumes that nothing overflows.
 add_words: Callable[[int, int], int] = make_intrinsic(types.int64, 2, lambda _, builder, one, other: builder.add(one, other))
 subtract_words: Callable[[int, int], int] = make_intrinsic(
     types.int64, 2, lambda _, builder, one, other: builder.sub(one, other)

@@ -39,7 +39,8 @@ _ALL_ONES = 0xFFFFFFFF
 _MOST_WORDS = 512  # the most words in each of the three parts of a block
 
 
-# Compiled code uses the x86 instructions for CRC-32C and carry-less multiplication only if the processor has both.
+# CRC-32Cs are computed with x86 instructions if the processor has both CRC-32C (part of SSE4.2) and carry-less
+# multiplication. Otherwise, they are computed with tables.
 if platform.machine().lower() not in ("x86_64", "amd64"):
     HAS_INSTRUCTIONS = False
 elif config.CPU_NAME is not None or config.CPU_FEATURES is not None:  # numba compiles for another processor
@@ -193,7 +194,8 @@ def _word_crc_by_tables(word: int) -> int:
 
 BY_TABLES = (_crc_by_tables, _append_by_tables, _word_crc_by_tables)
 BY_INSTRUCTIONS = (_crc_by_instructions, _append_by_instructions, _word_crc_by_instructions)
-# Other kernels call these three functions. The processor determines which implementation is used.
+# Other kernels call these three functions. They use the CRC-32C instructions if the processor has them, and tables
+# otherwise.
 crc32c_at, append_crc, crc_of_word = BY_INSTRUCTIONS if HAS_INSTRUCTIONS else BY_TABLES
 
 

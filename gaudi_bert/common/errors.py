@@ -88,7 +88,7 @@ def join_with_and(words: Iterable[str]) -> str:
 
 _TENSORFLOW_PYTHONS = ((3, 10), (3, 11))  # the Python versions that TensorFlow 2.15 supports
 
-# The name of each optional library, and the extra of this package that installs it.
+# The optional libraries, and the extra of this package that installs each of them.
 EXTRAS = {
     "docker": "docker",
     "fastapi": "serve",
@@ -157,8 +157,8 @@ def _pip_requirement(extra: str) -> str:
     """
     from importlib.metadata import distributions  # slow to load and rarely needed
 
-    # If the package is installed from a clone, Python may find it twice, because setuptools also writes metadata next to the
-    # sources. Only the metadata of the installation contain the origin.
+    # If the package is installed from a clone, Python may find its metadata twice. The reason is that setuptools also writes
+    # metadata next to the sources. Only the metadata of the installation state the path of the clone.
     origins = (each.read_text("direct_url.json") for each in distributions(name="gaudi-bert"))
     origin = json.loads(next(filter(None, origins), "{}"))
     clone = Path(unquote(urlsplit(origin.get("url", "")).path))

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from gaudi_bert.common.errors import join_with_and
 from gaudi_bert.common.progress import format_count
 
-# A feature has one value for each token slot of a row, for each masked-LM slot, or for each sequence in the row.
+# How many values a feature has in each row. There is one value for each token, for each masked-LM slot, or for each
+# sequence.
 Axis = Literal["tokens", "masked", "sequences"]
 
 
@@ -144,7 +145,7 @@ def describe_algorithm(algorithm: str, used: Sequence[str], depth: int | None) -
 
 # --- built-in texts: the documentation that is part of every CPython installation
 
-# The built-in texts and their approximate sizes in bytes. The sizes depend slightly on the Python version.
+# The names of the built-in texts, and their approximate sizes in bytes. The sizes depend slightly on the Python version.
 BUILT_IN_TEXTS = {"python-docs": 470_000, "python-docstrings": 1_400_000}
 
 # These built-in texts are also available as labelled rows. A row is a docstring of the standard library, and its label is

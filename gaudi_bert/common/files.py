@@ -243,8 +243,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         written = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
         for abandoned in [path.with_name(each) for each in os.listdir(path.parent) if written.fullmatch(each)]:
-            # A killed writer leaves its file behind without a lock, so remove this file. An OSError means that the writer is
-            # still active, has just ended, or belongs to another user.
+            # A writer that was killed leaves its temporary file behind without a lock, so remove the file. An OSError here
+            # means that the writer is still active, has just ended, or belongs to another user.
             with suppress(OSError), open(os.open(abandoned, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as other:
                 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 abandoned.unlink()
@@ -392,8 +392,8 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: is not a JSON file ({reason}); create it again") from error
 
 
-# The size of a lock file. The name of the process that holds the lock is padded to this size, so that the file never has to
-# be truncated.
+# The size of a lock file in bytes. The file contains the name of the process that holds the lock, padded to this size. A new
+# name therefore replaces the old name completely, so the file never has to be truncated.
 _LOCK_BYTES = 300
 
 

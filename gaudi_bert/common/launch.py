@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 from gaudi_bert.common.errors import InputError
 
-# Each launcher sets two environment variables, for the rank and for the number of processes. `mpirun` means Open MPI, which
-# the Gaudi images contain.
+# The launchers that can start several processes. Each sets two environment variables, which contain the rank of the process
+# and the number of processes. `mpirun` means Open MPI, which the Gaudi images contain.
 LAUNCHERS = (
     ("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE"),
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -105,8 +105,8 @@ def is_first_process() -> bool:
 MASTER_ADDRESS, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
 # Processes on different hosts or in different containers cannot agree on a free port, so they use PyTorch's default port.
 TORCH_PORT = 29500
-# By default, processes look up the host name of their machine, which may fail. With these variables, processes on one
-# machine connect without any host name.
+# By default, PyTorch looks up the host name of the machine, which may fail. With these variables, processes on one machine
+# connect to each other without a host name.
 ON_THIS_MACHINE = {MASTER_ADDRESS: "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
@@ -159,7 +159,8 @@ class Node:
         return torch_environment(rank, size, processes_per_host=self.processes, address=self.address, port=self.port)
 
 
-# Our Jobs and Kubeflow Trainer set these environment variables in a pod. torchrun accepts them in place of its options.
+# Our Kubernetes Jobs and Kubeflow Trainer set these environment variables in a pod. torchrun accepts them in place of its
+# options.
 NODE_VARIABLES = ("PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_PORT")
 NODE_ADDRESS = "PET_MASTER_ADDR"
 

@@ -87,8 +87,9 @@ def _read_or_empty(path: Path) -> str:
 
 # --- vector instructions, which determine the speed of matrix products
 
-# oneDNN and MKL choose their kernels by these flags of /proc/cpuinfo. Each flag has a name for messages, and the widest
-# instructions come first. `bf16` is the flag of Arm processors.
+# oneDNN and MKL choose their kernels according to the instructions that the processor supports. Each key is a flag in
+# /proc/cpuinfo, and each value is its name in messages. The widest instructions come first. `bf16` is a flag of Arm
+# processors.
 _INSTRUCTION_SETS = {
     "amx_bf16": "AMX",
     "avx512_bf16": "AVX-512 with BF16",

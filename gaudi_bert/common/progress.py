@@ -23,7 +23,7 @@ from gaudi_bert.common.files import explain_os_errors
 # If this environment variable is set, no reporter prints anything, even in child processes. The option `--quiet` sets it.
 ONLY_RESULT_VARIABLE = "GAUDI_BERT_RESULT_ALONE"
 LOG_LINE_EVERY_SECONDS = 10.0
-# The longer some work takes, the longer the interval between its progress lines in a log, up to this limit.
+# In a log, progress lines become rarer the longer some work takes. At most this many seconds pass between two of them.
 _LONGEST_SILENCE_SECONDS = 60.0
 TERMINAL_LINE_EVERY_SECONDS = 0.5
 _LEAST_SECONDS, _MOST_SECONDS, _MOST_SLOWER, _MOST_GROWTH = 5.0, 1e8, 2.0, 1.5

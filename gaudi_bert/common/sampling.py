@@ -19,7 +19,7 @@ from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray, permutation
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 
-# Loading compiled kernels takes half a second, so numpy is faster for fewer sequences than this.
+# Loading the compiled kernels takes half a second. For fewer sequences than this, numpy is faster.
 _MIN_COMPILED_SEQUENCES = 50_000
 
 

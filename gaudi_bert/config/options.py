@@ -27,7 +27,7 @@ class TypedValue(NamedTuple):
 _ONE_OF_THEM = "pass only one of them"
 _PODS_IN_SETTINGS = "set resources.data_workers and resources.data_processes instead"
 
-# These options or settings cannot be combined. Each value tells the user what to do instead.
+# Each key is a pair of options or settings that cannot be combined. Each value tells the user what to do instead.
 EXCLUSIVE: dict[tuple[str, str], str] = {
     ("--vocab", "--train-vocab"): _ONE_OF_THEM,
     ("--resume", "--overwrite"): _ONE_OF_THEM,
@@ -46,7 +46,8 @@ EXCLUSIVE: dict[tuple[str, str], str] = {
     ("kubernetes.store", "kubernetes.work_claim"): "set only one of them",
 }
 
-# In each pair, the first option or setting requires the second. Each value tells the user what to do.
+# Each key is a pair of options or settings, and the first of them requires the second. Each value tells the user how to set
+# the second one.
 REQUIRED: dict[tuple[str, str], str] = {
     ("kubernetes.store_secret", "kubernetes.store"): "set it, for example to s3://bucket/prefix",
     ("finetune.data", "task.name"): "set task.name, for example to classification",

@@ -378,6 +378,6 @@ def parse_yaml(text: str, source: str) -> Any:
         reason = shorten(str(error.problem or error.context), 200)
         raise InputError(f"{source}: {where}not valid YAML: {reason}; correct it") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # PyYAML raises ValueError for impossible numbers and dates.
+        # PyYAML raises a plain ValueError, not a YAMLError, for numbers and dates that are impossible.
         reason = "nested too deeply" if isinstance(error, RecursionError) else shorten(str(error), 240)
         raise InputError(f"{source}: not a YAML file: {reason}; correct it") from error

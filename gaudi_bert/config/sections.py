@@ -103,8 +103,8 @@ class TableSettings(PackingSettings):
     packs as `max_sequence_length`.
     """
 
-    # Packed tables have no masked positions, and leftovers are always packed by best fit. These two settings are therefore
-    # constants here, and users cannot change them.
+    # Packed tables have no masked positions. Sequences that the packing algorithm leaves over are always packed by best fit.
+    # Therefore users cannot change these two settings for tables.
     leftovers: ClassVar[Literal["best-fit"]] = "best-fit"  # type: ignore[misc]
     masked_slots: ClassVar[None] = None  # type: ignore[misc]
 
@@ -376,14 +376,15 @@ TaskName = Literal[
     "causal-language-modelling",
 ]
 TASK_NAMES: tuple[str, ...] = get_args(TaskName)
-# For these tasks, the model is also evaluated before training, as a baseline.
+# For these tasks, the baseline in a report is the model before fine-tuning. For other tasks with a baseline, it is a model
+# that always gives the same answer.
 SEARCH_TASKS = ("embedding", "reranking")
 
 TooLong = Literal["error", "truncate", "window"]
 RetrievalLoss = Literal["cosent", "cosine", "listwise"]
 RowFormat = Literal["jsonl", "csv", "tsv", "parquet", "conll", "squad", "txt"]
-# What to do with a row that cannot be read. `stop` ends the run before anything is computed, and `skip` counts the row and
-# continues.
+# What to do with an input row that cannot be read. `stop` ends the run before anything is computed. `skip` counts the row
+# and continues with the next one.
 OnBadRow = Literal["stop", "skip"]
 
 

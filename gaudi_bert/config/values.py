@@ -155,7 +155,7 @@ RowLengthChoice = Annotated[
 ]
 
 
-# Marks a key whose value may change when a run is resumed, because it does not change what the model learns.
+# This mark means that a setting may change when a run is resumed, because it does not affect what the model learns.
 CHANGEABLE_ON_RESUME = "free"
 
 
@@ -206,7 +206,7 @@ def describe_allowed_values(field: FieldInfo) -> str:
         for name in _COMPARISON_SIGNS
         if getattr(limit, name, None) is not None
     ]
-    # If both the key and its type have a lower limit, only the higher limit counts.
+    # A key and its type may both have a lower limit. Describe only the higher limit, because it implies the lower one.
     lowest = max((value for name, value in stated if name in _LOWER), default=None)
     limits = [f"{_COMPARISON_SIGNS[name]} {value:,}" for name, value in stated if name not in _LOWER or value == lowest]
     return f"{kind}, {' and '.join(limits)}" if limits else kind
@@ -366,7 +366,8 @@ def _contains_key(section: str, key: str) -> bool:
     return key == section or key.startswith(f"{section}.")
 
 
-# The names that other programs use for each key. If a user types such a name, the key is suggested.
+# For each settings key, the names of the same setting in other programs. If a user types one of these names, the error
+# message suggests our key.
 _NAMES_IN_OTHER_PROGRAMS = {
     "updates": "steps max_steps num_steps train_steps num_train_steps total_steps",
     "epochs": "num_epochs num_train_epochs max_epochs",
