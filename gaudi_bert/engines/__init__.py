@@ -82,8 +82,8 @@ def choose_engine(
         )
         raise InputError(f"engine {chosen.name}: the framework is not installed ({chosen.reason}); {remedy}")
     if chosen.name == "pytorch":
-        # Reading a tokenizer imports torch, which reads its environment variables at that time. This package sets the
-        # variables, so it must be imported before.
+        # Reading a tokenizer imports torch, and torch reads environment variables when it is imported. Importing the PyTorch
+        # engine sets these variables, so import the engine first.
         importlib.import_module("gaudi_bert.engines.pytorch")
     return chosen
 

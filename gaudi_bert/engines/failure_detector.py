@@ -40,8 +40,8 @@ _REQUEST_SECONDS = 1.0
 _MAX_CALLS = 64
 _MAX_MESSAGE_BYTES = 4096
 _MAX_NAMES = 8
-# These addresses are reserved for documentation. This host uses one of its own addresses for the route to them, and that
-# address is read without sending any packet.
+# These addresses are reserved for documentation. Connecting a UDP socket to them reveals an address of this host without
+# sending any packet.
 _UNREACHABLE_ADDRESSES = ("192.0.2.1", "2001:db8::1")
 _ENDED, _SILENT = "ended", "silent"
 _FAILURES = {
@@ -52,7 +52,7 @@ _FAILURES = {
 
 @dataclass(frozen=True)
 class Peer:
-    """The network address of a process of the run.
+    """The rank and the network addresses of a process of the run.
 
     Attributes:
         rank: The rank of the process.
@@ -72,8 +72,8 @@ class Peer:
 
 @dataclass
 class FailureDetector:
-    """Finds out which other processes of a run are lost or do not respond, and answers the requests of their failure
-    detectors.
+    """Finds out which other processes of a run are lost or unresponsive. A thread tells the other processes what this
+    process is doing.
 
     Attributes:
         token: A random string that all processes of the run share. Requests without it are ignored.
@@ -103,10 +103,11 @@ class FailureDetector:
         self.listener.close()
 
     def find_failure(self, min_busy_seconds: float = math.inf) -> str:
-        """Connect to all other processes, and return which of them are lost, suspended or busy. Send this description to all
-        of them.
+        """Connect to all other processes, and return a description of those that are lost, suspended or busy. Also send them
+        this description.
 
-        For every `_MAX_CALLS` peers, this takes at most `_CONNECT_SECONDS` plus `_ANSWER_SECONDS`.
+        For every `_MAX_CALLS` peers, the calls take at most `_CONNECT_SECONDS` plus `_ANSWER_SECONDS`. If a description is
+        sent, the second calls take at most the same time again.
 
         Args:
             min_busy_seconds: A process is reported as busy if it has worked on the same activity for at least this time.
@@ -131,8 +132,8 @@ class FailureDetector:
             message: The message. An empty message requests a description of what the process is doing.
 
         Returns:
-            The answer, which is empty unless the message is empty. `_ENDED` if the process refuses the connection, and
-            `_SILENT` if it does not answer.
+            The answer, which is empty unless the message is empty. `_ENDED` if the process refuses or resets the connection,
+            or its answer is not valid JSON, and `_SILENT` if it does not answer.
         """
         try:
             with socket.create_connection((peer.addresses[0], peer.port), _CONNECT_SECONDS) as connection:
@@ -189,8 +190,8 @@ def start_failure_detector(communicator: Communicator, describe_activity: Callab
     for rank, entry in enumerate(entries):
         host, known, port = json.loads(entry.astype(np.uint8).tobytes().rstrip(b"\0"))
         peers.append(Peer(rank, host, tuple(known), port))
-    # In some networks, hosts cannot connect to each other, and processes on other hosts would be reported as lost. Therefore
-    # each process first connects to a process on the next host, and only processes that answered are checked later.
+    # In some networks, hosts cannot connect to each other, and all processes on other hosts would be reported as lost.
+    # Therefore first test which processes can be reached from another host, and later check only those.
     called = peers[(communicator.rank + (1 if is_one_host else communicator.local_size)) % communicator.size]
     choices = [Peer(called.rank, called.host, (address,), called.port) for address in called.addresses]
     answered = [isinstance(detector.send_message(choice, {}), dict) for choice in choices]
@@ -206,7 +207,7 @@ def start_failure_detector(communicator: Communicator, describe_activity: Callab
 
 
 def _open_listener(*, loopback_only: bool) -> socket.socket:
-    """Return a socket that listens on a free port, either of the loopback interface only or of all interfaces.
+    """Return a socket that listens on a free port, on all interfaces or only on the loopback interface.
 
     On all interfaces, the socket also accepts IPv6 connections if this machine supports them.
     """
@@ -232,8 +233,8 @@ def _find_host_addresses() -> list[str]:
 def _describe_failures(answers: Mapping[Peer, Message | str], min_busy_seconds: float) -> str:
     """Return a message that names the processes that have ended or do not answer.
 
-    If all processes answered, describe the process that has been busy for the longest time, provided that this is at least
-    `min_busy_seconds`. Otherwise, return an empty string.
+    If all processes answered, describe the process that has been busy for the longest time, if it has been busy for at least
+    `min_busy_seconds`. If there is no such process, return an empty string.
     """
     failures = []
     for kind, meaning in _FAILURES.items():
@@ -256,7 +257,7 @@ _ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")
 
 
 def summarize_gloo_error(error: Exception) -> str:
-    """Return a one-line summary of an error that Gloo raised during a sum over processes.
+    """Return a one-line summary of an error that Gloo raised while summing values over all processes.
 
     The summary is only shown if the failure detector finds no reason for the error.
     """

@@ -36,8 +36,8 @@ DeviceKind = Literal["cpu", "cuda", "hpu"]
 
 @dataclass(frozen=True)
 class Communicator:
-    """Exchanges values between the processes of a run. This base class is for a run with a single process, so it returns
-    every value unchanged.
+    """Exchanges values between the processes of a run. This base class is for runs with a single process, and returns every
+    value unchanged.
 
     Attributes:
         rank: The number of this process, from 0.
@@ -122,7 +122,7 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Device:
-    """A device that an engine has opened, with the options for computing on it.
+    """An opened device, and the options for computations on it.
 
     Attributes:
         kind: The kind of device.
@@ -147,7 +147,7 @@ class Device:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A description of a model: the config of its encoder, and its head."""
+    """Describes a model by the config of its encoder and its head."""
 
     config: BertConfig | EncoderConfig
     head: Head
@@ -212,7 +212,7 @@ class Model(Protocol):
         """Return a copy of the values of all variables, by variable name."""
 
     def load_values(self, values: WeightArrays) -> None:
-        """Set variables to the given values. Variables that are missing in `values` do not change.
+        """Set variables to the given values. Variables that are not in `values` keep their current values.
 
         Raises:
             InputError: A name or a shape does not match the model.
@@ -248,8 +248,7 @@ class Model(Protocol):
 
 
 def check_weights(shapes: Mapping[str, tuple[int, ...]], values: WeightArrays) -> None:
-    """Check that all weights have the name and the shape of a variable of the model. Variables may be missing from the
-    weights.
+    """Check that each weight has the name and the shape of a variable of the model. Not every variable needs a weight.
 
     Raises:
         InputError: A name is unknown or a shape is wrong.
@@ -275,7 +274,7 @@ class UpdateScalars(NamedTuple):
 
 # A function that computes the loss over all micro-batches of an update, including those of other processes. The argument
 # contains the head's outputs for each micro-batch of this process, M arrays [B, ...]. The function returns the K sums, and
-# the gradients of the loss with respect to these M arrays. All processes call it at the same time.
+# the gradients of the loss with respect to these M arrays. All processes call the function at the same time.
 UpdateLoss = Callable[[Sequence[NDArray[Any]]], tuple[FloatArray, Sequence[FloatArray]]]
 
 # A function that waits until the device has finished an update, and returns its sums, float32 [K + 1].
@@ -377,8 +376,7 @@ class Engine(Protocol):
     def create_updates(
         self, model: Any, settings: LoopSettings, communicator: Communicator, accumulation_steps: int
     ) -> Updates:
-        """Return an object that trains a model with the optimizer of the settings. The moments of the optimizer start at
-        zero.
+        """Return an object that trains a model with the chosen optimizer. The optimizer's moments start at zero.
 
         Args:
             model: A model of this engine.

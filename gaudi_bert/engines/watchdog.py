@@ -40,16 +40,15 @@ _POLL_SECONDS = 0.25
 # A launcher ends all processes as soon as one of them has ended. Therefore a failing process waits for this time before it
 # ends, so that the other processes can also report the reason.
 _EXIT_DELAY_SECONDS = 1.5
-# The time in which a process must save a checkpoint and end, once its launcher has ended.
+# After its launcher has ended, a process must save a checkpoint and end within this time.
 ORPHAN_SECONDS = 10.0
 
 
 class Watchdog:
-    """A context manager that ends this process if it makes no progress for too long. A thread of this process checks the
-    progress.
+    """A context manager that ends this process if it makes no progress for too long. A separate thread checks the progress.
 
     Args:
-        who: The name of this process, for error messages.
+        process_name: The name of this process, for error messages.
         stall_seconds: The maximum time without progress.
 
     Attributes:
@@ -120,7 +119,7 @@ class Watchdog:
         self._error_report.acquire()
 
     def abort_error(self, reason: str) -> FailedError:
-        """Return the error with which this process ends after another process failed."""
+        """Return the error that ends this process after another process failed."""
         saved = f"the last saved update is {self._saved}; " if self._saved else ""
         return FailedError(
             f"{self._process_name} aborts during {self._activity}: {reason}; {saved}run the same command again to resume"
@@ -177,7 +176,7 @@ class ConnectedProcess(Communicator):
         return self._run_on_rank(0, function)
 
     def _run_on_rank(self, rank: int, function: Callable[[], T]) -> T:
-        """Call `function` in one process only, the one with the given rank, and return its result in every process."""
+        """Call `function` only in the process with the given rank, and return its result in every process."""
         content = np.frombuffer(pickle.dumps(function()) if self.rank == rank else b"", np.uint8)
         size = int(self.sum_array(np.array([len(content)]))[0])
         shared = self.sum_array(content if self.rank == rank else np.zeros(size))
@@ -260,7 +259,7 @@ def _ignore_sigterm() -> None:
 
 
 def collect_facts_to_compare(settings: LoopSettings, further_facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that must be equal in all processes of a run, by name. They contain the version and the settings.
+    """Return the values that all processes of a run must have in common, by name, such as the version and the settings.
 
     Args:
         settings: The settings of the training loop. The device and the number of threads may differ.

@@ -35,7 +35,7 @@ _NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, because this also imports torch and transformers.
+    """Import a public name when it is first used, so that importing this package does not import torch and transformers.
 
     Raises:
         InputError: torch or transformers is not installed.

@@ -44,14 +44,14 @@ Batch = dict[str, Any]
 
 
 def model_inputs(batch: Batch) -> Batch:
-    """Return only those entries of a batch that models accept. Omitted are `sequence_ids`, `seq_lens` and the data's own
-    columns.
+    """Return only the entries of a batch that models accept. The entries `sequence_ids` and `seq_lens` and the user's
+    columns are left out.
     """
     return {name: value for name, value in batch.items() if name in _MODEL_INPUTS}
 
 
 class PackCollator:
-    """Makes batches of packs for a model, in the form that the given software expects.
+    """Combines packs into batches of tensors, in the form that the target library or attention kernel expects.
 
     When it is created, the collator runs the model on packs to find out which inputs the model requires. Calling the
     collator with rows of packs returns a batch of tensors. Columns with one value per sequence (weights, names, row numbers)
@@ -147,14 +147,14 @@ class PackCollator:
             )
 
     def _make_batch_without_labels(self, rows: Sequence[Pack]) -> Batch:
-        """Return a batch without labels, with which the collator tries a model on packs."""
+        """Return a batch without labels. The collator uses such batches to test a model on packs."""
         arrays = self._stack_token_columns(rows)
         return (
             model_inputs(self._make_flat_batch(arrays, rows)) if self.target == "flash" else self._make_token_inputs(arrays)
         )
 
     def _make_token_inputs(self, arrays: dict[str, IntArray]) -> Batch:
-        """Return the inputs that have one value per token as tensors, with the attention mask of the target."""
+        """Convert the arrays with one value per token to tensors, and add the attention mask of the target."""
         batch: Batch = {name: torch.from_numpy(values) for name, values in arrays.items() if name != "sequence_ids"}
         sequence_ids_BL = torch.from_numpy(arrays["sequence_ids"])
         return {
@@ -163,7 +163,7 @@ class PackCollator:
         }
 
     def __call__(self, rows: Sequence[Pack]) -> Batch:
-        """Make a batch from rows of packs.
+        """Combine rows into a batch of tensors. Each row is a pack.
 
         Args:
             rows: Rows of a `PackedDataset`, all of the same length.
@@ -206,7 +206,7 @@ class PackCollator:
         return batch | {name: self._make_user_column(rows, name) for name in self._find_user_columns(rows)}
 
     def _find_user_columns(self, rows: Sequence[Pack]) -> list[str]:
-        """Return the names of the user's columns, which have one value per sequence and are not inputs of the collator."""
+        """Return the names of the columns that the user added to the data with one value per sequence."""
         others = {name for name in rows[0] if name not in (*_TOKEN_COLUMNS, *_SEQUENCE_COLUMNS, self.sequence_labels)}
         return [name for name in rows[0] if name in others and all(len(row[name]) == len(row["seq_lens"]) for row in rows)]
 
@@ -222,7 +222,7 @@ class PackCollator:
         return self._pad_to_depth(values, 0, np.int64 if np.issubdtype(kind, np.integer) else kind)
 
     def _stack_token_columns(self, rows: Sequence[Pack]) -> dict[str, IntArray]:
-        """Return the columns that have one value per token and that the model requires, as int64 [B, L]."""
+        """Stack the token columns that the model requires into int64 arrays [B, L]. A token column has one value per token."""
         names = [name for name in _TOKEN_COLUMNS if name in rows[0] and name != self.sequence_labels]
         arrays: dict[str, IntArray] = {}
         for name in names:
@@ -243,8 +243,10 @@ class PackCollator:
         return arrays
 
     def _check_row_and_sequence_lengths(self, rows: Sequence[Pack], length: int) -> None:
-        """Raise an error if a row is longer than the tried rows, or a sequence is so long that it changes the results of
-        other sequences.
+        """Raise an error if a row is longer than the rows with which the model was tested, or if a sequence is too long for
+        the model.
+
+        Sequences longer than `PackInputs.longest_sequence` would change the results of other sequences in the batch.
         """
         if self.row_tokens is not None and length > self.row_tokens:
             raise InputError(
@@ -303,7 +305,8 @@ class PackCollator:
 
     @staticmethod
     def _choose_slot_count(name: str, requested: int | None, needed: int) -> int:
-        """Return the requested number of slots. If none was requested, return the number that this batch needs.
+        """Return the requested number of slots per pack. If no number was requested, return the number that this batch
+        needs.
 
         Raises:
             InputError: More slots are needed than requested.
@@ -315,8 +318,8 @@ class PackCollator:
         return needed if requested is None else requested
 
     def _make_flat_batch(self, arrays: dict[str, IntArray], rows: Sequence[Pack]) -> Batch:
-        """Return a batch for FlashAttention, which has a single row without padding, and the offset of each sequence in this
-        row.
+        """Return a batch for FlashAttention, with all sequences in a single row without padding, and with the offset of each
+        sequence.
         """
         real_BL = arrays["sequence_ids"] > 0
         lengths = list(chain.from_iterable(row["seq_lens"].tolist() for row in rows))
@@ -336,7 +339,9 @@ class PackCollator:
 
 
 def _check_attention_implementation(target: str, model: Any) -> None:
-    """Raise an error if the attention implementation of a model or config ignores the sequence boundaries of a target."""
+    """Raise an error if the attention implementation of a model or config would ignore the boundaries between the sequences
+    of a pack.
+    """
     used = getattr(getattr(model, "config", model), "_attn_implementation", None)
     reads = {"flash": "flash" in str(used), "flex": used in (None, "flex_attention")}
     if not reads.get(target, "flash" not in str(used)):

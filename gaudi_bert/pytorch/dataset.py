@@ -45,7 +45,7 @@ _REMEDY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or tr
 
 
 class _MappedPacks(Dataset[Pack]):
-    """A map-style data set of all packs of a folder. Packs are numbered in the order of the shards.
+    """A map-style data set of all packs in a folder. The packs are numbered in the order of the shards.
 
     The data set keeps at most 256 shards open, and closes the least recently used ones.
     """
@@ -91,7 +91,7 @@ def _open_packs(folder: Path) -> tuple[StoredPacks, str, Callable[[Any], Sequenc
 
     Returns:
         The packs, a hexadecimal identity that differs between different packs, and a function that converts the result of
-        the packs' `read` method to rows.
+        `read_records` to rows.
 
     Raises:
         InputError: The folder is a URL, is missing, or contains no packs.
@@ -149,7 +149,8 @@ def _convert_record_arrays_to_rows(packs: Mapping[str, AnyArray]) -> list[Pack]:
 
 
 class PackedDataset(IterableDataset[Pack]):
-    """The packs of a folder that one process reads, one row per pack. The seed and the epoch determine the order.
+    """Iterates over the packs that one process reads from a folder. Each row is a pack, and the seed and the epoch determine
+    the order.
 
     A row maps column names to numpy arrays. Iterating yields the rest of the current epoch. `state_dict` and
     `load_state_dict` save and restore the position.
@@ -214,7 +215,7 @@ class PackedDataset(IterableDataset[Pack]):
 
     @property
     def dropped_packs(self) -> int:
-        """The number of packs per epoch that no process reads, because they do not fill a batch on every process."""
+        """The number of packs per epoch that no process reads, because they do not fill a complete update."""
         return self.packs - len(self) * self.world_size
 
     def set_epoch(self, epoch: int) -> None:
@@ -274,9 +275,7 @@ class PackedDataset(IterableDataset[Pack]):
         return self._count_batches_after(self._done)
 
     def _count_batches_after(self, done: int) -> int:
-        """Return the number of batches that remain for this process after all processes together have read `done` packs of
-        an epoch.
-        """
+        """Return how many batches this process still reads in an epoch after all processes together have read `done` packs."""
         updates = (self.packs - done) // (self.world_size * self.batch * self.update_batches)
         return updates * self.update_batches
 
@@ -288,12 +287,13 @@ class PackedDataset(IterableDataset[Pack]):
             self._done += self.world_size * self.batch
 
     def skip_incomplete_epoch_end(self) -> None:
-        """Move to the next epoch if the remaining packs of the current epoch do not fill a batch on every process."""
+        """Move to the next epoch if the remaining packs of the current epoch do not fill a complete update."""
         if self._done and self.remaining_batches == 0:
             self._epoch, self._done = self._epoch + 1, 0
 
     def __iter__(self) -> Iterator[Pack]:
-        """Return an iterator over the remaining rows of the epoch that this process or this worker reads.
+        """Return an iterator over the rows that this process, or this worker of its loader, has not yet read in the current
+        epoch.
 
         Raises:
             InputError: Accelerate would shard the packs a second time, or there are several workers and no `batch_packs`.
@@ -312,7 +312,7 @@ class PackedDataset(IterableDataset[Pack]):
         return self._iterate_rows(worker)
 
     def _iterate_rows(self, worker: Any) -> Iterator[Pack]:
-        """Yield the remaining rows of the epoch that this process, or one worker of its loader, reads."""
+        """Yield the rows that this process, or one worker of its loader, has not yet read in the current epoch."""
         self.skip_incomplete_epoch_end()
         epoch, batch = self._epoch, self.batch
         first = first_pack_number_of_rank(self._done, self.rank, self.world_size)
@@ -328,8 +328,8 @@ class PackedDataset(IterableDataset[Pack]):
             numbers = first + self.world_size * ((number + workers * batches) * batch + in_batch)
             for row in self._convert_to_rows(stored.files.read_records(*self._reader.locate_and_open(epoch, numbers))):
                 done += 1
-                # The caller may save the position as soon as it receives the last row of a batch. Therefore the batch is
-                # counted before this row is yielded.
+                # The caller may save the position as soon as it receives the last row of a batch, so count the batch before
+                # yielding this row.
                 if worker is None and done % batch == 0:
                     self.count_batch(done == rows)
                 yield row
@@ -366,8 +366,8 @@ class PackedLoader(DataLoader[Any]):
                 f"on each of {dataset.world_size} processes; use fewer processes, smaller batches, or more data"
             )
         self._packs = dataset
-        # By default, the loader draws the seeds of its workers from the global random generator. Dropout uses the same
-        # generator, and would differ after a run is resumed, so the loader gets its own generator.
+        # By default, a loader draws the seeds of its workers from the global random generator, which dropout also uses.
+        # Dropout would then differ after a run is resumed, so the loader gets a generator of its own.
         options.setdefault("generator", torch.Generator())
         super().__init__(dataset, batch_size=batch_packs, collate_fn=collate, drop_last=True, **options)
 

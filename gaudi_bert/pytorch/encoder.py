@@ -141,7 +141,7 @@ class PackedEncoder:
         compute: Callable[[dict[str, torch.Tensor]], torch.Tensor],
         width: int,
     ) -> Iterator[tuple[list[Row], Sequences, Float32Array]]:
-        """Tokenize the texts, pack them, and run the model, for a window of at most `_WINDOW_TEXTS` texts at a time.
+        """Tokenize the texts, pack them, and run the model on the packs. Process at most `_WINDOW_TEXTS` texts at a time.
 
         Yields:
             The rows of a window, their tokens, and the outputs of `compute`, with `width` values per sequence or token.
@@ -189,7 +189,7 @@ class PackedEncoder:
 
 
 def _convert_text_to_row(number: int, text: Text, task: TaskName | None) -> Row:
-    """Convert a text to a row. If the model tags words, split the text into words.
+    """Convert a text to a row. For a model that tags words, split the text into words.
 
     Raises:
         InputError: `text` has none of the supported types.

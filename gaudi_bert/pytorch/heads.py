@@ -107,7 +107,7 @@ def update_loss(model: Any, batch: dict[str, Any], counts: torch.Tensor, process
 
 
 class PackedBertForPreTraining(BertForPreTraining):
-    """`BertForPreTraining` for packs in batches of `PackCollator(gather_heads=True)`.
+    """A version of `BertForPreTraining` for packs. The inputs are batches of `PackCollator(gather_heads=True)`.
 
     The weights and their names are the same as in `BertForPreTraining`. `forward` computes the masked-LM head only at the
     masked positions, and the next-sentence head at the first token of each sequence.
@@ -165,7 +165,8 @@ class PackedBertForPreTraining(BertForPreTraining):
 
 
 class PackedBertForSequenceClassification(BertForSequenceClassification):
-    """`BertForSequenceClassification` for packs in batches of `PackCollator(sequence_labels=COLUMN)`.
+    """A version of `BertForSequenceClassification` for packs. The inputs are batches of
+    `PackCollator(sequence_labels=COLUMN)`.
 
     If the config has one label (`num_labels=1`), the task is a regression. The weights and their names are the same as in
     `BertForSequenceClassification`.

@@ -74,7 +74,7 @@ class PackedTrainerMixin:
         return PackedLoader(self.train_dataset, self._train_batch_size, self.data_collator, **options)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the evaluation loader of `Trainer`.
+        """Return the data loader that `Trainer` uses for evaluation.
 
         The loader divides the packs of a `PackedDataset` among the processes, so that each pack is read once.
         """
@@ -84,7 +84,9 @@ class PackedTrainerMixin:
         return super().get_eval_dataloader(packs)  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return the loader for `predict`. It divides packs among the processes, see `get_eval_dataloader`."""
+        """Return the data loader that `Trainer` uses for predictions. As in `get_eval_dataloader`, packs are divided among
+        the processes.
+        """
         packs = test_dataset.as_map() if isinstance(test_dataset, PackedDataset) else test_dataset
         return super().get_test_dataloader(packs)  # type: ignore[misc]
 
@@ -116,7 +118,7 @@ class PackedTrainerMixin:
         return update_loss(model, inputs, num_items_in_batch, self.args.world_size)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
-        """Train the model, from the beginning or from the position in the data that is stored in a checkpoint.
+        """Train the model from the beginning, or resume from the position in the data that a checkpoint contains.
 
         Args:
             resume_from_checkpoint: The folder of a checkpoint, or True for the newest one in `output_dir`.
@@ -145,7 +147,7 @@ class PackedTrainerMixin:
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **options)  # type: ignore[misc]
 
     def _check_arguments(self) -> None:
-        """Raise an error if the data set was made for another process, or if an argument would have no effect on packs."""
+        """Raise an error if the data set was made for another process, or if an argument does not work with packs."""
         args, rank, processes = self.args, self.train_dataset.rank, self.train_dataset.world_size
         if (rank, processes) != (args.process_index, args.world_size):
             raise InputError(
@@ -173,7 +175,7 @@ class PackedTrainerMixin:
 
 
 class _KeepPosition(TrainerCallback):
-    """A callback that stores the position in the data in every checkpoint."""
+    """A callback that saves the current position in the training data with every checkpoint."""
 
     def __init__(self, dataset: PackedDataset) -> None:
         self._dataset = dataset

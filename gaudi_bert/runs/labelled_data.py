@@ -115,8 +115,8 @@ def read_labelled_data(
     tokenizer.check_fits(start.sizes.vocab_size, start.sizes.segments)
     reader = _RowReader(section, task, tokenizer, max_sequence_length, start.sizes, reporter)
     data, notes = reader.read_file(files.data, section.depth, packs_rows=packs_training_rows, is_training_file=True)
-    # If some training questions have no answer, the model may predict "no answer". This requires a threshold, so set a
-    # default one.
+    # If some training questions have no answer, the model needs a threshold to predict "no answer". Therefore set a default
+    # threshold.
     has_unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
     if has_unanswerable and task_settings.null_score_threshold is None:
         task_settings = task_settings.model_copy(update={"null_score_threshold": 0.0})
@@ -171,8 +171,9 @@ def _complete_task_settings(settings: TaskSettings, model: Path) -> tuple[TaskSe
 def _choose_max_sequence_length(section: FineTuneSettings, folder: SentenceSettings, positions: int) -> int:
     """Return the maximum number of tokens in a sequence. Longer texts are truncated or split.
 
-    This is the setting `max_sequence_length` if the user set it. Otherwise, it is the largest of the requested row lengths,
-    or the maximum of the model if no row lengths were requested.
+    If the user set `max_sequence_length`, return this setting. Otherwise, return the largest of the requested row lengths. If
+    no row lengths were requested, return the maximum in the model's folder or, if it states none, the default of the
+    setting, but not more than `positions`.
 
     Args:
         section: The settings of the section `finetune`.
@@ -186,12 +187,14 @@ def _choose_max_sequence_length(section: FineTuneSettings, folder: SentenceSetti
 
 
 def get_explicit_row_lengths(section: FineTuneSettings) -> tuple[int, ...]:
-    """Return the numbers in the setting `finetune.row_lengths`, in ascending order. Empty if it is not set, or is "auto"."""
+    """Return the row lengths that the setting `finetune.row_lengths` lists. If it is not set, or is "auto", return an empty
+    tuple.
+    """
     return section.row_lengths if isinstance(section.row_lengths, tuple) else ()
 
 
 class _RowFile(NamedTuple):
-    """The rows of a file, and notes for the user about the row lengths into which they were packed."""
+    """The rows of a file, and notes for the user about the chosen row lengths."""
 
     data: TaskData
     notes: tuple[str, ...]
@@ -218,7 +221,7 @@ class _RowReader:
     reporter: Reporter
 
     def read_file(self, path: Path, depth: int | str, *, packs_rows: bool, is_training_file: bool = False) -> _RowFile:
-        """Read, tokenize and pack the rows of a file, and show messages about skipped and truncated rows.
+        """Read, tokenize and pack the rows of a file. Tell the user how many rows were skipped, truncated or split.
 
         Args:
             path: The file.

@@ -44,7 +44,8 @@ from gaudi_bert.training.run_plan import RunPlan
 
 @dataclass(frozen=True, eq=False)
 class PairUpdates:
-    """The rows, the packs and the batches of each update, for a run whose rows are groups of texts.
+    """Packs the texts of every update into micro-batches, for tasks that compare all rows of an update. Each row is a group
+    of texts.
 
     The shape of the batches was chosen before the run from the first updates. If a later update requires more packs, it has
     more micro-batches of the same shape.
@@ -73,7 +74,8 @@ class PairUpdates:
         return self.count_micro_batches(update) * self.shape.batch.packs * self.shape.processes * self.shape.batch.depth
 
     def iterate_micro_batches(self, first_update: int, rank: int) -> Iterator[Batch]:
-        """Yield the micro-batches of one process without end. The micro-batches after the last update are empty.
+        """Yield the micro-batches of one process, update by update and without end. After the last update, yield empty
+        micro-batches.
 
         Args:
             first_update: The update at which to begin, counted from 0.
@@ -106,7 +108,7 @@ class PairObjective(TaskObjective):
     data: PairUpdates
 
     def compute_denominators(self, batch: BatchArrays) -> FloatArray:
-        """Return ones, because the loss of `make_update_loss` is already divided by the number of rows."""
+        """Return ones, because the loss of an update is already the mean over its rows."""
         return np.ones(2)
 
     def make_update_loss(self, micro_batches: Sequence[BatchArrays], update: int, communicator: Communicator) -> UpdateLoss:
@@ -119,8 +121,8 @@ class PairObjective(TaskObjective):
         rows = stream.select_update_rows(update - 1, update)
 
         def loss_of_outputs(outputs: Sequence[NDArray[Any]]) -> tuple[FloatArray, list[FloatArray]]:
-            """Collect the outputs of all processes, and return the loss sums and the gradients of this process's own
-            outputs.
+            """Collect the outputs of all processes. Return the loss and metric sums, and the gradients of the loss with
+            respect to this process's outputs.
             """
             together_NC = np.zeros((self.data.count_sequence_slots(update - 1), outputs[0].shape[-1]))
             for numbers_BS, output_BSC in zip(numbers, outputs, strict=True):
@@ -192,7 +194,7 @@ class PairJob(FineTuneJob):
                 "max_sequence_length": labelled.max_sequence_length,
                 "sequences": texts,
                 "packs": packs,
-                # This many packs would be required if they contained the tokens of an epoch without any padding.
+                # Without any padding, this many packs would hold all tokens of an epoch.
                 "lower_bound": -(-stream.count_distinct_tokens(updates_per_epoch) // shape.batch.length),
                 "packing_factor": texts / packs,
                 "depth": shape.batch.depth,
@@ -221,7 +223,7 @@ class PairJob(FineTuneJob):
 
 
 def check_pair_settings(settings: PipelineSettings) -> None:
-    """Check that the user has set no packing settings, which do not apply to these tasks.
+    """Raise an error if the user has set a packing option that does not apply to tasks with a single loss per update.
 
     The texts of each update are always packed by best fit.
 
@@ -289,7 +291,7 @@ def _group_rows(section: FineTuneSettings, labelled: LabelledData) -> RowGroups:
 
 
 def _check_pair_rows(first: TupleRow, data: TaskData, held_out: TaskData | None, settings: TaskSettings) -> None:
-    """Check that all rows have a score or no row has one, and that the scores and the settings suit the loss.
+    """Check that either all rows have a score or none has, and that the scores and the settings suit the loss.
 
     Raises:
         InputError: Some rows have a score and others do not, a score is not a possible cosine, all scores are equal, or a
@@ -329,5 +331,5 @@ def _check_pair_rows(first: TupleRow, data: TaskData, held_out: TaskData | None,
 
 
 def _describe_row_kind(row: TupleRow) -> str:
-    """Return what a row consists of, as words for an error message, for example "has two texts and a score"."""
+    """Describe the contents of a row for an error message, for example "has two texts and a score"."""
     return "has an anchor and a positive" if row.score is None else "has two texts and a score"

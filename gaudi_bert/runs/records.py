@@ -179,7 +179,7 @@ class _RecordsJob(Job[TrainingResult]):
         return MlperfLog(run.folder / "mlperf.log", settings.mlperf, plan, self._source, config)
 
     def _measure_speedup(self, run: RunContext[TrainingResult], plan: RunPlan, model: Model) -> None:
-        """Measure how many times more sequences per second the model can train on because they are packed, and report it to
+        """Measure how much packing speeds up the training of this model, in sequences per second, and report the result to
         the user.
         """
         run.communicator.note_activity("measuring the speed-up", slow=True)
@@ -187,24 +187,24 @@ class _RecordsJob(Job[TrainingResult]):
         settings, communicator = plan.settings, run.communicator
         order = TrainingOrder(settings.seed, settings.shuffle_packs, communicator.rank, communicator.size)
         packed = next(read_training_batches(self._source, self._config, settings.micro_batch_packs, order))
-        # On a CPU, wall-clock time would include the work of other programs, so CPU time is measured. The CPU time does not
-        # include the work of an accelerator, whose passes are measured in wall-clock time.
+        # On a CPU, other programs would distort wall-clock times, so measure CPU time. CPU time does not include the work of
+        # an accelerator, so measure wall-clock time there.
         clock = time.process_time if run.device.kind == "cpu" else time.perf_counter
         unpacked = _keep_first_sequences(packed, self._source.schema.max_predictions)
 
         def seconds(inputs: BatchArrays) -> float:
-            """Return the time of one forward and backward pass in seconds."""
+            """Run one forward and backward pass, and return its duration in seconds."""
             started = clock()
             model.run_training_pass(inputs)
             return clock() - started
 
         pairs = [(seconds(packed), seconds(unpacked)) for _ in range(_PAIRS + 1)]
-        # The first pair of passes also builds the graphs, so its times are not used.
+        # The first pair of passes also builds the graphs, so its times are ignored.
         self._speedup, line = _compute_speedup(self._source.packing_factor, *zip(*pairs[1:], strict=True))
         run.reporter.say(f"train: {line}")
 
     def load_initial_weights(self, model: Model, reporter: Reporter) -> None:
-        """Load the weights from `training.init_checkpoint` into the model, provided that it is set."""
+        """Load the weights from `training.init_checkpoint` into the model. Do nothing if this setting is not set."""
         initial = self._settings.training.init_checkpoint
         if initial is None:
             return
@@ -280,7 +280,7 @@ _TOLERANCE = 1.05
 
 
 class _Speedup(NamedTuple):
-    """The speed-up through packing, compared to rows with one sequence each, and a line for the user that describes it.
+    """The measured speed-up of packs over rows with one sequence each, and a line for the user that describes it.
 
     Attributes:
         value: The speed-up, or None if the measured value is larger than possible.
@@ -306,7 +306,7 @@ def _keep_first_sequences(packed: BatchArrays, masked_slots: int) -> BatchArrays
 
 
 def _compute_speedup(packing_factor: float, packed_seconds: Sequence[float], unpacked_seconds: Sequence[float]) -> _Speedup:
-    """Compute the speed-up through packing from the times of training passes over packs and over unpacked rows.
+    """Compute the speed-up through packing from the measured times of training passes over packed and over unpacked rows.
 
     Args:
         packing_factor: The number of sequences per pack.

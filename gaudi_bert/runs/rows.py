@@ -82,7 +82,7 @@ class FineTuneJob(Job[FineTuning]):
         self.checkpoint_settings = {}
 
     def handle_evaluation(self, run: RunContext[FineTuning], model: Model, update: int, evaluation: Evaluation) -> None:
-        """Store the weights in the folder `best/`, unless an earlier evaluation was better.
+        """Store the weights in the folder `best/`, unless an earlier evaluation was better or the metric is NaN.
 
         The weights are written before `best.json`, so that `best.json` never exists without its weights, even if the process
         is killed in between.
@@ -154,7 +154,7 @@ class FineTuneJob(Job[FineTuning]):
                     handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
 
     def _find_baseline_metrics(self) -> dict[str, float]:
-        """Return the metrics of the baseline, with which the user compares the fine-tuned model.
+        """Return the baseline metrics, so that the user can compare them with those of the fine-tuned model.
 
         The baseline is the model before training if the run evaluated it, and otherwise a constant prediction.
         """
@@ -239,7 +239,8 @@ def _make_signature(section: FineTuneSettings, labelled: LabelledData) -> Signat
     """Return the signature of a fine-tuning run, which contains the settings, the model and the files that determine its
     result.
     """
-    # Older versions did not have the setting row_lengths. Omit it if it is not set, so that their runs can be resumed.
+    # Older versions did not have the setting row_lengths. Omit it if it is not set, so that runs of older versions can be
+    # resumed.
     unused = {"row_lengths"} if section.row_lengths is None else set()
     values = section.model_dump(
         mode="json", exclude=find_keys_changeable_on_resume(FineTuneSettings) | _PATH_SETTINGS | unused

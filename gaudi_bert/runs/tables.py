@@ -58,7 +58,7 @@ _MASKED: TaskKind = "masked-language-modelling"
 
 
 def is_packed_table(data: Path, store: StoreSettings | None = None) -> bool:
-    """Return whether `data` is a packed table. Otherwise, it consists of packed or unpacked records.
+    """Return True if `data` is a packed table, and False if it contains packed or unpacked records.
 
     Args:
         data: A local path, a glob pattern or a URL.
@@ -277,11 +277,15 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
 
     @property
     def sum_count(self) -> int:
-        """The number of sums: 3 from the head, 1 for the sequences, and 1 for each token of the vocabulary."""
+        """The number of sums that an evaluation computes over all batches.
+
+        The head has 3 sums. The others are the number of sequences, and how often each token of the vocabulary must be
+        predicted.
+        """
         return 3 + 1 + self.vocabulary
 
     def read_batches(self, rank: int, world_size: int) -> Iterator[EvaluationBatch]:
-        """Yield the batches that one process evaluates, in the order of their row lengths."""
+        """Yield the batches that one process evaluates, beginning with the shortest rows."""
         source = self.source
         for index, (table, stored) in enumerate(zip(source.tables, source.stored, strict=True)):
             read_packs = partial(source.read_batch, self.targets, index, epoch=EVALUATION_EPOCH)
@@ -293,7 +297,9 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
                 yield batch, None
 
     def count_labels(self, batch: Batch) -> FloatArray:
-        """Count the sequences of a batch, and how often each token is to be predicted. Return float64 [1 + vocabulary]."""
+        """Return the number of sequences in a batch, and how often each token of the vocabulary must be predicted, float64
+        [1 + vocabulary].
+        """
         words = count_values(batch["targets"], batch["target_weights"], self.vocabulary)
         return np.concatenate([[batch["sequence_weights"].sum()], words])
 
@@ -343,7 +349,7 @@ class PackedTable:
 
     @property
     def packs_by_row_length(self) -> tuple[RowPacks, ...]:
-        """The number of packs of each row length, for `RunPlan.packs_by_row_length`. Empty if there is only one length."""
+        """The number of packs for each row length. Empty if all rows have the same length."""
         rows = tuple(RowPacks(table.max_sequence_length, table.packs) for table in self.tables)
         return rows if len(rows) > 1 else ()
 
@@ -420,7 +426,7 @@ def _check_table_fits_model(source: PackedTable, sizes: ModelSizes) -> None:
 
 
 def _check_same_token_ids(source: PackedTable, other: RowTokenizer) -> None:
-    """Check that a second tokenizer gives every token of a table's tokenizer the same id.
+    """Check that every token of a table's tokenizer has the same id in a second tokenizer.
 
     Args:
         source: The table.

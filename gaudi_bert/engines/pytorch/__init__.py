@@ -20,20 +20,20 @@ from pathlib import Path
 from gaudi_bert.common.processor import count_cores_if_limited
 
 _FOLDER = Path(__file__).parent
-# These variables of the Gaudi software turn off lazy mode, which torch.compile does not support, and name the files with the
-# lists for autocast, which contain one operation per line.
+# torch.compile does not support lazy mode, so turn it off. The other two variables name files that list the operations for
+# autocast, one operation per line.
 VARIABLES = {
     "PT_HPU_LAZY_MODE": "0",
     "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST": str(_FOLDER / "bfloat16.txt"),
     "PT_HPU_AUTOCAST_FP32_OPS_LIST": str(_FOLDER / "float32.txt"),
 }
 
-# By default, PyTorch prints a C++ stack trace for each lost connection. Turn it off, because our own error message reports
-# the lost connection in one line.
+# By default, PyTorch prints a C++ stack trace for every lost connection. Suppress it, because our own error message reports
+# the loss in one line.
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
 
-# At the end of every operation, CPU threads wait for each other, by default in a busy loop that lasts milliseconds. If
-# another program uses one of two cores, an update then takes 1.4 times as long and 1.8 times the CPU time. Therefore the
+# CPU threads wait for each other at the end of every operation, by default in a busy loop that lasts milliseconds. If
+# another program occupies one core of two, an update takes 1.4 times as long and 1.8 times the CPU time. Therefore let the
 # threads sleep sooner.
 _SHORT_WAIT = {"GOMP_SPINCOUNT": "1000"}
 

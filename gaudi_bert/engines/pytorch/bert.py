@@ -32,15 +32,17 @@ from gaudi_bert.model.config import BertConfig, layer_name_prefix
 from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
 
 WORDS = "bert/embeddings/word_embeddings"
-# The name under which the word embeddings are used for looking up rows, if the gradient of the rows is sparse.
+# The name of a second view of the word embeddings, which is used only to look up rows. Its gradient is sparse.
 WORDS_TO_LOOK_UP = f"{WORDS}/rows"
 # The feature that `TorchBert.prepare_batch` adds to a batch if the model uses `varlen_attention`.
 SEQUENCE_OFFSETS = "sequence_offsets"
 _QUERY_KEY_VALUE = ("query", "key", "value")
-# The projections that are computed together in the last layer, where not every position is a query.
+# In the last layer, queries may be needed at fewer positions than keys and values. Therefore the query is projected
+# separately.
 _QUERY_AND_KEY_VALUE = (("query",), ("key", "value"))
 _Parameters = Mapping[str, Tensor]
-# A function of query, key, value, attention mask and dropout rate that returns the context of every query, [B, N, P, D].
+# The type of attention functions. The arguments are query, key, value, attention mask and dropout rate. The result is the
+# context of every query, [B, N, P, D].
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -52,7 +54,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def _plain_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """Compute attention with two matrix products and a softmax. The parameters are those of `Attention`."""
+    """Compute attention with two matrix products and a softmax. See `Attention` for the parameters."""
     scores_BNPL = torch.matmul(query_BNPD * (1.0 / math.sqrt(query_BNPD.shape[-1])), key_BNLD.mT)
     probabilities_BNPL = torch.softmax(at_least_float32(scores_BNPL) + bias_B1PL, dim=-1).to(value_BNLD.dtype)
     if dropout_rate > 0:
@@ -63,7 +65,7 @@ def _plain_attention(
 def _fused_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """Compute attention with PyTorch's fused operation. The parameters are those of `Attention`.
+    """Compute attention with PyTorch's fused operation. See `Attention` for the parameters.
 
     If the device has a kernel that supports the mask, no [P, L] matrix is stored.
     """
@@ -74,7 +76,7 @@ def _fused_attention(
 def _cpu_attention(
     query_BNPD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_B1PL: Tensor, dropout_rate: float
 ) -> Tensor:
-    """Compute attention with the fastest implementation on a CPU. The parameters are those of `Attention`.
+    """Compute attention with the fastest implementation for a CPU. See `Attention` for the parameters.
 
     With dropout, PyTorch's fused operation is slow, so other implementations are used.
     """
@@ -121,7 +123,7 @@ def supports_varlen_attention(device: torch.device, head_size: int) -> bool:
 
 
 def compute_sequence_offsets(input_mask_BL: Int32Array) -> Int32Array:
-    """Return the position at which each sequence begins in the flattened batch.
+    """Return the index of the first token of each sequence in the flattened batch.
 
     The padding at the end of a pack counts as a sequence, and a pack does not continue the sequence of the pack before it.
 
@@ -225,7 +227,7 @@ class Network:
     def apply_layer_norm(self, inputs: Tensor, name_prefix: str) -> Tensor:
         """Apply the layer normalization whose variables begin with `name_prefix` over the last axis.
 
-        It is computed in at least float32, and returned in the dtype of the inputs.
+        The result is computed in at least float32, and has the dtype of the inputs.
         """
         gamma_H, beta_H = self.parameters[f"{name_prefix}/gamma"], self.parameters[f"{name_prefix}/beta"]
         normal = functional.layer_norm(at_least_float32(inputs), gamma_H.shape, gamma_H, beta_H, self.config.layer_norm_eps)
@@ -237,13 +239,15 @@ class Network:
 
 
 def _apply_linear_in_float32(inputs: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
-    """Compute `inputs @ weights + bias` in at least float32, even under autocast."""
+    """Compute `inputs @ weights + bias` in float32 or float64, even under autocast."""
     with torch.autocast(inputs.device.type, enabled=False):
         return torch.addmm(bias, at_least_float32(inputs), weights)
 
 
 def _make_additive_attention_mask(input_mask_BL: Tensor, is_causal: bool, dtype: torch.dtype) -> Tensor:
-    """Return the mask that is added to attention scores, [B, 1, L, L]: 0 where attention is allowed, otherwise -10,000."""
+    """Return the mask that is added to the attention scores, [B, 1, L, L]. It is 0 where attention is allowed, and -10,000
+    elsewhere.
+    """
     allowed_BLL = input_mask_BL[:, :, None] == input_mask_BL[:, None, :]
     if is_causal:
         order_L = torch.arange(input_mask_BL.shape[1], device=input_mask_BL.device)
@@ -252,7 +256,7 @@ def _make_additive_attention_mask(input_mask_BL: Tensor, is_causal: bool, dtype:
 
 
 def gather_tokens(hidden_TX: Tensor, positions_BP: Tensor, pack_length: int) -> Tensor:
-    """Return the rows of the tokens at P positions of each pack, flattened to [B * P, X].
+    """Return the rows of `hidden_TX` for P positions of each pack, flattened to [B * P, X].
 
     Args:
         hidden_TX: A row for each token.
@@ -264,8 +268,8 @@ def gather_tokens(hidden_TX: Tensor, positions_BP: Tensor, pack_length: int) -> 
 
 
 def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Tensor | None = None) -> Tensor:
-    """Run the embeddings and all encoder layers on a batch, and return the last layer's hidden states at the needed
-    positions.
+    """Run the embeddings and all encoder layers, and return the last layer's hidden states at the positions that the head
+    needs.
 
     Args:
         network: The model.
@@ -299,7 +303,7 @@ def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Te
 def _embed_tokens(network: Network, batch: Mapping[str, Tensor]) -> Tensor:
     """Compute the input of the first encoder layer for all tokens, [T, H], in at least float32.
 
-    This is the sum of the word, position and type embeddings, after layer normalization and dropout.
+    The input is the sum of the word, position and type embeddings, after layer normalization and dropout.
     """
     name_prefix, parameters = "bert/embeddings", network.parameters
     words, sparse = parameters.get(WORDS_TO_LOOK_UP, parameters[WORDS]), WORDS_TO_LOOK_UP in parameters
@@ -388,8 +392,8 @@ def _run_self_attention(
     heads, size = config.num_attention_heads, config.head_size
 
     def project(inputs: Tensor, positions: int, parts: tuple[str, ...]) -> tuple[Tensor, ...]:
-        """Return the query, key or value projections of the inputs, each [B, N, positions, D]. One matrix product computes
-        all `parts`.
+        """Return the query, key and value projections that `parts` names, each [B, N, positions, D]. One matrix product
+        computes them all.
         """
         fused = multiply(inputs, *_concatenate_projections(network.parameters, name_prefix, parts))
         return tuple(part.transpose(1, 2) for part in fused.reshape(packs, positions, len(parts), heads, size).unbind(2))

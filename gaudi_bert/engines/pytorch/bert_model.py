@@ -77,11 +77,11 @@ class TorchBert(TorchModel):
 
     @property
     def computes_batches_in_parallel(self) -> bool:
-        """Whether several threads may call `compute_outputs` at the same time: on a CPU, unless the model is compiled."""
+        """Whether several threads may call `compute_outputs` at the same time. True on a CPU, unless the model is compiled."""
         return self.device.type == "cpu" and not self.is_compiled
 
     def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
-        """Return a batch. If this model uses `varlen_attention`, add the offsets of the sequences to the batch."""
+        """Add the sequence offsets to a batch if this model uses `varlen_attention`. Otherwise, return the batch unchanged."""
         if not self._uses_varlen_attention or "input_mask" not in batch:
             return batch
         return {**batch, SEQUENCE_OFFSETS: compute_sequence_offsets(np.asarray(batch["input_mask"], np.int32))}
@@ -125,7 +125,7 @@ class TorchBert(TorchModel):
         self.parameters_by_name = {}
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
-        """Call `callback` before the attention of each layer in all later passes."""
+        """Register a callback that all later passes call before the attention of each layer."""
         attend = self.attention
 
         def attend_after_callback(*inputs: Tensor) -> Tensor:

@@ -41,9 +41,7 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
 
 
 def _dropped_steps(rate: float) -> int:
-    """Return for how many of the 65,536 int16 values an element is dropped, given the dropout rate. The result is at least
-    1.
-    """
+    """Round the dropout rate to a number of steps of 1 / 65,536, and return this number. It is at least 1."""
     return max(1, round(rate * _DROPOUT_STEPS))
 
 
@@ -72,7 +70,7 @@ def tiled_attention(
 
 
 class _TiledAttention(torch.autograd.Function):
-    """The autograd function of `tiled_attention`. For the gradient, it stores the probabilities before dropout and the
+    """Computes `tiled_attention` and its gradient. For the gradient, it keeps the probabilities before dropout and the
     random numbers.
     """
 
@@ -140,7 +138,7 @@ def _head_tiles(query: Tensor, key: Tensor) -> Iterator[tuple[int, slice]]:
 
 
 def _empty_in_position_order(projection_BNPD: Tensor) -> Tensor:
-    """Return an empty tensor [B, N, P, D] whose memory layout is [B, P, N, D].
+    """Return an empty tensor [B, N, P, D] with the memory layout [B, P, N, D].
 
     The projections have the same layout, so the result can later be reshaped without copying.
     """
@@ -155,7 +153,7 @@ def cross_entropy(logits_RC: Tensor, labels_R: Tensor) -> Tensor:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The autograd function of `cross_entropy`. It computes a few rows at a time."""
+    """Computes `cross_entropy` and its gradient, a few rows at a time."""
 
     @staticmethod
     def forward(context: Any, logits: Tensor, labels: Tensor) -> Tensor:
@@ -181,7 +179,8 @@ def _split_rows_into_slices(logits: Tensor) -> list[slice]:
 
 
 class TiedEmbeddingTable(torch.autograd.Function):
-    """Returns an embedding table twice: once for looking up rows, and once as the output matrix.
+    """Returns an embedding table twice, for looking up rows and for the output matrix, and adds up the gradients of both
+    uses.
 
     The sparse gradient of the rows is added in place to the gradient of the product. PyTorch would allocate two dense
     gradients and a third one for their sum.
@@ -189,7 +188,7 @@ class TiedEmbeddingTable(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same table twice: first for looking up rows, then for the matrix product."""
+        """Return the same table twice, first for looking up rows and then for the matrix product."""
         context.set_materialize_grads(False)
         return table.view_as(table), table.view_as(table)
 

@@ -40,7 +40,7 @@ _FIRST_PORT, _PORTS = 20_000, 12_000
 
 @dataclass(frozen=True)
 class TorchCommunicator(ConnectedProcess):
-    """The communicator of a process in a run whose processes are connected by torch.distributed.
+    """The communicator of a process in a run that connects its processes with torch.distributed.
 
     Attributes:
         host_group: The process group for arrays on the host. None for the default group.
@@ -68,8 +68,8 @@ class TorchCommunicator(ConnectedProcess):
 
 
 class GradientReducer:
-    """Sums gradients over all processes. The sums begin during the last backward pass of an update, so that they overlap
-    with it.
+    """Sums gradients over all processes. The sums begin during the last backward pass of an update, so that communication
+    and computation overlap.
 
     Gradients are divided into buckets, and the gradients of a bucket are merged into one buffer. Every process sends the
     buckets in the same order, beginning with the last bucket, so that the order of the sums does not depend on timing. With
@@ -91,7 +91,7 @@ class GradientReducer:
                 parameter.register_post_accumulate_grad_hook(self._note_computed_gradient)
 
     def start_last_pass(self) -> None:
-        """Prepare for the last backward pass of an update, in which gradients are sent as soon as they are computed.
+        """Prepare for the last backward pass of an update, which sends gradients as soon as it has computed them.
 
         Earlier passes of the update only add to the gradients.
         """
@@ -110,7 +110,7 @@ class GradientReducer:
             self._start_next_sum()
 
     def _start_next_sum(self) -> None:
-        """Start to sum the gradients of the next bucket over all processes, without waiting for the result."""
+        """Start summing the gradients of the next bucket over all processes, without waiting for the result."""
         bucket = self._buckets[len(self._sent)]
         gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
         merged = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -171,7 +171,7 @@ def connect_processes(device: DeviceKind, settings: LoopSettings, facts: Mapping
     _set_rendezvous_address(launch, local_size, process_name)
     if device == "hpu":
         # Importing this module registers the HCCL backend. The backend reads the card number from variables that only
-        # torchrun and mpirun set, so the number is passed explicitly after other launchers.
+        # torchrun and mpirun set, so pass the number explicitly if another launcher is used.
         hccl = importlib.import_module("habana_frameworks.torch.distributed.hccl")
         if not any(all(name in os.environ for name in names) for names in _VARIABLES_OF_HCCL):
             hccl.initialize_distributed_hpu(world_size=launch.size, rank=launch.rank, local_rank=find_local_rank())
@@ -183,8 +183,8 @@ def connect_processes(device: DeviceKind, settings: LoopSettings, facts: Mapping
                 torch_distributed.init_process_group(
                     _BACKENDS[device], store=store, rank=launch.rank, world_size=launch.size, timeout=timeout
                 )
-            # The process would sometimes abort if threads of the process group still ran when the interpreter exits, so
-            # the group is destroyed before.
+            # Threads of the process group that still run when the interpreter exits would sometimes abort the process, so
+            # destroy the group first.
             atexit.register(_destroy_process_group)
         host_group = None if device == "cpu" else torch_distributed.new_group(backend="gloo", timeout=timeout)
     except (RuntimeError, ValueError, OSError) as error:
@@ -218,7 +218,7 @@ def find_local_rank() -> int:
 
 
 def _read_first_numeric_variable(names: Sequence[str], default: int) -> int:
-    """Return the number in the first of the environment variables that contains a number, or the default."""
+    """Return the value of the first environment variable that contains a number. If none does, return the default."""
     return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), default)
 
 
@@ -248,7 +248,7 @@ def _set_rendezvous_address(launch: Launch, local_size: int, process_name: str) 
 # Therefore it is implemented here.
 
 _POLL_SECONDS = 0.2
-# Waits that are shorter than this are not reported.
+# Shorter waits are not reported to the user.
 _QUIET_SECONDS = 5.0
 _CONNECT_SECONDS = 10.0
 
@@ -336,8 +336,8 @@ def _open_store(launch: Launch, max_seconds: float, watchdog: Watchdog, host: st
     if not listens:
         _wait_while(f"rank {launch.rank} of {launch.size}", watchdog, describe_connection_failure, max_seconds)
     else:
-        # torch looks up the host name of the address. Without a name server, this lookup of the loopback address would wait
-        # for a time-out. Therefore rank 0 uses the loopback address only if it cannot resolve its own name.
+        # Use the loopback address only if rank 0 cannot resolve its own name. torch looks up the host name of the address,
+        # and without a name server, this lookup would time out for the loopback address.
         try:
             socket.getaddrinfo(host, None)
         except OSError:

@@ -112,7 +112,7 @@ class TorchEncoder(TorchModel):
         return name not in self._undecayed and self.parameters_by_name[name].requires_grad
 
     def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
-        """Check that the model supports all tokens of a batch in packs, and return the batch unchanged.
+        """Check that no token of a batch affects other sequences of its pack, and return the batch unchanged.
 
         Raises:
             InputError: The batch contains a token that changes the other sequences of its pack.
@@ -153,7 +153,7 @@ class TorchEncoder(TorchModel):
         return self._compute(batch)
 
     def call_between_layers(self, callback: Callable[[], None]) -> None:
-        """Call `callback` before each layer in all later passes.
+        """Register a callback that all later passes call before each layer.
 
         The elements of the longest module list in the model are taken as its layers.
         """

@@ -37,7 +37,7 @@ create_updates = TorchUpdates
 
 
 def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-    """Connect the processes that a launcher started with torch.distributed. See `Engine.connect_processes`."""
+    """Use torch.distributed to connect the processes that a launcher started. See `Engine.connect_processes`."""
     return distributed.connect_processes(_select_device_kind(settings), settings, facts)
 
 

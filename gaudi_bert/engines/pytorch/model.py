@@ -63,13 +63,11 @@ class TorchModel(ABC):
 
     @abstractmethod
     def pack_weights_for_inference(self, dtype: torch.dtype) -> None:
-        """Convert the weights for inference, to a dtype and a memory layout with which a CPU computes matrix products
-        fastest.
-        """
+        """Convert the weights for inference. Their new dtype and memory layout speed up matrix products on a CPU."""
 
     @property
     def computes_batches_in_parallel(self) -> bool:
-        """Whether several threads may call `compute_outputs` at the same time, and each needs only one CPU thread."""
+        """Whether several threads may call `compute_outputs` at the same time, each with a batch of its own."""
         return False
 
     # --- The methods of `engines/protocol.Model`
@@ -87,7 +85,7 @@ class TorchModel(ABC):
         return {name: to_numpy(variable).copy() for name, variable in self._variables_by_name().items()}
 
     def load_values(self, values: WeightArrays) -> None:
-        """Set variables to the given values. Variables that are missing in `values` do not change."""
+        """Set variables to the given values. Variables that are not in `values` keep their current values."""
         check_weights(self.variable_shapes(), values)
         variables = self._variables_by_name()
         with torch.no_grad():
@@ -135,12 +133,12 @@ class TorchModel(ABC):
 
     @abstractmethod
     def call_between_layers(self, callback: Callable[[], None]) -> None:
-        """Call `callback` before each layer in all later passes. The model must not be compiled."""
+        """Register a callback that all later passes call before each layer. The model must not be compiled."""
 
     # --- Methods for `updates.py`
 
     def compute_loss(self, batch: Tensors, dropout_seed: Int32Array, loss_factors_2: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the model with dropout on a batch, and return the loss to differentiate, and the head's loss and metric sums.
+        """Run the model on a batch with dropout. Return the loss to differentiate, and the head's loss and metric sums.
 
         Args:
             batch: The features on the device.
@@ -156,7 +154,7 @@ class TorchModel(ABC):
         return sums[0] * loss_factors_2[0], sums.detach()
 
     def compute_training_outputs(self, batch: Tensors, dropout_seed: Int32Array) -> Any:
-        """Run the model with dropout on a batch, and return the outputs of the head. The dropout depends only on the
+        """Run the model on a batch with dropout, and return the outputs of its head. The dropout masks depend only on the
         seed, int32 [2].
         """
         number = int(np.ascontiguousarray(dropout_seed).view(np.uint64)[0] & np.uint64((1 << 63) - 1))
@@ -167,7 +165,7 @@ class TorchModel(ABC):
             return self.forward(batch, True)
 
     def compute_loss_and_metric_sums(self, outputs: Any, batch: Tensors) -> Tensor:
-        """Compute the loss sums and metric sums of a batch from the outputs of the head. `model/heads.py` lists them."""
+        """Compute the loss sums and metric sums of a batch from the outputs of the head. `model/heads.py` lists these sums."""
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             words_BQV, sentences_BS2 = outputs
@@ -181,12 +179,12 @@ class TorchModel(ABC):
         return _copy_to_device(self.prepare_batch(batch), self.device)
 
     def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
-        """Check a batch, and return it in the form that the model requires. Subclasses may override this method."""
+        """Check a batch, and return it in the form that the model requires. This base class returns the batch unchanged."""
         return batch
 
     def autocast_context(self) -> AbstractContextManager[Any]:
-        """Return a context manager in which matrix products are computed in bfloat16, provided that this is the compute
-        dtype.
+        """Return a context manager that computes matrix products in bfloat16. If bfloat16 is not the compute dtype, it does
+        nothing.
         """
         if self.compute_dtype != "bfloat16":
             return nullcontext()
@@ -197,7 +195,7 @@ class TorchModel(ABC):
 
 
 def _copy_to_device(batch: BatchArrays, device: torch.device) -> dict[str, Tensor]:
-    """Copy a batch to a device. For a GPU, copy it from pinned memory, so that the CPU need not wait for the copy."""
+    """Copy a batch to a device. For a GPU, copy it from pinned memory, so that the CPU does not have to wait for the copy."""
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in batch.items()}
     if device.type != "cuda":
         return {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -278,7 +276,7 @@ def _compute_masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype:
 
 
 def _compute_losses_and_correct(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the negative log-likelihood of each label, and whether the label has the largest logit (1 or 0).
+    """Return the negative log-likelihood of each label, and 1 for each label that has the largest logit, otherwise 0.
 
     Logits have the shape [..., C]. Both results are flattened, [P].
     """

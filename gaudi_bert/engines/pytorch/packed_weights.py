@@ -95,7 +95,7 @@ def pack_linear_layers(module: torch.nn.Module, compute: Callable[[], object], d
     calls: dict[torch.nn.Linear, bool] = {}
 
     def note(layer: Any, inputs: tuple[Any, ...]) -> None:
-        """Record whether this call of a layer can use converted weights."""
+        """Record whether this call of a layer would work with converted weights."""
         converts = torch.is_autocast_enabled("cpu") == (dtype == torch.bfloat16)
         fits = converts and bool(inputs) and inputs[0].dim() >= 2 and owners[id(layer.weight)] == 1
         calls[layer] = calls.get(layer, True) and fits

@@ -28,7 +28,7 @@ _MAX_BATCHES_AT_ONCE = 8  # each of them needs memory for its intermediate resul
 
 @contextmanager
 def limit_threads(threads: int) -> Iterator[None]:
-    """Compute operations of the current thread with at most this many CPU threads for the duration of the block."""
+    """Limit the number of CPU threads that operations of the current thread use inside a `with` block."""
     usual_threads = torch.get_num_threads()
     torch.set_num_threads(min(threads, usual_threads))
     try:
@@ -63,12 +63,13 @@ def map_batches_in_parallel(function: Callable[[_Item], _Result], batches: Itera
         finally:
             for future in waiting:
                 future.cancel()
-            # A thread that starts later gets the number that was set last, in whichever thread, so set the usual one again.
+            # The number of threads in `torch.set_num_threads` also applies to threads that start later, and the workers have
+            # changed it. Therefore set the usual number again.
             torch.set_num_threads(threads)
 
 
 class RowDivider:
-    """Computes a batch with several rows in parts, which are computed at the same time.
+    """Divides the rows of a batch into parts, and computes the parts at the same time.
 
     The first part is computed in the calling thread. If a callback of the model computes another batch meanwhile, that batch
     is computed by the calling thread alone, because the other threads are busy.
@@ -103,7 +104,7 @@ class RowDivider:
         threads = self.threads // parts
 
         def compute_part(part: BatchArrays) -> Float32Array:
-            """Compute a part in a thread of the pool."""
+            """Compute one part of the batch in a thread of the pool."""
             torch.set_num_threads(threads)
             return self._compute(part)
 

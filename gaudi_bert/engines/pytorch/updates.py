@@ -114,8 +114,8 @@ class TorchUpdates:
     def _accumulate_gradients_in_two_passes(
         self, micro_batches: Sequence[BatchArrays], dropout_seeds_M2: Int32Array, update_loss: UpdateLoss, update: int
     ) -> Tensor:
-        """Run the passes of all micro-batches for a loss that depends on all their outputs, and return the head's loss and
-        metric sums.
+        """Accumulate the gradients of a loss that depends on the outputs of all micro-batches, and return the head's loss
+        and metric sums.
 
         The last micro-batch is computed once, and all others twice. The gradients are added up in the `grad` attributes of
         the parameters.
@@ -234,7 +234,7 @@ class _Optimizer:
         update: int,
         has_decay: bool,
     ) -> None:
-        """Update the named variables with AdamW, either all with weight decay or all without."""
+        """Update the named variables with AdamW, with weight decay if `has_decay` is true."""
         settings, variables = self._settings, [self._variables[name] for name in names]
         if variables[0].device.type not in _FUSED_DEVICES or not hasattr(torch, "_fused_adamw_"):
             for name, gradient in zip(names, gradients, strict=True):

@@ -41,8 +41,8 @@ from gaudi_bert.engines.tensorflow.operations import (
 from gaudi_bert.model.config import BertConfig, layer_name_prefix
 from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
 
-# Every dropout in the model has a number (its site), from which its random numbers are derived. The embeddings have the
-# first site, and each layer has the next three.
+# Each dropout in the model has a number, called its site, which determines its random numbers. The first site belongs to the
+# embeddings, and each layer has the next three.
 _EMBEDDINGS_DROPOUT_SITE = 0
 _DROPOUT_SITES_PER_LAYER = 3
 
@@ -83,8 +83,8 @@ class Network:
 
 
 def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None = None) -> tf.Tensor:
-    """Run the embeddings and all encoder layers on a batch, and return the last layer's hidden states at the needed
-    positions.
+    """Run the embeddings and all encoder layers, and return the last layer's hidden states at the positions that the head
+    needs.
 
     Args:
         network: The model.
@@ -112,7 +112,9 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
 
 
 def _make_additive_attention_mask(input_mask_BL: tf.Tensor, is_causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """Return the mask that is added to attention scores, [B, 1, L, L]: 0 where attention is allowed, otherwise -10,000."""
+    """Return the mask that is added to the attention scores, [B, 1, L, L]. It is 0 where attention is allowed, and -10,000
+    elsewhere.
+    """
     same_BLL = tf.cast(tf.equal(input_mask_BL[:, :, tf.newaxis], input_mask_BL[:, tf.newaxis, :]), dtype)
     if is_causal:
         order_L = tf.range(input_mask_BL.shape[1], dtype=tf.int32)
@@ -123,14 +125,14 @@ def _make_additive_attention_mask(input_mask_BL: tf.Tensor, is_causal: bool, dty
 def _embed_tokens(network: Network, batch: Batch) -> tf.Tensor:
     """Compute the input of the first encoder layer for all tokens, [T, H], in the dtype of the matrix products.
 
-    This is the sum of the word, position and type embeddings, after layer normalization and dropout (Devlin et al., 2019,
-    section 3).
+    The input is the sum of the word, position and type embeddings, after layer normalization and dropout (Devlin et al.,
+    2019, section 3).
     """
     name_prefix, parameters, config = "bert/embeddings", network.parameters, network.config
     words_TH = gather_rows(parameters[f"{name_prefix}/word_embeddings"], tf.reshape(batch["input_ids"], [-1]))
     positions_TH = gather_rows(parameters[f"{name_prefix}/position_embeddings"], tf.reshape(batch["positions"], [-1]))
-    # The table of type embeddings has only two rows, so a product with a one-hot matrix is faster than a gather, and its
-    # gradient is also faster.
+    # The table of type embeddings has only two rows, so a matrix product with one-hot vectors is faster than a gather, and
+    # so is its gradient.
     types_YH = parameters[f"{name_prefix}/token_type_embeddings"]
     segments_TY = tf.one_hot(tf.reshape(batch["segment_ids"], [-1]), config.type_vocab_size, dtype=types_YH.dtype)
     total_TH = words_TH + positions_TH + tf.matmul(segments_TY, types_YH)
@@ -185,8 +187,8 @@ def _run_self_attention(
     heads, size = config.num_attention_heads, config.head_size
 
     def project(inputs: tf.Tensor, positions: int, *parts: str) -> list[tf.Tensor]:
-        """Return the query, key or value projections of the inputs, each [B, N, positions, D]. One matrix product computes
-        all `parts`.
+        """Return the query, key and value projections that `parts` names, each [B, N, positions, D]. One matrix product
+        computes them all.
         """
         fused = dense(inputs, *_concatenate_projections(network, name_prefix, parts), forward_pass.compiled)
         return tf.unstack(tf.transpose(tf.reshape(fused, [packs, positions, len(parts), heads, size]), [2, 0, 3, 1, 4]))
@@ -335,8 +337,7 @@ def compute_pretraining_logits(network: Network, batch: Batch) -> tuple[tf.Tenso
     weights_2H, bias_2 = (
         tf.cast(parameters[f"cls/seq_relationship/output_{name}"], pooled_PH.dtype) for name in ("weights", "bias")
     )
-    # On Gaudi, this name keeps the product and its gradient in float32, because the conversion to bfloat16 excludes
-    # operations by name.
+    # On Gaudi, operations under this name stay in float32, because the conversion to bfloat16 excludes the name.
     with tf.name_scope("KEEP_FP32_PRECISION"):
         sentences_P2 = tf.matmul(pooled_PH, weights_2H, transpose_b=True)
     sentences_BS2 = tf.reshape(tf.nn.bias_add(sentences_P2, bias_2), [packs, depth, 2])

@@ -78,8 +78,8 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
     if kind != "cpu":
         missing, notes = _load_gaudi(settings.precision)
         if missing is None:
-            # The Gaudi software itself fuses chains of elementwise operations and converts to bfloat16, so the model is not
-            # compiled, and its compute dtype is float32.
+            # The Gaudi software itself fuses elementwise operations and converts operations to bfloat16. Therefore the model
+            # is not compiled, and its compute dtype is float32.
             return Device("hpu", "/device:HPU:0", "float32", "Gaudi card HPU:0", compiles=False, notes=notes)
         if kind == "hpu":
             raise InputError(f"{section}.device = hpu: {missing}; or set {section}.device = cpu")
@@ -109,7 +109,7 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
 # the optimizer. The small matrix product of the next-sentence head is excluded by its name.
 
 BFLOAT16_LIST = Path(__file__).with_name("bfloat16.json")
-# The memory on a Gaudi card that is reserved for communication between cards, in MB.
+# Memory on a Gaudi card, in MB, that is reserved for communication between cards.
 _HCCL_MEMORY_MB = 1536
 
 
@@ -155,7 +155,7 @@ def _load_gaudi(precision: Precision) -> tuple[str | None, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class _HorovodProcess(ConnectedProcess):
-    """The communicator of a process in a run whose processes are connected by Horovod."""
+    """The communicator of a process in a run that connects its processes with Horovod."""
 
     horovod: Any = None
     errors: ClassVar[tuple[type[Exception], ...]] = (tf.errors.OpError, RuntimeError)
@@ -183,7 +183,7 @@ class _HorovodProcess(ConnectedProcess):
 
 
 def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-    """Connect the processes that a launcher started with Horovod. See `Engine.connect_processes`."""
+    """Use Horovod to connect the processes that a launcher started. See `Engine.connect_processes`."""
     launch = find_launch()
     if launch is None or launch.size == 1:
         return Communicator()
@@ -215,7 +215,7 @@ def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Commu
             f"{process_name}: Horovod reports rank {rank} of {size}; Horovod was probably built without MPI; "
             "start the processes with `horovodrun --gloo`, or build Horovod with MPI"
         )
-    # The facts cannot be compared yet, because this requires a sum over processes on the device, which is opened only after
-    # this function. `ConnectedProcess.watch_processes` compares them.
+    # Comparing the facts requires a sum over processes on the device, which is opened only after this function. Therefore
+    # `ConnectedProcess.watch_processes` compares them later.
     facts = {"tensorflow": tf.__version__, **collect_facts_to_compare(settings, facts)}
     return _HorovodProcess(rank, size, local_size, facts=facts, horovod=hvd)

@@ -40,8 +40,8 @@ from gaudi_bert.model.heads import (
     parameter_specs_with_head,
 )
 
-# Every dropout in the model has a number, its site. The site of the head's dropout must not be used by any encoder layer, so
-# it is a large number.
+# Each dropout in the model has a number, called its site. No encoder layer may use the site of the head's dropout, so it is
+# a large number.
 _HEAD_DROPOUT_SITE = 1 << 20
 
 Batch = Mapping[str, tf.Tensor]
@@ -98,7 +98,7 @@ class TensorFlowModel:
         return {name: variable.numpy() for name, variable in self.variables.items()}
 
     def load_values(self, values: WeightArrays) -> None:
-        """Set variables to the given values. Variables that are missing in `values` do not change."""
+        """Set variables to the given values. Variables that are not in `values` keep their current values."""
         check_weights(self.variable_shapes(), values)
         for name, value in values.items():
             self.variables[name].assign(np.asarray(value, dtype=np.float32))
@@ -172,7 +172,7 @@ class TensorFlowModel:
         )
 
     def compute_loss_and_metric_sums(self, outputs: Any, batch: Batch) -> Sequence[tf.Tensor]:
-        """Compute the loss sums and metric sums of a batch from the outputs of the head. `model/heads.py` lists them."""
+        """Compute the loss sums and metric sums of a batch from the outputs of the head. `model/heads.py` lists these sums."""
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             return _compute_pretraining_sums(outputs, batch, head.loss)
@@ -181,7 +181,7 @@ class TensorFlowModel:
     def compute_loss(
         self, batch: Batch, dropout_seed: tf.Tensor | None, factors: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Run the model on a batch, and return the loss to differentiate, and the head's loss and metric sums.
+        """Run the model on a batch. Return the loss to differentiate, and the head's loss and metric sums.
 
         The loss is the sum of the two loss sums of the head, each multiplied by one of the `factors` [2].
         """
@@ -196,7 +196,7 @@ class TensorFlowModel:
             return {name: tf.constant(values) for name, values in batch.items()}
 
     def _trace_evaluation(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
-        """Run the model on a batch without dropout, and return the head's outputs, and its K loss and metric sums.
+        """Run the model on a batch without dropout, and return the head's outputs, loss sums and metric sums.
 
         If the head keeps no outputs, the first result is an empty scalar.
         """
@@ -205,7 +205,10 @@ class TensorFlowModel:
         return outputs if self.spec.head.needs_outputs else tf.zeros([]), tf.stack(sums) if sums else tf.zeros([0])
 
     def _trace_training_pass(self, batch: Batch) -> tf.Tensor:
-        """Run a forward and a backward pass with dropout, and return the sum of the elements of all gradients."""
+        """Run a forward and a backward pass with dropout, and return the sum of all gradient elements.
+
+        The result depends on all gradients, so that none of them can be skipped.
+        """
         variables = list(self.variables.values())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
@@ -313,7 +316,7 @@ def _compute_masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> t
 
 
 def _build_membership_mask(numbers_BX: tf.Tensor, depth: int, dtype: tf.DType) -> tf.Tensor:
-    """Return a mask [B, S, X] that is 1 where position or slot X belongs to sequence S of the pack, and 0 elsewhere."""
+    """Return a mask [B, S, X] that is 1 if position or slot X belongs to sequence S of the pack, and otherwise 0."""
     numbers_S = tf.cast(tf.range(1, depth + 1), numbers_BX.dtype)
     return tf.cast(tf.equal(numbers_S[:, tf.newaxis], numbers_BX[:, tf.newaxis, :]), dtype)
 
@@ -330,7 +333,7 @@ def _sum_losses_and_correct(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Te
 
 
 def _compute_losses_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the negative log-likelihood of each label, and whether the label has the largest logit (1 or 0).
+    """Return the negative log-likelihood of each label, and 1 for each label that has the largest logit, otherwise 0.
 
     Logits have the shape [..., C]. Both results are flattened, [R].
     """
@@ -412,7 +415,8 @@ def read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         names = reader.get_variable_to_shape_map()
-        # The checkpoint may also contain moments, which are not read. Their names begin with the name of a variable.
+        # The checkpoint may also contain optimizer moments, which are not read. The name of a moment begins with the name of
+        # its variable.
         weights = [name for name in names if name.startswith(("bert/", "cls/")) and name.rpartition("/")[0] not in names]
         values = {name: reader.get_tensor(name) for name in weights}
     except (tf.errors.OpError, RuntimeError, ValueError) as error:

@@ -22,10 +22,10 @@ import tensorflow as tf
 
 Kernel = Callable[..., Any]
 
-# Addresses that differ by a multiple of this number are stored in the same set of the L1 cache. On all current x86
-# processors, this cache has 64 sets of 64-byte lines.
+# Addresses that differ by a multiple of this number share a set of the L1 cache. On all current x86 processors, this cache
+# has 64 sets of 64-byte lines.
 _CACHE_SETS_BYTES = 4096
-# Rows that collide in the cache are padded by this size, so that each row begins in another set than the row before it.
+# Padding colliding rows by this size makes each row begin in another set of the cache than the row before it.
 _CACHE_LINE_BYTES = 64
 
 
@@ -44,7 +44,7 @@ def _compile_with_xla(function: Kernel) -> Kernel:
 
 
 def compile_kernel_if(function: Kernel, compiled: bool) -> Kernel:
-    """Return a version of `function` that is compiled by XLA. If `compiled` is false, return `function` itself.
+    """Return `function` compiled by XLA if `compiled` is true, and otherwise `function` itself.
 
     XLA compiles the function once for each set of shapes.
     """
@@ -79,7 +79,8 @@ def _rows_collide_in_cache(row_elements: int, dtype: tf.DType) -> bool:
 def _dense_without_collisions(
     inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor
 ) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """Compute `dense` for a kernel whose rows collide in the L1 cache, for example a kernel with 1,024 float32 columns.
+    """Compute `dense` without cache collisions in the kernel's gradient, for example if the inputs have 1,024 float32
+    columns.
 
     The gradient of the kernel is a sum over rows, so it reads both operands column by column. The elements of a column would
     evict each other from the cache, which halves the speed on AVX2. Padding the rows a little prevents this.
@@ -100,7 +101,7 @@ def _dense_without_collisions(
 
 
 def _pad_colliding_rows(values_TX: tf.Tensor) -> tf.Tensor:
-    """Return a matrix whose rows are padded with zeros if they would collide in the L1 cache."""
+    """Return a matrix, and pad its rows with zeros if they would collide in the L1 cache."""
     width, dtype = values_TX.shape[1], values_TX.dtype
     extra = _CACHE_LINE_BYTES // dtype.size if _rows_collide_in_cache(width, dtype) else 0
     return tf.pad(values_TX, [[0, 0], [0, extra]]) if extra else values_TX
@@ -134,14 +135,14 @@ def gather_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, pack_length: in
 
 @tf.custom_gradient
 def copy_with_zero_gradient(variable: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """Return a copy of a variable, with a gradient of zero. With `tf.stop_gradient`, the gradient would be None instead."""
+    """Return a copy of a variable with a gradient of zero. `tf.stop_gradient` would make the gradient None instead."""
     return tf.identity(variable), tf.zeros_like
 
 
 def layer_norm(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float, compiled: bool) -> tf.Tensor:
     """Apply layer normalization over the last axis (Ba et al., 2016).
 
-    It is computed in at least float32, and returned in the dtype of the inputs.
+    The result is computed in at least float32, and has the dtype of the inputs.
     """
 
     @tf.custom_gradient
@@ -229,7 +230,7 @@ def dropout(inputs: tf.Tensor, dropout_draw: tf.Tensor | None, rate: float, comp
 def _layer_norm_forward(
     inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return the outputs of a layer normalization, the normalized inputs, and 1 / (standard deviation) of each row."""
+    """Return the outputs of a layer normalization, the normalized inputs, and the inverse standard deviation of each row."""
     wide_TH = at_least_float32(inputs_TH)
     centred_TH = wide_TH - tf.reduce_mean(wide_TH, axis=-1, keepdims=True)
     variance_T1 = tf.reduce_mean(tf.square(centred_TH), axis=-1, keepdims=True)
@@ -280,14 +281,14 @@ def _residual_layer_norm_backward(
 
 
 def _apply_dropout(inputs: tf.Tensor, dropout_draw: tf.Tensor | None, rate: float) -> tf.Tensor:
-    """Compute `dropout` with TensorFlow operations that have their own gradient."""
+    """Multiply the inputs, or their gradient, by a scaled dropout mask."""
     if dropout_draw is None:
         return inputs
     return inputs * (make_keep_mask(dropout_draw, inputs.shape, rate, inputs.dtype) * compute_keep_scale(dropout_draw, rate))
 
 
 def _normal_cdf(inputs: tf.Tensor) -> tf.Tensor:
-    """Return the normal distribution function Phi(x)."""
+    """Compute Phi(x), the cumulative distribution function of the standard normal distribution."""
     return 0.5 * (1.0 + tf.math.erf(inputs * math.sqrt(0.5)))
 
 
@@ -297,7 +298,7 @@ def _gelu_forward(inputs: tf.Tensor) -> tf.Tensor:
 
 
 def _gelu_backward(gradient: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
-    """Compute the gradient of x * Phi(x)."""
+    """Compute the gradient of the GELU function, x * Phi(x)."""
     density = tf.exp(-0.5 * tf.square(inputs)) * (1.0 / math.sqrt(2.0 * math.pi))
     return gradient * (_normal_cdf(inputs) + inputs * density)
 
@@ -333,8 +334,8 @@ def make_keep_mask(dropout_draw: tf.Tensor, shape: tf.TensorShape, rate: float, 
     """
     if dropout_draw.dtype != tf.int32:
         return tf.cast(dropout_draw, dtype)
-    # Adding the seed to the index of an element would give the same mask, shifted by one element, for two seeds that differ
-    # by one. Therefore the seed is first hashed to two keys.
+    # If the seed were added to the index of an element, two seeds that differ by one would give the same mask, shifted by
+    # one element. Therefore first hash the seed to two keys.
     elements = tf.reshape(tf.range(shape.num_elements(), dtype=tf.int32), shape)
     first_key = _murmur_finalize(dropout_draw[0] + _murmur_finalize(dropout_draw[1]))
     second_key = _murmur_finalize(dropout_draw[1] + _murmur_finalize(first_key + _GOLDEN_STRIDE))
@@ -343,8 +344,8 @@ def make_keep_mask(dropout_draw: tf.Tensor, shape: tf.TensorShape, rate: float, 
 
 
 def compute_keep_scale(dropout_draw: tf.Tensor | None, rate: float) -> float:
-    """Return the factor that is applied to the kept elements, so that dropout does not change the mean. It is 1 without
-    dropout.
+    """Return the factor that kept elements are multiplied by, so that dropout does not change the mean. Without dropout,
+    return 1.
     """
     return 1.0 if dropout_draw is None else _DROPOUT_STEPS / (_DROPOUT_STEPS - _count_dropped_steps(rate))
 
@@ -365,14 +366,12 @@ def _shift_right_logically(words: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def _count_dropped_steps(rate: float) -> int:
-    """Return for how many of the 65,536 values of a 16-bit random number an element is dropped, given the rate. The result
-    is at least 1.
-    """
+    """Round the dropout rate to a number of steps of 1 / 65,536, and return this number. It is at least 1."""
     return max(1, round(rate * _DROPOUT_STEPS))
 
 
 def _compute_keep_threshold(rate: float) -> int:
-    """Return the smallest random int32 number with which an element is kept, given the dropout rate."""
+    """Return the threshold for random int32 numbers. An element is kept if its random number is at least this threshold."""
     return _wrap_to_int32((_count_dropped_steps(rate) << 16) - (1 << 31))
 
 
@@ -383,7 +382,7 @@ def _wrap_to_int32(value: int) -> int:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """The dropout seed of a forward pass, and whether its kernels are compiled.
+    """The options of a forward pass, which are its dropout seed and whether XLA compiles its kernels.
 
     Attributes:
         dropout_seed: The seed, int32 [2], or None for no dropout.
@@ -394,7 +393,7 @@ class ForwardPass:
     compiled: bool = False
 
     def draw_dropout(self, shape: tf.TensorShape, rate: float, site: int) -> tf.Tensor | None:
-        """Draw the random numbers of one dropout in the model.
+        """Draw the random numbers for one of the dropout operations in the model.
 
         Args:
             shape: The shape of the tensor whose elements are dropped.
@@ -409,8 +408,8 @@ class ForwardPass:
         seed_2 = self.dropout_seed + tf.constant([_wrap_to_int32(site * _GOLDEN_STRIDE), 0], dtype=tf.int32)
         if self.compiled:
             return seed_2
-        # Drawing random numbers is slow, and 16 bits per element are sufficient. Therefore each 32-bit word is used for two
-        # elements, the second time with its lower half shifted up.
+        # Drawing random numbers is slow, and 16 bits per element are sufficient. Therefore use each 32-bit word for two
+        # elements, once unchanged and once with its lower half shifted up.
         elements = shape.num_elements()
         words = tf.random.stateless_uniform([(elements + 1) // 2], seed_2, minval=None, maxval=None, dtype=tf.int32)
         noise = tf.concat([words, tf.bitwise.left_shift(words, 16)], axis=0)[:elements]

@@ -95,7 +95,7 @@ class TensorFlowUpdates:
         update: int,
         update_loss: UpdateLoss,
     ) -> tf.Tensor:
-        """Do one update with a loss that depends on the outputs of all micro-batches.
+        """Run one update with a loss that depends on the outputs of all micro-batches.
 
         The last micro-batch is computed once, and all others twice.
         """
@@ -152,7 +152,7 @@ class TensorFlowUpdates:
     def _compute_gradients(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Run the forward and backward pass of a micro-batch, and return the gradients and the loss and metric sums."""
+        """Run the forward and backward pass of a micro-batch. Return its gradients, and the head's loss and metric sums."""
         self.graphs.append(tf.compat.v1.get_default_graph())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
@@ -176,7 +176,7 @@ class TensorFlowUpdates:
     def _trace_single_update(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, scalars: UpdateScalars
     ) -> tf.Tensor:
-        """Do a complete update that has a single micro-batch, on a single process."""
+        """Run a complete update with a single micro-batch on a single process."""
         gradients, sums = self._compute_gradients(batch, seed, factors)
         return self._apply_update(gradients, sums, scalars)
 
@@ -228,13 +228,14 @@ _MIN_COMPILED_ELEMENTS = 2**16
 
 
 def _compute_clip_factor_and_norm(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the factor by which gradients must be multiplied to clip them, and their joint norm before clipping.
+    """Return the factor that clips the gradients to a joint norm of at most `clip_norm`, and their joint norm before
+    clipping.
 
     After the multiplication, the gradients have a joint norm of at most `clip_norm`. With a `clip_norm` of 0, the factor is
     1.
     """
-    # The order in which tf.add_n adds its inputs depends on which memory is free, so the last bit of the sum could vary.
-    # Therefore the norms are stacked and summed.
+    # tf.add_n adds its inputs in an order that depends on which memory is free, so the last bit of the sum could vary.
+    # Therefore stack the squared norms and sum the stack.
     norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])))
     return tf.ones([]) if clip_norm == 0 else clip_norm / tf.maximum(norm, clip_norm), norm
 
