@@ -222,7 +222,7 @@ class PackCollator:
         return self._pad_to_depth(values, 0, np.int64 if np.issubdtype(kind, np.integer) else kind)
 
     def _stack_token_columns(self, rows: Sequence[Pack]) -> dict[str, IntArray]:
-        """Stack the token columns that the model requires into int64 arrays [B, L]. A token column has one value per token."""
+        """Stack the columns that have one value per token and that the model requires into int64 arrays [B, L]."""
         names = [name for name in _TOKEN_COLUMNS if name in rows[0] and name != self.sequence_labels]
         arrays: dict[str, IntArray] = {}
         for name in names:
@@ -243,8 +243,7 @@ class PackCollator:
         return arrays
 
     def _check_row_and_sequence_lengths(self, rows: Sequence[Pack], length: int) -> None:
-        """Raise an error if a row is longer than the rows with which the model was tested, or if a sequence is too long for
-        the model.
+        """Raise an error if a row is longer than all rows that the model was tested with, or if a sequence is too long.
 
         Sequences longer than `PackInputs.longest_sequence` would change the results of other sequences in the batch.
         """

@@ -171,8 +171,8 @@ def _complete_task_settings(settings: TaskSettings, model: Path) -> tuple[TaskSe
 def _choose_max_sequence_length(section: FineTuneSettings, folder: SentenceSettings, positions: int) -> int:
     """Return the maximum number of tokens in a sequence. Longer texts are truncated or split.
 
-    If the user set `max_sequence_length`, return this setting. Otherwise, return the largest of the requested row lengths. If
-    no row lengths were requested, return the maximum in the model's folder or, if it states none, the default of the
+    If the user set `max_sequence_length`, return this setting. Otherwise, return the largest of the requested row lengths.
+    If no row lengths were requested, return the maximum in the model's folder or, if it states none, the default of the
     setting, but not more than `positions`.
 
     Args:

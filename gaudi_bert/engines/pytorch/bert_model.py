@@ -77,11 +77,11 @@ class TorchBert(TorchModel):
 
     @property
     def computes_batches_in_parallel(self) -> bool:
-        """Whether several threads may call `compute_outputs` at the same time. True on a CPU, unless the model is compiled."""
+        """Whether several threads may call `compute_outputs` at the same time. True on a CPU without compilation."""
         return self.device.type == "cpu" and not self.is_compiled
 
     def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
-        """Add the sequence offsets to a batch if this model uses `varlen_attention`. Otherwise, return the batch unchanged."""
+        """Add the sequence offsets to a batch if the model uses `varlen_attention`. Otherwise, return it unchanged."""
         if not self._uses_varlen_attention or "input_mask" not in batch:
             return batch
         return {**batch, SEQUENCE_OFFSETS: compute_sequence_offsets(np.asarray(batch["input_mask"], np.int32))}

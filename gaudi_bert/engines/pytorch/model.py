@@ -165,7 +165,7 @@ class TorchModel(ABC):
             return self.forward(batch, True)
 
     def compute_loss_and_metric_sums(self, outputs: Any, batch: Tensors) -> Tensor:
-        """Compute the loss sums and metric sums of a batch from the outputs of the head. `model/heads.py` lists these sums."""
+        """Compute the loss and metric sums of a batch from the outputs of the head. `model/heads.py` lists these sums."""
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             words_BQV, sentences_BS2 = outputs
@@ -195,7 +195,7 @@ class TorchModel(ABC):
 
 
 def _copy_to_device(batch: BatchArrays, device: torch.device) -> dict[str, Tensor]:
-    """Copy a batch to a device. For a GPU, copy it from pinned memory, so that the CPU does not have to wait for the copy."""
+    """Copy a batch to a device. For a GPU, copy it from pinned memory, so that the CPU does not wait for the copy."""
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in batch.items()}
     if device.type != "cuda":
         return {name: tensor.to(device) for name, tensor in tensors.items()}

@@ -172,7 +172,7 @@ class TensorFlowModel:
         )
 
     def compute_loss_and_metric_sums(self, outputs: Any, batch: Batch) -> Sequence[tf.Tensor]:
-        """Compute the loss sums and metric sums of a batch from the outputs of the head. `model/heads.py` lists these sums."""
+        """Compute the loss and metric sums of a batch from the outputs of the head. `model/heads.py` lists these sums."""
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             return _compute_pretraining_sums(outputs, batch, head.loss)
