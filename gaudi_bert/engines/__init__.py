@@ -19,7 +19,7 @@ from gaudi_bert.engines.protocol import Engine
 
 
 class ChosenEngine(NamedTuple):
-    """The engine that a run uses, and the reason why it was chosen."""
+    """The engine that a run uses, and why it was chosen."""
 
     name: EngineName
     reason: str

@@ -35,7 +35,7 @@ Message = dict[str, Any]
 
 _CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 5.0
-# A client that connects and sends nothing blocks the clients after it for at most this time.
+# A client that sends nothing blocks other clients for at most this time.
 _REQUEST_SECONDS = 1.0
 _MAX_CALLS = 64
 _MAX_MESSAGE_BYTES = 4096
@@ -52,7 +52,7 @@ _FAILURES = {
 
 @dataclass(frozen=True)
 class Peer:
-    """The rank and the network addresses of a process of the run.
+    """The rank and the network addresses of one process in a run.
 
     Attributes:
         rank: The rank of the process.
@@ -72,8 +72,8 @@ class Peer:
 
 @dataclass
 class FailureDetector:
-    """Finds out which other processes of a run are lost or unresponsive. A thread tells the other processes what this
-    process is doing.
+    """Finds out which other processes of a run are lost or unresponsive, and tells them on request what this process is
+    doing.
 
     Attributes:
         token: A random string that all processes of the run share. Requests without it are ignored.
@@ -167,8 +167,8 @@ class FailureDetector:
 
 
 def start_failure_detector(communicator: Communicator, describe_activity: Callable[[], Message]) -> FailureDetector:
-    """Start the failure detector of this process, and exchange addresses with all other processes. All processes call this
-    function at the same time.
+    """Start the failure detector of this process, and exchange addresses with all other processes. All processes must call
+    this function at the same time.
 
     Args:
         communicator: The processes of the run.

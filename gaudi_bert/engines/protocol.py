@@ -53,11 +53,12 @@ class Communicator:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process has rank 0. Only this process writes files and shows messages."""
+        """Whether this process has rank 0. Only the process with rank 0 writes files and shows messages."""
         return self.rank == 0
 
     def sum_array(self, values: NDArray[Any]) -> FloatArray:
-        """Return the element-wise sum of an array over all processes, as float64. All processes call this at the same time.
+        """Return the element-wise sum of an array over all processes, as float64. All processes must call this method at the
+        same time.
 
         The array must be small, and in the memory of the host.
         """
@@ -73,12 +74,12 @@ class Communicator:
         return tensors
 
     def is_true_in_any_process(self, value: bool) -> bool:
-        """Return whether `value` is true in at least one process. All processes call this at the same time."""
+        """Return whether `value` is true in at least one process. All processes must call this method at the same time."""
         return bool(self.sum_array(np.array([float(value)]))[0] > 0)
 
     def run_on_first(self, function: Callable[[], T]) -> T:
-        """Call `function` in the process with rank 0 only, and return its result in every process. All processes call this
-        method at the same time.
+        """Call `function` only in the process with rank 0, and return its result in every process. All processes must call
+        this method at the same time.
         """
         return function()
 
@@ -201,7 +202,7 @@ class Model(Protocol):
     spec: ModelSpec
 
     def variable_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every variable by variable name, in the order in which the forward pass uses the variables."""
+        """Return the shapes of all variables by name, in the order of their use in the forward pass."""
 
     def stored_buffers(self) -> Collection[str]:
         """Return the names of the variables that have no gradient, and therefore no moments. Checkpoints contain these
@@ -219,7 +220,7 @@ class Model(Protocol):
         """
 
     def freeze(self) -> None:
-        """Prepare the model for inference. The model cannot be trained any more, and no weights can be loaded.
+        """Prepare the model for inference. Afterwards, the model cannot be trained, and no weights can be loaded.
 
         Afterwards, only `compute_outputs` and `evaluate_batch` may be called, because the engine may have changed the memory
         layout of the weights.
@@ -282,7 +283,7 @@ WaitForSums = Callable[[], NDArray[Any]]
 
 
 class Updates(Protocol):
-    """Trains one model with one optimizer, one update at a time. All processes of the run call `run_update` at the same
+    """Trains one model with one optimizer, one update at a time. All processes of a run must call `run_update` at the same
     time.
     """
 
@@ -323,13 +324,13 @@ class Updates(Protocol):
 
 
 class Engine(Protocol):
-    """The functions that the module of every engine, `engines/<name>/engine.py`, defines."""
+    """The functions that every engine defines in its module, `engines/<name>/engine.py`."""
 
     NAME: EngineName
 
     def connect_processes(self, settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
         """Connect the processes that a launcher started, and return the communicator of this process. Without a launcher,
-        this is the only process.
+        the run has only this process.
 
         Args:
             settings: The settings of the training loop.

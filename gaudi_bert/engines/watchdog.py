@@ -184,7 +184,7 @@ class ConnectedProcess(Communicator):
         return value
 
     def check_equal_facts(self) -> None:
-        """Check that every process has the same `facts` as rank 0.
+        """Check that the facts of every process, such as its settings, equal those of rank 0.
 
         Raises:
             InputError: A value differs. All processes raise the same error, about the first process that differs.

@@ -169,7 +169,7 @@ class FineTuneJob(Job[FineTuning]):
 
 
 class RowJob(FineTuneJob):
-    """A fine-tuning job for a task whose loss is a sum over rows. All rows are packed before the run."""
+    """A fine-tuning job for a task with a loss that is a sum over rows. All rows are packed before the run."""
 
     def prepare_updates(self, processes: int, processes_at_start: int) -> PreparedUpdates:
         """Divide the packs of the training rows into updates. See `Job.prepare_updates`."""

@@ -48,7 +48,7 @@ def _set_environment_defaults(environment: MutableMapping[str, str] = os.environ
 
     This has no effect on software that was already imported.
     """
-    # PyTorch ignores the CPU limit of a container, and would start a thread for every core on which it may run.
+    # PyTorch ignores the CPU limit of a container, and would start a thread for every core that it may run on.
     cores = count_cores_if_limited()
     threads = {} if cores is None else {"OMP_NUM_THREADS": str(cores)}
     wait = {} if "OMP_WAIT_POLICY" in environment else _SHORT_WAIT

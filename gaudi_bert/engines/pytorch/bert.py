@@ -336,8 +336,8 @@ def _run_encoder_layer(network: Network, name_prefix: str, query_RH: Tensor, hid
 
 
 def _concatenate_projections(parameters: _Parameters, name_prefix: str, parts: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-    """Return the concatenated kernels [H, O] and biases [O] of several projections, so that one matrix product computes them
-    all.
+    """Concatenate the kernels and the biases of several projections, so that one matrix product computes them all. Return
+    [H, O] and [O].
 
     `parts` contains some of "query", "key" and "value".
     """

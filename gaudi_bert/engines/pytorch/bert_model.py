@@ -77,11 +77,11 @@ class TorchBert(TorchModel):
 
     @property
     def computes_batches_in_parallel(self) -> bool:
-        """Whether several threads may call `compute_outputs` at the same time. True on a CPU without compilation."""
+        """Whether several threads may call `compute_outputs` at once. True on a CPU, unless the model is compiled."""
         return self.device.type == "cpu" and not self.is_compiled
 
     def prepare_batch(self, batch: BatchArrays) -> BatchArrays:
-        """Add the sequence offsets to a batch if the model uses `varlen_attention`. Otherwise, return it unchanged."""
+        """Return a batch, with the sequence offsets added if the model uses `varlen_attention`."""
         if not self._uses_varlen_attention or "input_mask" not in batch:
             return batch
         return {**batch, SEQUENCE_OFFSETS: compute_sequence_offsets(np.asarray(batch["input_mask"], np.int32))}
@@ -135,7 +135,7 @@ class TorchBert(TorchModel):
         self.attention = attend_after_callback
 
     def _prepare_parameters(self) -> dict[str, Tensor]:
-        """Return the variables by name, in the form in which a forward pass uses them.
+        """Return the variables by name, in the form that a forward pass requires.
 
         After `freeze`, they are in the layout for inference. With float64, they are converted. Otherwise, on a CPU, they
         contain the word embeddings twice (see `TiedEmbeddingTable`).

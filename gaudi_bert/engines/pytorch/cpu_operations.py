@@ -41,7 +41,7 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
 
 
 def _dropped_steps(rate: float) -> int:
-    """Round the dropout rate to a number of steps of 1 / 65,536, and return this number. It is at least 1."""
+    """Return the dropout rate in steps of 1 / 65,536, rounded to an integer of at least 1."""
     return max(1, round(rate * _DROPOUT_STEPS))
 
 
@@ -129,7 +129,7 @@ def _write_keep_mask(random_int16: Tensor, steps_dropped: int, out: Tensor) -> T
 
 
 def _head_tiles(query: Tensor, key: Tensor) -> Iterator[tuple[int, slice]]:
-    """Yield index tuples (pack, slice of heads). Each tuple selects heads whose attention is computed together."""
+    """Yield tuples (pack, slice of heads), which select the heads that are computed together."""
     packs, heads, positions, _ = query.shape
     together = max(1, _TILE_ELEMENTS * torch.get_num_threads() // (positions * key.shape[2]))
     for pack in range(packs):

@@ -146,8 +146,8 @@ def _split_into_buckets(parameters: Sequence[Parameter], max_bytes: int) -> Iter
 
 
 def connect_processes(device: DeviceKind, settings: LoopSettings, facts: Mapping[str, Any]) -> Communicator:
-    """Connect the processes that a launcher started, and return the communicator of this process. Without a launcher, this
-    is the only process.
+    """Connect the processes that a launcher started, and return the communicator of this process. Without a launcher, the
+    run has only this process.
 
     Args:
         device: The kind of device of every process.
@@ -223,7 +223,7 @@ def _read_first_numeric_variable(names: Sequence[str], default: int) -> int:
 
 
 def _set_rendezvous_address(launch: Launch, local_size: int, process_name: str) -> None:
-    """Set the environment variables MASTER_ADDR and MASTER_PORT, the address of rank 0, unless they are already set.
+    """Set MASTER_ADDR and MASTER_PORT to the address of rank 0, unless these environment variables are already set.
 
     Raises:
         InputError: There are several hosts, so that the address must be given.

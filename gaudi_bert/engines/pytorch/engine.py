@@ -77,7 +77,7 @@ _GAUDI = "use the image of docker/train-gaudi-pytorch.Dockerfile, or install the
 
 
 def _select_device_kind(settings: LoopSettings) -> DeviceKind:
-    """Return the kind of device on which a run computes. If it is a Gaudi card, register the card with PyTorch.
+    """Return the kind of device that a run uses. If it is a Gaudi card, register the card with PyTorch.
 
     For "auto", prefer a Gaudi card, then a GPU, then the CPU.
 
@@ -131,7 +131,7 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
         return device("cpu", description=f"CPU, {torch.get_num_threads()} threads")
     if kind == "cuda":
         # In deterministic mode, PyTorch raises an error for every operation that has no deterministic kernel, and
-        # `updates.py` converts it into a message for the user. Attention does have a deterministic kernel.
+        # `updates.py` converts the error into a message for the user. Attention does have a deterministic kernel.
         torch.use_deterministic_algorithms(settings.deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = False  # uninitialized memory is never read here
         notes: tuple[str, ...] = (f"{_MAY_DIFFER}: {settings.section_name}.deterministic = false",)

@@ -276,7 +276,8 @@ def _compute_masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype:
 
 
 def _compute_losses_and_correct(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the negative log-likelihood of each label, and 1 for each label that has the largest logit, otherwise 0.
+    """Return the negative log-likelihood of each label. Also return 1 for each label with the largest logit, and 0 for all
+    others.
 
     Logits have the shape [..., C]. Both results are flattened, [P].
     """

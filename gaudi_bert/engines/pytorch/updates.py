@@ -156,7 +156,7 @@ class TorchUpdates:
         self._lengths.add(length)
 
     def copy_moments(self) -> Moments:
-        """Return a copy of the first and of the second moments, by variable name."""
+        """Return copies of the first and second moments, by variable name."""
         first, second = (
             {name: to_numpy(moment).copy() for name, moment in moments.items()} for moments in self._optimizer.moments
         )

@@ -21,7 +21,7 @@ _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 # for all processors.
 _ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "1"}
 
-# TensorFlow ignores the CPU limit of a container, and would start a thread for every core on which it may run. This variable
+# TensorFlow ignores the CPU limit of a container, and would start a thread for every core that it may run on. This variable
 # sets the number of threads.
 INTRA_OP_THREADS = "TF_NUM_INTRAOP_THREADS"
 

@@ -205,8 +205,8 @@ def _run_self_attention(
 
 
 def _concatenate_projections(network: Network, name_prefix: str, parts: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the concatenated kernels [H, O] and biases [O] of several projections, so that one matrix product computes them
-    all.
+    """Concatenate the kernels and the biases of several projections, so that one matrix product computes them all. Return
+    [H, O] and [O].
 
     `parts` contains some of "query", "key" and "value". The query projection is divided by the square root of the head size
     here, which saves a pass over the scores. The key bias does not affect the softmax, so its true gradient is zero. Its
@@ -234,7 +234,7 @@ def compute_attention(
     rate: float,
     compiled: bool,
 ) -> tf.Tensor:
-    """Compute attention, softmax(query key^T + bias) value, with dropout of the attention probabilities.
+    """Compute attention as softmax(query key^T + bias) value, with dropout of the attention probabilities.
 
     TensorFlow's gradient would make many passes over tensors of the shape [B, N, P, L], so the backward pass is implemented
     here. The scale of the dropout is applied to the context, which is smaller by the factor L / D, and elementwise
@@ -283,7 +283,7 @@ def compute_attention(
 
 
 def _drop_probabilities(probabilities_BNPL: tf.Tensor, dropout_draw: tf.Tensor, rate: float) -> tf.Tensor:
-    """Set the dropped attention probabilities to zero. The other probabilities are not scaled."""
+    """Set the dropped attention probabilities to zero, and leave the others unchanged."""
     return probabilities_BNPL * make_keep_mask(dropout_draw, probabilities_BNPL.shape, rate, probabilities_BNPL.dtype)
 
 

@@ -333,7 +333,8 @@ def _sum_losses_and_correct(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Te
 
 
 def _compute_losses_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the negative log-likelihood of each label, and 1 for each label that has the largest logit, otherwise 0.
+    """Return the negative log-likelihood of each label. Also return 1 for each label with the largest logit, and 0 for all
+    others.
 
     Logits have the shape [..., C]. Both results are flattened, [R].
     """
@@ -407,7 +408,7 @@ def _compute_span_losses_and_correct(logits_BL2: tf.Tensor, batch: Batch) -> tup
 
 
 def read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
-    """Read the variables of a BERT from a TF1 checkpoint, by name.
+    """Read the variables of a BERT from a TF1 checkpoint, and return them by name.
 
     Raises:
         InputError: The checkpoint is incomplete, or is not that of a BERT.

@@ -101,7 +101,7 @@ def _dense_without_collisions(
 
 
 def _pad_colliding_rows(values_TX: tf.Tensor) -> tf.Tensor:
-    """Return a matrix, and pad its rows with zeros if they would collide in the L1 cache."""
+    """Pad the rows of a matrix with zeros if they would collide in the L1 cache. Otherwise, return the matrix unchanged."""
     width, dtype = values_TX.shape[1], values_TX.dtype
     extra = _CACHE_LINE_BYTES // dtype.size if _rows_collide_in_cache(width, dtype) else 0
     return tf.pad(values_TX, [[0, 0], [0, extra]]) if extra else values_TX
@@ -193,7 +193,7 @@ def residual_layer_norm(
 
 
 def get_activation_function(name: str, compiled: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return the activation function with a name from `config.json`: gelu (exact), gelu_new (tanh approximation) or relu."""
+    """Return the activation function with the given name, which is gelu (exact), gelu_new (tanh approximation) or relu."""
     if name != "gelu":
         return tf.nn.relu if name == "relu" else functools.partial(tf.nn.gelu, approximate=True)
 
@@ -314,8 +314,8 @@ def _gelu_backward(gradient: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
 #
 # Both methods round the dropout rate to a multiple of 1 / 65,536, and scale the remaining elements by exactly this rate.
 
-# The seed of a dropout site is the seed of the pass plus a multiple of this number, so that the seeds of different sites are
-# far apart. The number is 2^32 divided by the golden ratio (Knuth, TAOCP 3, 6.4), rounded to an odd number, as a signed
+# The seed of a dropout site is the seed of the pass plus a multiple of this number. Therefore the seeds of different sites
+# are far apart. The number is 2^32 divided by the golden ratio (Knuth, TAOCP 3, 6.4), rounded to an odd number, as a signed
 # 32-bit integer.
 _GOLDEN_STRIDE = 0x9E3779B1 - (1 << 32)
 _FIRST_FACTOR, _SECOND_FACTOR = 0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32)
@@ -366,7 +366,7 @@ def _shift_right_logically(words: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def _count_dropped_steps(rate: float) -> int:
-    """Round the dropout rate to a number of steps of 1 / 65,536, and return this number. It is at least 1."""
+    """Return the dropout rate in steps of 1 / 65,536, rounded to an integer of at least 1."""
     return max(1, round(rate * _DROPOUT_STEPS))
 
 

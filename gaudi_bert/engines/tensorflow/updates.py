@@ -139,7 +139,7 @@ class TensorFlowUpdates:
         self._lengths.add(length)
 
     def copy_moments(self) -> Moments:
-        """Return a copy of the first and of the second moments, by variable name."""
+        """Return copies of the first and second moments, by variable name."""
         first, second = ({name: moment.numpy() for name, moment in moments.items()} for moments in self._optimizer.moments)
         return Moments(first, second)
 
@@ -181,7 +181,9 @@ class TensorFlowUpdates:
         return self._apply_update(gradients, sums, scalars)
 
     def _trace_first_micro_batch(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
-        """Run the passes of the first micro-batch, store its gradients, and return the head's loss and metric sums."""
+        """Run the forward and backward pass of the first micro-batch, store its gradients, and return the head's loss and
+        metric sums.
+        """
         gradients, sums = self._compute_gradients(batch, seed, factors)
         for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
             accumulated.assign(gradient)
@@ -190,7 +192,7 @@ class TensorFlowUpdates:
     def _trace_next_micro_batch(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, sums_before: tf.Tensor
     ) -> tf.Tensor:
-        """Run the passes of another micro-batch of an update, and add its gradients to the stored ones.
+        """Run the forward and backward pass of another micro-batch of an update, and add its gradients to the stored ones.
 
         Return the head's loss and metric sums over all micro-batches so far.
         """
