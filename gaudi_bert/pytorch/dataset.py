@@ -275,7 +275,7 @@ class PackedDataset(IterableDataset[Pack]):
         return self._count_batches_after(self._done)
 
     def _count_batches_after(self, done: int) -> int:
-        """Return how many batches of an epoch remain for this process after all processes have read `done` packs in total."""
+        """Return how many batches of an epoch remain for this process after all processes together have read `done` packs."""
         updates = (self.packs - done) // (self.world_size * self.batch * self.update_batches)
         return updates * self.update_batches
 
@@ -312,7 +312,7 @@ class PackedDataset(IterableDataset[Pack]):
         return self._iterate_rows(worker)
 
     def _iterate_rows(self, worker: Any) -> Iterator[Pack]:
-        """Yield the rows that this process, or one worker of its loader, has not yet read in the current epoch."""
+        """Yield the remaining rows of the current epoch that this process, or one worker of its loader, reads."""
         self.skip_incomplete_epoch_end()
         epoch, batch = self._epoch, self.batch
         first = first_pack_number_of_rank(self._done, self.rank, self.world_size)

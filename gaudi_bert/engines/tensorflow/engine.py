@@ -161,7 +161,9 @@ class _HorovodProcess(ConnectedProcess):
     errors: ClassVar[tuple[type[Exception], ...]] = (tf.errors.OpError, RuntimeError)
 
     def sum_tensors(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the sums of tensors over all processes. The sums become part of the TensorFlow graph that is being traced."""
+        """Sum tensors over all processes, and return the sums. They become part of the TensorFlow graph that is being
+        traced.
+        """
         hvd = self.horovod
         return [hvd.allreduce(tensor, op=hvd.Sum, name=f"gradient_{index}") for index, tensor in enumerate(tensors)]
 
