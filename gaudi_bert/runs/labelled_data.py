@@ -265,7 +265,7 @@ class _RowReader:
 
 
 def pack_into_row_lengths(counts: IntArray, section: FineTuneSettings, sizes: ModelSizes, depth: int | str) -> RowLengths:
-    """Pack sequences into rows of several lengths, and return a packing for each length.
+    """Pack sequences into rows of several lengths, and return one packing per length.
 
     The lengths are those in `finetune.row_lengths`. If this setting contains no lengths, the lengths of the lowest cost are
     chosen.

@@ -297,8 +297,9 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
                 yield batch, None
 
     def count_labels(self, batch: Batch) -> FloatArray:
-        """Return the number of sequences in a batch, and how often each token of the vocabulary must be predicted, float64
-        [1 + vocabulary].
+        """Return the number of sequences in a batch, followed by how often each token of the vocabulary must be predicted.
+
+        The result is float64 [1 + vocabulary].
         """
         words = count_values(batch["targets"], batch["target_weights"], self.vocabulary)
         return np.concatenate([[batch["sequence_weights"].sum()], words])
