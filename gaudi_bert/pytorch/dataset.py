@@ -275,7 +275,7 @@ class PackedDataset(IterableDataset[Pack]):
         return self._count_batches_after(self._done)
 
     def _count_batches_after(self, done: int) -> int:
-        """Return how many batches of an epoch remain for this process after all processes have read `done` packs in total."""
+        """Return how many batches of an epoch remain for this process once all processes have read `done` packs in total."""
         updates = (self.packs - done) // (self.world_size * self.batch * self.update_batches)
         return updates * self.update_batches
 
