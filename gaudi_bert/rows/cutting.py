@@ -27,14 +27,17 @@ from gaudi_bert.common.errors import InputError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# A text with more characters than this is rejected, unless it can be cut.
+# At most this many characters of a text are tokenized. A longer text is cut between two words first, or rejected if that is
+# impossible.
 MAX_CHARACTERS = 1 << 17
-# The first attempt to cut a text keeps 8 characters per token. Every further attempt keeps 4 times as many.
+# Before a long text is tokenized, it is cut to 8 characters for each token of a sequence. If this part has too few tokens,
+# or no place to cut is found, the next attempt keeps 4 times as many characters.
 _FIRST_CHARACTERS_PER_TOKEN, _GROWTH = 8, 4
-# Long sequences need long texts. If a sequence may have more than 2,048 tokens, the limit is therefore this many characters
-# per token instead of MAX_CHARACTERS.
+# Sequences of more than 2,048 tokens need longer texts. For them, the limit is this many characters per token, which is more
+# than MAX_CHARACTERS.
 _MAX_CHARACTERS_PER_TOKEN = 64
-# Only this many characters are searched for a place to cut the text, because words are hardly ever longer.
+# A text is cut only between words. Words are hardly ever longer than this, so only this many characters are searched for a
+# place to cut.
 _LONGEST_WORD = 4096
 _NORMALIZERS = {"BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "Strip", "Precompiled"}
 _PRE_TOKENIZERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit", "ByteLevel", "Metaspace", "Punctuation", "Digits"}

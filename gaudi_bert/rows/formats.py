@@ -299,7 +299,8 @@ JSON = json.JSONDecoder(object_pairs_hook=_reject_duplicate_keys)
 
 # --- SQuAD's JSON (versions 1.1 and 2.0): the file is a single JSON value
 
-# The whole SQuAD file is decoded at once, so limit its size to this many times the maximum size of a row.
+# The maximum size of a SQuAD file, as a multiple of the maximum size of a row. The size is limited because the whole file is
+# decoded in memory at once.
 _MAX_SQUAD_ROWS = 4
 
 

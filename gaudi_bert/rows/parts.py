@@ -207,8 +207,8 @@ def make_complete_part(path: str | Path, settings: TaskSettings) -> RowPart:
             f"{path}: the file extension is not supported; pass --format, or a file that ends in {', '.join(_EXTENSIONS)}, "
             "optionally with .gz or .zst"
         )
-    # If a model was trained on a table, the settings contain the encoding of that table. Only tables may inherit it, so
-    # files of other formats are read as UTF-8 unless the user sets an encoding.
+    # The settings of a trained model contain the encoding of the table that it was trained on. Use this encoding only for
+    # tables. Read files of other formats as UTF-8 unless the user sets an encoding.
     encoding = settings.encoding if kind in TABLES or "encoding" in settings.keys_set_by_user else "utf-8"
     return RowPart(str(path), Path(path), kind, _detect_compression(Path(path)), encoding)
 

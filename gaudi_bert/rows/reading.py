@@ -46,14 +46,14 @@ from gaudi_bert.rows.types import (
 )
 
 _Row = TypeVar("_Row")
-# Tasks read these columns by their fixed names, so no setting contains the names.
+# The names of these columns are fixed. The names of all other columns come from the settings.
 _OTHER_COLUMNS = ("input_ids", "question", "context", "answers", "is_impossible", "id")
 _PARQUET_ROWS_AT_ONCE = 256
 _DOCUMENT_LINE = "-DOCSTART-"
 _FORMATS = {"jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "conll": "CoNLL", "squad": "SQuAD"}
 _TEXT_LAYOUT, _PAIR_LAYOUT = ("text",), ("text", "text_pair", "label")
-# The column layouts that the rows of each task may have. A layout lists the settings that name the columns. A task that is
-# not listed here has the layout `_PAIR_LAYOUT`.
+# The column layouts that the rows of each task may have. A layout is a tuple of settings, each of which contains a column
+# name. A task that is not listed here has the layout `_PAIR_LAYOUT`.
 _LAYOUTS: dict[TaskName | None, tuple[tuple[str, ...], ...]] = {
     None: (("text", "text_pair"),),
     "token-classification": (("tokens", "tags"), _TEXT_LAYOUT),

@@ -69,8 +69,8 @@ class RowTokenizer:
         stated = json.dumps([self.truncation_side, self.has_segments, self.tokenizer.encode_special_tokens, named])
         content = self.tokenizer.to_str()
         if type(self.tokenizer.model).__name__ == "Unigram":
-            # If the library writes a score and reads it again, the last digit may change, and the SHA-256 would change with
-            # it. Therefore round the scores.
+            # Saving and loading a tokenizer may change the last digit of a score. Round the scores, so that this does not
+            # change the SHA-256.
             values = json.loads(content)
             values["model"]["vocab"] = [[token, f"{score:.9g}"] for token, score in values["model"]["vocab"]]
             content = json.dumps(values)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
 TOKENIZER_NAME, SETTINGS_NAME, VOCABULARY_NAME = "tokenizer.json", "tokenizer_config.json", "vocab.txt"
-# `transformers` loads a tokenizer.json with this class without changing it, for any type of model.
+# With this class, `transformers` loads any tokenizer.json unchanged, whatever the type of the model.
 GENERAL_CLASS = "PreTrainedTokenizerFast"
 # The names of special tokens in `transformers`. If special tokens are missing in a vocabulary, they are added in this order.
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -58,8 +58,8 @@ _APPLIED = {
     *("tokenizer_class", "model_input_names", "truncation_side", "split_special_tokens", "added_tokens_decoder"),
     *("extra_special_tokens", "additional_special_tokens", "add_prefix_space", *NAMED_TOKENS),
 }
-# Settings that do not change the tokens of a text, such as settings for padding, decoding and chat templates. Other modules
-# read `model_max_length`.
+# Settings that do not change the tokens of a text, such as settings for padding, decoding and chat templates.
+# `model_max_length` limits the number of tokens, but other modules apply this limit.
 _WITHOUT_EFFECT = {
     *("model_max_length", "max_length", "stride", "truncation_strategy", "padding_side", "pad_token_type_id"),
     *("pad_to_multiple_of", "clean_up_tokenization_spaces", "chat_template", "name_or_path", "tokenizer_file", "vocab_file"),
@@ -178,8 +178,8 @@ def _check_settings_supported(folder: Path, kind: str, settings: Mapping[str, An
         InputError: A setting is unknown, or its value is not allowed.
     """
     file, known = folder / SETTINGS_NAME, _APPLIED | _WITHOUT_EFFECT
-    # As in `transformers`, a general class such as `PreTrainedTokenizerFast` accepts and ignores the settings of BERT's
-    # normalizer.
+    # BERT's tokenizer applies settings for text normalization. As in `transformers`, a general class such as
+    # `PreTrainedTokenizerFast` accepts these settings but ignores them.
     known = known | (set(_NORMALIZATION.values()) if kind in (_BERT, *_AS_IT_IS) else set())
     harmless: dict[str, Any] = {"do_basic_tokenize": True, "never_split": None}
     for name, value in settings.items():

@@ -49,7 +49,8 @@ _TASKS_WITH_WINDOWS = (
 _USUAL_STRIDE = 128
 
 
-# To avoid tokenizing a long text completely, only this many characters for each token of a sequence are tokenized first.
+# Most of a very long text would be truncated, so only a part of it is tokenized. At first, this part contains 16 characters
+# for each token of a sequence.
 _CHARACTERS_OF_TOKEN = 16
 _BATCH_CHARACTERS = 1 << 20
 _WORDS_OF_PART, _WORDS_OF_BATCH = 1 << 10, 1 << 14
@@ -228,8 +229,8 @@ class _RowEncoder:
         if self.policy == "truncate":
             tokenizer.enable_truncation(self.max_tokens, direction=self.side)
         try:
-            # An encoding takes about 100 times as much memory as its text, so limit the characters in a batch. For a long
-            # text, count only the part that is tokenized first.
+            # Tokenizing takes about 100 times as much memory as the text itself, so limit the number of characters in a
+            # batch. Of a long text, only a part is tokenized first, so count only this part.
             batches = batch_by_size(
                 rows,
                 lambda row: min(len(row.text), _CHARACTERS_OF_TOKEN * self.max_tokens) + len(row.text_pair or ""),
@@ -591,8 +592,9 @@ def _choose_window_of_each_token(tokens: IntArray, bounds: IntArray) -> IntArray
         """
         return np.minimum(tokens - starts[windows], ends[windows] - 1 - tokens)
 
-    # From one window to the next, the context before a token shrinks and the context after it grows. Therefore its best
-    # window is either the last with more context before the token, or the first with more context after it.
+    # From one window to the next, the number of tokens before a given token shrinks, and the number after it grows. The
+    # smaller of both is therefore largest in one of two windows: the last with more tokens before than after, or the next
+    # window.
     later = np.minimum(np.searchsorted(starts + ends, 2 * tokens + 1), len(bounds) - 1)
     earlier = np.maximum(later - 1, 0)
     best: IntArray = np.where(count_context(earlier) >= count_context(later), earlier, later)

@@ -28,7 +28,7 @@ from gaudi_bert.packing.strategies import StrategyCounts, count_packs, count_slo
 from gaudi_bert.rows.packs import BatchShape, IncompleteBatch, PackBatch, PackedSequences, fill_planned_packs
 from gaudi_bert.rows.types import Sequences
 
-# Sequences share rows only if rows with a single sequence would cost at least 2 % more.
+# Several sequences share a row only if separate rows would have an estimated cost that is at least 2 % higher.
 LEAST_GAIN = 1.02
 
 LENGTH_STEP_UNPACKED = 32
@@ -36,8 +36,8 @@ _ALGORITHM = "lpfhp"  # best fit
 MAX_ROW_LENGTHS = 4
 _USUAL_LENGTHS = (64, 128, 256, 512)
 _LENGTH_STEP = 16
-# Even a short sequence has four tokens ([CLS], two word pieces and [SEP]), so the depth of a row is limited to its length
-# divided by 4.
+# Even a short sequence has four tokens: [CLS], two word pieces and [SEP]. The number of sequences in a row is therefore
+# limited to the row length divided by 4.
 _TOKENS_PER_SEQUENCE = 4
 
 
@@ -280,8 +280,8 @@ def _choose_row_lengths(counts: IntArray, longest: int, cost: Callable[[int], fl
     grid = np.append(np.arange(LENGTH_STEP_UNPACKED, longest, LENGTH_STEP_UNPACKED), longest)
     below_G = np.cumsum(np.pad(counts, (0, max(0, longest - len(counts)))))[grid - 1]
     costs_G = np.array([cost(int(length)) for length in grid])
-    # best_G[j] is the lowest total cost of the sequences of at most grid[j] tokens if no row is longer than grid[j]. Each
-    # iteration allows one more row length.
+    # Find the cheapest row lengths by dynamic programming. `best_G[j]` is the lowest cost of all sequences with at most
+    # `grid[j]` tokens. At first, all of their rows are `grid[j]` tokens long. Each iteration allows one more row length.
     best_G = below_G * costs_G
     before = []
     for _ in range(MAX_ROW_LENGTHS - 1):

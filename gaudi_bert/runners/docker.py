@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 60
 # A stopped training process needs time to finish its update and to save a checkpoint, so it is killed only after this time.
 _STOP_SECONDS = 120
-# Each container has its work folder in this label, so that a later run can find the containers that a killed run left
-# behind.
+# Each container has this label, which contains the path of its work folder. It lets a later run find the containers that a
+# killed run left behind.
 _WORK_LABEL = "gaudi-bert.work"
 
 
@@ -242,8 +242,8 @@ def _build_card_options(docker: DockerSettings, cpu_cores: float) -> dict[str, A
     }
 
 
-# The client of each kind of object store reads its credentials from environment variables with these prefixes. If one of the
-# listed variables is not set, the client reads the file at this path below the home folder.
+# Each client of an object store reads its credentials from environment variables with these prefixes. Some variables contain
+# the path of a file or folder. If such a variable is not set, the client uses the listed path in the home folder.
 _AWS = ("AWS_",), {"AWS_SHARED_CREDENTIALS_FILE": ".aws/credentials", "AWS_CONFIG_FILE": ".aws/config"}
 _GOOGLE = ("GOOGLE_", "CLOUDSDK_"), {"CLOUDSDK_CONFIG": ".config/gcloud"}
 _AZURE = ("AZURE_",), {"AZURE_CONFIG_DIR": ".azure"}
@@ -425,8 +425,8 @@ class _ContainerStopper:
             if kill:
                 container.kill()
             else:
-                # The daemon answers only after the container has ended, so the client's timeout must be longer than the time
-                # that the container has to end.
+                # Docker answers the stop request only after the container has ended. The client must therefore wait longer
+                # than the time that the container has to end.
                 container.client.api.timeout = _ANSWER_SECONDS + _STOP_SECONDS
                 container.stop(timeout=_STOP_SECONDS)
 

@@ -111,9 +111,10 @@ _COMMAND_SECONDS = 20
 _IMAGE_RELEASES: Mapping[EngineName, str] = {"tensorflow": "1.14.0", "pytorch": "1.24.0"}
 _BRIDGES: Mapping[EngineName, str] = {"tensorflow": "habana-tensorflow", "pytorch": "habana-torch-plugin"}
 _TENSORFLOW = "2.15"
-# Different extras of gaudi-bert install these libraries. An extra counts as installed if its library is installed.
+# Each of these libraries is installed by an extra of gaudi-bert. If the library is found, the extra counts as installed.
 _LIBRARIES = ("tokenizers", "matplotlib", "docker", "kubernetes", "pyarrow")
-# If the work folder is in an object store, a stage needs local disk space for this many groups of sequences at once.
+# If the work folder is in an object store, a stage keeps up to this many groups of sequences on the local disk. `doctor`
+# warns if they do not fit.
 _GROUPS_ON_DISK = 3
 
 

@@ -250,7 +250,8 @@ class RunRequest:
             evaluation_data = self._find_rows_file("finetune.evaluation_data", finetune.evaluation_data, "evaluation")
         vocabulary = None if finetune.vocab is None else self._find_input_file("finetune.vocab", finetune.vocab)
         if finetune.init_checkpoint is None:
-            # The vocabulary is in the same folder as the examples, whether this pipeline or the user wrote them.
+            # If `finetune.vocab` is not set, read the vocabulary from the folder that contains the examples. If the pipeline
+            # uses existing records, this is the parent folder of the records.
             own = folder.examples_folder if folder.records is None else folder.records.parent
             return _FinetuningFiles(data, evaluation_data, folder.train_folder, vocabulary or own)
         # The checkpoint may be a URL, a folder, a file, or the prefix of a TF1 checkpoint. As in the stage `train`, a

@@ -99,8 +99,8 @@ class _MpirunSupervisor:
             sys.stderr.write(
                 "a worker was stopped after its ranks had saved a checkpoint; training restarts when all workers answer\n"
             )
-            # The sshd of the removed pod may still accept connections for a moment, so wait. Otherwise the next check would
-            # mistake the removed pod for its replacement.
+            # The sshd of the removed pod may still accept connections for a moment. The next check would mistake this pod
+            # for its replacement, so wait first.
             self._sleep_unless_stopped(_REMOVAL_SECONDS)
 
     def handle_stop_signal(self, number: int, frame: FrameType | None) -> None:

@@ -43,7 +43,8 @@ from gaudi_bert.training.run_plan import RunPlan, RunSettings, find_micro_batch_
 
 PREDICTIONS_NAME, BEST_NAME, BASELINE_NAME = "predictions.jsonl", "best/best.json", "best/baseline.json"
 
-# The row lengths and depths that a dry run compares.
+# A dry run shows how many packs the rows need with each combination of these row lengths and depths. The depth is the
+# maximum number of sequences in a pack.
 _USUAL_ROWS, _USUAL_DEPTHS = (128, 256, 384, 512), (3, 6, 12, "max")
 # These settings are paths, which may change between resumed runs. Therefore the signature omits them, and contains the
 # identities of the files instead.
@@ -239,8 +240,8 @@ def _make_signature(section: FineTuneSettings, labelled: LabelledData) -> Signat
     """Return the signature of a fine-tuning run, which contains the settings, the model and the files that determine its
     result.
     """
-    # Older versions did not have the setting row_lengths. Omit it if it is not set, so that runs of older versions can be
-    # resumed.
+    # Older versions did not have the setting `row_lengths`. If it is not set, omit it from the signature, so that runs of
+    # older versions can be resumed.
     unused = {"row_lengths"} if section.row_lengths is None else set()
     values = section.model_dump(
         mode="json", exclude=find_keys_changeable_on_resume(FineTuneSettings) | _PATH_SETTINGS | unused

@@ -51,14 +51,14 @@ _JsonWriter = Callable[[], bytes]
 # A function that answers the requests to a route. It returns a second function, which encodes the answer as JSON and may run
 # on another thread.
 _AnswerFunction = Callable[[Service, ServedModel, Ticket, Any], Awaitable[_JsonWriter]]
-# The maximum number of characters in a text for /tokenize, and also the maximum number of tokens in the answer. A token
-# takes about 70 bytes in the answer.
+# /tokenize rejects a text with more characters than this, and a request whose texts have more tokens than this. The limit is
+# needed because each token takes about 70 bytes in the answer.
 _MAX_TOKENIZED = 1 << 17
 
 _LARGE_BODY = 1 << 20  # bytes
 _FEW_CHARACTERS = 1 << 10  # the tokens of a text with at most this many characters are written on the event loop
-# The maximum number of characters in a request to a tagger. The words of the texts take up to 50 bytes of memory per
-# character.
+# The maximum number of characters in a request to a tagger. It is limited because the words of a request take up to 50 bytes
+# of memory per character.
 _MAX_TAGGED_CHARACTERS = 1 << 19
 
 

@@ -18,8 +18,8 @@ from pydantic_core import from_json
 
 from gaudi_bert.serving.schemas import RequestBody, RequestError, TextForms
 
-# The maximum number of keys in an object, of values in a field, and of values in a whole body. Texts and token ids do not
-# count.
+# A JSON object in a request may have at most 200 keys. A field may have at most 1,000 values, and the whole body 100,000.
+# Texts and token ids do not count.
 _MAX_KEYS, _MAX_VALUES, _MAX_OTHER_VALUES = 200, 1_000, 100_000
 _IDS_AT_ONCE = 1 << 16  # the number of bytes of token ids that are converted to Python integers at a time
 _SPACE = re.compile(rb"[ \t\n\r]*")

@@ -156,8 +156,8 @@ class ServedModel:
         if row.text_pair is not None:
             text, pair = self.cutter.cut_pair(prompt + row.text, row.text_pair, from_left=truncates_left)
             return row._replace(text=text, text_pair=pair)
-        # Truncation at the beginning of a text would also remove the prompt, so do not add the prompt to a text that is cut
-        # there.
+        # If truncation removes the beginning of a text, it removes the prompt as well. So do not add the prompt to a text
+        # that is cut at the beginning.
         before = "" if truncates_left else prompt
         cut = self.cutter.cut_text(row.text, before, from_left=truncates_left)
         return row._replace(text=(prompt if cut is row.text else before) + cut)

@@ -40,16 +40,16 @@ from gaudi_bert.serving.model import ServedModel, open_served_model
 from gaudi_bert.serving.service import Service
 from gaudi_bert.serving.settings import ServeSettings
 
-# For each kind of device, the next lines set the number of slots in the shortest row, and the defaults for the longest row
-# and a full batch. Shorter rows would contain more empty slots, and longer rows would slow down attention, above all on a
-# CPU.
+# Sizes for each kind of device: the length of the shortest row, the default length of the longest row, and the slots in a
+# full batch. With shorter rows, more slots would be empty. With longer rows, attention would be slower, above all on a CPU.
 _SHORTEST_ROW = {"cpu": 16, "cuda": 32, "hpu": 32}
 _USUAL_ROW = {"cpu": 256, "cuda": 512, "hpu": 512}
 _BATCH_SLOTS = {"cpu": 2048, "cuda": 16384, "hpu": 16384}
 _MOST_HEADER_BYTES, _PARSED_BYTES = 1 << 16, 1 << 12
 _ASK_SECONDS, _TCP_CLOSE = 0.2, 7  # TCP_INFO reports state 7 for a connection after a reset
 _STANDARD_ERROR, _MOST_LOG_TEXTS = 2, 1000
-# Python's thread switch interval, which limits how long the device thread waits for a thread that parses requests.
+# The time in seconds after which Python may switch to another thread. The device thread waits at most this long for a thread
+# that parses requests.
 _SWITCH_SECONDS = 0.0005
 _POLL_SECONDS, _JOIN_SECONDS = 0.05, 10.0
 

@@ -31,16 +31,17 @@ from gaudi_bert.serving.schemas import RequestError
 from gaudi_bert.serving.settings import ServeSettings
 from gaudi_bert.serving.turns import FairThread, Requester
 
-# After this many texts or characters of one request, the tokenizer thread may switch to another request.
+# The tokenizer thread alternates between requests. After this many texts or characters of one request, it continues with
+# another request.
 _TEXTS_OF_TURN, _CHARACTERS_OF_TURN = 64, 1 << 14
-# To limit memory, the total size of all request bodies must not exceed this many bodies of the maximum size. A body counts
-# until its request is answered.
+# To limit memory, the total size of the bodies of all unanswered requests is limited. It must not exceed this multiple of
+# the maximum size of a single body.
 _BODIES_AT_ONCE = 16
 # While a large body is parsed or a large answer is written, the event loop cannot serve other requests. Therefore only
 # requests up to these sizes are handled on the event loop, and all others on separate threads.
 _SMALL_BYTES, _SMALL_TEXTS = 1 << 16, 32
-# If a batch takes longer than this plus 20 times the measured time of the largest shape, /health reports that the device is
-# stuck.
+# If a batch takes too long, /health reports that the device is stuck. The limit is this time plus 20 times the measured time
+# of the largest batch shape.
 _LONGEST_BATCH_SECONDS = 60.0
 
 
@@ -147,8 +148,8 @@ class Service:
             lengths = [request.lengths[number] for request, number in batch.list_texts()]
             computed = choose_computed_rows(self.model, lengths, [len(row) for row in batch.rows], batch.shape).shape
         self.metrics.count_batch(batch.shape, computed.slots, sum(map(len, batch.rows)), batch.tokens, seconds)
-        # Measurements may include delays by other processes, so keep the shortest time. If the device computed fewer slots
-        # than the shape has, the time does not apply to the shape, so ignore it.
+        # Other processes may delay a batch, so keep the shortest time that was measured for each shape. A row that was
+        # shortened takes less time than its complete shape, so ignore its time.
         if computed.slots >= batch.shape.slots and seconds < self.batch_seconds[batch.shape]:
             self.batch_seconds.update(
                 {shape: min(cost, seconds) for shape, cost in self.batch_seconds.items() if shape <= batch.shape}
@@ -239,8 +240,8 @@ class Service:
             async for part in http.stream():
                 if len(body) + len(part) > most:
                     raise RequestError(413, "validation", f"the body has more than {most:,} bytes; send a smaller request")
-                # Small bodies are read even when large bodies have used up the limit for all bodies, so that queries are
-                # still answered.
+                # Small bodies, such as those of queries, are read even if large bodies have reached the memory limit for all
+                # bodies.
                 is_small = len(body) + len(part) <= _SMALL_BYTES
                 if not is_small and self._body_bytes + len(part) > _BODIES_AT_ONCE * most:
                     raise self._overloaded_error()
@@ -403,8 +404,8 @@ class Service:
         outputs = np.zeros((len(sequences.input_ids if model.is_per_token else sequences), model.width), np.float32)
         pending = PendingRequest(sequences, outputs, lambda *done: self._call_on_event_loop(self._wake_route, *done))
         future = self._loop.create_future()
-        # The device thread may wait for requests that are still being tokenized. Record that this request is tokenized
-        # before adding its texts to the queue. Otherwise, the thread would wait in vain.
+        # The device thread waits while requests are still being tokenized. Record that this request is tokenized before its
+        # texts enter the queue, because otherwise the thread would wait for it in vain.
         self._end_arrival(ticket)
         if not self.queue.add(pending):
             raise self._overloaded_error()

@@ -59,9 +59,9 @@ from gaudi_bert.tfrecords.files import identify_file
 
 _PackedTable: TypeAlias = PackResult | PlainResult
 
-# A small group is written to fewer shards than `shard_multiple`, as long as each shard contains at most this many packs. The
-# number of shards remains a divisor of `shard_multiple`. Fewer shards do not affect readers, because packs and not shards
-# are distributed to processes.
+# If a group has few packs, it is divided into fewer shards than `shard_multiple`. Their number is then a divisor of
+# `shard_multiple`, and each shard contains at most this many packs. Readers work as before, because processes share packs
+# and not shards.
 _PACKS_OF_A_SHARD = 1024
 
 

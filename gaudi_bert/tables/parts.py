@@ -21,13 +21,13 @@ from gaudi_bert.corpus.documents import open_text
 from gaudi_bert.rows.formats import JSON
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
-# If a type has no fixed width, assume that a value takes this many bytes of memory. Use the size of the encoded column
-# instead if that is larger.
+# The memory of a Parquet column is estimated from the width of its type. If the type has no fixed width, assume this many
+# bytes per value. Use the size of the encoded column instead if that is larger.
 _BYTES_OF_OTHERS = 16
 _BLOCK_BYTES = 16 << 20
 _ROWS_AT_ONCE = 4096
-# Assume that JSON lines take twice as much memory as their text, because a number takes 8 bytes in memory and usually at
-# least 4 bytes as text.
+# To estimate the memory of JSON lines, multiply the size of their text by this number. For example, a number takes 8 bytes
+# in memory, and usually at least 4 bytes as text.
 _MEMORY_OF_TEXT = 2
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DEEPEST = 64

@@ -296,9 +296,9 @@ class _Encoder:
                 f"--max-sequence-length {settings.max_sequence_length}: the tokenizer adds {least - 1} special tokens to "
                 f"each row, so the value must be at least {least}"
             )
-        # If a text is split, the library sets segment ids only in the first piece. To set them in all pieces, store the
-        # segment ids of the special tokens before a text, of its tokens, and of the special tokens after it. If all are 0,
-        # store None, because models use 0 if the column is missing.
+        # If a text is split, the `tokenizers` library sets segment ids only in the first piece. To set them in all pieces,
+        # store three values: the segment ids of the special tokens before a text, the segment id of its tokens, and the
+        # segment ids after it. None means that all of them are 0.
         self._segments: tuple[list[int], int, list[int]] | None = None
         for letter in "aA1" if tokenizer.has_segments else "":  # the vocabulary may lack some of them
             encoding = library.encode(letter, add_special_tokens=special)

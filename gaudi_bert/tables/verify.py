@@ -70,8 +70,8 @@ def verify_table(source: str | Path, packed: Path, run: StageRun) -> _VerifiedTa
         FailedError: The packs differ from the table.
     """
     if file_exists(RowLengthTables.path_in(packed), run.store):
-        # The packed table of each row length is verified separately. Every sequence length belongs to exactly one of these
-        # tables, so together the checks cover all sequences.
+        # This folder contains a separate packed table for each row length. Every sequence length belongs to exactly one of
+        # these tables, so verifying each table covers all sequences.
         with open_local_copy(source, run.store) as table, mirror_folder(packed, run.store) as folder:
             lengths = _read_row_lengths(folder)
             return ByRowLength(
@@ -429,7 +429,7 @@ def _check_scalars(packs: _PackedRowGroup, layout: PackLayout, rows: GroupRows, 
                 right = chunk.cast(held.type)  # convert to the type that Parquet stores
             except pyarrow.ArrowException:  # the stored type cannot represent a value
                 right = None
-            # NaN does not equal NaN, so compare the values as text as well.
+            # NaN does not equal NaN, so `equals` fails if a column contains NaN. Compare the values as text as well.
             if right is None or not (held.equals(right) or repr(held.to_pylist()) == repr(right.to_pylist())):
                 raise FailedError(f"{packs.location}: {name} differs from the rows of the table; pack the table again")
             first += len(chunk)

@@ -12,7 +12,8 @@ from gaudi_bert.engines.protocol import ComputeDtype, Model, ModelSpec
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.heads import VectorHead
 
-# Two layers with the sizes of MiniLM are enough for the measurement, because every layer takes the same time.
+# The measurement uses a small model with the layer sizes of MiniLM. Two layers are enough, because every layer takes the
+# same time.
 _CONFIG = BertConfig(vocab_size=1000, hidden_size=384, num_hidden_layers=2, num_attention_heads=12, intermediate_size=1536)
 SHAPES = {"8 rows of 256 tokens": (8, 256), "1 row of 16 tokens": (1, 16)}
 _SECONDS = 0.5  # how long the batches of each shape are measured

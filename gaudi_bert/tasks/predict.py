@@ -107,8 +107,8 @@ def predict(
         if name != described.task:
             problem = f"{path} was fine-tuned for {described.task}; remove the setting, or fine-tune another model"
             raise InputError(f"task.name = {name}: {problem}")
-        # The settings of the training may include some that have no effect on the task, so check only those that the user
-        # passed.
+        # The settings that are stored with the model may include some that do not apply to its task. So check only the
+        # settings that the user passed.
         settings = described.settings.copy_with_user_settings(changes)
         check_settings_apply(described.task, settings)
         check_too_long_policy(described.task, settings)
@@ -485,7 +485,7 @@ def embed(
             **({"prompt": prompt} if prompt else {}),
             **({"values": values} if values < loaded.runner.width else {}),
         }
-        # An embedding of NaN marks a text that cannot be read. No other embedding contains NaN.
+        # If a text cannot be read, all values of its embedding are NaN. Embeddings of other texts never contain NaN.
         is_lines, no_vector = ending == ".jsonl", np.full(values, np.nan, np.float32).tobytes()
 
         def encoded(vectors: Float32Array, sequences: Sequences, embedded: Sequence[Row]) -> list[bytes]:

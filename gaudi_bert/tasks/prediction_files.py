@@ -179,7 +179,7 @@ class RowSource:
 
 # --- predictions and their progress
 
-# This many rows are packed, computed and written together.
+# `predict` and `embed` pack, compute and write this many rows at a time.
 WINDOW_ROWS = 8192
 
 

@@ -63,8 +63,9 @@ def _compute_ranking_metrics(
         size[last_tie_Q] += beyond[0]
         hits[last_tie_Q] += beyond[1]
         gained[last_tie_Q] += beyond[1]
-    # A tie is a group of documents with equal scores in random order. share_R is the probability that the document at a rank
-    # is relevant. If it is relevant, others_R is the expected number of relevant documents before it in its tie.
+    # Documents with equal scores form a tie, and are assumed to be in random order. share_R is the probability that the
+    # document at a rank is relevant. If it is relevant, others_R is the expected number of relevant documents before it in
+    # the same tie.
     share_R, in_tie_R = (hits / size)[tie_R], rank_R - rank_R[first_of_tie][tie_R]
     others_R = in_tie_R * ((hits - 1) / np.maximum(size - 1, 1))[tie_R]
     precision_R = (hits_before[tie_R] + 1 + others_R) / (rank_R + 1)
@@ -128,8 +129,8 @@ def compute_grouped_ranking_metrics(scores: Float32Array, gains: FloatArray, que
 _MAX_RANK = 100
 _QUERIES_AT_ONCE, _DOCUMENTS_AT_ONCE = 1024, 8192
 _LOW_BITS = np.int64(2**32 - 1)
-# Cosines are rounded to multiples of 1 / _STEPS_PER_UNIT, which is about the float32 error of a dot product of several
-# hundred values. Cosines that round to the same multiple count as equal.
+# Cosines are rounded to multiples of 1 / _STEPS_PER_UNIT, and are equal if they round to the same multiple. This step is
+# about as large as the float32 rounding error of a dot product of several hundred values.
 _STEPS_PER_UNIT = 2.0**20
 
 
@@ -154,8 +155,8 @@ def compute_search_metrics(
     beyond_answers_Q = np.zeros(len(answers), np.int64)
     for query in np.flatnonzero(beyond_Q):
         others = np.setdiff1d(answers[query], nearest_QK[query])
-        # The same dot product may round to a neighbouring multiple in a matrix of another shape, so allow a difference of
-        # one.
+        # A dot product may change slightly if it is computed as part of a matrix of another shape. It may then round to the
+        # neighbouring multiple, so allow a difference of one.
         right = (np.abs(_round_to_steps(documents[others] @ queries[query]) - steps_QK[query, -1]) <= 1).sum()
         beyond_answers_Q[query] = min(right, beyond_Q[query])
     figures = _compute_ranking_metrics(
@@ -196,8 +197,8 @@ def find_nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: in
         as_last_Q = np.zeros(len(block_QH), np.int64)
         for document in range(0, len(documents_NH), _DOCUMENTS_AT_ONCE):
             steps = _round_to_steps(block_QH @ documents_NH[document : document + _DOCUMENTS_AT_ONCE].T)
-            # Combine the product and the document number into one integer, so that a single sort orders by both. A larger
-            # product gives a larger integer. If products are equal, a lower document number does.
+            # Combine each dot product and its document number into one integer, so that a single sort orders by both. The
+            # integer is larger if the product is larger or, for equal products, if the document number is lower.
             keys = (steps << 32) + (_LOW_BITS - (document + np.arange(steps.shape[1])))
             before, best = best, np.concatenate([best, keys], axis=1)
             if best.shape[1] > count:

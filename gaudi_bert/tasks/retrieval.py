@@ -48,7 +48,7 @@ from gaudi_bert.tasks.ranking import (
 from gaudi_bert.tasks.task import MaskKey, SequenceTask, Task
 from gaudi_bert.tasks.update_plan import GroupedRows
 
-# The metrics of embeddings if the rows have scores. Otherwise, the metrics of a search are computed.
+# The metrics of embeddings if the evaluation rows have scores. Otherwise, search metrics such as nDCG@10 are computed.
 CORRELATIONS = ("spearman", "pearson")
 _SHOWN = 3
 

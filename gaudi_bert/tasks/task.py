@@ -63,7 +63,7 @@ def import_task_class(name: str) -> type[Task]:
     return task
 
 
-# The tasks that each of these settings applies to. All other settings apply to every task.
+# The tasks that each of these settings applies to. Settings that are not listed here apply to every task.
 _SETTINGS_OF_TASKS: dict[str, tuple[str, ...]] = {
     "labels": ("classification", "multi-label", "token-classification"),
     "stride": ("token-classification", "question-answering", "masked-language-modelling", "causal-language-modelling"),
@@ -94,7 +94,8 @@ def check_settings_apply(task: TaskName | None, settings: TaskSettings) -> None:
             )
 
 
-# Evaluations draw their masks for this epoch, so that all evaluations of a run use the same masks.
+# Which tokens are masked depends on the epoch. Evaluations always use this epoch number, so that all evaluations of a run
+# mask the same tokens.
 EVALUATION_EPOCH = -1
 
 

@@ -231,7 +231,7 @@ def load_start_weights(path: Path, task: Task | None, *, allow_missing_head: boo
         from gaudi_bert.encoders.encoder_weights import find_model_sizes, read_encoder_config, read_encoder_weights
 
         folder = path if path.is_dir() else path.parent
-        # Find the sizes before reading the weights, because this rejects models that cannot process packs.
+        # This raises an error if the model cannot process packs, so call it before reading the weights.
         sizes = find_model_sizes(read_encoder_config(folder / "config.json"), head)
         other, name, values, fresh = read_encoder_weights(folder, head, head_may_be_missing=allow_missing_head)
         files = (file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json")

@@ -32,11 +32,11 @@ from gaudi_bert.rows.packs import BatchShape
 
 _LENGTH_STEP = 8
 _USUAL_LONGEST = 512
-# A pack length is acceptable if it costs at most this many times as much as the cheapest one. Among the acceptable lengths,
-# the one with the fewest token slots is used.
+# Pack lengths that cost at most 3 % more than the cheapest one count as equally good. Of these, the length that needs the
+# fewest token slots is chosen.
 _ACCEPTABLE_COST = 1.03
-# First, all pack lengths are tried on about _SAMPLED_ROWS rows. Then the _TRIED_LENGTHS cheapest lengths are tried on all
-# examined updates.
+# To save time, the cost of each pack length is first estimated from about _SAMPLED_ROWS rows. Then only the _TRIED_LENGTHS
+# cheapest lengths are compared on all examined updates.
 _SAMPLED_ROWS, _TRIED_LENGTHS = 2**17, 8
 _UPDATES_AT_ONCE = 4096
 _MAX_SWEEPS = 16
@@ -264,9 +264,9 @@ def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> In
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     sequences = np.unique(np.repeat(update, np.diff(rows.starts)[order]) * len(lengths) + rows.select_sequences(order))
     needed = np.bincount(sequences // len(lengths), lengths[sequences % len(lengths)], len(sizes))
-    # The first and the last update may have only some of their rows in this epoch, so their token counts cannot be compared
-    # directly. Compare each count with the count expected for equally many random rows. Round the expected count, because
-    # processes on different CPUs must swap the same rows.
+    # The first and the last update may contain only some of their rows in this epoch, so token counts cannot be compared
+    # directly. Therefore subtract the expected token count of the same number of random rows. Round it, because processes on
+    # different CPUs must swap the same rows.
     uses = np.bincount(rows.members, minlength=len(lengths))
     known_sizes, of_update = np.unique(sizes, return_inverse=True)
     expected = np.rint([lengths @ (1 - (1 - size / len(order)) ** uses) for size in known_sizes])
@@ -276,7 +276,7 @@ def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> In
         updates_by_excess = np.argsort(excess, kind="stable")
         pair = np.empty(len(sizes), np.int64)
         pair[updates_by_excess] = np.minimum(np.arange(len(sizes)), np.arange(len(sizes))[::-1])
-        # Swap a row only if no other row of the two updates contains one of its sequences.
+        # A row may be swapped only if it shares no sequence with other rows of the two updates.
         texts, free = np.diff(rows.starts)[order], np.ones(len(order), np.bool_)
         sequences = np.repeat(pair[update], texts) * len(lengths) + rows.select_sequences(order)
         _, which, uses = np.unique(sequences, return_inverse=True, return_counts=True)
@@ -348,8 +348,8 @@ def _pack_updates(lengths: IntArray, starts: IntArray, length: int, depth: int, 
     deepest = 0
     for update in range(starts.size - 1):
         begin, end = starts[update], starts[update + 1]
-        # Open packs with the same amount of room form a linked list, and so do sequences of the same length. These arrays
-        # contain the first element of each list.
+        # Packs with the same number of free slots form a linked list, and so do sequences of the same length. These arrays
+        # contain the first element of each list, or -1 if the list is empty.
         sequence_with, pack_with = np.full(length + 1, -1), np.full(length + 1, -1)
         next_sequence, next_pack = np.empty(end - begin, np.int64), np.empty(end - begin, np.int64)
         held = np.zeros(end - begin, np.int64)

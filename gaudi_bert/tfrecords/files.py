@@ -176,7 +176,8 @@ def open_inputs(records: str | Path, store: StoreSettings | None = None) -> Iter
         return
     url, pattern = store_url(records), "*"
     parent, _, name = url.rpartition("/")
-    # If the URL names an object or is a pattern, list the folder that contains it, and select the matching names.
+    # If the URL names a single object or contains wildcards, list the parent folder, and select the objects whose names
+    # match.
     if not parent.endswith(":/") and (any(letter in name for letter in "*?[") or ObjectStore(store).info(url) is not None):
         url, pattern, parent = parent, name, parent.rpartition("/")[0]
     # The vocabulary is next to the folder of the records, so mirror the parent of this folder. The root of a bucket has no

@@ -42,7 +42,7 @@ OnBadFile = Literal["stop", "skip"]
 
 _MAX_REPORTED_FILES = 20
 _SKIP_HINT = "pass --on-bad-file skip to `gaudi-bert pack` or `gaudi-bert histogram`"
-# Searching all sequences for the largest token id would take an eighth longer, so search only one of this many.
+# The largest token id is determined from every 16th sequence only. Searching all sequences would take an eighth longer.
 _ID_SEARCH_STEP = 16
 # Collect the lengths and masked counts of about this many sequences before adding them to the totals.
 _MERGE_SEQUENCES = 1 << 16

@@ -35,7 +35,7 @@ from gaudi_bert.tfrecords.wire.schema import (
 )
 
 _UNPACKED_KEYS = tuple(feature.key for feature in UnpackedFeature)
-# Only packed records contain these features.
+# The keys of features that packed records contain, but unpacked records do not.
 _ADDED_KEYS = tuple(feature.key for feature in PackedFeature if feature.key not in _UNPACKED_KEYS)
 
 

@@ -102,7 +102,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
         self.paths, self.schema, self._counts, self._shards, self._cache = paths, schema, counts, shards, cache
         self.threads = 1 if cache is None else cache.threads
         self._open: dict[int, _OpenFile] = {}
-        # The `_OpenFile.addresses` of each open file, or zeros for a closed file.
+        # For each file, the `addresses` of its `_OpenFile`, or zeros if the file is closed.
         self._addresses = np.zeros((len(paths), 4), np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -574,8 +574,8 @@ def open_packs(folder: Path, metadata: RecordMetadata, cache: ShardCache | None 
     return StoredPacks(files, streams, MAX_STREAM_SETS, regions)
 
 
-# The sizes of at most this many shards are checked. Looking up more sizes would take about a minute in each process if the
-# disk's metadata is not cached.
+# If a local folder has more shards than this, only their names are checked, and not their sizes. Looking up the sizes would
+# take about a minute in each process if the disk's metadata is not cached.
 _MAX_CHECKED_SIZES = 20_000
 
 

@@ -452,8 +452,8 @@ class RecordScan:
                 return position
             if status != ScanStatus.UNUSUAL or position == rewritten_record:
                 raise InputError(f"{self._format_location(position + stream_offset)}: {PROBLEMS[status]}")
-            # The kernel does not support the encoding of this record. Encode the record again in canonical form, and write
-            # it back so that it ends at the same position.
+            # This record has an encoding that the compiled kernel does not support. Encode the record again in canonical
+            # form, and write it back so that it ends at the same position.
             end = position + int(struct.unpack_from("<Q", self.buffer.data, position)[0]) + FRAME_BYTES
             counted_until = self._extend_file_crc(position, end)
             try:

@@ -270,7 +270,7 @@ class _RecordVerifier:
         self._check_bad_files(names)
         vocabulary = self.inputs.vocabulary
         return RecordMetadata(
-            # The planned values are not recomputed, because the sizes were checked against every record, and the other
+            # Copy these values instead of computing them again. The sizes were checked against every record, and the other
             # values against the stored settings.
             **{key: getattr(metadata, key) for key in RecordMetadata.planned},
             **totals.to_metadata_fields(metadata.max_sequence_length, metadata.lower_bound),

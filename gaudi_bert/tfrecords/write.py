@@ -448,10 +448,10 @@ def _read_group_into_memory(
 # A group is read completely before it is packed. It consists of complete files, so that a single large file may exceed the
 # group size in the settings. Without this check, the process could run out of memory after an hour of work.
 
-# A token in memory takes two bytes for its id and one byte for its segment id. This estimate ignores masked positions, and
-# the third byte of token ids above 16,383.
+# The estimated memory of a token: two bytes for its id and one byte for its segment id. Masked positions are ignored, and so
+# is the third byte of token ids above 16,383.
 _BYTES_OF_A_TOKEN = 3
-# A sequence in memory also takes this many bytes for its index row, its offset and its assignment to a pack.
+# The estimated memory of a sequence in addition to its tokens: its index row, its offset and its assignment to a pack.
 _BYTES_OF_A_SEQUENCE = 68
 
 

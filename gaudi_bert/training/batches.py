@@ -62,8 +62,8 @@ class TrainingOrder:
     updates_done: int = 0
 
 
-# A function that reads packs as a batch. Its arguments are the index of the row length, the shards, the numbers of the packs
-# within the shards, and the epoch.
+# A function that reads packs and returns them as a batch. Its arguments are the index of the row length, the shards, the
+# numbers of the packs within the shards, and the epoch.
 _ReadFeatures = Callable[[int, IntArray, IntArray, int], Batch]
 
 
@@ -131,9 +131,8 @@ def read_batches_in_order(
 
     def batches() -> Iterator[Batch]:
         for index, begin, end, batch_packs in micro_batches:
-            # If this process has no pack in the micro-batch, it would not know the shapes of its batch. Therefore read at
-            # least one pack, even if the pack belongs to the next micro-batch. `_pad_with_empty_packs` replaces such a pack
-            # with an empty one.
+            # A process must know the shapes of its batch even if it has no pack in the micro-batch. So read at least one
+            # pack, which may belong to the next micro-batch. `_pad_with_empty_packs` then replaces it with an empty pack.
             of_rank = pack_numbers_of_rank(begin, max(end, begin + order.size), order.rank, order.size)
             epochs, numbers = np.divmod(of_rank, orders[index].packs)
             parts = [

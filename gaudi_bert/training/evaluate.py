@@ -41,8 +41,8 @@ from gaudi_bert.training.objective import Evaluation, PretrainingObjective
 from gaudi_bert.training.sources import RecordSource, check_records_fit_model, open_records
 from gaudi_bert.training.weights import open_local_weights
 
-# The largest allowed difference between metrics of packed and unpacked data. Both are sums of the same float32 terms in
-# different orders, so they may differ by rounding.
+# The largest allowed difference between the metrics of packed and of unpacked data. Both add the same float32 terms, but in
+# different orders, so rounding errors differ.
 _LARGEST_DIFFERENCE = 1e-4
 
 
@@ -107,7 +107,7 @@ def _evaluate_checkpoint(
     # Metrics must not depend on the precision or the device that was used for training, so always compute in float32.
     device = engine.open_device(settings.model_copy(update={"device": "auto", "precision": "float32"}), settings.threads)
     with communicator.watch_processes(settings) as watched:
-        # If the file contains metrics of another checkpoint or of other data, replace them even without --overwrite.
+        # The output file may contain metrics of another checkpoint or of other data. Replace them even without --overwrite.
         signature = Signature("evaluate", {}, inputs)
         if out is not None and watched.run_on_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
             reporter.say(f"{format_path(out)}: already evaluated; nothing to do")
@@ -162,8 +162,8 @@ def _check_agreement(packed: EvaluationMetrics, unpacked: EvaluationMetrics, sou
 # an array that is zero elsewhere. The sum of these arrays over the processes contains all outputs in the order of the data.
 
 
-# A batch, and a function that copies the outputs of the batch into the array of all outputs. The arguments of the function
-# are the batch outputs and the array. The function is None if outputs are not needed.
+# A batch and the function that stores its outputs. This function copies the outputs of the batch, its first argument, into
+# an array of all outputs, its second argument. If outputs are not needed, it is None.
 EvaluationBatch = tuple[Batch, Callable[[Float32Array, Float32Array], None] | None]
 
 _OUTPUTS_AT_ONCE = 8192

@@ -137,7 +137,7 @@ class TrainingLoop:
                 self._metrics = stack.enter_context(MetricsWriter(context.folder, first_update))
             if self.mlperf_log is not None:
                 stack.enter_context(self.mlperf_log).log_run_start(self.progress.sequences)
-            # If the run was stopped between an update and its evaluation, the evaluation is missing, so catch up on it now.
+            # If the run was stopped between an update and its evaluation, this evaluation is missing, so do it now.
             is_due = self.evaluates_first and first_update == 0
             if self._metrics is not None and first_update:
                 at_interval = first_update % self._settings.evaluate_every_updates == 0

@@ -220,8 +220,8 @@ def run_job(
             raise InputError(
                 "training.target_masked_lm_accuracy: the setting requires evaluation data; pass --evaluation-data"
             )
-        # If a pod is lost after the other pods have finished, Kubernetes restarts only this pod, and it would wait in vain
-        # for the others. Therefore check whether the run is finished before connecting.
+        # If a pod is lost after the other pods have finished, Kubernetes restarts only this pod. It would wait in vain for
+        # the others to connect, so check first whether the run is finished.
         if not (overwrite or dry_run) and processes_share_folders() and is_artefact_finished(folder, result_path, signature):
             say(_format_already_finished(folder, signature))
             return StageOutput(job.result_type.read(result_path), skipped=True)

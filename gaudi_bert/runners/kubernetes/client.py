@@ -237,7 +237,8 @@ def _rejected_request_error(action: str, api_error: ApiException) -> ClusterErro
 # --- one namespace
 
 _DRY_RUN: Mapping[bool, Json] = {False: {}, True: {"dry_run": "All"}}
-# After a rank's error message, the other ranks and mpirun may print further lines, but fewer than this number.
+# Only this many lines at the end of a log are searched for a rank's error message. After this message, the other ranks and
+# mpirun may print further lines, but not as many.
 _LOG_END_LINES = 1000
 
 

@@ -179,8 +179,8 @@ class _StartTimer:
         ):
             return True
         lasts = problem.state is not ProblemState.WAITING or self.waited_seconds >= _PASSING_SECONDS
-        # Report each lost pod. A pod that cannot be created gets a new name with every attempt, so compare other problems
-        # without pod names. Otherwise the same problem would be reported again and again.
+        # Report each problem only once. A pod that cannot be created gets a new name with every attempt, so compare problems
+        # without pod names. Lost pods are an exception: each of them is reported.
         key = problem.reason_without_pod_names + (problem.occurrence if problem.state is ProblemState.CONTINUES else "")
         if lasts and key not in self._reported:
             self._reported.add(key)
@@ -205,8 +205,8 @@ class _StepProgress:
 
     def __init__(self, job: Json, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = job["metadata"]["name"]
-        # Pods that train together all make the same progress, which the log of the first pod shows. So count them as one
-        # part.
+        # In most stages, each pod does a separate part of the work. Pods that train together are an exception: they all make
+        # the same progress, which the log of the first pod shows. So count them as one part.
         self._parts = 1 if is_distributed_training(job) else int(job.get("spec", {}).get("completions") or 1)
         self._reporter, self._clock = reporter, clock
         self._began = self._last_shown = clock()

@@ -28,7 +28,7 @@ from gaudi_bert.runners.kubernetes.reasons import (
 from gaudi_bert.runners.kubernetes.run import foreign_object_error
 from gaudi_bert.runners.training_processes import RANK_TAG
 
-# The docstring of `read_step_statuses` lists the keys of a status.
+# The status of a step as a JSON object. The docstring of `read_step_statuses` lists its keys.
 StepStatus = dict[str, Any]
 # The kinds of the objects that the steps of a pipeline share, and the suffixes of the objects' names. `delete` looks for all
 # kinds, because earlier settings of the pipeline may have created other objects than the current settings.

@@ -46,9 +46,10 @@ from gaudi_bert.runners.stage_table import (
 )
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-# Kubernetes enables podFailurePolicy and backoffLimitPerIndex by default from this version on.
+# From this Kubernetes version on, podFailurePolicy and backoffLimitPerIndex are enabled by default.
 _FAILURE_POLICY_SINCE = (1, 29)
-# Objects of these kinds can run a step. Each pod of such an object has this label, and its value is the object's name.
+# The kinds of objects that can run a step, and the label that each of their pods has. The value of the label is the object's
+# name.
 POD_LABELS = {
     "Job": "job-name",
     "MPIJob": "training.kubeflow.org/job-name",
@@ -187,8 +188,9 @@ def _build_object(
         **({STEP_LABEL: step} if step else {}),
     }
     if step and settings.kubernetes.queue:
-        # If the pods also had the queue label, each pod would be queued separately, so only the object gets the label. Do
-        # not suspend the object here, because only a queue controller could resume it, and the cluster may have none.
+        # If the pods also had the queue label, each pod would be queued separately, so only the object gets it. Do not
+        # create the object in the suspended state, because only a queue controller could resume it, and the cluster may have
+        # none.
         labels[QUEUE_LABEL] = settings.kubernetes.queue
     metadata = {"name": f"{settings.name}-{name_suffix}", "namespace": settings.kubernetes.namespace, "labels": labels}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
@@ -264,8 +266,8 @@ def _build_pod_count_and_retries(settings: PipelineSettings, step: str, use_fail
     if is_sharded or (step == "train" and settings.training_pods_start_ranks):
         pods = settings.resources.data_workers if is_sharded else settings.resources.workers
         spec = {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
-    # A Job counts the failures of all its pods together. If one training pod is lost, all other training pods also end and
-    # count as failures. So multiply the number of retries by the number of pods.
+    # A Job has a single limit for the failures of all its pods. If one training pod is lost, all other training pods also
+    # end and count as failures. So multiply the number of retries by the number of pods.
     retries = _TRAINING_RETRIES if stage.is_distributed else _RETRIES
     if not use_failure_policy:
         return {**spec, "backoffLimit": retries * pods}
@@ -423,8 +425,8 @@ def _build_kustomize_folder(settings: PipelineSettings, stages: Sequence[str]) -
     together = list(parts)
     if settings.resources.cards or settings.kubernetes.queue or base_first:
         together = [part for part in parts if not (base_first and part == "training")][:1]
-    # Kustomize rejects a folder that includes the base twice, and every part includes the base. So the top folder lists the
-    # files inside the parts, and not the parts themselves.
+    # Each part includes the Kustomize folder `base`, and Kustomize rejects a folder that includes `base` twice. So the top
+    # folder lists the files of the parts, and not the parts themselves.
     files |= _build_kustomization("", {}, ["base", *(file for part in together for file in parts[part])])
     return _KustomizeFolder(files, [*(["base"] if base_first else []), *parts])
 

@@ -100,8 +100,8 @@ def _build_sender_job(settings: PipelineSettings, cluster: Cluster) -> Manifest:
     pod = spec["template"]["spec"]
     del pod["initContainers"]
     (container,) = pod["containers"]
-    # If the pipeline was applied with `kubectl apply -k`, the pod could not mount the ConfigMap, which has another name.
-    # This Job does not read the pipeline file in the ConfigMap, so leave the volume out.
+    # `kubectl apply -k` gives the ConfigMap another name, so the pod of this Job could not mount it. The pod does not need
+    # the pipeline file in the ConfigMap, so leave the volume out.
     pod["volumes"] = [volume for volume in pod["volumes"] if "configMap" not in volume]
     mounted = {volume["name"] for volume in pod["volumes"]}
     container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] in mounted]

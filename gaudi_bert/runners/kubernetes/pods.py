@@ -27,8 +27,8 @@ Manifest = dict[str, Any]
 
 APP_LABELS = {"app.kubernetes.io/name": "gaudi-bert", "app.kubernetes.io/managed-by": "gaudi-bert"}
 STEP_LABEL = "app.kubernetes.io/component"
-# The standard label `app.kubernetes.io/instance` may have the same value on objects of a Helm release, so it does not
-# identify our objects. This label does, because nobody else uses its prefix.
+# A Helm release may use the same value of the standard label `app.kubernetes.io/instance`, so that label does not identify
+# our objects. This label does, because only gaudi-bert uses its prefix.
 PIPELINE_LABEL = "gaudi-bert.io/pipeline"
 CARD_RESOURCE = "habana.ai/gaudi"
 _EFA_RESOURCE = "vpc.amazonaws.com/efa"
@@ -36,7 +36,8 @@ _HUGE_PAGES = "hugepages-2Mi"
 _MEBIBYTE = 2**20
 DATA_FOLDER = "/data"
 _PIPELINE_FILE = "/etc/gaudi-bert/pipeline.yaml"
-# The ConfigMap with the pipeline file may also contain a file with this name, which is mounted as /etc/passwd.
+# ssh works only for users that are listed in /etc/passwd. If the image does not list the pod's user, the pod mounts this
+# file of the ConfigMap as /etc/passwd.
 USER_NAME_FILE = "passwd"
 _IMAGE_USER = 1000
 # A stopped training process needs time to save a checkpoint, so it is killed only after this time.
@@ -46,8 +47,8 @@ _RECIPES = "/var/cache/gaudi-bert"
 # disk.
 _CARD_VARIABLES = build_card_environment(_RECIPES)
 _EFA_VARIABLES = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "HCCL_OVER_OFI": "1", "RDMAV_FORK_SAFE": "1"}
-# The launcher forwards object store credentials to ranks in other pods. Which variables contain them depends on a secret, so
-# `stop_ranks` replaces these patterns with the names of variables in the launcher's pod.
+# The launcher forwards object store credentials to ranks in other pods. A secret defines the variables, so their names are
+# not known here. `stop_ranks` therefore replaces each pattern with the names of matching variables in the launcher's pod.
 _CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")
 # The vendor's software must run as root. It also requires the capability SYS_NICE to set scheduling priorities.
 _ROOT = {"allowPrivilegeEscalation": False, "capabilities": {"add": ["SYS_NICE"]}}
@@ -283,9 +284,8 @@ def _build_step_command(settings: PipelineSettings, step: str) -> list[str]:
     return command
 
 
-# With Gaudi cards, the requests equal the limits. Kubernetes requires this for cards and huge pages, and evicts such a pod
-# last. Without cards, the cores of a container are limited only if `cpu_limit` is set. Otherwise the container can use idle
-# cores of the node.
+# The requests of a container with Gaudi cards equal its limits. Kubernetes requires this for cards and huge pages, and
+# evicts such a pod last. A container without cards can use idle cores of the node, unless `cpu_limit` is set.
 
 
 def _build_stage_resources(settings: PipelineSettings, stage: Stage) -> Manifest:

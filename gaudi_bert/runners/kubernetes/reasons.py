@@ -66,12 +66,13 @@ _STATES_BY_EXIT_CODE = {InputError.exit_code: ProblemState.HOPELESS, StoppedErro
 # A pod may exceed its memory limit by chance, so it is tried again. After this many such failures of the same task, the
 # problem counts as hopeless.
 _MOST_MEMORY_KILLS = 3
-# A rank prints such a message if it ends only because another rank has ended. The message does not explain the failure.
+# If a rank ends only because another rank has ended, it prints a message that matches this pattern. The message does not
+# explain the first failure.
 _CONSEQUENTIAL_ERROR = re.compile(r"rank \d+.* (aborts|has left|is lost|lost another process|did not connect)\b")
 # The cluster adds this warning to the pods of a node that no longer answers.
 _NODE_LOST = "Node is not ready"
-# A remedy that names one of these options does not help users of a cluster, because they do not run the stage themselves.
-# Such a remedy is replaced by `_CLUSTER_REMEDY`.
+# An error message may recommend one of these options to users who run the stage themselves. Users of a cluster do not run it
+# themselves, so such a recommendation is replaced by `_CLUSTER_REMEDY`.
 _LOCAL_ONLY_REMEDY = re.compile(r"--(overwrite|resume)\b")
 _CLUSTER_REMEDY = "give the pipeline another name, or remove its work folder: `gaudi-bert k8s delete PIPELINE --data`"
 # If the cluster rejects a pod, its message matches this pattern. Other warnings about a step do not explain why some of its

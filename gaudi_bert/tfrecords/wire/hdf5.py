@@ -382,8 +382,8 @@ def _measure_valid_rows(rows: _Rows, token_counts: IntArray, masked_counts: IntA
         used = 0
         while used < masked_ids.size and masked_ids[used] != 0:
             used += 1
-        # Every maximum has the form 2**n - 1, so a value is out of range if and only if `value & ~maximum` is not zero.
-        # Values in the padding must be zero.
+        # `wrong` becomes nonzero if any value is wrong. Every maximum has the form 2**n - 1, so `value & ~maximum` is zero
+        # if and only if the value is in range. Values in the padding must be zero.
         wrong = labels[row] & ~1
         for slot in range(tokens):
             wrong |= (ids[slot] & ~MAX_TOKEN_ID) | (segments[slot] & ~MAX_SEGMENT_ID)

@@ -142,7 +142,8 @@ def _count_set_bits(address: int, size: int) -> int:
 @borrowing_kernel
 def count_leading_ones(address: int, size: int) -> int:
     """Return the number of ones in a mask of `size` bytes, or -1 if the mask does not consist of ones followed by zeros."""
-    # If n bits are set in total and each of the first n bytes is 1, all other bytes are zero.
+    # Let n be the number of set bits. If each of the first n bytes is 1, these bytes contain all set bits, so all other
+    # bytes are zero.
     ones = _count_set_bits(address, size)
     return ones if ones <= size and _is_repeated_pattern(address, ones, _ONE_IN_EVERY_BYTE) else -1
 
@@ -276,8 +277,8 @@ def _decode_varints(address: int, end: int, output: Int32Array) -> bool:
         else:
             first = second = _find_lowest_set_bit(ends)
             if first <= _LAST_BIT_OF_THREE_BYTES:
-                # These arithmetic shifts copy bit 63 into the top bits. This is harmless, because the word still has at
-                # least five valid bytes, and the second number takes at most three.
+                # An arithmetic right shift fills the top bits with copies of bit 63. This is harmless, because at least five
+                # bytes of the word remain valid, and the second number takes at most three.
                 rest, rest_ends = word >> (first + 1), ends >> (first + 1)
                 second = _find_lowest_set_bit(rest_ends)
                 if second <= _LAST_BIT_OF_THREE_BYTES:
