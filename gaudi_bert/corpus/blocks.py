@@ -355,7 +355,7 @@ def map_in_processes(function: Callable[[Item], Result], items: Iterable[Item], 
     if workers <= 1:
         yield from map(function, items)
         return
-    # A forked process would lack the threads of the tokenizer, so start new processes instead.
+    # A forked process would not have the threads that the tokenizer has started, so start new processes instead.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _set_up_worker_process) as pool:
         in_flight: deque[Future[Result]] = deque()
         try:

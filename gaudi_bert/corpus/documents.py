@@ -168,7 +168,7 @@ class TextFormat:
         return description + warning if self.lacks_sentence_ends else description
 
 
-# A line of a file, as (line number, text without surrounding white space).
+# A line of a text file: (line number, text without surrounding white space).
 _Line = tuple[int, str]
 
 
@@ -256,8 +256,8 @@ def _cut_long_document(lines: Iterable[str]) -> Iterator[list[str]]:
     yield piece
 
 
-# A non-blank line, as (number of the document in its file, text). Lines are yielded one at a time, because a document may
-# not fit in memory.
+# A non-blank line of a text file: (number of its document in the file, text). Lines are yielded one at a time, because a
+# document may not fit in memory.
 _DocumentLine = tuple[int, str]
 
 

@@ -146,7 +146,7 @@ def _build_and_mask_pairs(
     if settings.whole_word_masking:
         word_starts_NL = ~vocabulary.mark_continuations()[input_ids_NL]
         word_starts_NL[rows, 1] = word_starts_NL[rows, first_lengths + 2] = True
-    # Round half to even, like `round` in BERT's script.
+    # Round the number of tokens to mask half to even, like `round` in BERT's script.
     expected = np.rint(lengths * settings.masked_lm_probability).astype(np.int64)
     return _mask_sequences(
         input_ids_NL,
@@ -300,8 +300,8 @@ def _append_pairs_of_document(
         while stop < end and sentence_starts[stop] - sentence_starts[first] < target_tokens:
             stop += 1
         cut = first + random.draw_between(1, stop - first - 1) if stop - first >= 2 else stop
-        # Segment B can be random only if the block has a sentence that is neither in segment A (`first` to `cut` - 1) nor
-        # directly after it.
+        # A random segment B must begin at a sentence that is neither in segment A nor directly after it. Segment A consists
+        # of the sentences from `first` to `cut` - 1. Check whether the block has another sentence.
         has_random_next = (
             len(document_starts) > 2
             or first > document_starts[document_index]
@@ -450,7 +450,7 @@ def _choose_whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: Bool
     chosen_NL = np.zeros(keys_NL.shape, dtype=bool)
     for row in range(len(counts)):
         starts = np.flatnonzero(starts_NL[row])
-        # A word ends before the next word, or before a position that cannot be masked ([SEP] or padding).
+        # A word ends before the next word, or before a position that cannot be masked, such as [SEP] or padding.
         barriers = np.flatnonzero(starts_NL[row] | ~candidates_NL[row])
         behind = np.append(barriers, keys_NL.shape[1])[np.searchsorted(barriers, starts, side="right")]
         remaining = int(counts[row])

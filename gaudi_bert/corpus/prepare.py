@@ -55,7 +55,8 @@ from gaudi_bert.corpus.documents import Source, compute_source_identity, find_so
 from gaudi_bert.corpus.examples import BlockExamples, BlockJob, make_examples
 from gaudi_bert.corpus.vocabulary import Vocabulary, read_vocabulary, train_vocabulary
 
-# A vocabulary is trained on about this many characters, taken from evenly spaced blocks of the training text.
+# The vocabulary is trained on a sample of the training text with about this many characters. The sample consists of evenly
+# spaced blocks.
 _VOCABULARY_CHARACTERS = 256 << 20
 
 
@@ -139,8 +140,8 @@ def _prepare_local_files(
         corpus = _read_and_divide_text(settings, sources, run)
         vocabulary = _prepare_vocabulary(settings, user_vocabulary, corpus, out, run.reporter)
     except InputError:
-        # No examples have been written yet, but settings.json already describes the faulty text. Remove it, because the next
-        # run would otherwise reject the corrected text.
+        # The text is faulty, and no examples have been written yet. Remove settings.json, which describes this text.
+        # Otherwise, the next run would reject the corrected text.
         if is_new:
             remove_files(settings_path(out))
         raise
@@ -189,7 +190,8 @@ def _read_and_divide_text(settings: PrepareSettings, sources: Sequence[Source], 
     }
     requested = {"train": settings.shards, "evaluation": max(1, round(settings.shards * settings.evaluation_fraction))}
     documents = {"train": int((~held_out).sum()), "evaluation": int(held_out.sum())}
-    # Almost every document yields at least one example, so use at most as many files as documents to avoid empty files.
+    # Almost every document yields at least one example. Therefore use at most as many output files as documents, to avoid
+    # empty files.
     parts = {split: min(requested[split], documents[split]) for split in blocks}
     sections = [
         section for split in blocks if blocks[split] for section in form_sections(split, blocks[split], parts[split])

@@ -24,7 +24,8 @@ from pathlib import Path
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.corpus.sentences import split_sentences
 
-# These modules are left out, because some distributions ship them separately, and because some contain only tests or jokes.
+# The docstrings of these modules are left out. Some distributions ship some of these modules separately, and some modules
+# contain only tests or jokes.
 _SKIPPED_MODULES = {
     "antigravity",
     "distutils",
@@ -43,12 +44,14 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 _RULER = re.compile(r"\s*([*=~^+|\-])[*=~^+|\-\s]*")
 _MARKER = re.compile(r"(?:[*\-•]|\d+\.|\[\d+\])\s+")
-# Paragraphs with fewer characters than this, such as "For example:", may occur in several texts.
+# If a paragraph occurs in several texts, only one occurrence is kept. Paragraphs with fewer characters than this, such as
+# "For example:", are always kept.
 _SHORTEST_REPEATED_PARAGRAPH = 40
-# A docstring becomes a pair only if at least this many words follow its first line.
+# The first line and the rest of a docstring form a training pair, if the rest has at least this many words.
 _LEAST_WORDS = 3
 
-# The number of labels. Rows for classification are made only from the packages with the most docstrings.
+# The number of labels in the classification rows. Each label is a package, and the packages with the most docstrings are
+# chosen.
 LABELS = 12
 # On average, one row in five is held out for evaluation.
 HELD_OUT_OF = 5
@@ -167,7 +170,7 @@ def _split_text(text: str, seen_paragraphs: set[str]) -> list[str]:
 #
 # Whether a row is held out depends only on the name of its text.
 
-# A list of (row, is_held_out) pairs. Each row is a dictionary by column name.
+# A list of (row, whether the row is held out for evaluation). Each row maps column names to values.
 HeldOutRows = list[tuple[dict[str, str], bool]]
 
 

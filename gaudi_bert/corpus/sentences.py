@@ -35,7 +35,7 @@ _NUMBERED = """
 """
 # These abbreviations never end a sentence. They are case-sensitive.
 _ABBREVIATIONS = frozenset(_UNFINISHED.split())
-# These abbreviations do not end a sentence if a number follows. They are not case-sensitive.
+# These abbreviations, such as "fig.", do not end a sentence if a number follows. They are not case-sensitive.
 _NUMBERED_ABBREVIATIONS = frozenset(_NUMBERED.split())
 
 _CLOSING = "\"'”’»)\\]"
@@ -45,7 +45,8 @@ _LAST_WORD = re.compile(r"[^\s\"'“‘«(\[]+$")
 _INITIAL_OR_DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|[A-ZÀ-ÖØ-Þ]")
 _FINISHED_LINE = re.compile(rf"[.!?…。！？:;][{_CLOSING}」』]*$")
 
-# If lines contain at most this many sentence boundaries on average, each line counts as one sentence (layout `sentences`).
+# The average number of sentence boundaries inside a line decides what the lines of a text are. Up to this number, every line
+# counts as one sentence. Above it, every line counts as a paragraph.
 _MOST_INNER_BOUNDARIES = 0.3
 _LEAST_LOWER_CASE_STARTS = 0.2
 _LEAST_FILL_OF_WRAPPED_LINES = 0.8

@@ -33,7 +33,8 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _LARGEST_ALPHABET = 1000
 # A word with more characters than this becomes [UNK], as in Google's tokenizer.
 _LONGEST_WORD_CHARACTERS = 200
-# The maximum number of words in the cache. Their tokens need about 200 MB. A cache that would become larger is cleared.
+# The tokens of words are cached, for at most this many words. They need about 200 MB. If new words would exceed the limit,
+# the cache is cleared first.
 MOST_KNOWN_WORDS = 1_000_000
 
 

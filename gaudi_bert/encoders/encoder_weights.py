@@ -149,8 +149,8 @@ def build_config_for_data(
     named = {
         f"{name}_token_id": number
         for name, number in token_ids.items()
-        # Some model types derive position ids from the padding id, so keep the default padding id if the data has no padding
-        # token.
+        # Some model types compute position ids from the id of the padding token. Therefore keep the default padding id if
+        # the data has no padding token.
         if hasattr(known, f"{name}_token_id") and (number is not None or name != "pad")
     }
     config = EncoderConfig({"vocab_size": vocab_size, **named, **values})

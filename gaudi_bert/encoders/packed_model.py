@@ -160,7 +160,8 @@ class PackedModel:
     def _compute_hidden_states(self, batch: Tensors) -> Tensor:
         """Run the encoder on a batch of packs, and return the hidden states of all tokens, [B, L, H]."""
         pack_inputs, numbers_BL = self.pack_inputs, batch["input_mask"]
-        # Autocast would convert the lowest float32 value to an infinity, so use the lowest bfloat16 value in the masks.
+        # Positions that must not be attended to get the lowest value of a dtype. Autocast would convert the lowest float32
+        # value to an infinity, so use the lowest value of a 16-bit dtype.
         lowest = torch.float16 if self._dtype == torch.float16 else torch.bfloat16
         masks = move_to_device(build_additive_masks(numbers_BL, pack_inputs, lowest), numbers_BL.device, self._dtype)
         inputs: dict[str, Any] = {"input_ids": batch["input_ids"].long(), "attention_mask": masks}
@@ -299,8 +300,8 @@ class PackedModel:
             )
         scale, largest = compute_output_scale([expected]), float(expected.abs().max())
         difference = float((packed - expected).abs().max()) / scale
-        # The difference is relative to the largest output, but at least to 1, which would hide errors in small outputs.
-        # Therefore lower the bound if all outputs are small.
+        # If all outputs are below 1, `difference` is an absolute difference, and the usual bound would hide errors in small
+        # outputs. Therefore lower the bound in this case.
         bound = min(
             find_allowed_difference(module),
             max(find_allowed_difference(module), _ALLOWED_SMALL_DIFFERENCE) * largest / scale,

@@ -25,7 +25,7 @@ from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.encoders.pack_inputs import PackInputs
 
-# One pack of sequences, as a mapping from column names to arrays.
+# A pack of sequences. It maps column names to arrays.
 Pack = Mapping[str, AnyArray]
 
 
@@ -43,15 +43,15 @@ class TrialPacks(NamedTuple):
 
 
 TRIAL_SEED = 12345
-# The outputs of packed and single sequences may differ by this fraction of the largest output, or by this value if all
-# outputs are below 1.
+# The largest difference that is allowed between the outputs for packed sequences and those for single sequences. If the
+# largest output exceeds 1, the difference is relative to this output.
 ALLOWED_DIFFERENCE = 1e-5
 _LENGTH_FRACTIONS = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
 _SPECIAL_TOKENS = ("bos", "cls", "sep", "eos", "mask", "unk")
 _LARGE_MODEL_WEIGHTS = 10_000_000  # number of weights from which on a model is tried with several threads
 _LOW_IDS = 128  # most tokenizers have their special tokens among the first ids: 0 to 4, 50 to 60, 100 to 103, ...
 _CONFIG_ERROR = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)  # in newer versions
-# Models of other libraries may raise any of these exceptions if their input or config is not suitable.
+# A model of `transformers` may raise any of these exceptions if its input or config is not suitable.
 MODEL_ERRORS = (
     InputError,
     RuntimeError,
@@ -109,7 +109,7 @@ def controlled_conditions(one_thread: bool = True) -> Iterator[None]:
     Args:
         one_thread: Whether PyTorch uses only one thread, which is faster for a few tokens unless the model is large.
     """
-    # PyTorch before 2.6 has no `set_stance`.
+    # While the model is tried, run its code without torch.compile. PyTorch before 2.6 has no `set_stance`.
     stance = torch.compiler.set_stance("force_eager") if hasattr(torch.compiler, "set_stance") else nullcontext()
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if one_thread else threads)
@@ -203,8 +203,8 @@ def build_trial_packs(
         while remaining:
             sequence_lengths[0].append(min((remaining + 1) // 2, most))
             remaining -= sequence_lengths[0][-1]
-    # Models may process [SEP] or [MASK] differently, so include these special tokens. Exclude padding and other tokens that
-    # a config names, because such a token may stand for an image, for example.
+    # Models may process special tokens such as [SEP] or [MASK] differently, so include these tokens in the trial. Exclude
+    # padding and other tokens that a config names, because such a token may stand for an image, for example.
     text, usual = config.get_text_config(), find_ordinary_tokens(config)
     special_ids = [getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS]
     ids = {one for each in special_ids for one in (each if isinstance(each, list) else [each]) if type(one) is int}
@@ -346,10 +346,11 @@ _MAX_PARAMETERS = 2e8
 _HEADS = 4
 _WINDOW_NAME = re.compile(r"^(?!.*layer).*(window|local_attention|chunk|block_size|index_\w*topk|topk_blocks)")
 _WIDTH_NAME = re.compile(r"size|dim|^d_|n_embd")
-# Settings with these names determine after how many layers the pattern of layer kinds repeats.
+# Some models repeat a pattern of different layers, such as one global layer after every five local layers. Settings with one
+# of these words in their names may contain the length of the pattern.
 _PERIOD = re.compile(r"every_n|pattern|interval|period|freq")
-# To make a copy of a model small, settings with these names are limited to these values. None of them affects how the model
-# processes packs.
+# Packs are tried on a small copy of a model. To make the copy small, settings whose names match are limited to these values.
+# None of them affects how the model processes packs.
 _MAX_SETTINGS = (
     (re.compile(r"vocab_size"), 211),
     (re.compile(r"intermediate_size|ffn|ff_dim|n_inner|mlp_dim|moe_dim|expert_(hidden|dim)"), 48),

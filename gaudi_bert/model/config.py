@@ -21,8 +21,8 @@ from gaudi_bert.common.errors import InputError, short_repr
 _ACTIVATIONS = ("gelu", "gelu_new", "relu")
 _ATTENTIONS = ("bidirectional", "causal")
 
-# The largest allowed sizes, far above those of any existing model. A larger value is a mistake, and building the model would
-# exhaust the memory. Therefore such a value is rejected before the model is built.
+# The largest sizes that a config may contain, far above those of any existing model. Building a larger model would exhaust
+# the memory, so larger values are rejected before the model is built.
 LARGEST_SIZES = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 16,
@@ -33,7 +33,7 @@ LARGEST_SIZES = {
     "type_vocab_size": 1 << 16,
 }
 
-# The upper limit of all float settings.
+# Float settings in a model config, such as `layer_norm_eps`, must be less than this.
 _MAX_FLOAT = 1_000_000
 
 
@@ -147,7 +147,7 @@ class BertConfig:
         return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values})
 
 
-# Error messages about encoders that cannot process packs end with this remedy.
+# If an encoder cannot process packs, the error message ends with this remedy.
 NO_PACKS_REMEDY = "use rows of one sequence, or choose another model"
 
 
@@ -237,7 +237,8 @@ def find_shape_mismatch(
     return None
 
 
-# The maximum number of pairs of random numbers that are drawn at once. This limits the memory use.
+# Normal noise is computed from pairs of uniform random numbers. To limit the memory use, at most this many pairs are drawn
+# at once.
 _MAX_PAIRS_PER_DRAW = 1 << 18
 
 
@@ -269,7 +270,7 @@ def draw_initial_value(name: str, spec: ParameterSpec, deviation: float, seed: i
     return values.reshape(spec.shape)
 
 
-# Weight decay does not apply to variables with one of these words in their names.
+# Weight decay does not apply to layer norms and biases. Their names contain one of these words.
 _NAMES_WITHOUT_WEIGHT_DECAY = ("layernorm", "layer_norm", "bias")
 
 

@@ -16,15 +16,16 @@ from typing import Literal, TypeAlias
 from gaudi_bert.common.errors import InputError, short_repr
 from gaudi_bert.model.config import BertConfig, ParameterSpec, parameter_specs
 
-# Whether every masked token or every sequence has the same weight in the masked-LM loss.
+# How the masked-LM loss is averaged. With `token`, every masked token has the same weight. With `sequence`, every sequence
+# has the same weight.
 Loss = Literal["token", "sequence"]
 
-# How the vector of a text is computed from the vectors of its tokens. The options are the first token's vector, the mean,
-# the maximum, and the last token's vector.
+# How the vector of a text is computed from the vectors of its tokens. `cls` and `last` take the vector of the first or the
+# last token. `mean` and `max` take the mean or the maximum of all vectors.
 Pooling = Literal["cls", "mean", "max", "last"]
 
-# The PyTorch name of the function that converts the logit of a text pair to its score. A higher logit never gives a lower
-# score.
+# The function that converts the logit of a text pair to its score, by its PyTorch name. Each of these functions preserves
+# the order, so a higher logit never gives a lower score.
 Activation = Literal["Sigmoid", "Identity", "Tanh"]
 
 # The tasks that a head can be trained for.
@@ -40,7 +41,7 @@ TaskKind = Literal[
 ]
 
 
-# The task for each `problem_type` of a config.json.
+# A config.json of `transformers` may state the task of its model as `problem_type`. These are our names of those tasks.
 TASK_BY_PROBLEM_TYPE: dict[str, TaskKind] = {
     "single_label_classification": "classification",
     "multi_label_classification": "multi-label",
@@ -48,13 +49,14 @@ TASK_BY_PROBLEM_TYPE: dict[str, TaskKind] = {
 }
 
 
-# This value is added to attention scores that are not allowed. Every row has at least one allowed score, so the probability
-# of the others is less than exp(-9000), which is exactly 0 in float32. Therefore the outputs of a sequence stay identical in
-# every bit if its neighbours change.
+# This value is added to the attention score of each pair of tokens that must not attend to each other. Every token may
+# attend to at least one token. The probability of the others is therefore less than exp(-9000), which is exactly 0 in
+# float32. So the outputs of a sequence stay identical in every bit if its neighbours change.
 FORBIDDEN_SCORE = -10000.0
-# This value is added to the logits of a span head for tokens of other sequences, so that their probability is exactly 0.
+# In a pack, the answer to a question must be inside its own sequence. Therefore this value is added to the span logits of
+# tokens in other sequences, so that their probability is exactly 0.
 OTHER_SEQUENCE = -1e9
-# A value below any hidden state. Max pooling returns it for sequences that are absent from a pack.
+# Max pooling returns this value for the sequence slots of a pack that are not used. It is lower than any hidden state.
 LOWEST_HIDDEN = -3.0e38
 
 
@@ -212,7 +214,7 @@ def check_labels(labels: Sequence[str], source: str, *, has_exactly_one: bool) -
         )
 
 
-# The maximum number of elements that int32 can index.
+# A batch may have at most this many logits, because int32 cannot index more elements.
 _MAX_LOGITS = 2**31 - 1
 
 

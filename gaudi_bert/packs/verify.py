@@ -401,14 +401,15 @@ def check_lower_bound(
     proven = sum(certify_token_or_count_bound(counts, depth).bound for counts in counts_by_group())
     if claimed_bound <= min(proven, packs):
         return
-    # These solvers are slow to import and rarely needed, so import them only here.
+    # The solvers are slow to import and rarely needed, so import them only here.
     from gaudi_bert.packing.algorithms import pack_histogram
     from gaudi_bert.packing.bounds import prove_lower_bound
     from gaudi_bert.packing.histogram import Histogram
 
     proven = sum(prove_lower_bound(counts, depth).bound for counts in counts_by_group())
     if proven < claimed_bound <= packs:
-        # The bound in a plan may come from a stronger proof, so run the complete algorithm before rejecting the bound.
+        # The `optimal` algorithm may have proven a higher bound, which the plan then states. Therefore run this algorithm
+        # before rejecting the bound.
         proven = sum(
             pack_histogram(Histogram(len(counts), counts), "optimal", depth).lower_bound for counts in counts_by_group()
         )

@@ -41,12 +41,15 @@ from gaudi_bert.common.arrays import IntArray, check_integer, permutation, rando
 # All of this is computed in integers from (seed, epoch) and the sizes of the shards, so it is the same on every machine. The
 # names that are passed to `permutation` and `random_words` determine the random numbers, so they must not change.
 
-# The maximum number of sets of streams. The sets take turns, so that packs come from more shards than are open at once.
+# Packs are read in streams, and each stream reads one shard at a time. The streams form at most this many sets, which take
+# turns. Thus packs come from more shards than are open at once.
 MAX_STREAM_SETS = 4
-# Each set of streams reads every n-th part of the input, where n is the number of sets. These are the first parts of the
-# sets. If there are four sets, the parts of the second set lie halfway between those of the first set.
+# The input is divided into as many parts as there are streams. If there are n sets of streams, each set reads every n-th
+# part, beginning with the part given here. With four sets, the parts of the second set lie halfway between those of the
+# first set.
 _SET_OFFSETS = (0, 2, 1, 3)
-# The shards in a part of the input are shuffled, but each shard moves by at most 1/8 of the part's length.
+# Each stream reads one part of the input, and the shards within this part are shuffled. Each shard moves by at most 1/8 of
+# the part's length.
 _MAX_SHIFT_DIVISOR = 8
 
 
@@ -104,18 +107,19 @@ def _assign_shards_to_streams(
     return [shards_of_parts[part] for part in parts_of_streams.tolist() if len(shards_of_parts[part])]
 
 
-# The version of this reading order. It is stored with every position, because the same position refers to other packs in
-# another order.
+# The version of the order in which packs are read. It is stored with every saved position, because the same position would
+# mean other packs in another order.
 ORDER_VERSION = 4
-# The default number of packs in a window. Packs are shuffled within each window of a shard, and the windows are shuffled
-# too.
+# Each shard is divided into windows, by default of this many packs. The packs are shuffled within each window, and the
+# windows of a shard are shuffled too.
 WINDOW_PACKS = 4096
-# After this many rounds, the next set of streams takes its turn.
+# The sets of streams take turns. In a round, each stream of a set reads one pack, and a turn consists of at most this many
+# rounds.
 TURN_ROUNDS = 32
 _MIN_STREAMS = 32
-# The maximum number of streams in a set.
+# The maximum number of streams in a set. It limits the number of open shards, because each stream reads one shard at a time.
 MAX_STREAMS = 512
-# The number of packs per process that `iterate_shard_visits` locates at once.
+# `iterate_shard_visits` does not locate all packs of an epoch at once. In each step, it locates this many packs per process.
 _NUMBERS_PER_STEP = 8192
 
 

@@ -27,8 +27,8 @@ from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder, PackLocat
 
 Prepared = TypeVar("Prepared")
 
-# A process reads this many packs before it prefetches windows and prepares further shards, so that the first packs are
-# available quickly.
+# To make its first packs available quickly, a process reads this many packs before it starts to prefetch. Then it prefetches
+# windows and prepares further shards.
 _FIRST_PACKS = 512
 
 _NEVER = np.iinfo(np.int64).max
@@ -69,7 +69,7 @@ class ShardFiles(Generic[Prepared]):
 
 
 _EpochAndShard = tuple[int, int]
-# An epoch number, and the visit of a shard in this epoch.
+# The number of an epoch, and a visit in this epoch. In a visit, a process reads packs from one shard.
 _EpochVisit = tuple[int, ShardVisit]
 
 
@@ -158,7 +158,8 @@ class StreamReader(Generic[Prepared]):
         self._is_open = np.zeros(len(self._order.sizes), np.bool_)
         self._last_turn = np.full(len(self._order.sizes), -1)
         self._prefetch_at = np.full(len(self._order.sizes), _NEVER)
-        # Record for each stream number within a set whether this process has read from such a stream.
+        # The streams of each set are numbered from 0. For each number, record whether this process has read from a stream
+        # with this number.
         self._is_read = np.zeros(self._order.streams, np.bool_)
         self._epoch, self._turn_and_round, self._first_end = -1, (0, 0), _NEVER
         self._read_ahead_from, self._reads_ahead = 0, False
@@ -317,8 +318,8 @@ class _ShardPreparer(Generic[Prepared]):
 
     def __init__(self, files: ShardFiles[Prepared], order: GlobalOrder) -> None:
         self._files = files
-        # If there are several sets of streams, shards are opened again in later turns. To avoid computing their reading
-        # orders again, cache the orders for one more set than there is.
+        # The sets of streams take turns, so a shard is closed and opened again several times. To avoid computing its reading
+        # order each time, cache the orders. The cache has room for the shards of one more set than there is.
         self._compute_shard_order = lru_cache((order.sets + 1) * order.streams)(order.compute_shard_order)
         self._pool = ThreadPoolExecutor(files.threads, thread_name_prefix="shards-ahead")
         self._waiting: list[_EpochAndShard] = []

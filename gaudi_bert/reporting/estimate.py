@@ -46,8 +46,9 @@ from gaudi_bert.tables.groups import count_row_tokens
 from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, list_table_files
 from gaudi_bert.tfrecords.histogram import count_records
 
-# The algorithms that are estimated at a single depth only, and the depth that is shown for each of them. `none` and `sort`
-# do not use the depth. The packing paper runs the other three without a depth limit.
+# An estimate tries each algorithm with several depths, which limit the sequences per pack. These algorithms are tried only
+# once, and the table shows the depth given here. `none` and `sort` do not use the depth. The packing paper runs the other
+# three without a limit.
 FIXED_DEPTHS: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}
 
 
@@ -183,13 +184,14 @@ def _estimate_packings(
         for name in algorithms:  # compile the kernels now, so that the measured times do not include their compilation
             estimate_packing(Histogram(16, np.arange(1, 17)), name, 3, None)
         for index, (name, depth) in enumerate(jobs):
-            # Give each packing an equal fraction of the remaining search budget, so that later packings can use what earlier
-            # packings left over.
+            # Give each packing an equal share of the remaining search budget. What a packing does not use is divided among
+            # the later packings.
             share = budget and budget.take_fraction(1 / (len(jobs) - index))
             rows.append(estimate_packing(histogram, name, depth, bounds[to_number(depth)], budget=share))
             bounds[to_number(depth)] = max(bounds[to_number(depth)], rows[-1].lower_bound or 0)
             task.advance()
-    # A lower bound for a depth holds for all algorithms, so give every estimate the best bound that was found for its depth.
+    # A lower bound on the number of packs at a depth holds for all algorithms. Therefore give every estimate the best bound
+    # that was found for its depth.
     return [row if row.lower_bound is None else replace(row, lower_bound=bounds[to_number(row.depth)]) for row in rows]
 
 
@@ -296,7 +298,7 @@ def _find_bundled_histogram(source: str | Path) -> Path | None:
 #
 # The file contains the length of each sequence, in any order.
 
-# Possible names of the length column in a CSV file with several columns, in order of preference. Case is ignored.
+# If a CSV file has several columns, the column with the first of these names contains the sequence lengths. Case is ignored.
 _LENGTH_COLUMNS = ("length", "lengths", "tokens", "num_tokens", "n_tokens", "seq_len", "sequence_length")
 
 _LIST_START_BYTES = 4096

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 # The colours of the pictures. Padding is grey and half transparent, so that it looks pale on both light and dark pages.
 BLUE, ORANGE, RED, GREY, DARK_GREY = "#3b78c4", "#d9731a", "#d6453d", "#7d889966", "#7d8899"
-# The colour of text and lines on a light page and on a dark page. Both have a contrast of at least 4.5:1.
+# The colours of text and lines on a light page and on a dark page. Both have a contrast of at least 4.5:1.
 INK, INK_ON_DARK = "#465162", "#b3bfd0"
-# The colours of the sequences in a row. They are easy to distinguish from the colour of padding.
+# The colours of the sequences in a picture of a row. They are easy to distinguish from the colour of padding.
 _SEQUENCE_COLOURS = ("#2f6bb8", "#e08a2b", "#7a4fb5", "#2a9d8f", "#c2457a")
 _NUMBER_COLOURS = ("white", "black", "white", "black", "white")
 _PAGE_FONT = 17
@@ -118,7 +118,8 @@ def draw_row_fill(before: NDArray[np.int64], after: NDArray[np.int64] | None) ->
     figure, axes = _create_figure(height=2.7 * len(panels), rows=len(panels))
     slots = len(before)
     width = -(-slots // _MAX_BARS)
-    # Compute the bins from the end, so that the last bin contains exactly the rows that are full or nearly full.
+    # The histogram shows how full the rows are. Compute the edges of its bins from the right, so that the last bin contains
+    # exactly the rows that are full or nearly full.
     edges = [max(0, edge) for edge in range(slots, -width, -width)][::-1]
     spans = list(itertools.pairwise(edges))
     shares = [[100 * counts[low:high].sum() / max(counts.sum(), 1) for low, high in spans] for counts, _, _ in panels]

@@ -115,7 +115,7 @@ def _read_yaml_mapping(path: Path) -> dict[str, Any] | None:
     return pipeline if isinstance(pipeline, dict) else None
 
 
-# The paths of the files that the report reads, relative to the work folder. The page shows these paths.
+# The files that the report reads, as paths relative to the work folder. The report page shows these paths.
 INPUT_NAMES = {key: path.as_posix() for key, (path, _) in _list_input_files(Path()).items()}
 
 _SUFFICIENT_INPUTS = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluation", "finetuning", "predictions")
@@ -187,7 +187,7 @@ def _read_inputs(workdir: Path) -> _ReportInputs:
     contents = dict.fromkeys(INPUT_NAMES) | {key: read_file(path) for key, (path, read_file) in sources.items()}
     inputs = _ReportInputs(name=workdir.resolve().name, **contents)
     if inputs.metadata is not None and inputs.verification is not None:
-        # Raise an error if the verification belongs to other packs, for example because the packs were written again.
+        # If the packs were written again, verification.json may belong to the old packs. In this case, raise an error.
         Verification.read_matching(sources["verification"][0], inputs.metadata)
     histogram, plan = inputs.histogram, workdir / INPUT_NAMES["plan"]
     if histogram is not None and histogram.sequences == 0:
@@ -237,7 +237,8 @@ def _render_page(inputs: _ReportInputs) -> str:
     with use_page_style():
         for name, (figure, words) in _draw_figures(inputs).items():
             svg = b" ".join(add_dark_mode_style(encode_picture(figure, "svg")).split())
-            # Percent-encode the SVG, which makes plain text only slightly longer. Base64 would make the page a third larger.
+            # Embed the SVG as percent-encoded text, which is only slightly longer than the SVG. Base64 would make the page a
+            # third larger.
             source = quote(svg, safe=_PLAIN_IN_URLS)
             pictures[name] = Markup(f"<img alt='{escape(words)}' src='data:image/svg+xml,{source}'>")
     return environment.get_template("report.html").render(
@@ -252,7 +253,8 @@ def _render_page(inputs: _ReportInputs) -> str:
     )
 
 
-# These characters are allowed in a data URL inside single quotes. `#`, `%`, `&` and the single quote are not allowed.
+# These characters need no percent-encoding in a data URL inside single quotes. `#`, `%`, `&` and the single quote must be
+# encoded.
 _PLAIN_IN_URLS = ' !"$()*+,-./:;<=>?@_~'
 
 _Line = TypeVar("_Line", bound=FineTuningLine)
@@ -391,8 +393,8 @@ def _draw_figures(inputs: _ReportInputs) -> dict[str, tuple[Figure, str]]:
     return figures
 
 
-# The accuracies that are reached without learning. Each entry contains the name of an evaluation field, and the label of its
-# line in the picture.
+# The report compares each accuracy with an accuracy that is reached without learning. The keys are accuracies. Each value
+# contains the evaluation field of the baseline, and the label of its line in the picture.
 _CURVE_BASELINES = {
     "masked_lm_accuracy": ("unigram_baseline", "unigram baseline"),
     "next_sentence_accuracy": ("next_sentence_baseline", "more frequent answer"),
