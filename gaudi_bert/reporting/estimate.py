@@ -46,7 +46,7 @@ from gaudi_bert.tables.groups import count_row_tokens
 from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, list_table_files
 from gaudi_bert.tfrecords.histogram import count_records
 
-# An estimate tries each algorithm with several depths, which limit the sequences per pack. These algorithms are tried only
+# An estimate tries most algorithms with several depths, which limit the sequences per pack. These algorithms are tried only
 # once, and the table shows the depth given here. `none` and `sort` do not use the depth. The packing paper runs the other
 # three without a limit.
 FIXED_DEPTHS: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}

@@ -118,8 +118,8 @@ def draw_row_fill(before: NDArray[np.int64], after: NDArray[np.int64] | None) ->
     figure, axes = _create_figure(height=2.7 * len(panels), rows=len(panels))
     slots = len(before)
     width = -(-slots // _MAX_BARS)
-    # The histogram shows how full the rows are. Compute the edges of its bins from the right, so that the last bin contains
-    # exactly the rows that are full or nearly full.
+    # The histogram shows how many tokens the rows contain. Compute the edges of its bins from the right. The last bin then
+    # contains exactly the rows that are full or nearly full.
     edges = [max(0, edge) for edge in range(slots, -width, -width)][::-1]
     spans = list(itertools.pairwise(edges))
     shares = [[100 * counts[low:high].sum() / max(counts.sum(), 1) for low, high in spans] for counts, _, _ in panels]
