@@ -30,9 +30,9 @@ from gaudi_bert.encoders.trial import (
     compute_output_scale,
     compute_single_outputs,
     compute_token_outputs,
-    controlled_conditions,
     find_neighbour_change,
     largest_difference,
+    make_computation_reproducible,
     split_by_sequence,
 )
 from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
@@ -107,7 +107,7 @@ def main() -> None:
                 model.set_attn_implementation(attention)
             except ValueError:  # transformers does not offer it for this model
                 continue
-            with controlled_conditions():
+            with make_computation_reproducible():
                 pack_inputs = find_pack_inputs(model)
                 cells = [cell(model, pack_inputs, way) for way in WAYS]
             print(f"| {name}, {attention.split('_')[0]} | " + " | ".join(cells) + " |", flush=True)

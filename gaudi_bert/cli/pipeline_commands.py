@@ -169,7 +169,7 @@ def _print_dry_run(
     if on == "kubernetes":
         check_volume_access_mode(settings)
     previews = [preview_stage(settings, stage) for stage in stages]
-    finished = [] if on == "kubernetes" else [name for name in stages if not STAGES[name].list_missing_products(folder)]
+    finished = [] if on == "kubernetes" else [name for name in stages if not STAGES[name].list_missing_outputs(folder)]
     missing = [] if on == "kubernetes" else describe_missing_inputs(settings, stages, pipeline.parent)
     root, values = format_location(folder.root), settings.model_dump(mode="json")
     where = {"local": "here", "docker": "in containers here", "kubernetes": "on the cluster"}[on]

@@ -93,7 +93,7 @@ def _argsort_words(words: NDArray[np.uint64], dtype: type[np.signedinteger[Any]]
     return order
 
 
-def mix_words_with_counts(words: NDArray[np.uint64], counts: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def hash_words_with_counts(words: NDArray[np.uint64], counts: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Hash each word together with its count, and return the 64-bit hashes.
 
     The words are computed with the mixing function of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom

@@ -98,12 +98,12 @@ def _compile(function: Function, **options: Any) -> Function:
     if not numba.config.DISABLE_JIT:
         if _find_cache_folder() is not None:
             compiled._cache = _SharedKernelCache(function)  # noqa: SLF001 - numba has no other way to choose a cache
-        compiled.get_call_template = functools.partial(_resolve_call_template, compiled.get_call_template)
+        compiled.get_call_template = functools.partial(_resolve_call_ignoring_constants, compiled.get_call_template)
     result: Function = compiled
     return result
 
 
-def _resolve_call_template(
+def _resolve_call_ignoring_constants(
     resolve: Callable[..., Any], argument_types: tuple[Any, ...], keyword_types: dict[str, Any]
 ) -> Any:
     """Find the compiled version of a kernel that another kernel calls, ignoring which arguments are constants.
@@ -188,7 +188,7 @@ def _find_cache_folder() -> Path | None:
         if is_ours and stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return folder
         refusals.append(f"{folder} (other users can write to it)")
-    _warn_not_saved(", ".join(refusals))
+    _warn_kernels_not_cached(", ".join(refusals))
     return None
 
 
@@ -250,10 +250,10 @@ class _SharedKernelCache(FunctionCache):  # type: ignore[misc]
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 super().save_overload(signature, compiled)
         except OSError as error:
-            _warn_not_saved(f"{error.filename} ({error.strerror})")
+            _warn_kernels_not_cached(f"{error.filename} ({error.strerror})")
 
 
-def _warn_not_saved(reason: str) -> None:
+def _warn_kernels_not_cached(reason: str) -> None:
     """Log a warning that compiled kernels cannot be saved, unless the same warning has been logged before."""
     _warn_once(
         f"cannot save compiled kernels, so every start compiles them again: {reason}; "
@@ -329,7 +329,7 @@ def _emit_pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def _make_load(kind: Any) -> Any:
+def _make_load_intrinsic(kind: Any) -> Any:
     """Create a kernel function that reads one value of an LLVM type at an address of any alignment."""
 
     def load(_: Any, builder: Any, address: Any) -> Any:
@@ -340,7 +340,7 @@ def _make_load(kind: Any) -> Any:
     return make_intrinsic(types.int64, 1, load)
 
 
-def _make_store(kind: Any) -> Any:
+def _make_store_intrinsic(kind: Any) -> Any:
     """Create a kernel function that writes one value of an LLVM type to an address of any alignment."""
 
     def store(_: Any, builder: Any, address: Any, value: Any) -> None:
@@ -350,7 +350,7 @@ def _make_store(kind: Any) -> Any:
     return make_intrinsic(types.void, 2, store)
 
 
-def _make_indexed_load(kind: Any) -> Any:
+def _make_array_load_intrinsic(kind: Any) -> Any:
     """Create a kernel function that reads the value with a given index in an array at an address.
 
     If the address is constant in a loop, LLVM can vectorise the loop.
@@ -364,15 +364,15 @@ def _make_indexed_load(kind: Any) -> Any:
     return make_intrinsic(types.int64, 2, load)
 
 
-byte_at: Callable[[int, int], int] = _make_indexed_load(_BYTE)
-word_at: Callable[[int, int], int] = _make_indexed_load(_WORD)
-load_u8: Callable[[int], int] = _make_load(_BYTE)
-load_u32: Callable[[int], int] = _make_load(_INT)
-load_word: Callable[[int], int] = _make_load(_WORD)
-store_u8: Callable[[int, int], None] = _make_store(_BYTE)
-store_u16: Callable[[int, int], None] = _make_store(_HALF)
-store_u32: Callable[[int, int], None] = _make_store(_INT)
-store_word: Callable[[int, int], None] = _make_store(_WORD)
+byte_at: Callable[[int, int], int] = _make_array_load_intrinsic(_BYTE)
+word_at: Callable[[int, int], int] = _make_array_load_intrinsic(_WORD)
+load_u8: Callable[[int], int] = _make_load_intrinsic(_BYTE)
+load_u32: Callable[[int], int] = _make_load_intrinsic(_INT)
+load_word: Callable[[int], int] = _make_load_intrinsic(_WORD)
+store_u8: Callable[[int, int], None] = _make_store_intrinsic(_BYTE)
+store_u16: Callable[[int, int], None] = _make_store_intrinsic(_HALF)
+store_u32: Callable[[int, int], None] = _make_store_intrinsic(_INT)
+store_word: Callable[[int, int], None] = _make_store_intrinsic(_WORD)
 
 
 def _emit_copy(_: Any, builder: Any, destination: Any, source: Any, count: Any) -> None:
@@ -392,7 +392,7 @@ def _emit_prefetch(_: Any, builder: Any, address: Any) -> None:
     builder.call(function, [_emit_pointer(builder, address, _BYTE), _INT(0), _INT(3), _INT(1)])
 
 
-def _emit_multiply_mix(_: Any, builder: Any, first: Any, second: Any) -> Any:
+def _emit_wyhash_mix(_: Any, builder: Any, first: Any, second: Any) -> Any:
     """Emit the mixing step of wyhash, which multiplies two 64-bit words and XORs the two halves of the product."""
     product = builder.mul(builder.zext(first, _DOUBLE_WORD), builder.zext(second, _DOUBLE_WORD))
     high = builder.trunc(builder.lshr(product, _DOUBLE_WORD(64)), _WORD)
@@ -403,7 +403,7 @@ copy_bytes: Callable[[int, int, int], None] = make_intrinsic(types.void, 3, _emi
 fill_bytes: Callable[[int, int, int], None] = make_intrinsic(types.void, 3, _emit_fill)
 prefetch: Callable[[int], None] = make_intrinsic(types.void, 1, _emit_prefetch)
 count_bits: Callable[[int], int] = make_intrinsic(types.int64, 1, lambda _, builder, word: builder.ctpop(word))
-multiply_mix: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _emit_multiply_mix)
+multiply_mix: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _emit_wyhash_mix)
 # These functions compute modulo 2**64. With numba's own + and - on int64, LLVM assumes that nothing overflows.
 add_words: Callable[[int, int], int] = make_intrinsic(types.int64, 2, lambda _, builder, one, other: builder.add(one, other))
 subtract_words: Callable[[int, int], int] = make_intrinsic(

@@ -55,12 +55,12 @@ def _emit_call(builder: Any, name: str, result: Any, arguments: list[Any]) -> An
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
-def _emit_word_step(_: Any, builder: Any, crc: Any, word: Any) -> Any:
+def _emit_crc_of_word(_: Any, builder: Any, crc: Any, word: Any) -> Any:
     """Emit the instruction that updates a CRC register with eight bytes of data."""
     return _emit_call(builder, "llvm.x86.sse42.crc32.64.64", ir.IntType(64), [crc, word])
 
 
-def _emit_byte_step(_: Any, builder: Any, crc: Any, byte: Any) -> Any:
+def _emit_crc_of_byte(_: Any, builder: Any, crc: Any, byte: Any) -> Any:
     """Emit the instruction that updates a CRC register with one byte of data."""
     narrow = [builder.trunc(crc, ir.IntType(32)), builder.trunc(byte, ir.IntType(8))]
     return builder.zext(_emit_call(builder, "llvm.x86.sse42.crc32.32.8", ir.IntType(32), narrow), ir.IntType(64))
@@ -74,8 +74,8 @@ def _emit_carryless_product(_: Any, builder: Any, first: Any, second: Any) -> An
     return builder.extract_element(product, zero)
 
 
-_word_step: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _emit_word_step)
-_byte_step: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _emit_byte_step)
+_word_step: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _emit_crc_of_word)
+_byte_step: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _emit_crc_of_byte)
 _carryless_product: Callable[[int, int], int] = make_intrinsic(types.int64, 2, _emit_carryless_product)
 
 
@@ -90,7 +90,7 @@ def _make_byte_tables() -> IntArray:
     return np.stack(tables)
 
 
-def _make_powers(count: int, step_bytes: int) -> IntArray:
+def _compute_polynomial_powers(count: int, step_bytes: int) -> IntArray:
     """Return the constants x**(8 * step_bytes * n - 33) for n from 0 to count - 1, with reflected bits, int64 [count]."""
     register = 0x80000000
     for _ in range(33):  # divide by x
@@ -104,8 +104,8 @@ def _make_powers(count: int, step_bytes: int) -> IntArray:
 
 
 _BYTES = _make_byte_tables()
-_AFTER_BYTES = _make_powers(8, 1)
-_AFTER_WORDS = _make_powers(2 * _MOST_WORDS + 1, 8)
+_AFTER_BYTES = _compute_polynomial_powers(8, 1)
+_AFTER_WORDS = _compute_polynomial_powers(2 * _MOST_WORDS + 1, 8)
 
 
 @borrowing_kernel
@@ -128,7 +128,7 @@ def _crc_by_tables(address: int, count: int, crc: int) -> int:
 
 
 @inlined_kernel
-def _multiply_registers(register: int, power: int) -> int:
+def _multiply_crc_by_power(register: int, power: int) -> int:
     """Multiply a CRC register by a power of x modulo the CRC polynomial."""
     return _word_step(0, _carryless_product(register, power))
 
@@ -145,7 +145,11 @@ def _crc_by_instructions(address: int, count: int, crc: int) -> int:
             first = _word_step(first, word_at(address, number))
             second = _word_step(second, word_at(address + 8 * words, number))
             third = _word_step(third, word_at(address + 16 * words, number))
-        crc = _multiply_registers(first, _AFTER_WORDS[2 * words]) ^ _multiply_registers(second, _AFTER_WORDS[words]) ^ third
+        crc = (
+            _multiply_crc_by_power(first, _AFTER_WORDS[2 * words])
+            ^ _multiply_crc_by_power(second, _AFTER_WORDS[words])
+            ^ third
+        )
         address += 24 * words
         count -= 24 * words
     while count >= 8:
@@ -160,20 +164,20 @@ def _crc_by_instructions(address: int, count: int, crc: int) -> int:
 
 
 @borrowing_kernel
-def _append_by_instructions(crc: int, count: int, appended: int) -> int:
-    """Combine `crc` with `appended`, the CRC of the next `count` bytes, using CRC instructions."""
+def _combine_by_instructions(crc: int, count: int, next_crc: int) -> int:
+    """Combine `crc` with `next_crc`, the CRC of the next `count` bytes, using CRC instructions."""
     while count >= 8 * _MOST_WORDS:
-        crc = _multiply_registers(crc, _AFTER_WORDS[_MOST_WORDS])
+        crc = _multiply_crc_by_power(crc, _AFTER_WORDS[_MOST_WORDS])
         count -= 8 * _MOST_WORDS
-    return _multiply_registers(_multiply_registers(crc, _AFTER_WORDS[count >> 3]), _AFTER_BYTES[count & 7]) ^ appended
+    return _multiply_crc_by_power(_multiply_crc_by_power(crc, _AFTER_WORDS[count >> 3]), _AFTER_BYTES[count & 7]) ^ next_crc
 
 
 @borrowing_kernel
-def _append_by_tables(crc: int, count: int, appended: int) -> int:
-    """Combine `crc` with `appended`, the CRC of the next `count` bytes, using lookup tables."""
+def _combine_by_tables(crc: int, count: int, next_crc: int) -> int:
+    """Combine `crc` with `next_crc`, the CRC of the next `count` bytes, using lookup tables."""
     for _ in range(count):
         crc = (crc >> 8) ^ _BYTES[0, crc & 255]
-    return crc ^ appended
+    return crc ^ next_crc
 
 
 @borrowing_kernel
@@ -192,8 +196,8 @@ def _word_crc_by_tables(word: int) -> int:
     return crc ^ _ALL_ONES
 
 
-BY_TABLES = (_crc_by_tables, _append_by_tables, _word_crc_by_tables)
-BY_INSTRUCTIONS = (_crc_by_instructions, _append_by_instructions, _word_crc_by_instructions)
+BY_TABLES = (_crc_by_tables, _combine_by_tables, _word_crc_by_tables)
+BY_INSTRUCTIONS = (_crc_by_instructions, _combine_by_instructions, _word_crc_by_instructions)
 # Other kernels call these three functions. They use the CRC-32C instructions if the processor has them, and tables
 # otherwise.
 crc32c_at, append_crc, crc_of_word = BY_INSTRUCTIONS if HAS_INSTRUCTIONS else BY_TABLES

@@ -225,13 +225,13 @@ def read_encoder_weights(folder: Path, head: Head, *, head_may_be_missing: bool)
     model, missing = _read_model_and_missing_names(
         folder, model_class, library_config, head_may_be_missing=head_may_be_missing
     )
-    variables: dict[str, Any] = {**dict(model.named_parameters()), **find_stored_buffers(model)}
+    variables: dict[str, Any] = {**dict(model.named_parameters()), **find_persistent_buffers(model)}
     wide = {name: value.float() if value.is_floating_point() else value for name, value in variables.items()}
     values = {name: value.detach().numpy() for name, value in wide.items() if name not in missing}
     return EncoderWeights(config, model_class.__name__, values, tuple(name for name in variables if name in missing))
 
 
-def find_stored_buffers(module: Any) -> dict[str, torch.Tensor]:
+def find_persistent_buffers(module: Any) -> dict[str, torch.Tensor]:
     """Return the buffers of a module that `save_pretrained` stores together with the parameters, by name."""
     stored = module.state_dict().keys() - set(getattr(module, "_keys_to_ignore_on_save", None) or ())
     return {name: buffer for name, buffer in module.named_buffers() if name in stored}

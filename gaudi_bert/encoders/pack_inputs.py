@@ -65,7 +65,7 @@ class PackInputs:
         return any(window is not None for window in (self.window, *self.window_by_layer_kind.values()))
 
 
-def module_for_packs(model: Any, pack_inputs: PackInputs) -> Any:
+def wrap_model_for_packs(model: Any, pack_inputs: PackInputs) -> Any:
     """Return a module that runs a model on packs.
 
     It is the model itself or, if `pack_inputs.embeds_without_mask`, a module that computes the embeddings first.

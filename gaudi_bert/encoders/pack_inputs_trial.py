@@ -26,7 +26,7 @@ import transformers
 
 from gaudi_bert.common.arrays import NOT_PREDICTED
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.encoders.pack_inputs import PackInputs, build_mask_for_target, convert_position_ids, module_for_packs
+from gaudi_bert.encoders.pack_inputs import PackInputs, build_mask_for_target, convert_position_ids, wrap_model_for_packs
 from gaudi_bert.encoders.trial import (
     ALLOWED_DIFFERENCE,
     MODEL_ERRORS,
@@ -38,14 +38,14 @@ from gaudi_bert.encoders.trial import (
     compute_output_scale,
     compute_single_outputs,
     compute_token_outputs,
-    controlled_conditions,
     find_max_positions,
     find_neighbour_change,
     find_ordinary_tokens,
     largest_difference,
+    make_computation_reproducible,
     select_token_outputs,
     split_by_sequence,
-    trial_mode,
+    temporary_evaluation_mode,
 )
 from gaudi_bert.model.config import NO_PACKS_REMEDY
 
@@ -95,9 +95,9 @@ def find_pack_inputs(model: Any, target: str = "transformers-5", model_class: ty
         )
     pack_inputs = _find_pack_inputs_of_copy(model.config, type(model), target)
     check_output_per_token(model)
-    with trial_mode(model):
+    with temporary_evaluation_mode(model):
         causal = _is_causal(model.base_model)
-        labels_own_token = causal and _labels_own_token(model)
+        labels_own_token = causal and _predicts_label_at_own_token(model)
     if causal != pack_inputs.is_causal:
         attention = "causal" if pack_inputs.is_causal else "bidirectional"
         raise InputError(
@@ -107,7 +107,7 @@ def find_pack_inputs(model: Any, target: str = "transformers-5", model_class: ty
     return replace(pack_inputs, labels_own_token=labels_own_token)
 
 
-def _labels_own_token(model: transformers.PreTrainedModel) -> bool:
+def _predicts_label_at_own_token(model: transformers.PreTrainedModel) -> bool:
     """Return whether a causal model predicts the label of a token from the output of that token, and not of the token before
     it.
 
@@ -162,7 +162,7 @@ def check_packed_outputs(
     Raises:
         InputError: The outputs differ by more than rounding, or the model fails.
     """
-    tried = module_for_packs(model.base_model if getattr(model, "gathers", False) else model, pack_inputs)
+    tried = wrap_model_for_packs(model.base_model if getattr(model, "gathers", False) else model, pack_inputs)
     positions = choose_trial_length(model.config, pack_inputs.position_offset, _MAX_POSITIONS)
     longest = min(positions, pack_inputs.longest_sequence or positions)
     if row_tokens is None:
@@ -185,7 +185,7 @@ def check_packed_outputs(
             )
 
     for rows in (short[:2], full):
-        with trial_mode(model):
+        with temporary_evaluation_mode(model):
             packed = split_by_sequence(compute_token_outputs(tried, build_batch(rows)), rows)
             alone = compute_single_outputs(tried, pack_inputs, rows)
         difference = largest_difference(packed, alone) / compute_output_scale(alone)
@@ -193,7 +193,7 @@ def check_packed_outputs(
         largest = max(largest, difference)
     if training:
         change, outputs, device = 0.0, [], next(model.parameters()).device
-        with trial_mode(model), suppress(*MODEL_ERRORS):
+        with temporary_evaluation_mode(model), suppress(*MODEL_ERRORS):
             model.train()
             for rows in (full, changed):
                 with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -222,7 +222,7 @@ def check_output_per_token(model: transformers.PreTrainedModel) -> None:
     if getattr(model, "gathers", False):
         return
     ids = torch.tensor(find_ordinary_tokens(model.config)[np.newaxis, :3])
-    with trial_mode(model):
+    with temporary_evaluation_mode(model):
         output = select_token_outputs(model(input_ids=ids.to(next(model.parameters()).device)))
     if output.ndim != 3 or output.shape[:2] != ids.shape:
         raise InputError(f"{type(model).__name__}: {ONE_OUTPUT_PER_ROW}")
@@ -248,7 +248,7 @@ def _find_pack_inputs_of_copy(
         raise InputError(_format_rejection(config, reason))
     try:
         model = build_small_copy(config, model_class)
-        with controlled_conditions():
+        with make_computation_reproducible():
             taken = inspect.signature(model.forward).parameters
             if "decoder_input_ids" in taken:
                 raise InputError("encoder-decoder models are not supported")
@@ -261,7 +261,7 @@ def _find_pack_inputs_of_copy(
                 position_offset=_find_position_offset(model) if takes_positions else 0,
             )
             pack_inputs = replace(pack_inputs, longest_sequence=_find_longest_sequence(model, pack_inputs))
-            right, difference = _find_mask_form(model, config, pack_inputs, target)
+            right, difference = _find_working_mask_format(model, config, pack_inputs, target)
     except MODEL_ERRORS as error:
         reason = str(error) if isinstance(error, InputError) else "the model fails on a few tokens"
         raise InputError(_format_rejection(config, reason)) from error
@@ -368,7 +368,7 @@ def _find_longest_sequence(model: transformers.PreTrainedModel, pack_inputs: Pac
     return longest
 
 
-def _find_mask_form(
+def _find_working_mask_format(
     model: transformers.PreTrainedModel, config: transformers.PretrainedConfig, pack_inputs: PackInputs, target: str
 ) -> tuple[PackInputs | None, str]:
     """Try all forms of attention masks, and find a form that gives packed and single sequences the same outputs.
@@ -394,11 +394,11 @@ def _find_mask_form(
     if window >= length:
         raise InputError(f"its attention window of {window} tokens has no effect in the trial, which has {length} positions")
     packed, last = [], ""
-    for form in _list_mask_forms(model, pack_inputs):
+    for form in _list_mask_formats(model, pack_inputs):
         formed = form(model.config)
         rows, _ = build_trial_packs(model.config, length, longest, formed.unpacked_token)
         try:
-            outputs = compute_token_outputs(module_for_packs(model, formed), build_packed_batch(rows, formed, target))
+            outputs = compute_token_outputs(wrap_model_for_packs(model, formed), build_packed_batch(rows, formed, target))
             packed.append((form, rows, split_by_sequence(outputs, rows)))
         except MODEL_ERRORS as error:
             last = str(error)
@@ -411,7 +411,9 @@ def _find_mask_form(
     return None, last
 
 
-def _list_mask_forms(model: transformers.PreTrainedModel, pack_inputs: PackInputs) -> Iterator[Callable[[Any], PackInputs]]:
+def _list_mask_formats(
+    model: transformers.PreTrainedModel, pack_inputs: PackInputs
+) -> Iterator[Callable[[Any], PackInputs]]:
     """Yield all forms of attention masks that a model may need, as functions from a config to its pack inputs.
 
     The last forms compute the embeddings first, and the very last one also excludes masked tokens from packs.

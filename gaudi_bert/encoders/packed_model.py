@@ -26,7 +26,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from gaudi_bert.common.arrays import BatchArrays
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.encoders.encoder_weights import find_stored_buffers, read_architecture, read_model, read_model_sizes
+from gaudi_bert.encoders.encoder_weights import find_persistent_buffers, read_architecture, read_model, read_model_sizes
 from gaudi_bert.encoders.matrix_products import patch_linear_layers
 from gaudi_bert.encoders.pack_inputs import (
     PackInputs,
@@ -35,8 +35,8 @@ from gaudi_bert.encoders.pack_inputs import (
     build_membership_mask,
     convert_position_ids,
     gather_positions,
-    module_for_packs,
     pool_sequences,
+    wrap_model_for_packs,
 )
 from gaudi_bert.encoders.pack_inputs_trial import (
     PackCheck,
@@ -58,7 +58,7 @@ from gaudi_bert.encoders.trial import (
     quiet_transformers,
     select_token_outputs,
     split_by_sequence,
-    trial_mode,
+    temporary_evaluation_mode,
 )
 from gaudi_bert.model.config import NO_PACKS_REMEDY
 from gaudi_bert.model.heads import TASK_BY_PROBLEM_TYPE, TaskHead, TaskKind, VectorHead, check_labels
@@ -91,8 +91,8 @@ class PackedModel:
         self.module, self.pack_inputs = module, pack_inputs
         if pack_inputs.unpacked_token is not None and head is not None and head.kind == "masked-language-modelling":
             raise InputError(_masked_token_error(module))
-        self._encoder, self._head, self.tried_tokens = module_for_packs(module.base_model, pack_inputs), head, 0
-        self._stand_in = None if head is None else _copy_with_stand_in(module)
+        self._encoder, self._head, self.tried_tokens = wrap_model_for_packs(module.base_model, pack_inputs), head, 0
+        self._stand_in = None if head is None else _copy_with_encoder_replaced(module)
         self._tokens_read: _TokensRead = self._find_tokens_read() if head is not None and head.predicts_per_text else "first"
 
     def train(self, training: bool) -> None:
@@ -141,11 +141,11 @@ class PackedModel:
         with torch.autocast(hidden_BLH.device.type, enabled=False):
             if not head.predicts_per_text:
                 return at_least_float32(self._run_head(hidden_BLH.to(self._dtype)))
-            return at_least_float32(self._compute_text_outputs(hidden_BLH.to(self._dtype), batch))
+            return at_least_float32(self._compute_outputs_per_text(hidden_BLH.to(self._dtype), batch))
 
-    def find_stored_buffers(self) -> dict[str, Tensor]:
+    def find_persistent_buffers(self) -> dict[str, Tensor]:
         """Return the buffers that are stored together with the parameters, such as running statistics of layers, by name."""
-        return find_stored_buffers(self.module)
+        return find_persistent_buffers(self.module)
 
     @property
     def device(self) -> torch.device:
@@ -176,7 +176,7 @@ class PackedModel:
         with patch_linear_layers() if patches else nullcontext():
             return cast(Tensor, select_token_outputs(self._encoder(**inputs)))
 
-    def _compute_text_outputs(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
+    def _compute_outputs_per_text(self, hidden_BLH: Tensor, batch: Tensors) -> Tensor:
         """Run the head on the hidden states of each text, and return the outputs, [B, S, C]. Tokens that do not affect the
         outputs are omitted.
         """
@@ -207,7 +207,7 @@ class PackedModel:
     def _find_tokens_read(self) -> _TokensRead:
         """Determine which tokens of a text affect the output of the head: "first", "last" or "all"."""
         size = self.module.config.get_text_config().hidden_size
-        with trial_mode(self.module), quiet_transformers():
+        with temporary_evaluation_mode(self.module), quiet_transformers():
             random_RKH = torch.randn((2, 7, size), generator=torch.Generator().manual_seed(TRIAL_SEED))
             hidden_RKH = move_to_device(random_RKH, self.device, self._dtype)
             expected = self._run_head(hidden_RKH)
@@ -287,7 +287,7 @@ class PackedModel:
         row, alone = self._build_trial_pack(), []
         batch = self.build_trial_batch()
         names = ("input_ids", "token_type_ids") if pack_inputs.takes_token_types else ("input_ids",)
-        with trial_mode(module), quiet_transformers():
+        with temporary_evaluation_mode(module), quiet_transformers():
             packed = self.compute_head_outputs(batch)[0]
             for number in range(1, len(row["seq_lens"]) + 1):
                 inputs = {name: torch.tensor(row[name][row["sequence_ids"] == number][None]) for name in names}
@@ -348,7 +348,7 @@ class _StandIn(torch.nn.Module):
         return self._kind(last_hidden_state=inputs_embeds, pooler_output=pooled)
 
 
-def _copy_with_stand_in(module: Any) -> torch.nn.Module:
+def _copy_with_encoder_replaced(module: Any) -> torch.nn.Module:
     """Copy a model with a head, and replace the encoder of the copy by a stand-in. The copy shares the weights of the head.
 
     Raises:
@@ -358,7 +358,7 @@ def _copy_with_stand_in(module: Any) -> torch.nn.Module:
     name = next((name for name, child in module.named_children() if child is encoder), None)
     if name is None:
         raise InputError(f"{type(module).__name__}: the encoder is not separate from the head; choose another model or task")
-    with trial_mode(module), quiet_transformers():
+    with temporary_evaluation_mode(module), quiet_transformers():
         tokens = torch.tensor(find_ordinary_tokens(module.config)[None, :3], device=next(module.parameters()).device)
         output = encoder(input_ids=tokens)
     head: Any = copy.copy(module)
@@ -473,10 +473,10 @@ def _compare_gradients(encoder: transformers.PreTrainedModel, pack_inputs: PackI
     Raises:
         InputError: The difference is larger than allowed.
     """
-    model = module_for_packs(encoder, pack_inputs)
+    model = wrap_model_for_packs(encoder, pack_inputs)
     weights = [weight for weight in encoder.parameters() if weight.requires_grad]
     gradients = []
-    with trial_mode(encoder), torch.enable_grad():
+    with temporary_evaluation_mode(encoder), torch.enable_grad():
         packed = split_by_sequence(compute_token_outputs(model, build_packed_batch(rows, pack_inputs)), rows)
         for outputs in (packed, compute_single_outputs(model, pack_inputs, rows)):
             random = torch.Generator().manual_seed(TRIAL_SEED)

@@ -103,7 +103,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 @contextmanager
-def controlled_conditions(one_thread: bool = True) -> Iterator[None]:
+def make_computation_reproducible(one_thread: bool = True) -> Iterator[None]:
     """Disable gradients and compilation while the context is open, so that trials are fast and reproducible.
 
     Args:
@@ -121,7 +121,7 @@ def controlled_conditions(one_thread: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def trial_mode(model: transformers.PreTrainedModel) -> Iterator[None]:
+def temporary_evaluation_mode(model: transformers.PreTrainedModel) -> Iterator[None]:
     """Put a model into evaluation mode without gradients while the context is open. On exit, restore the mode and the
     buffers.
 
@@ -137,7 +137,7 @@ def trial_mode(model: transformers.PreTrainedModel) -> Iterator[None]:
     ]
     model.eval()
     try:
-        with controlled_conditions(sum(weights.numel() for weights in model.parameters()) < _LARGE_MODEL_WEIGHTS):
+        with make_computation_reproducible(sum(weights.numel() for weights in model.parameters()) < _LARGE_MODEL_WEIGHTS):
             yield
     except MODEL_ERRORS as error:
         reason = str(error) if isinstance(error, InputError) else "the model fails on a few tokens"

@@ -178,7 +178,7 @@ def start_failure_detector(communicator: Communicator, describe_activity: Callab
     is_one_host = communicator.local_size == communicator.size
     listener = _open_listener(loopback_only=is_one_host)
     detector = FailureDetector(
-        communicator.run_on_first(lambda: secrets.token_hex(16)), communicator.rank, describe_activity, listener
+        communicator.run_on_first_process(lambda: secrets.token_hex(16)), communicator.rank, describe_activity, listener
     )
     detector.start()
     addresses = ["127.0.0.1"] if is_one_host else _find_host_addresses()

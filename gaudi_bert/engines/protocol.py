@@ -77,7 +77,7 @@ class Communicator:
         """Return whether `value` is true in at least one process. All processes must call this method at the same time."""
         return bool(self.sum_array(np.array([float(value)]))[0] > 0)
 
-    def run_on_first(self, function: Callable[[], T]) -> T:
+    def run_on_first_process(self, function: Callable[[], T]) -> T:
         """Call `function` only in the process with rank 0, and return its result in every process. All processes must call
         this method at the same time.
         """
@@ -204,7 +204,7 @@ class Model(Protocol):
     def variable_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all variables by name, in the order of their use in the forward pass."""
 
-    def stored_buffers(self) -> Collection[str]:
+    def persistent_buffers(self) -> Collection[str]:
         """Return the names of the variables that have no gradient, and therefore no moments. Checkpoints contain these
         variables too.
         """

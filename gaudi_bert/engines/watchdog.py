@@ -111,14 +111,14 @@ class Watchdog:
         """
         return "" if self.failure_detector is None else self.failure_detector.find_failure(min_busy_seconds)
 
-    def claim_error_report(self) -> None:
+    def prevent_watchdog_exit(self) -> None:
         """Prevent the watchdog thread from ending this process, so that the caller can report an error itself.
 
         If the thread is already ending the process, this call does not return.
         """
         self._error_report.acquire()
 
-    def abort_error(self, reason: str) -> FailedError:
+    def make_abort_error(self, reason: str) -> FailedError:
         """Return the error that ends this process after another process failed."""
         saved = f"the last saved update is {self._saved}; " if self._saved else ""
         return FailedError(
@@ -151,7 +151,7 @@ class Watchdog:
         self._error_report.acquire()
         if self._done.is_set():
             return
-        print(f"error: {self.abort_error(reason)}", file=sys.stderr, flush=True)  # noqa: T201 - nothing else can report it before the process exits
+        print(f"error: {self.make_abort_error(reason)}", file=sys.stderr, flush=True)  # noqa: T201 - nothing else can report it before the process exits
         time.sleep(_EXIT_DELAY_SECONDS)
         os._exit(FailedError.exit_code)
 
@@ -171,11 +171,11 @@ class ConnectedProcess(Communicator):
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size}"
 
-    def run_on_first(self, function: Callable[[], T]) -> T:
+    def run_on_first_process(self, function: Callable[[], T]) -> T:
         """Call `function` in the process with rank 0 only, and return its result in every process."""
-        return self._run_on_rank(0, function)
+        return self._run_on_rank_and_broadcast(0, function)
 
-    def _run_on_rank(self, rank: int, function: Callable[[], T]) -> T:
+    def _run_on_rank_and_broadcast(self, rank: int, function: Callable[[], T]) -> T:
         """Call `function` only in the process with the given rank, and return its result in every process."""
         content = np.frombuffer(pickle.dumps(function()) if self.rank == rank else b"", np.uint8)
         size = int(self.sum_array(np.array([len(content)]))[0])
@@ -183,14 +183,14 @@ class ConnectedProcess(Communicator):
         value: T = pickle.loads(shared.astype(np.uint8).tobytes())
         return value
 
-    def check_equal_facts(self) -> None:
+    def check_processes_agree(self) -> None:
         """Check that the facts of every process, such as its settings, equal those of rank 0.
 
         Raises:
             InputError: A value differs. All processes raise the same error, about the first process that differs.
         """
         host = socket.gethostname()
-        first_host, first = self.run_on_first(lambda: (host, dict(self.facts)))
+        first_host, first = self.run_on_first_process(lambda: (host, dict(self.facts)))
         names = [name for name, value in first.items() if self.facts.get(name) != value]
         differs = np.zeros(self.size)
         differs[self.rank] = bool(names)
@@ -202,7 +202,7 @@ class ConnectedProcess(Communicator):
             return f"{names[0]} is {own} in rank {self.rank} ({host}), but {right} in rank 0 ({first_host})"
 
         if differs.any():
-            found = self._run_on_rank(int(differs.argmax()), describe_difference)
+            found = self._run_on_rank_and_broadcast(int(differs.argmax()), describe_difference)
             raise InputError(f"{found}; start all ranks with the same version, settings, model and data")
 
     def note_activity(self, activity: str, *, slow: bool = False) -> None:
@@ -231,7 +231,7 @@ class ConnectedProcess(Communicator):
         with Watchdog(str(self), settings.stall_seconds) as watchdog:
             own = replace(self, watchdog=watchdog)
             try:
-                own.check_equal_facts()
+                own.check_processes_agree()
                 watchdog.failure_detector = start_failure_detector(own, watchdog.describe_activity)
                 yield own
                 own.barrier()
@@ -244,9 +244,9 @@ class ConnectedProcess(Communicator):
                 _ignore_sigterm()
                 raise
             except self.errors as error:  # another process did not take part in a sum
-                watchdog.claim_error_report()
+                watchdog.prevent_watchdog_exit()
                 _ignore_sigterm()
-                raise watchdog.abort_error(watchdog.find_failure() or summarize_gloo_error(error)) from error
+                raise watchdog.make_abort_error(watchdog.find_failure() or summarize_gloo_error(error)) from error
 
 
 def _ignore_sigterm() -> None:
@@ -258,7 +258,7 @@ def _ignore_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def collect_facts_to_compare(settings: LoopSettings, further_facts: Mapping[str, Any]) -> dict[str, Any]:
+def collect_values_that_must_agree(settings: LoopSettings, further_facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that all processes of a run must have in common, by name, such as the version and the settings.
 
     Args:

@@ -132,7 +132,7 @@ def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, budget
     budget = WorkBudget() if budget is None else budget
     length = len(length_counts)
     if length > MAX_EXACT_LENGTH:
-        prices = _round_prices_down_in_steps(prices, min(STEP_WORK, max(budget.remaining, ALWAYS_PROVEN)))
+        prices = _reduce_distinct_prices(prices, min(STEP_WORK, max(budget.remaining, ALWAYS_PROVEN)))
     max_items = length // max(1, int(np.argmax(prices > 0)) + 1)  # shorter sequences are worth nothing
     products = len(plan_max_plus_products(depth, length)) if depth < max_items and length <= MAX_EXACT_LENGTH else 1
     operations = OPERATIONS_PER_PRODUCT * products * length * min(length, STEP_WORK / length)
@@ -150,7 +150,7 @@ def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, budget
     return Certificate(prices, depth, -(-sum_prices(prices, length_counts) // max_pack_worth) if max_pack_worth else 0)
 
 
-def _round_prices_down_in_steps(prices: IntArray, max_operations: float) -> IntArray:
+def _reduce_distinct_prices(prices: IntArray, max_operations: float) -> IntArray:
     """Round prices down to fewer distinct values, which makes a proof faster. If there are only a few distinct values
     already, return the prices unchanged.
 

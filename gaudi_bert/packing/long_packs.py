@@ -10,7 +10,7 @@ that is shorter by the excess (multi-way partitioning by differences of Karmarka
 Swaps do not change depths, and with thousands of lengths there is nearly always a suitable pair. If swaps no longer help, an
 empty pack is opened, whose slots take part in swaps like sequences of length 0.
 
-`rematch_pack_halves` at the end of the file improves any packing by cutting packs in two and matching the parts again.
+`exchange_pack_halves` at the end of the file improves any packing by cutting packs in two and matching the parts again.
 """
 
 from __future__ import annotations
@@ -243,20 +243,22 @@ def _find_shortest_lengths_covering_excess(assignment: _SlotAssignment, packs: I
 
 
 @kernel
-def _remove_excess_by_swaps(assignment: _SlotAssignment, overfull_packs: IntArray, roomy_packs: IntArray) -> tuple[int, int]:
+def _remove_excess_by_swaps(
+    assignment: _SlotAssignment, overfull_packs: IntArray, underfull_packs: IntArray
+) -> tuple[int, int]:
     """Try to make each of `overfull_packs` fit by swaps. Return how many packs were tried, and how many of them now fit."""
     tried = fitted = failures = 0
     for pack in overfull_packs:
         while assignment.excess[pack] > 0 and (
-            _swap_with_shorter_sequence(assignment, pack) or _swap_with_roomy_pack(assignment, pack, roomy_packs)
+            _swap_with_shorter_sequence(assignment, pack) or _swap_with_underfull_pack(assignment, pack, underfull_packs)
         ):
             pass
         tried += 1
         failures += 1
         if assignment.excess[pack] <= 0:
-            # A swap has left much room in this pack, so add it to `roomy_packs`, where it may help later packs.
+            # A swap has left much room in this pack, so add it to `underfull_packs`, where it may help later packs.
             if assignment.excess[pack] < -WIDEST:
-                roomy_packs[roomy_packs.size - 1 - fitted % (1 + roomy_packs.size // 2)] = pack
+                underfull_packs[underfull_packs.size - 1 - fitted % (1 + underfull_packs.size // 2)] = pack
             fitted += 1
             failures = 0
         if failures == FAILURES:
@@ -320,13 +322,13 @@ def _try_swap(assignment: _SlotAssignment, pack: int, length_difference: int, ma
 
 
 @kernel
-def _swap_with_roomy_pack(assignment: _SlotAssignment, pack: int, roomy_packs: IntArray) -> bool:
-    """Swap a sequence with one of `roomy_packs` to remove as much of the excess as possible. Return whether a swap was
+def _swap_with_underfull_pack(assignment: _SlotAssignment, pack: int, underfull_packs: IntArray) -> bool:
+    """Swap a sequence with one of `underfull_packs` to remove as much of the excess as possible. Return whether a swap was
     possible.
     """
     excess = assignment.excess[pack]
     best, longer, shorter = 0, 0, 0
-    for other in roomy_packs:
+    for other in underfull_packs:
         room = -assignment.excess[other]
         if room <= 0:
             continue
@@ -452,7 +454,7 @@ FEWEST_SEQUENCES = 1000  # a round takes about as long for fewer sequences
 OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 
-def rematch_pack_halves(
+def exchange_pack_halves(
     strategy_counts: StrategyCounts, max_length: int, depth: int, target_packs: int, budget: WorkBudget
 ) -> StrategyCounts:
     """Try to reduce the number of packs by repeatedly cutting every pack in two and combining the halves again.
@@ -473,7 +475,7 @@ def rematch_pack_halves(
     while len(starts) - 1 > target_packs and stalled < patience and not budget.is_exhausted:
         before = len(starts)
         words = (random_words(len(lengths), 0, "halves", rounds) >> np.uint64(1)).astype(np.int64)
-        lengths, starts = _rematch_halves_once(lengths, starts, words, max_length, half)
+        lengths, starts = _exchange_halves_once(lengths, starts, words, max_length, half)
         budget.spend(OPERATIONS_PER_SEQUENCE * len(lengths) + OPERATIONS_PER_TOKEN * max_length)
         stalled = 0 if len(starts) < before else stalled + 1
         rounds += 1
@@ -506,7 +508,7 @@ def select_packs_with_room(strategy_counts: StrategyCounts, max_length: int, max
 
 
 @kernel
-def _rematch_halves_once(
+def _exchange_halves_once(
     lengths: IntArray, pack_starts: IntArray, random_integers: IntArray, max_length: int, max_half_size: int
 ) -> tuple[IntArray, IntArray]:
     """Cut every pack at random into two halves, combine the halves again, and return the new packs as two arrays, like

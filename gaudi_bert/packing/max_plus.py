@@ -28,7 +28,7 @@ from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, inner_k
 MINUS_INFINITY = -1e300
 
 # Prices and total prices are either integers or floating-point numbers, but never mixed in one call.
-Worths = TypeVar("Worths", IntArray, FloatArray)
+PackValues = TypeVar("PackValues", IntArray, FloatArray)
 
 # The number of operations that a max-plus product takes per pair of totals.
 OPERATIONS_PER_PRODUCT = 0.2
@@ -72,7 +72,7 @@ def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
 
 
 @inner_kernel
-def update_elementwise_maximum(result: Worths, offset: float, values: Worths) -> None:
+def update_elementwise_maximum(result: PackValues, offset: float, values: PackValues) -> None:
     """Compute result = max(result, offset + values) elementwise. `values` may be longer than `result`."""
     for position in range(result.size):
         result[position] = max(result[position], offset + values[position])
@@ -80,7 +80,7 @@ def update_elementwise_maximum(result: Worths, offset: float, values: Worths) ->
 
 @inner_kernel
 def _update_elementwise_maximum_of_four(
-    result: Worths, values: Worths, offset_3: float, offset_2: float, offset_1: float, offset_0: float
+    result: PackValues, values: PackValues, offset_3: float, offset_2: float, offset_1: float, offset_0: float
 ) -> None:
     """Update each result[t] to the maximum of itself and offset_k + values[t + k], for k from 0 to 3."""
     for position in range(result.size):
@@ -91,7 +91,7 @@ def _update_elementwise_maximum_of_four(
 
 
 @borrowing_kernel
-def _multiply_max_plus(left: Worths, right: Worths, is_square: int, result: Worths) -> None:
+def _multiply_max_plus(left: PackValues, right: PackValues, is_square: int, result: PackValues) -> None:
     """Compute the max-plus product of two arrays: result[t] = max over a of left[a] + right[t - a].
 
     `is_square` is 1 if both factors are the same, and otherwise 0. In a square, only the smaller part of each total is tried
@@ -113,7 +113,7 @@ def _multiply_max_plus(left: Worths, right: Worths, is_square: int, result: Wort
 
 
 @borrowing_kernel
-def compute_max_plus_closure(values: Worths, items: IntArray, result: Worths) -> None:
+def compute_max_plus_closure(values: PackValues, items: IntArray, result: PackValues) -> None:
     """Compute the largest worth of any number of items for each total length, and write it to `result`.
 
     Items are handled one by one, in runs of the item's length, because within a run an entry depends only on entries before
@@ -138,7 +138,7 @@ def compute_max_plus_closure(values: Worths, items: IntArray, result: Worths) ->
             update_elementwise_maximum(result[start:stop], values[item], result[start - item : stop - item])
 
 
-def fill_max_plus_power_table(product_plan: IntArray, table: Worths, lengths: IntArray) -> Worths:
+def fill_max_plus_power_table(product_plan: IntArray, table: PackValues, lengths: IntArray) -> PackValues:
     """Fill a table with max-plus powers of the prices in its first row, and return the last row.
 
     Args:
@@ -157,7 +157,7 @@ def fill_max_plus_power_table(product_plan: IntArray, table: Worths, lengths: In
             compute_max_plus_closure(table[0], lengths, result)
         else:
             _multiply_max_plus(table[left], table[right], 1 if left == right else 0, result)
-    last: Worths = table[product_plan.shape[0]]
+    last: PackValues = table[product_plan.shape[0]]
     return last
 
 
@@ -169,7 +169,7 @@ compiled_fill_max_plus_power_table = inlined_kernel(fill_max_plus_power_table)
 LARGEST_EXACT = 2.0**53
 
 
-def compute_best_pack_worth(prices: Worths, depth: int) -> int | float:
+def compute_best_pack_worth(prices: PackValues, depth: int) -> int | float:
     """Return the largest total price of the sequences in one pack of at most `depth` sequences and L tokens.
 
     Integer prices are added as floating-point numbers, because those kernels are compiled anyway. No intermediate sum
@@ -185,7 +185,7 @@ def compute_best_pack_worth(prices: Worths, depth: int) -> int | float:
     return int(worth if worth < LARGEST_EXACT else _compute_max_plus_power_worth(prices, depth))
 
 
-def _compute_max_plus_power_worth(prices: Worths, depth: int) -> int | float:
+def _compute_max_plus_power_worth(prices: PackValues, depth: int) -> int | float:
     """Return the largest total price of at most `depth` sequences in one pack, computed in the dtype of the prices."""
     product_plan = plan_max_plus_products(depth, len(prices))
     table = np.zeros((len(product_plan) + 1, len(prices) + 1), dtype=prices.dtype)
@@ -195,7 +195,7 @@ def _compute_max_plus_power_worth(prices: Worths, depth: int) -> int | float:
 
 
 @inner_kernel
-def _find_best_split(left: Worths, right: Worths, total: int, min_worth: float) -> int:
+def _find_best_split(left: PackValues, right: PackValues, total: int, min_worth: float) -> int:
     """Return the smallest index `part` such that left[part] + right[total - part] is at least `min_worth`."""
     for part in range(total + 1):
         if left[part] + right[total - part] >= min_worth:
@@ -205,7 +205,7 @@ def _find_best_split(left: Worths, right: Worths, total: int, min_worth: float) 
 
 @inlined_kernel
 def trace_best_lengths(
-    product_plan: IntArray, table: Worths, total: int, lengths: IntArray, size: int, pending: IntArray
+    product_plan: IntArray, table: PackValues, total: int, lengths: IntArray, size: int, pending: IntArray
 ) -> int:
     """Find the items that produced the entry `total` in the last row of the table, and append them to `lengths`.
 

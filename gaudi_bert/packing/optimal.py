@@ -36,9 +36,9 @@ from gaudi_bert.packing.long_packs import (
     SLACK_SHARE,
     THINNED,
     assign_sequences_to_slots,
+    exchange_pack_halves,
     interpolate_prices,
     pack_by_subsample,
-    rematch_pack_halves,
     select_packs_with_room,
     split_counts_into_bins,
 )
@@ -167,7 +167,7 @@ def _pack_heuristically(length_counts: IntArray, depth: int, budget: WorkBudget)
     ):
         return incumbent
     share = MATCHING_SHARE if np.count_nonzero(length_counts) > FEW_LENGTHS else QUICK_MATCHING_SHARE
-    return _rematch_pack_halves(incumbent, len(length_counts), depth, budget.take_at_most(share * NEAR_WORK))
+    return _exchange_pack_halves(incumbent, len(length_counts), depth, budget.take_at_most(share * NEAR_WORK))
 
 
 def _is_gap_negligible(incumbent: _Incumbent, length_counts: IntArray, depth: int) -> bool:
@@ -210,10 +210,10 @@ def _search_fewer_packs(
         incumbent = _update_incumbent(
             incumbent, pack_by_nnls(length_counts, depth, budget=budget).strategy_counts, incumbent.certificate
         )
-    return _rematch_pack_halves(incumbent, len(length_counts), depth, budget)
+    return _exchange_pack_halves(incumbent, len(length_counts), depth, budget)
 
 
-def _rematch_pack_halves(incumbent: _Incumbent, max_length: int, depth: int, budget: WorkBudget) -> _Incumbent:
+def _exchange_pack_halves(incumbent: _Incumbent, max_length: int, depth: int, budget: WorkBudget) -> _Incumbent:
     """Try to save packs by cutting packs in two and combining the halves again. Return `incumbent` if no pack is saved.
 
     With more than `MATCHED` sequences, only part of the packs is matched.
@@ -221,7 +221,7 @@ def _rematch_pack_halves(incumbent: _Incumbent, max_length: int, depth: int, bud
     if incumbent.gap == 0 or budget.is_exhausted:
         return incumbent
     part = select_packs_with_room(incumbent.strategy_counts, max_length, MATCHED)
-    matched = rematch_pack_halves(part, max_length, depth, count_packs(part) - incumbent.gap, budget)
+    matched = exchange_pack_halves(part, max_length, depth, count_packs(part) - incumbent.gap, budget)
     if count_packs(matched) == count_packs(part):
         return incumbent
     strategy_counts = dict(incumbent.strategy_counts)
@@ -396,7 +396,7 @@ def _pack_on_coarse_grids(length_counts: IntArray, depth: int, incumbent: _Incum
         budget.spend_on_heuristic(strategy_counts)
         incumbent = _update_incumbent(incumbent, strategy_counts, proof)
         bound = incumbent.certificate.bound
-        matched = rematch_pack_halves(
+        matched = exchange_pack_halves(
             incumbent.strategy_counts, length, depth, bound + _max_gap_near_bound(bound), budget.take_fraction(0.3)
         )
         incumbent = _update_incumbent(incumbent, matched, proof)

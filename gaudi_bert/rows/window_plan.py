@@ -202,12 +202,12 @@ def _count_lengths(lengths: IntArray, longest: int) -> IntArray:
     return counts
 
 
-def max_depth(length: int) -> int:
+def compute_max_sequences_per_row(row_length: int) -> int:
     """Return the largest number of sequences that a row of this length may contain.
 
     It depends only on the row length, so that batches have few different shapes.
     """
-    return max(1, length // _TOKENS_PER_SEQUENCE)
+    return max(1, row_length // _TOKENS_PER_SEQUENCE)
 
 
 def _candidate_lengths(
@@ -234,15 +234,18 @@ def _pack_into_rows(lengths: IntArray, row_lengths: tuple[int, ...]) -> list[tup
     long, *short = row_lengths
     counts = _count_lengths(lengths, long)
     if not short:
-        return [(long, run_algorithm(counts, _ALGORITHM, max_depth(long)).strategy_counts)]
+        return [(long, run_algorithm(counts, _ALGORITHM, compute_max_sequences_per_row(long)).strategy_counts)]
     must = counts.copy()
     must[: short[0]] = 0
-    long_packs = run_algorithm(must, _ALGORITHM, max_depth(long)).strategy_counts
-    rows = OpenPacks.with_packs(long_packs, long, max_depth(long))
+    long_packs = run_algorithm(must, _ALGORITHM, compute_max_sequences_per_row(long)).strategy_counts
+    rows = OpenPacks.with_packs(long_packs, long, compute_max_sequences_per_row(long))
     remaining = counts[: short[0]].copy()
     for length in range(short[0], 0, -1):
         remaining[length - 1] = fill_open_packs(rows, length, int(remaining[length - 1]))
-    return [(long, rows.close_all()), (short[0], run_algorithm(remaining, _ALGORITHM, max_depth(short[0])).strategy_counts)]
+    return [
+        (long, rows.close_all()),
+        (short[0], run_algorithm(remaining, _ALGORITHM, compute_max_sequences_per_row(short[0])).strategy_counts),
+    ]
 
 
 def _assign_sequences(lengths: IntArray, mixtures: list[tuple[int, StrategyCounts]]) -> Iterator[RowLengthPacks]:
@@ -259,7 +262,9 @@ def _assign_sequences(lengths: IntArray, mixtures: list[tuple[int, StrategyCount
         rank = np.arange(len(free)) - np.searchsorted(of_length, of_length)
         is_own = (of_length <= length) & (rank < slots_of_length[np.minimum(of_length, length) - 1])
         own, free = np.sort(free[order][is_own]), np.sort(free[order][~is_own])
-        yield RowLengthPacks(length, max_depth(length), fill_planned_packs(own, lengths, strategy_counts, seed=0))
+        yield RowLengthPacks(
+            length, compute_max_sequences_per_row(length), fill_planned_packs(own, lengths, strategy_counts, seed=0)
+        )
 
 
 # --- rows of one sequence each

@@ -338,7 +338,7 @@ def run_stages(request: RunRequest, stages: Sequence[str]) -> dict[str, StageRes
     for name in stages:
         request.options.reporter.say(f"--- {name}")
         for needed in STAGES[name].needs:
-            for path in STAGES[needed].list_missing_products(request.work_folder):
+            for path in STAGES[needed].list_missing_outputs(request.work_folder):
                 raise InputError(f"{format_location(path)}: this file does not exist; run the stage `{needed}` first")
         results[name] = getattr(request, f"run_{name}")()
     return results
@@ -394,7 +394,7 @@ def _list_missing_inputs(work_folder: WorkFolder, step: str) -> list[Path]:
         missing = [path for path in stage.part_paths(work_folder) if not file_exists(path, work_folder.store)]
     else:
         missing = [
-            path for name in (*stage.needs, *stage.follows) for path in STAGES[name].list_missing_products(work_folder)
+            path for name in (*stage.needs, *stage.follows) for path in STAGES[name].list_missing_outputs(work_folder)
         ]
     return list(dict.fromkeys(missing))
 

@@ -73,7 +73,7 @@ class Stage:
         """The names of the steps of this stage, in order."""
         return (self.name,) if self.part_paths is None else (self.name, f"{self.name}-finish")
 
-    def list_missing_products(self, work_folder: WorkFolder) -> list[Path]:
+    def list_missing_outputs(self, work_folder: WorkFolder) -> list[Path]:
         """Return the products of this stage that do not exist yet in a work folder."""
         products = self.product_paths(work_folder) if self.is_part_of(work_folder) else []
         return [path for path in products if not self.is_finished(path, work_folder.store)]

@@ -111,7 +111,7 @@ class FineTuneJob(Job[FineTuning]):
         the run.
         """
         model, communicator, out, labelled = loop.model, loop.context.communicator, self._out, self._labelled
-        best = communicator.run_on_first(lambda: BestCheckpoint.read_if_present(out / BEST_NAME))
+        best = communicator.run_on_first_process(lambda: BestCheckpoint.read_if_present(out / BEST_NAME))
         if best is not None and communicator.is_first:
             model.load_values(read_checkpoint(find_checkpoint(out / "best")).variables)
         if communicator.size > 1:

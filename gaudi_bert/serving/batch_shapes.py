@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.rows.window_plan import max_depth
+from gaudi_bert.rows.window_plan import compute_max_sequences_per_row
 
 _MAX_SHAPES = 12
 # A batch has the smallest shape that computes at least this fraction of the fastest shape's tokens per second. Small shapes
@@ -89,7 +89,7 @@ def pack_first_fit(lengths: Sequence[int], shape: Shape) -> list[list[int]]:
         lengths: The number of tokens of each text.
         shape: The shape to fill.
     """
-    most, free = max_depth(shape.length), [shape.length] * shape.rows
+    most, free = compute_max_sequences_per_row(shape.length), [shape.length] * shape.rows
     rows: list[list[int]] = [[] for _ in free]
     shortest, first = min(lengths, default=1), 0
     for number, length in enumerate(lengths):

@@ -22,7 +22,7 @@ from gaudi_bert.common.errors import FailedError, GaudiBertError
 from gaudi_bert.common.sampling import SampledPacks
 from gaudi_bert.rows.packs import BatchShape, PackedSequences
 from gaudi_bert.rows.types import Sequences, sequences_from_ids
-from gaudi_bert.rows.window_plan import max_depth
+from gaudi_bert.rows.window_plan import compute_max_sequences_per_row
 from gaudi_bert.serving.batch_shapes import Shape
 from gaudi_bert.serving.model import ServedModel
 from gaudi_bert.serving.queue import Batch, Queue, collect_sequences
@@ -101,7 +101,7 @@ def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], 
     """
     # The texts were chosen for a row of the original length. A shortened row contains the same texts, so allow as many texts
     # in it as in the original row.
-    depth = max_depth(shape.length)
+    depth = compute_max_sequences_per_row(shape.length)
     shape, rows = choose_computed_rows(model, sequences.lengths.tolist(), rows, shape)
     starts: IntArray = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
     packed = PackedSequences(sequences, SampledPacks(np.arange(len(sequences), dtype=np.int64), starts))
@@ -243,7 +243,7 @@ class DeviceThread(threading.Thread):
         try:
             model, batch_seconds = self._open_model()
             self._on_ready(model, batch_seconds)
-            smallest = min(batch_seconds)
+            smallest_shape = min(batch_seconds)
             device_thread = threading.get_ident()
 
             def call_between_layers() -> None:
@@ -251,18 +251,18 @@ class DeviceThread(threading.Thread):
                 the batch.
                 """
                 if threading.get_ident() == device_thread:
-                    self._compute_small_requests(model, smallest)
+                    self._interrupt_for_small_requests(model, smallest_shape)
 
             model.call_between_layers(call_between_layers)
             while (batch := self._queue.wait_for_batch()) is not None:
-                self._compute_batch(model, batch, smallest)
+                self._compute_batch(model, batch, smallest_shape)
             reason = None
         except _FAILURES as error:
             reason = error
         finally:
             self._on_ended(reason)
 
-    def _compute_small_requests(self, model: ServedModel, smallest: Shape) -> None:
+    def _interrupt_for_small_requests(self, model: ServedModel, smallest_shape: Shape) -> None:
         """If small requests are waiting, compute a batch of them between two layers of the current batch of large requests.
 
         The time for this batch is not counted as time of the interrupted batch.
@@ -270,11 +270,11 @@ class DeviceThread(threading.Thread):
         interrupted, begun, earlier = self._batch, time.monotonic(), self._interrupted_seconds
         if interrupted is None or (batch := self._queue.take_interrupting_batch(interrupted)) is None:
             return
-        self._compute_batch(model, batch, smallest)
+        self._compute_batch(model, batch, smallest_shape)
         self._batch, self.busy_since = interrupted, begun
         self._interrupted_seconds = earlier + time.monotonic() - begun
 
-    def _compute_batch(self, model: ServedModel, batch: Batch, smallest: Shape) -> None:
+    def _compute_batch(self, model: ServedModel, batch: Batch, smallest_shape: Shape) -> None:
         """Compute a batch, and call `on_finished` for each request that has no more texts to compute.
 
         Raises:
@@ -291,7 +291,7 @@ class DeviceThread(threading.Thread):
                 self._queue.remove(request)
                 request.on_finished(request, error)
             try:
-                compute_rows(model, *make_full_batch(model, smallest), smallest)
+                compute_rows(model, *make_full_batch(model, smallest_shape), smallest_shape)
             except _FAILURES as lost:
                 raise FailedError(f"the device is lost ({type(lost).__name__}: {lost}); start the server again") from lost
             return

@@ -27,7 +27,7 @@ from gaudi_bert.common.arrays import (
     Float32Array,
     Int32Array,
     IntArray,
-    mix_words_with_counts,
+    hash_words_with_counts,
     random_words,
 )
 from gaudi_bert.common.errors import InputError
@@ -158,8 +158,8 @@ class WordTargets:
         starts_N = np.concatenate([pack.get("starts", np.zeros(len(pack["seq_lens"]))) for pack in packs])
         at_T = (np.repeat(starts_N, lengths_N) + positions_BL[real_BL]).astype(np.uint64)
         order_T, kinds_T = (
-            mix_words_with_counts(
-                np.repeat(mix_words_with_counts(random_words(1, self.seed, purpose, epoch + 1), rows_N), lengths_N), at_T
+            hash_words_with_counts(
+                np.repeat(hash_words_with_counts(random_words(1, self.seed, purpose, epoch + 1), rows_N), lengths_N), at_T
             )
             for purpose in ("masked words", "kinds of masks")
         )

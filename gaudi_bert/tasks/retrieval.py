@@ -89,7 +89,9 @@ class Embedding(Task):
     def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups:
         """Return the texts of each row, and a loss function that compares each text with all texts of the update."""
         table, scores = collect_distinct_texts(self.settings, rows), _get_row_scores(rows)
-        return RowGroups(table.rows, partial(_compute_update_loss, self.settings, table, scores), has_answers=scores is None)
+        return RowGroups(
+            table.rows, partial(_compute_loss_over_update, self.settings, table, scores), has_answers=scores is None
+        )
 
     def compute_metrics(self, vectors: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """Return the metrics of a search among the texts. If the rows have scores, return the Pearson and Spearman
@@ -147,7 +149,7 @@ def _make_search(table: TextTable) -> tuple[IntArray, IntArray, IntArray, IntArr
     return queries, documents, query_of_row, np.searchsorted(documents, positives)
 
 
-def _compute_update_loss(
+def _compute_loss_over_update(
     settings: TaskSettings,
     table: TextTable,
     scores: FloatArray | None,

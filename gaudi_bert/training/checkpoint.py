@@ -370,7 +370,7 @@ def restore_newest_checkpoint(
             f"{checkpoint_folder}: the checkpoint uses reading order {short_repr(progress.get('order'))}, but this version "
             f"of gaudi-bert uses reading order {ORDER_VERSION}; train again with --overwrite"
         )
-    shapes, buffers = model.variable_shapes(), model.stored_buffers()
+    shapes, buffers = model.variable_shapes(), model.persistent_buffers()
     trained = {name: shape for name, shape in shapes.items() if name not in buffers}
     for needed, values in (
         (shapes, checkpoint.variables),

@@ -109,9 +109,9 @@ def _evaluate_checkpoint(
     with communicator.watch_processes(settings) as watched:
         # The output file may contain metrics of another checkpoint or of other data. Replace them even without --overwrite.
         signature = Signature("evaluate", {}, inputs)
-        if out is not None and watched.run_on_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
+        if out is not None and watched.run_on_first_process(lambda: begin_artefact(out, out, signature, overwrite=True)):
             reporter.say(f"{format_path(out)}: already evaluated; nothing to do")
-            return StageOutput(watched.run_on_first(lambda: EvaluationResult.read(out)), skipped=True)
+            return StageOutput(watched.run_on_first_process(lambda: EvaluationResult.read(out)), skipped=True)
         config = BertConfig.from_json(stored.settings["model"])
         model = engine.build_model(ModelSpec(config, PretrainingHead(settings.loss)), device, seed=None)
         model.load_values(stored.variables)

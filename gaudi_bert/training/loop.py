@@ -70,7 +70,7 @@ class RunContext(Generic[R]):
 
     def write_result(self, local_result: R) -> R:
         """Write the result of the first process to a file, and return this result in every process."""
-        result = self.communicator.run_on_first(lambda: local_result)
+        result = self.communicator.run_on_first_process(lambda: local_result)
         if self.communicator.is_first:
             publish_files(self.folder)
             result.write(self.result_path)

@@ -325,19 +325,21 @@ def _open_run_folder(
     device = engine.open_device(section, threads)
     with communicator.watch_processes(section) as watched, ExitStack() as stack:
         # A finished folder may be read-only and could not be locked, so check for a result before locking the folder.
-        is_done = watched.run_on_first(lambda: not overwrite and is_artefact_finished(folder, result_path, signature))
+        is_done = watched.run_on_first_process(
+            lambda: not overwrite and is_artefact_finished(folder, result_path, signature)
+        )
         if not is_done:
-            watched.run_on_first(lambda: check_output_path(folder, result_path, signature.stage, overwrite))
+            watched.run_on_first_process(lambda: check_output_path(folder, result_path, signature.stage, overwrite))
             if watched.is_first:
                 stack.enter_context(exclusive_lock(folder, str(folder)))
             chosen = settings.model_copy(update={section.section_name: section.model_copy(update={"engine": engine.NAME})})
-            is_done = watched.run_on_first(
+            is_done = watched.run_on_first_process(
                 lambda: _begin_unless_finished(result_path, signature, chosen, reporter, resume, overwrite)
             )
         context = RunContext[R](folder, result_path, engine, watched, reporter, device, signature)
         if is_done:
             reporter.say(_format_already_finished(folder, signature))
-            yield replace(context, finished_result=watched.run_on_first(lambda: job.result_type.read(result_path)))
+            yield replace(context, finished_result=watched.run_on_first_process(lambda: job.result_type.read(result_path)))
             return
         others = f", {watched.size} processes" if watched.size > 1 else ""
         reporter.say(f"{signature.stage}: on {device.description}{others}")
@@ -350,7 +352,7 @@ def _open_run_folder(
         # A resumed run must draw the same dropout masks and divide the packs in the same way. The masks depend on whether
         # kernels are compiled, and the division depends on the number of processes. Therefore use the values from the start
         # of the run.
-        processes_at_start, compiled = watched.run_on_first(
+        processes_at_start, compiled = watched.run_on_first_process(
             lambda: read_run_beginning(context.checkpoint_folder)
         ) or RunBeginning(watched.size, device.compiles)
         if compiled and not device.compiles:

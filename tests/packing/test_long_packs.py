@@ -14,8 +14,8 @@ from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.long_packs import (
     assign_sequences_to_slots,
+    exchange_pack_halves,
     pack_by_subsample,
-    rematch_pack_halves,
     split_counts_into_bins,
 )
 from gaudi_bert.packing.strategies import WorkBudget, check_packing, count_packs
@@ -32,22 +32,22 @@ def few_counts(generator: np.random.Generator, max_length: int) -> np.ndarray:
 def test_packs_are_packs_and_never_more(seed: int, max_length: int, depth: int) -> None:
     counts = few_counts(np.random.default_rng(seed), max_length)
     before = pack_longest_first(counts, depth)
-    after = rematch_pack_halves(before, max_length, depth, 0, WorkBudget(1e6))
+    after = exchange_pack_halves(before, max_length, depth, 0, WorkBudget(1e6))
     check_packing(after, Histogram(max_length, counts), depth)
     assert count_packs(after) <= count_packs(before)
 
 
 def test_sequences_of_over_and_under_half_a_pack_find_their_partners() -> None:
-    assert rematch_pack_halves({(47, 51): 1, (49,): 1, (53,): 1}, 100, 2, 0, WorkBudget(1e9)) == {(47, 53): 1, (49, 51): 1}
-    assert rematch_pack_halves({(31,): 3, (69,): 3, (40, 60): 2}, 100, 2, 0, WorkBudget(1e9)) == {(31, 69): 3, (40, 60): 2}
+    assert exchange_pack_halves({(47, 51): 1, (49,): 1, (53,): 1}, 100, 2, 0, WorkBudget(1e9)) == {(47, 53): 1, (49, 51): 1}
+    assert exchange_pack_halves({(31,): 3, (69,): 3, (40, 60): 2}, 100, 2, 0, WorkBudget(1e9)) == {(31, 69): 3, (40, 60): 2}
 
 
 def test_it_stops_at_enough_packs_and_without_work() -> None:
     wasteful = {(31,): 4, (69,): 4}
-    assert count_packs(rematch_pack_halves(wasteful, 100, 2, 8, WorkBudget(1e9))) == 8
-    assert count_packs(rematch_pack_halves(wasteful, 100, 2, 4, WorkBudget(0))) == 8
-    assert rematch_pack_halves(wasteful, 100, 2, 4, WorkBudget(1e9)) == {(31, 69): 4}
-    assert rematch_pack_halves({}, 100, 2, 0, WorkBudget(1e9)) == {}
+    assert count_packs(exchange_pack_halves(wasteful, 100, 2, 8, WorkBudget(1e9))) == 8
+    assert count_packs(exchange_pack_halves(wasteful, 100, 2, 4, WorkBudget(0))) == 8
+    assert exchange_pack_halves(wasteful, 100, 2, 4, WorkBudget(1e9)) == {(31, 69): 4}
+    assert exchange_pack_halves({}, 100, 2, 0, WorkBudget(1e9)) == {}
 
 
 @pytest.mark.slow

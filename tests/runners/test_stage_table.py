@@ -66,7 +66,7 @@ def test_the_stages_of_a_pipeline_are_those_that_its_file_asks_for() -> None:
     assert list_pipeline_stages(given) == ["finetune", "predict", "report"]
     # Nothing is waited for that no stage makes.
     folder = WorkFolder.from_settings(given, Path("work"), Path())
-    assert STAGES["train"].list_missing_products(folder) == STAGES["evaluate"].list_missing_products(folder) == []
+    assert STAGES["train"].list_missing_outputs(folder) == STAGES["evaluate"].list_missing_outputs(folder) == []
 
 
 @pytest.mark.parametrize(

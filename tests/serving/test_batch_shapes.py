@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.rows.window_plan import max_depth
+from gaudi_bert.rows.window_plan import compute_max_sequences_per_row
 from gaudi_bert.serving.batch_shapes import Shape, choose_and_fill_shape, list_batch_shapes, pack_first_fit
 
 COSTS = {shape: 0.004 + 0.0002 * shape.slots for shape in list_batch_shapes(256, 8)}
@@ -80,7 +80,7 @@ def test_a_batch_holds_each_text_once_and_the_oldest_always(lengths: list[int]) 
     assert len(fill.rows) == fill.shape.rows
     for row in fill.rows:
         assert sum(lengths[number] for number in row) <= fill.shape.length
-        assert len(row) <= max_depth(fill.shape.length)
+        assert len(row) <= compute_max_sequences_per_row(fill.shape.length)
 
 
 @given(st.lists(st.integers(1, 64), max_size=90), st.integers(1, 7))
@@ -88,7 +88,7 @@ def test_first_fit_is_that_of_the_obvious_loop(lengths: list[int], rows: int) ->
     expected: list[list[int]] = [[] for _ in range(rows)]
     for number, length in enumerate(lengths):
         for row in expected:
-            if sum(lengths[each] for each in row) + length <= 64 and len(row) < max_depth(64):
+            if sum(lengths[each] for each in row) + length <= 64 and len(row) < compute_max_sequences_per_row(64):
                 row.append(number)
                 break
     assert pack_first_fit(lengths, Shape(rows, 64)) == expected

@@ -127,7 +127,7 @@ def test_planted_faults_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from gaudi_bert.engines.pytorch import model
 
-    right = getattr(model, name := "compute_pretraining_sums")
+    right = getattr(model, name := "compute_pretraining_loss_and_metric_sums")
     monkeypatch.setattr(model, name, lambda words, *others: right(words.double(), *others).float())
     spec = ModelSpec(small_config(), PretrainingHead())
     found = problems("pytorch", spec, [small_batch()], TrainingSettings(), PretrainingObjective())

@@ -32,7 +32,7 @@ from gaudi_bert.engines.pytorch.bert import (
     supports_varlen_attention,
 )
 from gaudi_bert.engines.pytorch.cpu_operations import TiedEmbeddingTable
-from gaudi_bert.engines.pytorch.model import Tensors, TorchModel, compute_pretraining_sums, to_numpy
+from gaudi_bert.engines.pytorch.model import Tensors, TorchModel, compute_pretraining_loss_and_metric_sums, to_numpy
 from gaudi_bert.model.config import BertConfig, draw_initial_value, has_weight_decay
 from gaudi_bert.model.heads import Loss, PretrainingHead, VectorHead, check_logit_count, parameter_specs_with_head
 
@@ -101,7 +101,7 @@ class TorchBert(TorchModel):
             hidden_TH = encode_packs(network, tensors)
         with self.autocast_context():
             words_BQV, sentences_BS2 = compute_pretraining_logits(network, tensors)
-        sums = compute_pretraining_sums(words_BQV, sentences_BS2, tensors, loss)
+        sums = compute_pretraining_loss_and_metric_sums(words_BQV, sentences_BS2, tensors, loss)
         masked_lm_loss, next_sentence_loss = sums[0] / sums[1], sums[2] / sums[3]
         leaves = self.parameters_by_name
         gradients = torch.autograd.grad(masked_lm_loss + next_sentence_loss, list(leaves.values()), allow_unused=True)

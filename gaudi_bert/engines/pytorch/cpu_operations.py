@@ -33,19 +33,21 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
     """
     if not is_plain_cpu_tensor(inputs):
         return functional.dropout(inputs, rate)
-    steps_dropped = _dropped_steps(rate)
+    dropped_values = _count_dropped_int16_values(rate)
     keep_mask = torch.ge(
-        _draw_int16(inputs.shape), steps_dropped - _DROPOUT_STEPS // 2, out=torch.empty(inputs.shape, dtype=inputs.dtype)
+        _draw_random_int16(inputs.shape),
+        dropped_values - _DROPOUT_STEPS // 2,
+        out=torch.empty(inputs.shape, dtype=inputs.dtype),
     )
-    return inputs * keep_mask.mul_(_DROPOUT_STEPS / (_DROPOUT_STEPS - steps_dropped))
+    return inputs * keep_mask.mul_(_DROPOUT_STEPS / (_DROPOUT_STEPS - dropped_values))
 
 
-def _dropped_steps(rate: float) -> int:
+def _count_dropped_int16_values(rate: float) -> int:
     """Return the dropout rate in steps of 1 / 65,536, rounded to an integer of at least 1."""
     return max(1, round(rate * _DROPOUT_STEPS))
 
 
-def _draw_int16(shape: torch.Size) -> Tensor:
+def _draw_random_int16(shape: torch.Size) -> Tensor:
     """Return a tensor of random int16 values from PyTorch's generator."""
     words = torch.empty((shape.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
     return words.view(torch.int16)[: shape.numel()].reshape(shape)
@@ -77,14 +79,14 @@ class _TiledAttention(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout_rate: float) -> Tensor:
         """Compute the context of every query. The result is stored in the memory layout [B, P, N, D]."""
-        random_int16 = _draw_int16(torch.Size((*query.shape[:3], key.shape[2]))) if dropout_rate > 0 else None
-        keeps, steps_dropped, result = (
+        random_int16 = _draw_random_int16(torch.Size((*query.shape[:3], key.shape[2]))) if dropout_rate > 0 else None
+        keeps, dropped_values, result = (
             any(context.needs_input_grad),
-            _dropped_steps(dropout_rate) if dropout_rate > 0 else 0,
-            _empty_in_position_order(query),
+            _count_dropped_int16_values(dropout_rate) if dropout_rate > 0 else 0,
+            _allocate_in_position_order(query),
         )
         shares = []
-        for tile in _head_tiles(query, key):
+        for tile in _iterate_head_tiles(query, key):
             scores_GPL = multiply_large_matrices(query[tile] / math.sqrt(query.shape[-1]), key[tile].mT).add_(bias[tile[0]])
             probabilities_GPL = torch.softmax(scores_GPL, -1)
             if keeps:
@@ -92,26 +94,26 @@ class _TiledAttention(torch.autograd.Function):
             kept_GPL = (
                 probabilities_GPL
                 if random_int16 is None
-                else _write_keep_mask(random_int16[tile], steps_dropped, scores_GPL).mul_(probabilities_GPL)
+                else _write_keep_mask(random_int16[tile], dropped_values, scores_GPL).mul_(probabilities_GPL)
             )
             result[tile] = multiply_large_matrices(kept_GPL, value[tile])
         context.save_for_backward(query, key, value, random_int16, *shares)
-        context.steps_dropped = steps_dropped
-        return result.mul_(_DROPOUT_STEPS / (_DROPOUT_STEPS - steps_dropped))
+        context.dropped_values = dropped_values
+        return result.mul_(_DROPOUT_STEPS / (_DROPOUT_STEPS - dropped_values))
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients of query, key and value."""
         query, key, value, random_int16, *shares = context.saved_tensors
-        steps_dropped = context.steps_dropped
-        keep_scale, size_scale = _DROPOUT_STEPS / (_DROPOUT_STEPS - steps_dropped), 1.0 / math.sqrt(query.shape[-1])
-        query_gradient, key_gradient, value_gradient = (_empty_in_position_order(each) for each in (query, key, value))
-        for tile, probabilities_GPL in zip(_head_tiles(query, key), shares, strict=True):
+        dropped_values = context.dropped_values
+        keep_scale, size_scale = _DROPOUT_STEPS / (_DROPOUT_STEPS - dropped_values), 1.0 / math.sqrt(query.shape[-1])
+        query_gradient, key_gradient, value_gradient = (_allocate_in_position_order(each) for each in (query, key, value))
+        for tile, probabilities_GPL in zip(_iterate_head_tiles(query, key), shares, strict=True):
             gradient_GPD = (gradients[0][tile] * keep_scale).contiguous()
             probability_gradient_GPL = multiply_large_matrices(gradient_GPD, value[tile].mT)
             kept_GPL = probabilities_GPL
             if random_int16 is not None:
-                keep_mask_GPL = _write_keep_mask(random_int16[tile], steps_dropped, torch.empty_like(probabilities_GPL))
+                keep_mask_GPL = _write_keep_mask(random_int16[tile], dropped_values, torch.empty_like(probabilities_GPL))
                 probability_gradient_GPL.mul_(keep_mask_GPL)
                 kept_GPL = keep_mask_GPL.mul_(probabilities_GPL)
             value_gradient[tile] = multiply_large_matrices(gradient_GPD.mT, kept_GPL).mT
@@ -121,14 +123,14 @@ class _TiledAttention(torch.autograd.Function):
         return query_gradient, key_gradient, value_gradient, None, None
 
 
-def _write_keep_mask(random_int16: Tensor, steps_dropped: int, out: Tensor) -> Tensor:
+def _write_keep_mask(random_int16: Tensor, dropped_values: int, out: Tensor) -> Tensor:
     """Write a dropout mask to `out`, and return it. The mask is 1 for elements that are kept, and 0 for elements that are
     dropped.
     """
-    return torch.ge(random_int16, steps_dropped - _DROPOUT_STEPS // 2, out=out)
+    return torch.ge(random_int16, dropped_values - _DROPOUT_STEPS // 2, out=out)
 
 
-def _head_tiles(query: Tensor, key: Tensor) -> Iterator[tuple[int, slice]]:
+def _iterate_head_tiles(query: Tensor, key: Tensor) -> Iterator[tuple[int, slice]]:
     """Yield tuples (pack, slice of heads), which select the heads that are computed together."""
     packs, heads, positions, _ = query.shape
     together = max(1, _TILE_ELEMENTS * torch.get_num_threads() // (positions * key.shape[2]))
@@ -137,7 +139,7 @@ def _head_tiles(query: Tensor, key: Tensor) -> Iterator[tuple[int, slice]]:
             yield pack, slice(first, first + together)
 
 
-def _empty_in_position_order(projection_BNPD: Tensor) -> Tensor:
+def _allocate_in_position_order(projection_BNPD: Tensor) -> Tensor:
     """Return an empty tensor [B, N, P, D] with the memory layout [B, P, N, D].
 
     The projections have the same layout, so the result can later be reshaped without copying.

@@ -32,7 +32,7 @@ from gaudi_bert.common.launch import MASTER_ADDRESS, MASTER_PORT, Launch, find_l
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.protocol import Communicator, DeviceKind
-from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, Watchdog, collect_facts_to_compare
+from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, Watchdog, collect_values_that_must_agree
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "hpu": "hccl"}
 _FIRST_PORT, _PORTS = 20_000, 12_000
@@ -88,16 +88,16 @@ class GradientReducer:
         self._sent: list[tuple[Tensor, Any]] = []
         for parameter in parameters:
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._note_computed_gradient)
+                parameter.register_post_accumulate_grad_hook(self._count_computed_gradient)
 
-    def start_last_pass(self) -> None:
+    def prepare_last_backward_pass(self) -> None:
         """Prepare for the last backward pass of an update, which sends gradients as soon as it has computed them.
 
         Earlier passes of the update only add to the gradients.
         """
         self._missing = [sum(parameter.requires_grad for parameter in bucket) for bucket in self._buckets]
 
-    def _note_computed_gradient(self, parameter: Tensor) -> None:
+    def _count_computed_gradient(self, parameter: Tensor) -> None:
         """Record that a backward pass has computed the gradient of a parameter. In the last pass, send all buckets that are
         complete.
 
@@ -192,7 +192,7 @@ def connect_processes(device: DeviceKind, settings: LoopSettings, facts: Mapping
         raise FailedError(
             f"{process_name}: torch.distributed cannot connect the processes ({reason}); start all ranks again"
         ) from error
-    facts = {"torch": torch.__version__, "device": device, **collect_facts_to_compare(settings, facts)}
+    facts = {"torch": torch.__version__, "device": device, **collect_values_that_must_agree(settings, facts)}
     return TorchCommunicator(launch.rank, launch.size, local_size, facts=facts, host_group=host_group)
 
 

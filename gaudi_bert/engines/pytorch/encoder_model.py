@@ -101,9 +101,9 @@ class TorchEncoder(TorchModel):
         if compiler is not None:
             self._compute = torch.compile(self._run_encoder_and_head, backend=compiler, dynamic=False, fullgraph=True)
 
-    def stored_buffers(self) -> dict[str, Tensor]:
+    def persistent_buffers(self) -> dict[str, Tensor]:
         """Return the buffers that checkpoints contain in addition to the parameters, by name."""
-        return self.packed.find_stored_buffers()
+        return self.packed.find_persistent_buffers()
 
     def has_weight_decay(self, name: str) -> bool:
         """Return whether weight decay applies to a variable. Biases and the parameters of normalization layers have no

@@ -72,7 +72,7 @@ class TorchModel(ABC):
 
     # --- The methods of `engines/protocol.Model`
 
-    def stored_buffers(self) -> dict[str, Tensor]:
+    def persistent_buffers(self) -> dict[str, Tensor]:
         """Return the variables that have no gradient, by name. Checkpoints contain them in addition to the parameters."""
         return {}
 
@@ -94,7 +94,7 @@ class TorchModel(ABC):
 
     def _variables_by_name(self) -> dict[str, Tensor]:
         """Return the parameters and the buffers by name."""
-        return {**self.parameters_by_name, **self.stored_buffers()}
+        return {**self.parameters_by_name, **self.persistent_buffers()}
 
     def compute_outputs(self, batch: BatchArrays) -> Float32Array:
         """Run the model on a batch without dropout, and return the outputs of its head as float32."""
@@ -169,10 +169,10 @@ class TorchModel(ABC):
         head = self.spec.head
         if isinstance(head, PretrainingHead):
             words_BQV, sentences_BS2 = outputs
-            return compute_pretraining_sums(words_BQV, sentences_BS2, batch, head.loss)
+            return compute_pretraining_loss_and_metric_sums(words_BQV, sentences_BS2, batch, head.loss)
         if isinstance(head, VectorHead):
             return torch.zeros(0)
-        return compute_task_sums(head, at_least_float32(outputs), batch)
+        return compute_task_loss_and_metric_sums(head, at_least_float32(outputs), batch)
 
     def copy_to_device(self, batch: BatchArrays) -> dict[str, Tensor]:
         """Prepare a batch with `prepare_batch`, and copy it to the device."""
@@ -240,7 +240,7 @@ def to_numpy(tensor: Tensor) -> Float32Array:
 # --- The loss sums and metric sums of all heads, in at least float32. `model/heads.py` lists them.
 
 
-def compute_pretraining_sums(
+def compute_pretraining_loss_and_metric_sums(
     masked_lm_logits_BQV: Tensor, next_sentence_logits_BS2: Tensor, batch: Mapping[str, Tensor], loss: Loss
 ) -> Tensor:
     """Compute the loss sums and metric sums of a pretraining batch, [8].
@@ -295,7 +295,7 @@ def _sum_losses_and_correct(logits: Tensor, labels: Tensor, weights: Tensor) -> 
     return (losses_P * weights_P).sum(), (correct_P * weights_P).sum()
 
 
-def compute_task_sums(head: TaskHead, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+def compute_task_loss_and_metric_sums(head: TaskHead, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the sum of the weighted losses of a task, the sum of the weights, and the weighted sum of the correct
     predictions.
     """

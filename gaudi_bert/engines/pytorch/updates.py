@@ -86,8 +86,10 @@ class TorchUpdates:
             self._optimizer.apply_gradients(gradients, scalars, clip_factor, update)
             for parameter in model.parameters_by_name.values():
                 parameter.grad = None
-            if communicator.size > 1 and model.stored_buffers():  # each process may have changed its buffers in another way
-                buffers = {name: to_numpy(buffer) for name, buffer in model.stored_buffers().items()}
+            if (
+                communicator.size > 1 and model.persistent_buffers()
+            ):  # each process may have changed its buffers in another way
+                buffers = {name: to_numpy(buffer) for name, buffer in model.persistent_buffers().items()}
                 model.load_values(communicator.broadcast(buffers))
             self._has_run = True
             return partial(to_numpy, torch.cat([sums, norm.reshape(1)]))
@@ -106,7 +108,7 @@ class TorchUpdates:
             self._report_to_watchdog(number, update, batch)
             loss, batch_sums = model.compute_loss(batch, dropout_seeds_M2[number], factors[number])
             if self._gradient_reducer is not None and number == len(micro_batches) - 1:
-                self._gradient_reducer.start_last_pass()
+                self._gradient_reducer.prepare_last_backward_pass()
             loss.backward()
             sums += batch_sums
         return sums
@@ -139,7 +141,7 @@ class TorchUpdates:
                 else at_least_float32(model.compute_training_outputs(batches[number], dropout_seeds_M2[number]))
             )
             if self._gradient_reducer is not None and number == sequence[-1]:
-                self._gradient_reducer.start_last_pass()
+                self._gradient_reducer.prepare_last_backward_pass()
             output.backward(torch.as_tensor(gradients[number], dtype=output.dtype, device=output.device))
         return torch.as_tensor(sums, dtype=torch.float32, device=model.device)
 

@@ -32,7 +32,7 @@ from gaudi_bert.engines.protocol import Communicator, ComputeDtype, Device, Mode
 from gaudi_bert.engines.tensorflow import INTRA_OP_THREADS
 from gaudi_bert.engines.tensorflow.model import TensorFlowModel
 from gaudi_bert.engines.tensorflow.updates import TensorFlowUpdates
-from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, collect_facts_to_compare
+from gaudi_bert.engines.watchdog import SLOW_WORK_FACTOR, ConnectedProcess, collect_values_that_must_agree
 
 NAME: EngineName = "tensorflow"
 
@@ -219,5 +219,5 @@ def connect_processes(settings: LoopSettings, facts: Mapping[str, Any]) -> Commu
         )
     # Comparing the facts requires a sum over processes on the device, which is opened only after this function. Therefore
     # `ConnectedProcess.watch_processes` compares them later.
-    facts = {"tensorflow": tf.__version__, **collect_facts_to_compare(settings, facts)}
+    facts = {"tensorflow": tf.__version__, **collect_values_that_must_agree(settings, facts)}
     return _HorovodProcess(rank, size, local_size, facts=facts, horovod=hvd)

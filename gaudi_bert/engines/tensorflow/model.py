@@ -89,7 +89,7 @@ class TensorFlowModel:
         """Return the shapes of the variables by name."""
         return {name: tuple(variable.shape) for name, variable in self.variables.items()}
 
-    def stored_buffers(self) -> tuple[str, ...]:
+    def persistent_buffers(self) -> tuple[str, ...]:
         """Return the names of the variables that have no gradient. A BERT has no such variables."""
         return ()
 
@@ -124,7 +124,7 @@ class TensorFlowModel:
         hidden_TH = encode_packs(self.build_network(), tensors)
         with tf.GradientTape() as tape:
             masked_lm_logits_BQV, next_sentence_logits_BS2 = outputs = self.forward(tensors)
-            sums = _compute_pretraining_sums(outputs, tensors, loss)
+            sums = _compute_pretraining_loss_and_metric_sums(outputs, tensors, loss)
             masked_lm_loss, next_sentence_loss = sums[0] / sums[1], sums[2] / sums[3]
             total = masked_lm_loss + next_sentence_loss
         gradients = tape.gradient(total, list(self.variables.values()))
@@ -175,8 +175,8 @@ class TensorFlowModel:
         """Compute the loss and metric sums of a batch from the outputs of the head. `model/heads.py` lists these sums."""
         head = self.spec.head
         if isinstance(head, PretrainingHead):
-            return _compute_pretraining_sums(outputs, batch, head.loss)
-        return _compute_task_sums(head, outputs, batch) if isinstance(head, TaskHead) else ()
+            return _compute_pretraining_loss_and_metric_sums(outputs, batch, head.loss)
+        return _compute_task_loss_and_metric_sums(head, outputs, batch) if isinstance(head, TaskHead) else ()
 
     def compute_loss(
         self, batch: Batch, dropout_seed: tf.Tensor | None, factors: tf.Tensor
@@ -281,7 +281,9 @@ def _pool_tokens(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, po
 # `masked_lm_weights` contains the number of the sequence to which a masked slot belongs, or 0 for an unused slot.
 
 
-def _compute_pretraining_sums(outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: Loss) -> tuple[tf.Tensor, ...]:
+def _compute_pretraining_loss_and_metric_sums(
+    outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: Loss
+) -> tuple[tf.Tensor, ...]:
     """Compute the loss sums and metric sums of a pretraining batch, 8 scalars in at least float32.
 
     Returns:
@@ -368,7 +370,7 @@ def cross_entropy(logits_RC: tf.Tensor, labels_R: tf.Tensor) -> tuple[tuple[tf.T
     return (losses_R, guesses_R), backward
 
 
-def _compute_task_sums(head: TaskHead, logits: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, ...]:
+def _compute_task_loss_and_metric_sums(head: TaskHead, logits: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, ...]:
     """Return the sum of the weighted losses of a task, the sum of the weights, and the weighted sum of the correct
     predictions.
     """

@@ -50,7 +50,7 @@ class TensorFlowUpdates:
         self._single_update = make_graph_function(self._trace_single_update)
         self._first_micro_batch = make_graph_function(self._trace_first_micro_batch)
         self._next_micro_batch = make_graph_function(self._trace_next_micro_batch)
-        self._outputs = make_graph_function(self._trace_outputs)
+        self._outputs = make_graph_function(self._trace_forward_pass)
         self._finish = make_graph_function(self._apply_update)
 
     def run_update(
@@ -104,17 +104,17 @@ class TensorFlowUpdates:
             self._report_to_watchdog(number, update, each[0])
             outputs.append(self._outputs(*each).numpy())
         self._report_to_watchdog(last, update, inputs[last][0])
-        output, tape = self._record_outputs(*inputs[last])
+        output, tape = self._record_forward_pass(*inputs[last])
         sums, gradients = update_loss([*outputs, output.numpy()])
         totals = self._backpropagate(output, tape, gradients[last])
         for number, each in enumerate(inputs[:-1]):
             self._report_to_watchdog(number, update, each[0])
-            added = self._backpropagate(*self._record_outputs(*each), gradients[number])
+            added = self._backpropagate(*self._record_forward_pass(*each), gradients[number])
             totals = [total + gradient for total, gradient in zip(totals, added, strict=True)]
         self._communicator.note_waiting()
         return self._finish(totals, tf.constant(sums, tf.float32), scalars)
 
-    def _record_outputs(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.GradientTape]:
+    def _record_forward_pass(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.GradientTape]:
         """Run the model on a batch with dropout, and return its outputs and the gradient tape that recorded the pass."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
@@ -201,7 +201,7 @@ class TensorFlowUpdates:
             accumulated.assign_add(gradient)
         return sums_before + sums
 
-    def _trace_outputs(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
+    def _trace_forward_pass(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
         """Run the model on a micro-batch, and return the outputs of its head."""
         self.graphs.append(tf.compat.v1.get_default_graph())
         return self._model.forward(batch, seed if self._has_dropout else None)

@@ -333,7 +333,7 @@ class Cluster:
             name: The name of the object.
             none_if_forbidden: Also return None if the account may not read the object, instead of raising an error.
         """
-        return self._get_or_none(f"read {kind} {name}", kind, none_if_forbidden, name=name)
+        return self._get_object_or_none(f"read {kind} {name}", kind, none_if_forbidden, name=name)
 
     def delete_object(self, kind: str, name: str) -> bool:
         """Delete an object and the objects that it owns. Return False if the object does not exist.
@@ -355,7 +355,7 @@ class Cluster:
             empty_if_forbidden: Whether to return an empty list if the account may not list this kind, instead of raising an
                 error. Use this for kinds that the pipeline does not need, because its account needs no permission for them.
         """
-        answer = self._get_or_none(f"list {kind}s", kind, empty_if_forbidden, label_selector=label_selector)
+        answer = self._get_object_or_none(f"list {kind}s", kind, empty_if_forbidden, label_selector=label_selector)
         return (answer or {}).get("items") or []
 
     def has_right(self, group: str, resource: str, verb: str) -> bool:
@@ -457,7 +457,7 @@ class Cluster:
             self._log_ends[pod, container] = "\n".join(line.partition(" ")[2] for line in lines)
         return self._log_ends[pod, container]
 
-    def _get_or_none(self, action: str, kind: str, none_if_forbidden: bool, **query: str | None) -> Json | None:
+    def _get_object_or_none(self, action: str, kind: str, none_if_forbidden: bool, **query: str | None) -> Json | None:
         """Send a `get` request and return the answer, or None if the server does not find the object or its kind.
 
         If `none_if_forbidden` is set, also return None if the account has no permission for the request.

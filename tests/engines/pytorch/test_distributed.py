@@ -56,7 +56,7 @@ def in_one_process(rank: int, folder: str) -> None:
         for number, micro_batch in enumerate(inputs):
             if number == len(inputs) - 1:
                 assert len(orders) == update * 4  # nothing travels before the last pass
-                sums.start_last_pass()
+                sums.prepare_last_backward_pass()
             loss_of(overlapped, micro_batch).backward()
             loss_of(naive, micro_batch).backward()
         assert len(orders) > update * 4, "no sum began while the last pass ran"

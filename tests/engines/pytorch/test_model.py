@@ -117,8 +117,8 @@ def test_statistics_of_layers_are_those_of_the_first_process() -> None:
     model = load_engine("pytorch").build_model(spec, seed=1)
     updates = load_engine("pytorch").create_updates(model, TrainingSettings(seed=3), Second(1, 2), 1)
     updates.run_update([batch], np.zeros((1, 2), np.int32), np.ones((1, 2)), UpdateScalars(1e-3, 1.0, 1.0), 1)
-    assert model.stored_buffers()
-    assert all(bool((buffer == 0.25).all()) for buffer in model.stored_buffers().values())
+    assert model.persistent_buffers()
+    assert all(bool((buffer == 0.25).all()) for buffer in model.persistent_buffers().values())
 
 
 def test_bfloat16_is_near_float32() -> None:
@@ -143,7 +143,7 @@ def test_a_frozen_model_gives_the_same(name: str, head: TaskHead, precision: Any
         agree(found[real], outputs[real], bound)
     kept = sum(parameter.numel() for parameter in model.parameters_by_name.values())
     packed = sum(layer.packed.numel() for layer in model.module.modules() if isinstance(layer, PackedLinear))
-    buffers = sum(buffer.numel() for buffer in model.stored_buffers().values())
+    buffers = sum(buffer.numel() for buffer in model.persistent_buffers().values())
     assert kept + packed + buffers == sum(values.size for values in variables.values())
     if onednn_supports(getattr(torch, precision)) and name != "gpt2":  # whose layers are not linear layers of PyTorch
         assert packed > 0

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.engines.tensorflow.bert import encode_packs
-from gaudi_bert.engines.tensorflow.model import _compute_pretraining_sums
+from gaudi_bert.engines.tensorflow.model import _compute_pretraining_loss_and_metric_sums
 from gaudi_bert.engines.tensorflow.operations import gather_tokens
 from gaudi_bert.training.verify_model import join_sequences
 from tests.builders.agree import agree
@@ -76,10 +76,12 @@ TOKENS = -np.log([0.9, 0.75, 0.2])  # the third is wrong
 )
 def test_sums_by_hand(loss, masked, right, weight):
     expected = [masked, weight, -np.log(0.8) - np.log(0.4), 2, right, weight, 1, 2]
-    agree([float(each) for each in _compute_pretraining_sums((WORDS, SENTENCES), BATCH, loss)], expected, 1e-6)
+    agree(
+        [float(each) for each in _compute_pretraining_loss_and_metric_sums((WORDS, SENTENCES), BATCH, loss)], expected, 1e-6
+    )
 
 
 def test_a_sequence_without_masked_positions_counts_for_next_sentence_alone():
     batch = {**BATCH, "masked_lm_weights": tf.constant([[1.0, 0.0, 1.0, 0.0]])}
-    sums = _compute_pretraining_sums((WORDS, SENTENCES), batch, "sequence")
+    sums = _compute_pretraining_loss_and_metric_sums((WORDS, SENTENCES), batch, "sequence")
     assert (float(sums[1]), float(sums[3])) == (1, 2)
