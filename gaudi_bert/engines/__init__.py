@@ -50,7 +50,7 @@ def choose_engine(
         requested: The name of an engine, or "auto".
         is_bert: Whether the model is a BERT. TensorFlow only runs BERT.
         setting_name: The setting that `requested` comes from, for error messages.
-        previous_engine: The engine with which a resumed run began, or None.
+        previous_engine: The engine that a resumed run began with, or None.
         preferred: The engine for a BERT if both engines are installed.
 
     Raises:

@@ -57,7 +57,7 @@ class Peer:
     Attributes:
         rank: The rank of the process.
         host: The host name, which in a cluster is the name of the pod.
-        addresses: The addresses at which the process may be reached.
+        addresses: The addresses to try for a connection to the process.
         port: The port.
     """
 
@@ -218,7 +218,7 @@ def _open_listener(*, loopback_only: bool) -> socket.socket:
 
 
 def _find_host_addresses() -> list[str]:
-    """Return the addresses at which other hosts may reach this host. The address on the route to rank 0 comes first."""
+    """Return the addresses that other hosts may use to reach this host. The address on the route to rank 0 comes first."""
     found = []
     for target in (os.environ.get(MASTER_ADDRESS), *_UNREACHABLE_ADDRESSES):
         with suppress(OSError):

@@ -265,7 +265,10 @@ class PackCollator:
             )
 
     def _make_masked_lm_inputs(self, labels_BL: IntArray, rows: Sequence[Pack]) -> Batch:
-        """Return the masked positions and their labels, each int64 [B, Q], and the inputs of the next-sentence head."""
+        """Return the masked positions, their labels, and the inputs of the next-sentence head.
+
+        The positions and the labels are int64 [B, Q].
+        """
         rows_M, positions_M = np.nonzero(labels_BL != NOT_PREDICTED)
         counts_B = np.bincount(rows_M, minlength=len(rows))
         slots = self._choose_slot_count("masked_slots", self.masked_slots, int(counts_B.max()))
@@ -284,7 +287,10 @@ class PackCollator:
         return gathered
 
     def _find_first_token_positions(self, rows: Sequence[Pack]) -> torch.Tensor:
-        """Return the position of the first token of each sequence, int64 [B, S]. It is 0 in slots without a sequence."""
+        """Return the position of the first token of each sequence, and 0 for slots without a sequence.
+
+        The result is int64 [B, S].
+        """
         lengths_BS = self._make_sequence_column(rows, "seq_lens", 0)
         return (lengths_BS.cumsum(1) - lengths_BS) * (lengths_BS > 0)
 
@@ -297,7 +303,10 @@ class PackCollator:
         return torch.from_numpy(padded)
 
     def _make_sequence_column(self, rows: Sequence[Pack], name: str, padding_value: int) -> torch.Tensor:
-        """Return a column with one integer per sequence as int64 [B, S], padded with `padding_value`."""
+        """Return a column with one integer per sequence, padded with `padding_value`.
+
+        The result is int64 [B, S].
+        """
         for row in rows:
             _check_32_bit_integers(np.asarray(row[name]), name)
         return self._pad_to_depth([row[name] for row in rows], padding_value, np.int64)

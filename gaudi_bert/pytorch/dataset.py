@@ -2,7 +2,7 @@
 
 An iteration yields the rest of one epoch. Process r of W yields the packs whose number in the global order
 (`reading/global_order.py`) is r modulo W, and all processes yield equally many packs. The packs at the end of an epoch that
-do not fill a batch on every process are not read. A position consists of the epoch and the number of packs that all
+do not fill a complete update are not read. A position consists of the epoch and the number of packs that all
 processes together have read in this epoch.
 
 The workers of a `DataLoader` read ahead, so they cannot tell which of their batches were used. Therefore `PackedLoader`

@@ -230,7 +230,10 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
 
 
 def _pool_first_tokens(pooler: Any, hidden_BLH: torch.Tensor, positions_BS: torch.Tensor) -> torch.Tensor:
-    """Apply BERT's pooler to the first token of each sequence, and return [B, S, H]."""
+    """Apply BERT's pooler to the first token of each sequence.
+
+    The result has the shape [B, S, H].
+    """
     return pooler.activation(pooler.dense(gather_positions(hidden_BLH, positions_BS)))
 
 

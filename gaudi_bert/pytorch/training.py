@@ -1,4 +1,4 @@
-"""A mixin with which the `Trainer` of `transformers` trains on packs, and a translation of its arguments.
+"""A mixin that makes the `Trainer` of `transformers` train on packs, and a translation of its arguments.
 
 With the mixin, each process reads its own packs, whereas `Trainer` alone would read every pack in every process. The losses
 of all micro-batches and processes add up to the loss of one large batch (`heads.py`). A checkpoint contains the position in

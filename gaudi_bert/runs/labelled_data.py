@@ -55,7 +55,7 @@ class LabelledData:
 
     Attributes:
         task: The task, with its settings and labels.
-        start: The weights with which the run begins.
+        start: The initial weights of the run.
         tokenizer: The tokenizer.
         folder: The settings of sentence-transformers in the model's folder, which state how embeddings are computed.
         data: The training rows.

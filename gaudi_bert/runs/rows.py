@@ -1,6 +1,6 @@
 """The jobs that fine-tune a model for a task on labelled rows.
 
-`FineTuneJob` is what all tasks have in common: it keeps the best checkpoint, and writes the folder of the fine-tuned model.
+`FineTuneJob` implements what all tasks have in common. It keeps the best checkpoint, and writes the fine-tuned model.
 `RowJob` is the job for tasks whose loss is a sum over rows. Its packs are planned for the complete file before the run.
 `pairs.py` contains the job for tasks with one loss over all rows of an update.
 """
@@ -86,7 +86,7 @@ class FineTuneJob(Job[FineTuning]):
         """Store the weights in the folder `best/`, unless an earlier evaluation was better or the metric is NaN.
 
         The weights are written before `best.json`, so that `best.json` never exists without its weights, even if the process
-        is killed in between.
+        is killed in between. The metrics before the first update are also stored as the baseline.
         """
         if not run.communicator.is_first:
             return

@@ -333,7 +333,7 @@ class PackedTable:
 
     Attributes:
         path: The folder of the tables.
-        tokenizer: The tokenizer with which the texts were tokenized.
+        tokenizer: The tokenizer of the texts.
         tables: The metadata of the tables, by ascending row length.
         stored: The packs of each table.
     """

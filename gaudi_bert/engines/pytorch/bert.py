@@ -245,8 +245,9 @@ def _apply_linear_in_float32(inputs: Tensor, weights: Tensor, bias: Tensor) -> T
 
 
 def _make_additive_attention_mask(input_mask_BL: Tensor, is_causal: bool, dtype: torch.dtype) -> Tensor:
-    """Return the mask that is added to the attention scores, [B, 1, L, L]. It is 0 where attention is allowed, and -10,000
-    elsewhere.
+    """Return the attention mask that is added to the scores. It is 0 where attention is allowed, and -10,000 elsewhere.
+
+    The mask has the shape [B, 1, L, L].
     """
     allowed_BLL = input_mask_BL[:, :, None] == input_mask_BL[:, None, :]
     if is_causal:
@@ -256,7 +257,9 @@ def _make_additive_attention_mask(input_mask_BL: Tensor, is_causal: bool, dtype:
 
 
 def gather_tokens(hidden_TX: Tensor, positions_BP: Tensor, pack_length: int) -> Tensor:
-    """Return the rows of `hidden_TX` for P positions of each pack, flattened to [B * P, X].
+    """Return the rows of `hidden_TX` at the given positions of each pack.
+
+    The result is flattened to [B * P, X].
 
     Args:
         hidden_TX: A row for each token.
@@ -301,9 +304,9 @@ def encode_packs(network: Network, batch: Mapping[str, Tensor], positions_BP: Te
 
 
 def _embed_tokens(network: Network, batch: Mapping[str, Tensor]) -> Tensor:
-    """Compute the input of the first encoder layer for all tokens, [T, H], in at least float32.
+    """Compute the input of the first encoder layer for all tokens, in at least float32.
 
-    The input is the sum of the word, position and type embeddings, after layer normalization and dropout.
+    The input, [T, H], is the sum of the word, position and type embeddings, after layer normalization and dropout.
     """
     name_prefix, parameters = "bert/embeddings", network.parameters
     words, sparse = parameters.get(WORDS_TO_LOOK_UP, parameters[WORDS]), WORDS_TO_LOOK_UP in parameters
@@ -336,8 +339,9 @@ def _run_encoder_layer(network: Network, name_prefix: str, query_RH: Tensor, hid
 
 
 def _concatenate_projections(parameters: _Parameters, name_prefix: str, parts: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-    """Concatenate the kernels and the biases of several projections, so that one matrix product computes them all. Return
-    [H, O] and [O].
+    """Concatenate the kernels and the biases of several projections, so that one matrix product computes them all.
+
+    The results have the shapes [H, O] and [O].
 
     `parts` contains some of "query", "key" and "value".
     """
@@ -387,13 +391,17 @@ def pack_parameters(
 def _run_self_attention(
     network: Network, name_prefix: str, query_RH: Tensor, hidden_TH: Tensor, bias_B1PL: Tensor
 ) -> Tensor:
-    """Compute self-attention without the output projection, and return the context of every query, [R, H]."""
+    """Compute self-attention without the output projection, and return the context of every query.
+
+    The result has the shape [R, H].
+    """
     config, (packs, _, queries, length) = network.config, bias_B1PL.shape
     heads, size = config.num_attention_heads, config.head_size
 
     def project(inputs: Tensor, positions: int, parts: tuple[str, ...]) -> tuple[Tensor, ...]:
-        """Return the query, key and value projections that `parts` names, each [B, N, positions, D]. One matrix product
-        computes them all.
+        """Return the query, key and value projections that `parts` names. One matrix product computes them all.
+
+        Each projection has the shape [B, N, positions, D].
         """
         fused = multiply(inputs, *_concatenate_projections(network.parameters, name_prefix, parts))
         return tuple(part.transpose(1, 2) for part in fused.reshape(packs, positions, len(parts), heads, size).unbind(2))
@@ -430,9 +438,9 @@ def apply_pooler(network: Network, cls_PH: Tensor) -> Tensor:
 
 
 def compute_masked_lm_logits(network: Network, hidden_PH: Tensor) -> Tensor:
-    """Compute the masked-LM logits of hidden states, [P, V], in at least float32.
+    """Compute the masked-LM logits of hidden states, in at least float32.
 
-    The output matrix is tied to the word embeddings.
+    The logits have the shape [P, V]. The output matrix is tied to the word embeddings.
     """
     name_prefix = "cls/predictions/transform"
     changed_PH = network.apply_layer_norm(
@@ -444,7 +452,10 @@ def compute_masked_lm_logits(network: Network, hidden_PH: Tensor) -> Tensor:
 
 
 def compute_pretraining_logits(network: Network, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Compute the masked-LM logits, [B, Q, V], and the next-sentence logits, [B, S, 2], in at least float32."""
+    """Compute the masked-LM logits and the next-sentence logits of a batch, in at least float32.
+
+    The results have the shapes [B, Q, V] and [B, S, 2].
+    """
     positions_BP = torch.cat([batch["next_sentence_positions"], batch["masked_lm_positions"]], dim=1)
     packs, depth = batch["next_sentence_positions"].shape
     check_logit_count(packs, batch["masked_lm_positions"].shape[1], network.config.vocab_size)

@@ -148,7 +148,7 @@ def _allocate_in_position_order(projection_BNPD: Tensor) -> Tensor:
 
 
 def cross_entropy(logits_RC: Tensor, labels_R: Tensor) -> Tensor:
-    """Compute the negative log-likelihood of each label, [R]."""
+    """Compute the negative log-likelihood of each label."""
     if is_plain_cpu_tensor(logits_RC):
         return _CrossEntropy.apply(logits_RC, labels_R)
     return functional.cross_entropy(logits_RC, labels_R, reduction="none")
@@ -159,7 +159,10 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute the losses [R] from logits [R, C] and labels [R]."""
+        """Compute the loss of each label from its logits.
+
+        Logits have the shape [R, C], and labels and losses have the shape [R].
+        """
         sums_R = torch.cat([torch.logsumexp(logits[rows], -1) for rows in _split_rows_into_slices(logits)])
         context.save_for_backward(logits, labels, sums_R)
         return sums_R - logits.gather(1, labels[:, None])[:, 0]

@@ -49,7 +49,7 @@ class TorchCommunicator(ConnectedProcess):
     host_group: Any = None
 
     def sum_array(self, values: NDArray[Any]) -> FloatArray:
-        """Return the sum of a small array on the host over all processes, float64."""
+        """Return the sum of a small array in host memory over all processes, as float64."""
         self.note_waiting()
         tensor = torch.from_numpy(np.array(values, np.float64))
         torch_distributed.all_reduce(tensor, group=self.host_group)

@@ -155,7 +155,9 @@ class TorchModel(ABC):
 
     def compute_training_outputs(self, batch: Tensors, dropout_seed: Int32Array) -> Any:
         """Run the model on a batch with dropout, and return the outputs of its head. The dropout masks depend only on the
-        seed, int32 [2].
+        seed.
+
+        The seed is int32 [2].
         """
         number = int(np.ascontiguousarray(dropout_seed).view(np.uint64)[0] & np.uint64((1 << 63) - 1))
         torch.manual_seed(number)
@@ -243,7 +245,7 @@ def to_numpy(tensor: Tensor) -> Float32Array:
 def compute_pretraining_loss_and_metric_sums(
     masked_lm_logits_BQV: Tensor, next_sentence_logits_BS2: Tensor, batch: Mapping[str, Tensor], loss: Loss
 ) -> Tensor:
-    """Compute the loss sums and metric sums of a pretraining batch, [8].
+    """Compute the loss sums and metric sums of a pretraining batch.
 
     Returns:
         The masked-LM loss and its weight, the next-sentence loss and its weight, and then for each of the two tasks the
@@ -261,10 +263,10 @@ def compute_pretraining_loss_and_metric_sums(
 
 
 def _compute_masked_slot_weights(batch: Mapping[str, Tensor], loss: Loss, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the weight of every masked token in the loss, [B, Q], and the sum of these weights.
+    """Return the weight of every masked token in the loss, and the sum of these weights.
 
-    Unused slots have the weight 0. A masked token has the weight 1 or, for the loss per sequence, 1 / (number of masked
-    tokens of its sequence).
+    The weights have the shape [B, Q]. Unused slots have the weight 0. A masked token has the weight 1 or, for the loss per
+    sequence, 1 / (number of masked tokens of its sequence).
     """
     numbers_BQ = batch["masked_lm_weights"]
     if loss == "token":
@@ -316,10 +318,10 @@ def compute_task_loss_and_metric_sums(head: TaskHead, logits: Tensor, batch: Map
 
 
 def _compute_span_losses_and_correct(logits_BL2: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the loss of each answer span, and whether both its start and its end are predicted correctly, each [B, S].
+    """Return the loss of each answer span, and whether both its start and its end are predicted correctly.
 
-    The loss is the mean of the negative log-likelihoods of start and end. The logits of tokens in other sequences are
-    lowered, so that they do not contribute to the softmax.
+    Both results have the shape [B, S]. The loss is the mean of the negative log-likelihoods of start and end. The logits of
+    tokens in other sequences are lowered, so that they do not contribute to the softmax.
     """
     packs, depth = batch["target_weights"].shape
     membership_BSL = build_membership_mask(batch["input_mask"], depth).to(logits_BL2.dtype)

@@ -1,4 +1,4 @@
-"""Weights of a model for inference, stored once in the memory layout with which oneDNN multiplies fastest on a CPU.
+"""Weights of a model for inference, stored once in the memory layout that oneDNN multiplies fastest on a CPU.
 
 Letters in shapes: I inputs and O outputs of a product.
 """

@@ -112,8 +112,9 @@ def encode_packs(network: Network, batch: Batch, positions_BP: tf.Tensor | None 
 
 
 def _make_additive_attention_mask(input_mask_BL: tf.Tensor, is_causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """Return the mask that is added to the attention scores, [B, 1, L, L]. It is 0 where attention is allowed, and -10,000
-    elsewhere.
+    """Return the attention mask that is added to the scores. It is 0 where attention is allowed, and -10,000 elsewhere.
+
+    The mask has the shape [B, 1, L, L].
     """
     same_BLL = tf.cast(tf.equal(input_mask_BL[:, :, tf.newaxis], input_mask_BL[:, tf.newaxis, :]), dtype)
     if is_causal:
@@ -123,10 +124,10 @@ def _make_additive_attention_mask(input_mask_BL: tf.Tensor, is_causal: bool, dty
 
 
 def _embed_tokens(network: Network, batch: Batch) -> tf.Tensor:
-    """Compute the input of the first encoder layer for all tokens, [T, H], in the dtype of the matrix products.
+    """Compute the input of the first encoder layer for all tokens, in the dtype of the matrix products.
 
-    The input is the sum of the word, position and type embeddings, after layer normalization and dropout (Devlin et al.,
-    2019, section 3).
+    The input, [T, H], is the sum of the word, position and type embeddings, after layer normalization and dropout (Devlin et
+    al., 2019, section 3).
     """
     name_prefix, parameters, config = "bert/embeddings", network.parameters, network.config
     words_TH = gather_rows(parameters[f"{name_prefix}/word_embeddings"], tf.reshape(batch["input_ids"], [-1]))
@@ -182,13 +183,17 @@ def _run_encoder_layer(
 def _run_self_attention(
     network: Network, name_prefix: str, dropout_site: int, query_RH: tf.Tensor, hidden_TH: tf.Tensor, bias_B1PL: tf.Tensor
 ) -> tf.Tensor:
-    """Compute self-attention without the output projection, and return the context of every query, [R, H]."""
+    """Compute self-attention without the output projection, and return the context of every query.
+
+    The result has the shape [R, H].
+    """
     config, forward_pass, (packs, _, queries, length) = network.config, network.forward_pass, bias_B1PL.shape
     heads, size = config.num_attention_heads, config.head_size
 
     def project(inputs: tf.Tensor, positions: int, *parts: str) -> list[tf.Tensor]:
-        """Return the query, key and value projections that `parts` names, each [B, N, positions, D]. One matrix product
-        computes them all.
+        """Return the query, key and value projections that `parts` names. One matrix product computes them all.
+
+        Each projection has the shape [B, N, positions, D].
         """
         fused = dense(inputs, *_concatenate_projections(network, name_prefix, parts), forward_pass.compiled)
         return tf.unstack(tf.transpose(tf.reshape(fused, [packs, positions, len(parts), heads, size]), [2, 0, 3, 1, 4]))
@@ -205,8 +210,9 @@ def _run_self_attention(
 
 
 def _concatenate_projections(network: Network, name_prefix: str, parts: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Concatenate the kernels and the biases of several projections, so that one matrix product computes them all. Return
-    [H, O] and [O].
+    """Concatenate the kernels and the biases of several projections, so that one matrix product computes them all.
+
+    The results have the shapes [H, O] and [O].
 
     `parts` contains some of "query", "key" and "value". The query projection is divided by the square root of the head size
     here, which saves a pass over the scores. The key bias does not affect the softmax, so its true gradient is zero. Its
@@ -305,14 +311,17 @@ def _compute_attention_scores_gradient(
 
 
 def apply_pooler(network: Network, cls_PH: tf.Tensor) -> tf.Tensor:
-    """Apply BERT's pooler, a dense layer and tanh, to the hidden states of [CLS] tokens, [sequences, H]."""
+    """Apply BERT's pooler, a dense layer and tanh, to the hidden states of [CLS] tokens.
+
+    The result has the shape [sequences, H].
+    """
     return tf.tanh(dense(cls_PH, *network.get_kernel_and_bias("bert/pooler/dense")))
 
 
 def compute_masked_lm_logits(network: Network, hidden_PH: tf.Tensor) -> tf.Tensor:
-    """Compute the masked-LM logits of hidden states, [P, V], in at least float32.
+    """Compute the masked-LM logits of hidden states, in at least float32.
 
-    The output matrix is tied to the word embeddings.
+    The logits have the shape [P, V]. The output matrix is tied to the word embeddings.
     """
     name_prefix, config, compiled = "cls/predictions/transform", network.config, network.forward_pass.compiled
     changed_PH = dense(hidden_PH, *network.get_kernel_and_bias(f"{name_prefix}/dense"))
@@ -324,7 +333,10 @@ def compute_masked_lm_logits(network: Network, hidden_PH: tf.Tensor) -> tf.Tenso
 
 
 def compute_pretraining_logits(network: Network, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
-    """Compute the masked-LM logits, [B, Q, V], and the next-sentence logits, [B, S, 2], in at least float32."""
+    """Compute the masked-LM logits and the next-sentence logits of a batch, in at least float32.
+
+    The results have the shapes [B, Q, V] and [B, S, 2].
+    """
     (packs, depth), slots = batch["next_sentence_positions"].shape, batch["masked_lm_positions"].shape[1]
     check_logit_count(packs, slots, network.config.vocab_size)
     hidden, parameters = network.config.hidden_size, network.parameters

@@ -168,7 +168,7 @@ class _HorovodProcess(ConnectedProcess):
         return [hvd.allreduce(tensor, op=hvd.Sum, name=f"gradient_{index}") for index, tensor in enumerate(tensors)]
 
     def sum_array(self, values: NDArray[Any]) -> FloatArray:
-        """Return the sum of a small array on the host over all processes, float64."""
+        """Return the sum of a small array in host memory over all processes, as float64."""
         self.note_waiting()
         with tf.device("/CPU:0"):
             array = tf.constant(np.asarray(values, np.float64))

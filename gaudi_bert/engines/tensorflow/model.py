@@ -241,9 +241,9 @@ def _compute_task_outputs(network: Network, head: TaskHead, batch: Batch) -> tf.
 
 
 def _compute_vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Tensor:
-    """Run the encoder, and return a vector for each sequence of the batch, float32 [B, S, H].
+    """Run the encoder, and return a vector for each sequence of the batch.
 
-    The vectors of unused sequence slots are undefined.
+    The vectors are float32 [B, S, H]. The vectors of unused sequence slots are undefined.
     """
     hidden = encode_packs(network, batch, None if head.positions_feature is None else batch[head.positions_feature])
     (packs, depth), size = batch["sequence_positions"].shape, network.config.hidden_size
@@ -256,9 +256,9 @@ def _compute_vectors(network: Network, head: VectorHead, batch: Batch) -> tf.Ten
 
 
 def _pool_tokens(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, pooling: Pooling) -> tf.Tensor:
-    """Return the mean or the maximum over the tokens of each sequence, [B, S, H].
+    """Return the mean or the maximum over the tokens of each sequence.
 
-    As in sentence-transformers, the tokens include [CLS] and [SEP].
+    The result has the shape [B, S, H]. As in sentence-transformers, the tokens include [CLS] and [SEP].
     """
     packs, length, hidden = hidden_BLH.shape
     if pooling == "mean":
@@ -284,7 +284,7 @@ def _pool_tokens(hidden_BLH: tf.Tensor, input_mask_BL: tf.Tensor, depth: int, po
 def _compute_pretraining_loss_and_metric_sums(
     outputs: tuple[tf.Tensor, tf.Tensor], batch: Batch, loss: Loss
 ) -> tuple[tf.Tensor, ...]:
-    """Compute the loss sums and metric sums of a pretraining batch, 8 scalars in at least float32.
+    """Compute the loss sums and metric sums of a pretraining batch, in at least float32.
 
     Returns:
         The masked-LM loss and its weight, the next-sentence loss and its weight, and then for each of the two tasks the
@@ -303,10 +303,10 @@ def _compute_pretraining_loss_and_metric_sums(
 
 
 def _compute_masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the weight of every masked token in the loss, [B, Q], and the sum of these weights.
+    """Return the weight of every masked token in the loss, and the sum of these weights.
 
-    Unused slots have the weight 0. A masked token has the weight 1 or, for the loss per sequence, 1 / (number of masked
-    tokens of its sequence).
+    The weights have the shape [B, Q]. Unused slots have the weight 0. A masked token has the weight 1 or, for the loss per
+    sequence, 1 / (number of masked tokens of its sequence).
     """
     numbers_BQ = batch["masked_lm_weights"]
     used_BQ = tf.cast(numbers_BQ > 0, dtype)
@@ -318,7 +318,10 @@ def _compute_masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> t
 
 
 def _build_membership_mask(numbers_BX: tf.Tensor, depth: int, dtype: tf.DType) -> tf.Tensor:
-    """Return a mask [B, S, X] that is 1 if position or slot X belongs to sequence S of the pack, and otherwise 0."""
+    """Return a mask that is 1 if a position or slot belongs to a sequence of the pack, and otherwise 0.
+
+    The mask has the shape [B, S, X], where X stands for the positions or slots.
+    """
     numbers_S = tf.cast(tf.range(1, depth + 1), numbers_BX.dtype)
     return tf.cast(tf.equal(numbers_S[:, tf.newaxis], numbers_BX[:, tf.newaxis, :]), dtype)
 
@@ -347,7 +350,9 @@ def _compute_losses_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[t
 
 @tf.custom_gradient
 def cross_entropy(logits_RC: tf.Tensor, labels_R: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., Any]]:
-    """Return the negative log-likelihood of each label, and the class with the largest logit in each row (int32).
+    """Return the negative log-likelihood of each label, and the class with the largest logit in each row.
+
+    The classes are int32.
 
     TensorFlow's own operation takes six times as long on a CPU. Here, the same softmax is used for the loss and for the
     gradient. If m is the largest logit of a row and p_m its probability, then the logarithm of the sum of the exponentials
@@ -390,11 +395,10 @@ def _compute_task_loss_and_metric_sums(head: TaskHead, logits: tf.Tensor, batch:
 
 
 def _compute_span_losses_and_correct(logits_BL2: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the loss of each answer span, and whether both its start and its end are predicted correctly, each flattened to
-    [B * S].
+    """Return the loss of each answer span, and whether both its start and its end are predicted correctly.
 
-    The loss is the mean of the negative log-likelihoods of start and end. The logits of tokens in other sequences are
-    lowered, so that they do not contribute to the softmax.
+    Both results have the shape [B * S]. The loss is the mean of the negative log-likelihoods of start and end. The logits of
+    tokens in other sequences are lowered, so that they do not contribute to the softmax.
     """
     own_BSL = _build_membership_mask(batch["input_mask"], batch["target_weights"].shape[1], logits_BL2.dtype)
     forbidden_BS1L = ((1.0 - own_BSL) * OTHER_SEQUENCE)[:, :, tf.newaxis, :]

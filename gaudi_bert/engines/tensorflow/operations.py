@@ -57,7 +57,7 @@ def at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor, compiled: bool = False) -> tf.Tensor:
-    """Compute `inputs @ kernel + bias`, [T, O], in the dtype of the inputs.
+    """Compute `inputs @ kernel + bias` in the dtype of the inputs.
 
     `compiled` is only true on CPUs. In this case, the gradient of the kernel is computed without cache collisions.
     """
@@ -109,7 +109,7 @@ def _pad_colliding_rows(values_TX: tf.Tensor) -> tf.Tensor:
 
 @tf.custom_gradient
 def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """Return the rows of a table at the given indices, [T, H].
+    """Return the rows of a table at the given indices.
 
     The gradient is dense, because it is added to the dense gradient of the tied output matrix anyway.
     """
@@ -122,7 +122,9 @@ def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, C
 
 
 def gather_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, pack_length: int) -> tf.Tensor:
-    """Return the hidden states at P positions of each pack, flattened to [B * P, H].
+    """Return the hidden states at the given positions of each pack.
+
+    The result is flattened to [B * P, H].
 
     Args:
         hidden_TH: The hidden states of all tokens.
