@@ -508,8 +508,8 @@ def _read_container_output(output_chunks: _OutputChunks, reporter: Reporter) -> 
             for line in lines:
                 if held:
                     reporter.say(held)
-                # The caller raises an error with the container's last error message, so showing this message here would
-                # print it twice.
+                # Hold back each error message until another line follows. The caller raises an error with the last error
+                # message of the container, so showing this message here would print it twice.
                 held = line if line.startswith("error: ") else ""
                 if not held:
                     reporter.say(line)

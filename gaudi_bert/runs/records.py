@@ -199,7 +199,7 @@ class _RecordsJob(Job[TrainingResult]):
             return clock() - started
 
         pairs = [(seconds(packed), seconds(unpacked)) for _ in range(_PAIRS + 1)]
-        # The first pair of passes also builds the graphs, so its times are ignored.
+        # The first pair of passes takes longer because it also builds the graphs, so its times are ignored.
         self._speedup, line = _compute_speedup(self._source.packing_factor, *zip(*pairs[1:], strict=True))
         run.reporter.say(f"train: {line}")
 

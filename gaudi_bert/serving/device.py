@@ -30,13 +30,13 @@ from gaudi_bert.serving.queue import Batch, Queue, collect_sequences
 # The texts of a single row are divided among CPU threads only if each thread gets at least this many tokens. With fewer
 # tokens, reading the model weights takes more time than the threads save.
 _MIN_TOKENS_PER_THREAD = 64
-# When the texts of a single row are divided among threads, the new rows are padded to the same length. They must not have
-# more than 1.1 times as many slots as tokens. Otherwise the row is not divided.
+# When the texts of a single row are divided among threads, the new rows are padded to the same length. If they would have
+# more than 1.1 times as many slots as tokens, the row is not divided.
 _MAX_DIVISION_COST = 1.1
 _SHORTEST_ROW = 8  # the minimum number of slots of a shortened row
-# A short row is computed on one CPU thread if this takes at most 1.2 times as long as on all threads. This saves CPU time: a
-# row of 16 slots of MiniLM took 6.1 ms on one thread. On two threads, it took 5.6 ms, but 9.1 ms of CPU time. (Measured on
-# an idle AMD EPYC.)
+# A short row is computed on one CPU thread if this takes at most 1.2 times as long as on all threads, because it saves CPU
+# time. On an AMD EPYC, one thread took 6.1 ms for a row of 16 slots of MiniLM. Two threads took 5.6 ms, but 9.1 ms of CPU
+# time.
 _NEARLY_AS_FAST = 1.2
 _TEXT_TOKENS = 16  # the number of tokens of each text in a batch that measures a shape
 # Errors that a model may raise while it computes a batch, for example because the device is lost.

@@ -34,8 +34,8 @@ from gaudi_bert.serving.turns import FairThread, Requester
 # The tokenizer thread alternates between requests. After this many texts or characters of one request, it continues with
 # another request.
 _TEXTS_OF_TURN, _CHARACTERS_OF_TURN = 64, 1 << 14
-# To limit memory, the total size of the bodies of all unanswered requests is limited. It must not exceed this multiple of
-# the maximum size of a single body.
+# To limit memory, the bodies of all unanswered requests together must not be larger than this many bodies of the maximum
+# size.
 _BODIES_AT_ONCE = 16
 # While a large body is parsed or a large answer is written, the event loop cannot serve other requests. Therefore only
 # requests up to these sizes are handled on the event loop, and all others on separate threads.

@@ -259,7 +259,7 @@ def _load_model(
     """
     with _suggest_other_program(path):
         start = load_start_weights(path, task, allow_missing_head=False)
-    # On a CPU, PyTorch computes outputs in less time, because it stores the weights in the layout of matrix products.
+    # On a CPU, PyTorch takes less time than TensorFlow, because it stores the weights in the layout of matrix products.
     chosen = choose_engine(options.engine, is_bert=is_bert(path), setting_name="--engine", preferred="pytorch")
     engine = load_engine(chosen.name)
     tokenizer = open_tokenizer(path, sentence_settings.tokenizer_settings, lower_case=sentence_settings.lower_case)

@@ -393,8 +393,8 @@ def write_task_folder(
         handle.write(save(tensors, metadata={"format": "pt"}))
     values |= {**task.make_config_json(), "architectures": [start.architecture]}
     write_json(folder / "config.json", {**values, "gaudi_bert": own})
-    # Other programs truncate texts to the length that the tokenizer states, so state the training length. A language model
-    # is an exception, because it can read every text that fits its positions.
+    # Other programs truncate texts to the maximum length that the tokenizer states, so state the sequence length of the
+    # training. A language model is an exception, because it can read every text that fits its positions.
     save_tokenizer(tokenizer, folder, start.sizes.positions if task.name in LANGUAGE_MODELLING else max_sequence_length)
 
 

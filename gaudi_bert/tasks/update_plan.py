@@ -276,7 +276,8 @@ def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> In
         updates_by_excess = np.argsort(excess, kind="stable")
         pair = np.empty(len(sizes), np.int64)
         pair[updates_by_excess] = np.minimum(np.arange(len(sizes)), np.arange(len(sizes))[::-1])
-        # A row may be swapped only if it shares no sequence with other rows of the two updates.
+        # A row may be swapped only if it shares no sequence with other rows of the two updates. Then the swap does not
+        # change how many sequences each update shares.
         texts, free = np.diff(rows.starts)[order], np.ones(len(order), np.bool_)
         sequences = np.repeat(pair[update], texts) * len(lengths) + rows.select_sequences(order)
         _, which, uses = np.unique(sequences, return_inverse=True, return_counts=True)

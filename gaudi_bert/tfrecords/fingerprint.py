@@ -42,8 +42,8 @@ from gaudi_bert.tfrecords.wire.values import is_all_zero, is_repeated_byte, meas
 _FIRST_KEY = as_word(0x1F3D5B79A2C4E687)
 _SECOND_KEY = as_word(0x6C8E944D1F123BB5)
 _THIRD_KEY = as_word(0x2545F4914F6CDD1D)
-# Each feature of a sequence is hashed from its own initial state. These states must differ from the three keys. Otherwise,
-# swapping two words could leave the hash unchanged, or a product in the hash could be zero.
+# Each feature of a sequence is hashed from its own initial state. These states must differ from the three keys above.
+# Otherwise, swapping two words could leave the hash unchanged, or a product in the hash could be zero.
 _IDS_SEED = as_word(0x5851F42D4C957F2D)
 _SEGMENTS_SEED = as_word(0x14057B7EF767814F)
 _MASKED_IDS_SEED = as_word(0x369DEA0F31A53F85)

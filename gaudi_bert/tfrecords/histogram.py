@@ -42,9 +42,11 @@ OnBadFile = Literal["stop", "skip"]
 
 _MAX_REPORTED_FILES = 20
 _SKIP_HINT = "pass --on-bad-file skip to `gaudi-bert pack` or `gaudi-bert histogram`"
-# The largest token id is determined from every 16th sequence only. Searching all sequences would take an eighth longer.
+# To check whether the vocabulary fits the records, find the largest token id in every 16th sequence. Searching all sequences
+# would take an eighth longer.
 _ID_SEARCH_STEP = 16
-# Collect the lengths and masked counts of about this many sequences before adding them to the totals.
+# To merge counts less often, collect the lengths and masked counts of about this many sequences before adding them to the
+# totals.
 _MERGE_SEQUENCES = 1 << 16
 
 

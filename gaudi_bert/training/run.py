@@ -324,7 +324,8 @@ def _open_run_folder(
         threads = max(1, count_usable_cores() // communicator.local_size)
     device = engine.open_device(section, threads)
     with communicator.watch_processes(section) as watched, ExitStack() as stack:
-        # A finished folder may be read-only and could not be locked, so check for a result before locking the folder.
+        # The folder of a finished run may be read-only, and then it cannot be locked. So check for a result before locking
+        # the folder.
         is_done = watched.run_on_first_process(
             lambda: not overwrite and is_artefact_finished(folder, result_path, signature)
         )

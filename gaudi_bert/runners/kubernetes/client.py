@@ -552,7 +552,7 @@ class Cluster:
             if waited > limit:
                 raise error
             with self._lock:
-                # Once the server has answered, an outage is usually short, so do not report it at once.
+                # If the server has answered before, an outage is usually short, so report it only after some time.
                 if not self._is_away and (not self._has_answered or waited > _FIRST_ANSWER_SECONDS / 2):
                     self._is_away = True
                     self._say(f"{error}; retrying for at most {format_seconds(limit)}")

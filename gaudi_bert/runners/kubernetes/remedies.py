@@ -20,7 +20,7 @@ _OF_PODS, _OF_CLAIMS, _OF_OBJECTS = (
     rf".*requested: [^:]*\b(?:{names})="
     for names in (r"pods", r"requests\.storage|persistentvolumeclaims", r"count/[\w./-]+|services|configmaps|secrets")
 )
-# If a message matches one of these patterns, waiting cannot help. The value is the remedy.
+# Patterns of messages about problems that do not pass by waiting, and the remedy that the user is shown for each.
 _HOPELESS = {
     rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY})).*(?:{_NO_IMAGE})": _OTHER_IMAGE,
     r"violates PodSecurity": "pod security forbids such pods: choose another kubernetes.namespace, or ask for another level",
@@ -57,7 +57,7 @@ _HOPELESS = {
     ),
     r"(?i)(Local|Cluster)Queue \S+ doesn't exist": "set kubernetes.queue to a queue that `kubectl get localqueues` lists",
 }
-# If a message matches one of these patterns, the problem may pass by itself. The value is the remedy.
+# Patterns of messages about problems that may pass by themselves, and the remedy that the user is shown for each.
 _MAY_PASS = {
     rf"(?i){_IMAGE}.*(?:{_NO_REGISTRY})": "check images.registry, and the node's network and DNS",
     rf"(?i){_IMAGE}(?!.*(?:{_NO_REGISTRY}))": _OTHER_IMAGE,
