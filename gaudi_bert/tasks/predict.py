@@ -489,22 +489,18 @@ def embed(
         is_lines, no_vector = ending == ".jsonl", np.full(values, np.nan, np.float32).tobytes()
 
         def encoded(vectors: Float32Array, sequences: Sequences, embedded: Sequence[Row]) -> list[bytes]:
-            """Encode each embedding as a JSON line or as plain float32 bytes, depending on the output file.
-
-            Nine significant digits distinguish every float32 from its neighbours.
-            """
+            """Encode each embedding as a JSON line or as plain float32 bytes, depending on the output file."""
             shortened = own.truncate_vectors(vectors, renormalize=options.normalize is True)
             if not is_lines:
                 return [vector.tobytes() for vector in shortened]
+            # Nine significant digits distinguish every float32 from its neighbours.
             return [
                 _encode_json_line({"embedding": [float(f"{value:.9g}") for value in vector]})
                 for vector in shortened.tolist()
             ]
 
         def problem(why: str) -> bytes:
-            """Return the output for a text that cannot be read. It is a JSON line with the problem, or an embedding of NaN
-            values.
-            """
+            """Return the output for a text that cannot be read: a JSON line with the problem, or an embedding of NaN."""
             return _encode_json_line({"error": why}) if is_lines else no_vector
 
         signature = rows.make_signature("embed", chosen, loaded.identity)
