@@ -35,13 +35,14 @@ Message = dict[str, Any]
 
 _CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 5.0
-# A client that sends nothing blocks other clients for at most this time.
+# A process answers one request at a time. A client that connects and sends nothing blocks the next clients for at most this
+# time.
 _REQUEST_SECONDS = 1.0
 _MAX_CALLS = 64
 _MAX_MESSAGE_BYTES = 4096
 _MAX_NAMES = 8
-# These addresses are reserved for documentation. Connecting a UDP socket to them reveals an address of this host without
-# sending any packet.
+# Connecting a UDP socket to one of these addresses reveals the address that this host uses for outgoing connections. No
+# packet is sent, and no other host has these addresses, because they are reserved for documentation.
 _UNREACHABLE_ADDRESSES = ("192.0.2.1", "2001:db8::1")
 _ENDED, _SILENT = "ended", "silent"
 _FAILURES = {
@@ -190,8 +191,9 @@ def start_failure_detector(communicator: Communicator, describe_activity: Callab
     for rank, entry in enumerate(entries):
         host, known, port = json.loads(entry.astype(np.uint8).tobytes().rstrip(b"\0"))
         peers.append(Peer(rank, host, tuple(known), port))
-    # In some networks, hosts cannot connect to each other, and all processes on other hosts would be reported as lost.
-    # Therefore first test which processes can be reached from another host, and later check only those.
+    # In some networks, hosts cannot connect to each other, and the processes on other hosts would be reported as lost.
+    # Therefore each process first tries to connect to a process on the next host. Later, only processes that answered this
+    # attempt are checked.
     called = peers[(communicator.rank + (1 if is_one_host else communicator.local_size)) % communicator.size]
     choices = [Peer(called.rank, called.host, (address,), called.port) for address in called.addresses]
     answered = [isinstance(detector.send_message(choice, {}), dict) for choice in choices]

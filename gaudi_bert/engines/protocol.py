@@ -274,11 +274,12 @@ class UpdateScalars(NamedTuple):
 
 
 # A function that computes the loss over all micro-batches of an update, including those of other processes. The argument
-# contains the head's outputs for each micro-batch of this process, M arrays [B, ...]. The function returns the K sums, and
-# the gradients of the loss with respect to these M arrays. All processes call the function at the same time.
+# contains the outputs of the head for each micro-batch of this process, M arrays [B, ...]. The function returns the K loss
+# sums and metric sums, and the gradients of the loss with respect to the M arrays. All processes call it at the same time.
 UpdateLoss = Callable[[Sequence[NDArray[Any]]], tuple[FloatArray, Sequence[FloatArray]]]
 
-# A function that waits until the device has finished an update, and returns its sums, float32 [K + 1].
+# A function that waits until the device has finished an update. It returns the K loss sums and metric sums of this process,
+# and the gradient norm, float32 [K + 1].
 WaitForSums = Callable[[], NDArray[Any]]
 
 

@@ -34,13 +34,14 @@ from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.engines.failure_detector import FailureDetector, start_failure_detector, summarize_gloo_error
 from gaudi_bert.engines.protocol import Communicator, T
 
-# Slow work, such as building a graph or writing a checkpoint, may take this many times `stall_seconds`.
+# The watchdog ends a process that makes no progress for `stall_seconds`. During slow work, such as building a graph or
+# writing a checkpoint, it waits this many times as long.
 SLOW_WORK_FACTOR = 3
 _POLL_SECONDS = 0.25
 # A launcher ends all processes as soon as one of them has ended. Therefore a failing process waits for this time before it
 # ends, so that the other processes can also report the reason.
 _EXIT_DELAY_SECONDS = 1.5
-# After its launcher has ended, a process must save a checkpoint and end within this time.
+# If its launcher has ended, a process saves a checkpoint and stops. If it still runs after this time, the watchdog ends it.
 ORPHAN_SECONDS = 10.0
 
 
@@ -61,8 +62,8 @@ class Watchdog:
         self._progressed_at = time.monotonic()
         self._saved, self._waits = 0, False
         self.failure_detector: FailureDetector | None = None
-        # Two threads must not both report why this process ends. Therefore only the thread that acquires this lock reports
-        # the reason, and the other one is blocked until the process ends.
+        # Only one thread may report why this process ends, so the thread that reports the reason acquires this lock. Any
+        # other thread that tries to report is blocked until the process ends.
         self._error_report = threading.Lock()
         self._launcher, self._orphaned = os.getppid(), False
         self._done = threading.Event()

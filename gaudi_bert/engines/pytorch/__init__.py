@@ -20,8 +20,8 @@ from pathlib import Path
 from gaudi_bert.common.processor import count_cores_if_limited
 
 _FOLDER = Path(__file__).parent
-# torch.compile does not support lazy mode, so turn it off. The other two variables name files that list the operations for
-# autocast, one operation per line.
+# Environment variables for the Gaudi software. The first turns off lazy mode, which torch.compile does not support. The
+# other two name the files that list the operations that autocast runs in bfloat16 and in float32.
 VARIABLES = {
     "PT_HPU_LAZY_MODE": "0",
     "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST": str(_FOLDER / "bfloat16.txt"),
@@ -48,7 +48,8 @@ def _set_environment_defaults(environment: MutableMapping[str, str] = os.environ
 
     This has no effect on software that was already imported.
     """
-    # PyTorch ignores the CPU limit of a container, and would start a thread for every core that it may run on.
+    # PyTorch ignores the CPU limit of a container, and would start one thread for every core on which it may run. Therefore
+    # set the number of threads if there is a limit.
     cores = count_cores_if_limited()
     threads = {} if cores is None else {"OMP_NUM_THREADS": str(cores)}
     wait = {} if "OMP_WAIT_POLICY" in environment else _SHORT_WAIT

@@ -32,9 +32,11 @@ from gaudi_bert.model.config import BertConfig, layer_name_prefix
 from gaudi_bert.model.heads import FORBIDDEN_SCORE, check_logit_count
 
 WORDS = "bert/embeddings/word_embeddings"
-# The name of a second view of the word embeddings, which is used only to look up rows. Its gradient is sparse.
+# BERT uses its word embeddings twice, to look up the input tokens and as the output matrix. If the gradient of the look-up
+# is sparse, the embeddings for the look-up have this separate name.
 WORDS_TO_LOOK_UP = f"{WORDS}/rows"
-# The feature that `TorchBert.prepare_batch` adds to a batch if the model uses `varlen_attention`.
+# If a model uses `varlen_attention`, `TorchBert.prepare_batch` adds the offsets of the sequences to each batch under this
+# name.
 SEQUENCE_OFFSETS = "sequence_offsets"
 _QUERY_KEY_VALUE = ("query", "key", "value")
 # In the last layer, queries may be needed at fewer positions than keys and values. Therefore the query is projected

@@ -170,8 +170,8 @@ def connect_processes(device: DeviceKind, settings: LoopSettings, facts: Mapping
     )  # if the launcher does not set a variable, all processes are on this host
     _set_rendezvous_address(launch, local_size, process_name)
     if device == "hpu":
-        # Importing this module registers the HCCL backend. The backend reads the card number from variables that only
-        # torchrun and mpirun set, so pass the number explicitly if another launcher is used.
+        # Importing this module registers the HCCL backend. The backend reads the number of its card from variables that only
+        # torchrun and mpirun set. After other launchers, pass the number explicitly.
         hccl = importlib.import_module("habana_frameworks.torch.distributed.hccl")
         if not any(all(name in os.environ for name in names) for names in _VARIABLES_OF_HCCL):
             hccl.initialize_distributed_hpu(world_size=launch.size, rank=launch.rank, local_rank=find_local_rank())
@@ -236,8 +236,8 @@ def _set_rendezvous_address(launch: Launch, local_size: int, process_name: str) 
             )
         os.environ["MASTER_ADDR"] = "127.0.0.1"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # If two launches on a host used the same port, their processes would connect to each other. Therefore the port is
-    # derived from an identifier of the launch.
+    # If two runs on a host used the same port, their processes would connect to each other. Therefore derive the port from
+    # the identifier that the launcher gives to a run.
     job = os.environ.get("PMIX_NAMESPACE", os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", ""))
     os.environ.setdefault("MASTER_PORT", str(_FIRST_PORT + zlib.crc32(job.encode()) % _PORTS))
 
@@ -248,7 +248,7 @@ def _set_rendezvous_address(launch: Launch, local_size: int, process_name: str) 
 # Therefore it is implemented here.
 
 _POLL_SECONDS = 0.2
-# Shorter waits are not reported to the user.
+# If a process waits for the others for less than this time, the user is not told.
 _QUIET_SECONDS = 5.0
 _CONNECT_SECONDS = 10.0
 
@@ -336,8 +336,9 @@ def _open_store(launch: Launch, max_seconds: float, watchdog: Watchdog, host: st
     if not listens:
         _wait_while(f"rank {launch.rank} of {launch.size}", watchdog, describe_connection_failure, max_seconds)
     else:
-        # Use the loopback address only if rank 0 cannot resolve its own name. torch looks up the host name of the address,
-        # and without a name server, this lookup would time out for the loopback address.
+        # Rank 0 runs the store, so it can also reach the store at the loopback address. But torch looks up the host name of
+        # that address, which ends in a time-out if there is no name server. Therefore use the loopback address only if rank
+        # 0 cannot resolve its own name.
         try:
             socket.getaddrinfo(host, None)
         except OSError:

@@ -30,7 +30,7 @@ from gaudi_bert.model.config import BertConfig
 
 NAME: EngineName = "pytorch"
 
-# The backend of torch.compile for each kind of device.
+# torch.compile uses this backend for each kind of device.
 _COMPILERS: dict[DeviceKind, str] = {"cpu": "inductor", "cuda": "inductor", "hpu": "hpu_backend"}
 
 create_updates = TorchUpdates
@@ -121,17 +121,17 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
     if kind == "cpu":
         if threads is not None:
             torch.set_num_threads(threads)
-        # Every update allocates the same large tensors again. By default, glibc returns freed memory to the operating
-        # system, which must clear each page before it can be used again. This takes a fifth of the time of an update, so
-        # make glibc keep the memory.
+        # Every update allocates large tensors of the same sizes again. By default, glibc returns freed memory to the
+        # operating system, which must clear each page before it can be used again. This takes a fifth of the time of an
+        # update, so make glibc keep the memory.
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
             mallopt(_M_MMAP_MAX, 0)
             mallopt(_M_TRIM_THRESHOLD, -1)
         return device("cpu", description=f"CPU, {torch.get_num_threads()} threads")
     if kind == "cuda":
-        # In deterministic mode, PyTorch raises an error for every operation that has no deterministic kernel, and
-        # `updates.py` converts the error into a message for the user. Attention does have a deterministic kernel.
+        # In deterministic mode, PyTorch raises an error for every operation that has no deterministic kernel. `updates.py`
+        # converts the error into a message for the user. Attention works, because it has a deterministic kernel.
         torch.use_deterministic_algorithms(settings.deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = False  # uninitialized memory is never read here
         notes: tuple[str, ...] = (f"{_MAY_DIFFER}: {settings.section_name}.deterministic = false",)

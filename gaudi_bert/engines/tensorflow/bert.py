@@ -132,8 +132,8 @@ def _embed_tokens(network: Network, batch: Batch) -> tf.Tensor:
     name_prefix, parameters, config = "bert/embeddings", network.parameters, network.config
     words_TH = gather_rows(parameters[f"{name_prefix}/word_embeddings"], tf.reshape(batch["input_ids"], [-1]))
     positions_TH = gather_rows(parameters[f"{name_prefix}/position_embeddings"], tf.reshape(batch["positions"], [-1]))
-    # The table of type embeddings has only two rows, so a matrix product with one-hot vectors is faster than a gather, and
-    # so is its gradient.
+    # The table of type embeddings has only a few rows. Multiplying it by a one-hot matrix is faster than looking up its
+    # rows, and so is computing the gradient.
     types_YH = parameters[f"{name_prefix}/token_type_embeddings"]
     segments_TY = tf.one_hot(tf.reshape(batch["segment_ids"], [-1]), config.type_vocab_size, dtype=types_YH.dtype)
     total_TH = words_TH + positions_TH + tf.matmul(segments_TY, types_YH)
@@ -349,7 +349,8 @@ def compute_pretraining_logits(network: Network, batch: Batch) -> tuple[tf.Tenso
     weights_2H, bias_2 = (
         tf.cast(parameters[f"cls/seq_relationship/output_{name}"], pooled_PH.dtype) for name in ("weights", "bias")
     )
-    # On Gaudi, operations under this name stay in float32, because the conversion to bfloat16 excludes the name.
+    # On Gaudi, operations with this name are excluded from the conversion to bfloat16, so the product and its gradient stay
+    # in float32.
     with tf.name_scope("KEEP_FP32_PRECISION"):
         sentences_P2 = tf.matmul(pooled_PH, weights_2H, transpose_b=True)
     sentences_BS2 = tf.reshape(tf.nn.bias_add(sentences_P2, bias_2), [packs, depth, 2])

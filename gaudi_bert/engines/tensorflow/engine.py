@@ -78,8 +78,8 @@ def open_device(settings: LoopSettings, threads: int | None = None) -> Device:
     if kind != "cpu":
         missing, notes = _load_gaudi(settings.precision)
         if missing is None:
-            # The Gaudi software itself fuses elementwise operations and converts operations to bfloat16. Therefore the model
-            # is not compiled, and its compute dtype is float32.
+            # The Gaudi software fuses elementwise operations and converts operations to bfloat16 by itself. Therefore the
+            # model is not compiled here, and its compute dtype is float32.
             return Device("hpu", "/device:HPU:0", "float32", "Gaudi card HPU:0", compiles=False, notes=notes)
         if kind == "hpu":
             raise InputError(f"{section}.device = hpu: {missing}; or set {section}.device = cpu")

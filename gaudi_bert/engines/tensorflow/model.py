@@ -40,8 +40,8 @@ from gaudi_bert.model.heads import (
     parameter_specs_with_head,
 )
 
-# Each dropout in the model has a number, called its site. No encoder layer may use the site of the head's dropout, so it is
-# a large number.
+# Each dropout in the model has a number, called its site, which determines its random numbers. The head's site is a large
+# number, so that no encoder layer has the same site.
 _HEAD_DROPOUT_SITE = 1 << 20
 
 Batch = Mapping[str, tf.Tensor]

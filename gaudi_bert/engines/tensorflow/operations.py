@@ -22,10 +22,11 @@ import tensorflow as tf
 
 Kernel = Callable[..., Any]
 
-# Addresses that differ by a multiple of this number share a set of the L1 cache. On all current x86 processors, this cache
-# has 64 sets of 64-byte lines.
+# On all current x86 processors, the L1 cache has 64 sets of 64-byte lines. Addresses that differ by a multiple of 4,096
+# bytes belong to the same set, so their data evict each other.
 _CACHE_SETS_BYTES = 4096
-# Padding colliding rows by this size makes each row begin in another set of the cache than the row before it.
+# If all rows of a matrix begin in the same set of the L1 cache, each row is padded by this size. Each row then begins in
+# another set than the row before it.
 _CACHE_LINE_BYTES = 64
 
 
@@ -316,9 +317,9 @@ def _gelu_backward(gradient: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
 #
 # Both methods round the dropout rate to a multiple of 1 / 65,536, and scale the remaining elements by exactly this rate.
 
-# The seed of a dropout site is the seed of the pass plus a multiple of this number. Therefore the seeds of different sites
-# are far apart. The number is 2^32 divided by the golden ratio (Knuth, TAOCP 3, 6.4), rounded to an odd number, as a signed
-# 32-bit integer.
+# The seed of each dropout in a forward pass is the seed of the pass plus the number of the dropout's site times this
+# constant. The constant is 2^32 divided by the golden ratio, which keeps the seeds far apart (Knuth, TAOCP 3, 6.4). It is
+# rounded to an odd number, and written as a signed 32-bit integer.
 _GOLDEN_STRIDE = 0x9E3779B1 - (1 << 32)
 _FIRST_FACTOR, _SECOND_FACTOR = 0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32)
 _DROPOUT_STEPS = 1 << 16
@@ -336,8 +337,8 @@ def make_keep_mask(dropout_draw: tf.Tensor, shape: tf.TensorShape, rate: float, 
     """
     if dropout_draw.dtype != tf.int32:
         return tf.cast(dropout_draw, dtype)
-    # If the seed were added to the index of an element, two seeds that differ by one would give the same mask, shifted by
-    # one element. Therefore first hash the seed to two keys.
+    # If the seed were added to the index of an element, consecutive seeds would give the same mask, shifted by one element.
+    # Therefore first hash the seed to two keys.
     elements = tf.reshape(tf.range(shape.num_elements(), dtype=tf.int32), shape)
     first_key = _murmur_finalize(dropout_draw[0] + _murmur_finalize(dropout_draw[1]))
     second_key = _murmur_finalize(dropout_draw[1] + _murmur_finalize(first_key + _GOLDEN_STRIDE))
@@ -411,7 +412,7 @@ class ForwardPass:
         if self.compiled:
             return seed_2
         # Drawing random numbers is slow, and 16 bits per element are sufficient. Therefore use each 32-bit word for two
-        # elements, once unchanged and once with its lower half shifted up.
+        # elements. For the second element, shift the lower half of the word up.
         elements = shape.num_elements()
         words = tf.random.stateless_uniform([(elements + 1) // 2], seed_2, minval=None, maxval=None, dtype=tf.int32)
         noise = tf.concat([words, tf.bitwise.left_shift(words, 16)], axis=0)[:elements]

@@ -225,7 +225,8 @@ class TensorFlowUpdates:
 # The bias corrections are computed on the host in float64 and passed to the graph, so that the graph needs no step counter.
 
 
-# A variable with fewer elements fits into the CPU caches, so compiling its update is not worthwhile.
+# The update of a variable is compiled only if the variable has at least this many elements. Smaller variables fit into the
+# CPU caches, so compiling is not worthwhile for them.
 _MIN_COMPILED_ELEMENTS = 2**16
 
 
@@ -236,8 +237,8 @@ def _compute_clip_factor_and_norm(gradients: Sequence[tf.Tensor], clip_norm: flo
     After the multiplication, the gradients have a joint norm of at most `clip_norm`. With a `clip_norm` of 0, the factor is
     1.
     """
-    # tf.add_n adds its inputs in an order that depends on which memory is free, so the last bit of the sum could vary.
-    # Therefore stack the squared norms and sum the stack.
+    # tf.add_n adds its inputs in an order that depends on which memory is free. The last bit of the sum could therefore
+    # vary, so stack the squared norms and sum the stack.
     norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])))
     return tf.ones([]) if clip_norm == 0 else clip_norm / tf.maximum(norm, clip_norm), norm
 
