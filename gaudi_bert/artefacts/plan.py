@@ -26,8 +26,8 @@ from gaudi_bert.common.progress import format_count
 # rejected, as it is in the settings of a pipeline.
 _MAX_SHARD_MULTIPLE = 4096
 
-# A plan is invalid if one of its input files has more sequences per byte than this. Each sequence is a record of at least 16
-# bytes, and DEFLATE compresses data by a factor of at most 1032.
+# A plan is invalid if it states more sequences per byte for an input file than this. Each sequence is a record of at least
+# 16 bytes, and DEFLATE compresses data by a factor of at most 1032.
 _MAX_SEQUENCES_PER_BYTE = 64
 
 # A packing strategy lists the lengths of the sequences in one pack, in ascending order.

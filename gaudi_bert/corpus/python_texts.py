@@ -47,7 +47,7 @@ _MARKER = re.compile(r"(?:[*\-•]|\d+\.|\[\d+\])\s+")
 # If a paragraph occurs in several texts, only one occurrence is kept. Paragraphs with fewer characters than this, such as
 # "For example:", are always kept.
 _SHORTEST_REPEATED_PARAGRAPH = 40
-# The first line and the rest of a docstring form a training pair, if the rest has at least this many words.
+# The first line and the rest of a docstring form a training pair if the rest has at least this many words.
 _LEAST_WORDS = 3
 
 # The number of labels in the classification rows. Each label is a package, and the packages with the most docstrings are

@@ -273,9 +273,9 @@ class UpdateScalars(NamedTuple):
     second_correction: float
 
 
-# A function that computes the loss over all micro-batches of an update, including those of other processes. The argument
-# contains the outputs of the head for each micro-batch of this process, M arrays [B, ...]. The function returns the K loss
-# sums and metric sums, and the gradients of the loss with respect to the M arrays. All processes call it at the same time.
+# A function that computes the loss of an update over the micro-batches of all processes. The argument contains the head's
+# outputs for each micro-batch of this process, M arrays [B, ...]. The function returns the K loss sums and metric sums, and
+# the gradients of the loss with respect to the M arrays. All processes call it at the same time.
 UpdateLoss = Callable[[Sequence[NDArray[Any]]], tuple[FloatArray, Sequence[FloatArray]]]
 
 # A function that waits until the device has finished an update. It returns the K loss sums and metric sums of this process,

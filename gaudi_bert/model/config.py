@@ -147,7 +147,7 @@ class BertConfig:
         return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values})
 
 
-# If an encoder cannot process packs, the error message ends with this remedy.
+# If an encoder cannot process packs, the error message ends with this advice.
 NO_PACKS_REMEDY = "use rows of one sequence, or choose another model"
 
 

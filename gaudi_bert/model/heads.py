@@ -41,7 +41,7 @@ TaskKind = Literal[
 ]
 
 
-# A config.json of `transformers` may state the task of its model as `problem_type`. These are our names of those tasks.
+# A config.json of `transformers` may state the task of its model as `problem_type`. These are our names for those tasks.
 TASK_BY_PROBLEM_TYPE: dict[str, TaskKind] = {
     "single_label_classification": "classification",
     "multi_label_classification": "multi-label",
@@ -49,9 +49,9 @@ TASK_BY_PROBLEM_TYPE: dict[str, TaskKind] = {
 }
 
 
-# This value is added to the attention score of each pair of tokens that must not attend to each other. Every token may
-# attend to at least one token. The probability of the others is therefore less than exp(-9000), which is exactly 0 in
-# float32. So the outputs of a sequence stay identical in every bit if its neighbours change.
+# This value is added to the attention scores of tokens that must not attend to each other. Every token may attend to at
+# least one token, so the probability of the others is less than exp(-9000). In float32, this is exactly 0. Therefore the
+# outputs of a sequence stay identical in every bit if its neighbours change.
 FORBIDDEN_SCORE = -10000.0
 # In a pack, the answer to a question must be inside its own sequence. Therefore this value is added to the span logits of
 # tokens in other sequences, so that their probability is exactly 0.

@@ -248,7 +248,7 @@ def _set_rendezvous_address(launch: Launch, local_size: int, process_name: str) 
 # Therefore it is implemented here.
 
 _POLL_SECONDS = 0.2
-# If a process waits for the others for less than this time, the user is not told.
+# A wait for other processes is reported to the user only if it lasts longer than this.
 _QUIET_SECONDS = 5.0
 _CONNECT_SECONDS = 10.0
 

@@ -89,8 +89,8 @@ class TorchEncoder(TorchModel):
             if "Norm" in type(inner).__name__:
                 self._undecayed |= {f"{path}.{name}" for name, _ in inner.named_parameters(recurse=False)}
         if self.recomputes:
-            # Both names mean the method that makes a model recompute its layers. Which one exists depends on the version of
-            # `transformers`.
+            # Both methods make a model recompute its layers in the backward pass. Which of them exists depends on the
+            # version of `transformers`.
             names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
             try:
                 next(getattr(self.module, name) for name in names if hasattr(self.module, name))({"use_reentrant": False})

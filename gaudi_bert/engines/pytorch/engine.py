@@ -30,7 +30,7 @@ from gaudi_bert.model.config import BertConfig
 
 NAME: EngineName = "pytorch"
 
-# torch.compile uses this backend for each kind of device.
+# The backend of torch.compile for each kind of device.
 _COMPILERS: dict[DeviceKind, str] = {"cpu": "inductor", "cuda": "inductor", "hpu": "hpu_backend"}
 
 create_updates = TorchUpdates

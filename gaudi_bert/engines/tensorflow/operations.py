@@ -23,7 +23,7 @@ import tensorflow as tf
 Kernel = Callable[..., Any]
 
 # On all current x86 processors, the L1 cache has 64 sets of 64-byte lines. Addresses that differ by a multiple of 4,096
-# bytes belong to the same set, so their data evict each other.
+# bytes share a set, so their data can evict each other.
 _CACHE_SETS_BYTES = 4096
 # If all rows of a matrix begin in the same set of the L1 cache, each row is padded by this size. Each row then begins in
 # another set than the row before it.
@@ -317,9 +317,9 @@ def _gelu_backward(gradient: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
 #
 # Both methods round the dropout rate to a multiple of 1 / 65,536, and scale the remaining elements by exactly this rate.
 
-# The seed of each dropout in a forward pass is the seed of the pass plus the number of the dropout's site times this
-# constant. The constant is 2^32 divided by the golden ratio, which keeps the seeds far apart (Knuth, TAOCP 3, 6.4). It is
-# rounded to an odd number, and written as a signed 32-bit integer.
+# Each dropout has its own seed, which is the seed of the forward pass plus a multiple of this constant. The constant is 2^32
+# divided by the golden ratio, which keeps the seeds far apart (Knuth, TAOCP 3, 6.4). It is rounded to an odd number, and
+# written as a signed 32-bit integer.
 _GOLDEN_STRIDE = 0x9E3779B1 - (1 << 32)
 _FIRST_FACTOR, _SECOND_FACTOR = 0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32)
 _DROPOUT_STEPS = 1 << 16
