@@ -44,9 +44,7 @@ Batch = dict[str, Any]
 
 
 def model_inputs(batch: Batch) -> Batch:
-    """Return only the entries of a batch that models accept. The entries `sequence_ids` and `seq_lens` and the user's
-    columns are left out.
-    """
+    """Return only the entries of a batch that models accept. `sequence_ids`, `seq_lens` and the user's columns are left out."""
     return {name: value for name, value in batch.items() if name in _MODEL_INPUTS}
 
 
@@ -222,7 +220,10 @@ class PackCollator:
         return self._pad_to_depth(values, 0, np.int64 if np.issubdtype(kind, np.integer) else kind)
 
     def _stack_token_columns(self, rows: Sequence[Pack]) -> dict[str, IntArray]:
-        """Stack the columns that have one value per token and that the model requires into int64 arrays [B, L]."""
+        """Stack each token column that the model requires into an int64 array [B, L].
+
+        A token column has one value per token.
+        """
         names = [name for name in _TOKEN_COLUMNS if name in rows[0] and name != self.sequence_labels]
         arrays: dict[str, IntArray] = {}
         for name in names:
@@ -243,7 +244,8 @@ class PackCollator:
         return arrays
 
     def _check_row_and_sequence_lengths(self, rows: Sequence[Pack], length: int) -> None:
-        """Raise an error if a row is longer than all rows that the model was tested with, or if a sequence is too long.
+        """Raise an error if a row is longer than all rows that the model was tested with, or if a sequence is too long for
+        the model.
 
         Sequences longer than `PackInputs.longest_sequence` would change the results of other sequences in the batch.
         """

@@ -43,7 +43,7 @@ def dropout(inputs: Tensor, rate: float) -> Tensor:
 
 
 def _count_dropped_int16_values(rate: float) -> int:
-    """Return the dropout rate in steps of 1 / 65,536, rounded to an integer of at least 1."""
+    """Return how many of the 65,536 int16 values stand for a dropped element, given the dropout rate. At least one does."""
     return max(1, round(rate * _DROPOUT_STEPS))
 
 
