@@ -44,7 +44,7 @@ Batch = dict[str, Any]
 
 
 def model_inputs(batch: Batch) -> Batch:
-    """Return only the entries of a batch that models accept. `sequence_ids`, `seq_lens` and the user's columns are left out."""
+    """Return the entries of a batch that models accept. `sequence_ids`, `seq_lens` and the user's columns are omitted."""
     return {name: value for name, value in batch.items() if name in _MODEL_INPUTS}
 
 
