@@ -66,7 +66,8 @@ def _determine_masked_slots(
     depth: int,
     requested_slots: int | None,
 ) -> _MaskedSlots:
-    """Return the maximum number of masked positions in any pack, and the number of slots for them that every pack gets.
+    """Return two numbers for masked-language-model training. The first is the largest number of masked positions that any
+    pack may contain. The second is the number of slots for them that every pack gets.
 
     Args:
         strategy_counts: how many packs use each strategy.
@@ -96,8 +97,8 @@ def _determine_masked_slots(
 # plan with this many strategies takes 2 GB.
 MAX_DISTINCT_LENGTHS = 2**20
 
-# The functions of the algorithms by name. Every function takes the sequence counts (int64 [L]) and the depth. It may also
-# take any keyword argument of `run_algorithm`.
+# The packing functions by algorithm name. Every function takes the number of sequences of each length (int64 [L]) and the
+# maximum number of sequences per pack. It may also take any keyword argument of `run_algorithm`.
 ALGORITHMS: dict[str, Callable[..., StrategyCounts | AlgorithmResult]] = {
     "nnls": pack_by_nnls,
     "optimal": pack_optimally,
@@ -112,7 +113,8 @@ ALGORITHMS: dict[str, Callable[..., StrategyCounts | AlgorithmResult]] = {
 
 
 def resolve_depth(depth: int | str, max_sequence_length: int) -> int:
-    """Convert a depth to an integer that is at most `max_sequence_length`.
+    """Convert a depth, which is the maximum number of sequences per pack or "max", to an integer of at most
+    `max_sequence_length`.
 
     The depth "max" becomes `max_sequence_length`. It limits nothing, because every sequence has at least one token.
 

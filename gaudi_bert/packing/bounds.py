@@ -32,25 +32,28 @@ from gaudi_bert.packing.max_plus import (
 from gaudi_bert.packing.pricers import LONGEST_TABLE
 from gaudi_bert.packing.strategies import BOUND_WORK, WorkBudget
 
-# Prices are scaled so that a price of 1 becomes this integer.
+# To prove a lower bound in exact integers, dual prices, which are at most 1, are multiplied by this number and rounded down.
+# Deep packs use a smaller factor.
 LARGEST_PRICE = 10**15
 
-# The largest common denominator of the prices that is tried.
+# If rounding the dual prices down weakens the lower bound, they are also tried as exact fractions. Their common denominator
+# may be at most this number.
 MAX_DENOMINATOR = 4096
 
-# A quick bound may take QUICK_ITERATIONS simplex iterations, or QUICK_ITERATIONS_PER_LENGTH for each distinct length if that
-# is more.
+# A linear program that is solved only to prove a lower bound may take QUICK_ITERATIONS simplex iterations. With many
+# distinct lengths, QUICK_ITERATIONS_PER_LENGTH for each of them are allowed if that is more.
 QUICK_ITERATIONS = 3500
 QUICK_ITERATIONS_PER_LENGTH = 4
-# A proof for long packs may take at most this many operations, which is a few seconds. It takes (distinct prices) * (tokens
-# of a pack) operations.
+# Proving a lower bound takes (distinct prices) * (tokens of a pack) operations. For long packs, prices are rounded to fewer
+# distinct values so that this is at most the following number, which is a few seconds.
 STEP_WORK = 2**33
-# A proof may use this many operations even if the budget is exhausted.
+# Proving a lower bound may take this many operations even if the operation budget is exhausted.
 ALWAYS_PROVEN = 2e8
 
 
 def prove_lower_bound(length_counts: IntArray, depth: int, budget: WorkBudget | None = None) -> Certificate:
-    """Prove a lower bound on the number of packs in several ways, and return the certificate of the largest bound.
+    """Prove lower bounds on the number of packs in several ways, and return the certificate of the largest. A certificate
+    contains the prices that prove its bound.
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
@@ -66,7 +69,9 @@ def prove_lower_bound(length_counts: IntArray, depth: int, budget: WorkBudget | 
 
 
 def _prove_by_linear_programs(length_counts: IntArray, depth: int, budget: WorkBudget) -> list[Certificate]:
-    """Prove lower bounds by solving linear programs without and with a depth limit, and return the certificates."""
+    """Solve the linear program without a limit on the sequences per pack, and again with the limit if it matters. Return
+    certificates of the lower bounds that the dual prices prove.
+    """
     if needs_coarse_grid(length_counts, depth):
         coarse = prove_lower_bound(split_counts_into_bins(length_counts, BINS), depth, budget)
         return [certify_prices(length_counts, interpolate_prices(coarse.prices, len(length_counts)), depth, budget)]
@@ -83,8 +88,8 @@ def _prove_by_linear_programs(length_counts: IntArray, depth: int, budget: WorkB
 
 
 def certify_linear_program(linear_program: LinearProgram, depth: int, budget: WorkBudget) -> Certificate:
-    """Round the dual prices of a solved linear program to integers, and return a certificate of the lower bound that they
-    prove.
+    """Round the dual prices of a solved linear program to integers, and return a certificate of the lower bound on the
+    number of packs that they prove.
 
     Args:
         linear_program: the program. If it has no relaxation yet, the simple certificate is returned.
@@ -108,7 +113,8 @@ def certify_linear_program(linear_program: LinearProgram, depth: int, budget: Wo
 
 
 def _extend_prices_to_all_lengths(linear_program: LinearProgram, prices: IntArray) -> IntArray:
-    """Extend the prices of the lengths that occur in the histogram to all lengths, and return int64 [L].
+    """Extend the prices of the lengths that occur in the histogram to all lengths from 1 to L, the tokens of a pack. Return
+    int64 [L].
 
     A length that does not occur gets the price of the next shorter length that does.
     """
@@ -118,7 +124,8 @@ def _extend_prices_to_all_lengths(linear_program: LinearProgram, prices: IntArra
 
 
 def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, budget: WorkBudget | None = None) -> Certificate:
-    """Prove a lower bound on the number of packs with the given integer prices, and return the certificate.
+    """Prove a lower bound on the number of packs, given an integer price for each sequence length, and return the
+    certificate. The bound is the total price of all sequences, divided by the largest total price in one pack.
 
     Prices that are too large, or too many for long packs, are rounded down, which proves nearly as much. If the proof would
     take more operations than the budget allows, the simple certificate is returned.
@@ -151,8 +158,8 @@ def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, budget
 
 
 def _reduce_distinct_prices(prices: IntArray, max_operations: float) -> IntArray:
-    """Round prices down to fewer distinct values, which makes a proof faster. If there are only a few distinct values
-    already, return the prices unchanged.
+    """Round the price of each length down so that fewer distinct prices remain, which makes proving a lower bound faster. If
+    there are only a few distinct prices already, return them unchanged.
 
     The rounded prices rise only at equal steps of length. `max_operations` determines how many steps are allowed.
     """
@@ -166,8 +173,8 @@ def _reduce_distinct_prices(prices: IntArray, max_operations: float) -> IntArray
 
 
 def _limit_worth_of_long_packs(prices: IntArray, depth: int, max_items: int) -> int:
-    """Return the largest total price of the sequences in one pack, or an upper bound on it if computing it would take too
-    long.
+    """Return the largest total price of the sequences in one pack. If that would take too long to compute, return an upper
+    bound on it.
     """
     length, best = len(prices), np.concatenate(([0], prices))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
@@ -182,8 +189,8 @@ def _limit_worth_of_long_packs(prices: IntArray, depth: int, max_items: int) -> 
 
 
 def _find_prices_with_common_denominator(relaxation: Relaxation) -> IntArray | None:
-    """Find the smallest factor that makes all prices integers, and return the prices times this factor. Return None if no
-    factor up to `MAX_DENOMINATOR` works.
+    """Find the smallest integer factor that turns all dual prices of a linear program into integers, and return the
+    multiplied prices. Return None if no factor up to `MAX_DENOMINATOR` does.
 
     With billions of sequences, rounding exact fractions down would weaken the bound by several packs.
     """

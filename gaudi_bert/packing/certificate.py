@@ -22,14 +22,16 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 
-# If packs have a depth limit and more tokens than this, an upper bound may replace the largest total price of a pack.
+# Computing the largest total price of a pack takes time in proportion to the square of its tokens. For packs with more
+# tokens than this, an upper bound may be used instead.
 MAX_EXACT_LENGTH = 1 << 17
 
-# The maximum number of steps in the check of a certificate, which is about ten seconds. The check takes (distinct prices) *
-# (tokens of a pack) steps. `bounds.py` rounds prices so that its certificates need at most half of the maximum.
+# Checking a certificate for very long packs takes (distinct prices) * (tokens of a pack) steps. At most this many steps are
+# allowed, which is about ten seconds. `bounds.py` rounds prices so that its certificates need at most half of them.
 MAX_STEPS = 2**34
 
-# The ways to fill a pack are enumerated only if (ways) * (distinct prices) does not exceed this number.
+# The ways to fill a pack are enumerated only if (ways) * (distinct prices) is at most this number. Otherwise the enumeration
+# would be too large.
 MAX_LISTED = 2**22
 
 # The largest total price that a pack may have, so that sums of prices fit in int64.
@@ -38,7 +40,9 @@ LARGEST_WORTH = 2**62
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """The prices of the lengths, and the lower bound on the number of packs that they prove."""
+    """A proof of a lower bound on the number of packs. Any packing needs at least (total price of all sequences) / (largest
+    total price in one pack) packs, for any choice of prices.
+    """
 
     prices: IntArray  # int64 [L], the price of a sequence of length 1 .. L, >= 0
     depth: int
@@ -46,8 +50,8 @@ class Certificate:
 
 
 def certify_token_or_count_bound(length_counts: IntArray, depth: int) -> Certificate:
-    """Compute the token bound (total tokens / L) and the count bound (sequences / depth), and return the certificate of the
-    larger one.
+    """Compute the token bound (total tokens / pack length) and the count bound (sequences / depth) on the number of packs.
+    Return the certificate of the larger one.
     """
     lengths = np.arange(1, len(length_counts) + 1)
     by_tokens = -(-sum_prices(lengths, length_counts) // max(len(length_counts), 1))
@@ -58,8 +62,8 @@ def certify_token_or_count_bound(length_counts: IntArray, depth: int) -> Certifi
 
 
 def certify_threshold_bound(length_counts: IntArray, depth: int) -> Certificate:
-    """Return the certificate of the best threshold bound. A threshold bound ignores all sequences that are shorter than a
-    threshold.
+    """Find the length threshold that proves the largest lower bound on the number of packs, and return the certificate.
+    Sequences below the threshold are ignored, so that few of the others can share a pack.
 
     Let t be the threshold. A sequence that is longer than both L - t and L / 2 cannot share its pack with any other sequence
     of t or more tokens, so it is worth a full pack. A shorter sequence of at least t tokens shares its pack with at most
@@ -89,7 +93,9 @@ def certify_threshold_bound(length_counts: IntArray, depth: int) -> Certificate:
 
 
 def sum_prices(prices: IntArray, length_counts: IntArray) -> int:
-    """Return the total price of all sequences in a histogram as an exact Python integer."""
+    """Add up the prices of all sequences in a histogram, where the price of a sequence depends only on its length. Return an
+    exact Python integer.
+    """
     occurring = np.flatnonzero(length_counts)
     return sum(
         price * count for price, count in zip(prices[occurring].tolist(), length_counts[occurring].tolist(), strict=True)
@@ -97,8 +103,8 @@ def sum_prices(prices: IntArray, length_counts: IntArray) -> int:
 
 
 def check_certificate(certificate: Certificate, length_counts: IntArray) -> int:
-    """Compute the lower bound that the prices of a certificate prove, in exact integers. Raise FailedError if the
-    certificate claims a higher bound.
+    """Compute, in exact integers, the lower bound on the number of packs that the prices of a certificate prove. Raise
+    FailedError if the certificate claims a higher bound.
 
     Args:
         certificate: the prices, the depth and the claimed bound.
@@ -121,7 +127,7 @@ def check_certificate(certificate: Certificate, length_counts: IntArray) -> int:
 
 def _compute_max_pack_worth(prices: IntArray, depth: int) -> int:
     """Return the largest total price of the sequences that fit into one pack. For very long packs, the result may be an
-    upper bound.
+    upper bound, because the exact value would take too long to compute.
     """
     pack_tokens = len(prices)
     depth = min(depth, pack_tokens)
@@ -136,8 +142,8 @@ def _compute_max_pack_worth(prices: IntArray, depth: int) -> int:
     if pack_tokens > MAX_EXACT_LENGTH:
         limit = compute_pack_worth_limit(best[rises], rises, pack_tokens, depth)
         if len(rises) * pack_tokens <= MAX_STEPS and int(best[-1]) * (pack_tokens // int(rises[0])) < LARGEST_WORTH:
-            # If it is fast enough, also compute the largest total price without the depth limit, because the result may be a
-            # smaller upper bound. best[t] then allows any number of sequences in t tokens.
+            # If it is fast enough, also compute the largest total price without a limit on the number of sequences, because
+            # it may be a smaller upper bound. best[t] then becomes the largest total price in t tokens.
             for length in rises.tolist():
                 price = prices[length - 1]
                 for start in range(length, len(best), length):
@@ -156,8 +162,8 @@ def _compute_max_pack_worth(prices: IntArray, depth: int) -> int:
 
 
 def enumerate_max_pack_worth(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int | None:
-    """Enumerate all ways to fill a pack, and return the largest total price. Return None if the enumeration would be too
-    large.
+    """Enumerate all ways to fill a pack with sequences of the given lengths, and return the largest total price. Return None
+    if there are too many ways.
 
     Longer lengths are placed first. The shortest length takes as much of the remaining room as possible.
 
@@ -179,7 +185,7 @@ def enumerate_max_pack_worth(prices: IntArray, lengths: IntArray, pack_tokens: i
 
 
 def compute_pack_worth_limit(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int:
-    """Return an upper bound on the total price of the sequences in one pack.
+    """Return an upper bound on the total price of the sequences in one pack, without enumerating the ways to fill it.
 
     For each possible longest sequence of the pack, the other sequences (at most `depth` - 1) fill the remaining room at the
     best price per token of any length up to the longest. The limit is the largest of these prices. Floating-point results

@@ -19,13 +19,13 @@ from gaudi_bert.packing.heuristics import count_greedy_packs, count_tokens_of_so
 from gaudi_bert.packing.histogram import Histogram, resize_histogram
 from gaudi_bert.packing.strategies import AlgorithmResult, WorkBudget, count_packs
 
-# The number of separator tokens that these variants of `greedy` insert between two sequences of a pack.
+# The number of separator tokens that these variants of `greedy` insert between two sequences in a pack.
 SEPARATORS = {"greedy+1": 1, "greedy+2": 2}
 # An estimate can compare these algorithms. "sort" is sorted batching, which does not pack.
 ESTIMATE_ALGORITHMS = (*ALGORITHMS, *SEPARATORS, "sort")
 # The number of sequences in a batch of sorted batching.
 SORTED_BATCH_SEQUENCES = 256
-# The pack lengths to try, as multiples of the present `max_sequence_length`.
+# The pack lengths to try, as multiples of the current `max_sequence_length`.
 LENGTH_FACTORS = (1.0, 1.125, 1.25, 4 / 3, 1.5, 2.0)
 
 
@@ -103,8 +103,8 @@ def estimate_packing(
 
 
 class _SlotUsage(NamedTuple):
-    """The total number of token slots that an algorithm uses, and its result. `result` is None if the algorithm produces no
-    strategies.
+    """The total number of token slots that an algorithm uses, including padding, and its result. `result` is None for
+    algorithms that only count the slots.
     """
 
     slots: int
@@ -112,7 +112,9 @@ class _SlotUsage(NamedTuple):
 
 
 def _run_and_count_slots(histogram: Histogram, algorithm: str, depth: int, budget: WorkBudget | None) -> _SlotUsage:
-    """Run an algorithm on a histogram, and return its result with the total number of token slots in packs or batches."""
+    """Run an algorithm on a histogram, and return its result together with the total number of token slots in its packs or
+    batches, including padding.
+    """
     if algorithm == "sort":
         return _SlotUsage(count_tokens_of_sorted_batches(histogram.counts, SORTED_BATCH_SEQUENCES), None)
     result = None
@@ -125,7 +127,8 @@ def _run_and_count_slots(histogram: Histogram, algorithm: str, depth: int, budge
 
 
 def estimate_longer_packs(histogram: Histogram, depth: int | str) -> list[LengthEstimate]:
-    """Pack the sequences with LPFHP into packs of up to twice the present length, and return one estimate per pack length.
+    """Pack the sequences into packs of up to twice the current length with the LPFHP heuristic, and return one estimate per
+    pack length.
 
     See appendix Q of the paper.
 
@@ -165,7 +168,8 @@ QUANTILES = 200_000
 
 @dataclass(frozen=True)
 class UnpaddingEstimate:
-    """The expected speed-ups of packing and of un-padding for a given number of accelerators.
+    """The expected speed-ups over padding for a given number of accelerators, from packing and from un-padding. Un-padding
+    processes only non-padding tokens.
 
     Attributes:
         accelerators: The number of accelerators.
@@ -200,7 +204,8 @@ def _compute_gumbel_quantiles(distribution: _Gumbel, probabilities: FloatArray) 
 
 
 def compare_with_unpadding(histogram: Histogram, packing_factor: float) -> list[UnpaddingEstimate]:
-    """Return the expected speed-ups of packing and of un-padding for 1 to 2,048 accelerators.
+    """Return the expected speed-ups of packing and of un-padding for 1 to 2,048 accelerators. Un-padding processes only
+    non-padding tokens, so all accelerators wait for the one with the most tokens.
 
     The speed-up of packing is its packing factor on any number of accelerators.
     """

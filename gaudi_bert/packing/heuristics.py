@@ -30,7 +30,8 @@ MAX_LISTED = 2**26
 
 
 class OpenPacks:
-    """Open packs, grouped by their number of free tokens, and the strategy counts of the packs that have been closed.
+    """The packs that a packing heuristic is filling. Open packs, which can take more sequences, are grouped by their number
+    of free tokens. Full packs are only counted.
 
     For every amount of room there is a stack of (count, pack) entries, used last in, first out. This order is part of the
     published algorithms; another order would give other results. The amounts of room are kept sorted, so that the largest
@@ -52,7 +53,9 @@ class OpenPacks:
 
     @classmethod
     def with_packs(cls, strategy_counts: StrategyCounts, length: int, depth: int) -> OpenPacks:
-        """Create open packs from strategy counts. Each pack may hold at most `length` tokens and `depth` sequences."""
+        """Create open packs from counts of packs by strategy, which is the tuple of lengths in a pack. Each pack may hold at
+        most `length` tokens and `depth` sequences.
+        """
         packs = cls(depth)
         for strategy, count in sort_strategies(strategy_counts).items():
             packs.add_packs(strategy, count, length - sum(strategy))
@@ -109,7 +112,7 @@ class OpenPacks:
             del self._rooms[bisect_left(self._rooms, room)]
 
     def close_all(self) -> StrategyCounts:
-        """Close all open packs, and return the strategy counts of all packs."""
+        """Close all open packs, and return the number of packs by strategy, which is the tuple of lengths in a pack."""
         for room in list(self._stacks):
             for count, pack in self._stacks.pop(room):  # A pack may list millions of sequences, so free each stack at once.
                 add_packs(self._closed, pack, count)
@@ -189,7 +192,8 @@ def fill_open_packs(open_packs: OpenPacks, length: int, sequence_count: int) -> 
 
 
 def add_by_best_fit(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Add sequences to existing packs by best fit decreasing, and return the strategy counts of all packs.
+    """Add sequences to existing packs by best fit decreasing. Return the counts of all packs by strategy, which is the tuple
+    of lengths in a pack.
 
     Each sequence, longest first, goes into the pack with the least room that can still hold it, or into a new pack. The
     function runs LPFHP on the existing packs, so its cost does not depend on the number of sequences.
@@ -202,14 +206,15 @@ def add_by_best_fit(strategy_counts: StrategyCounts, length_counts: IntArray, de
 
 
 def pack_first_fit(length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Pack a histogram with FFD (first-fit decreasing).
+    """Pack a histogram with FFD (first-fit decreasing), which puts each sequence into the first pack with enough room,
+    longest sequences first.
 
     Each sequence, from longest to shortest, goes into the first opened pack that has room. Consecutive packs that are equal
     so far form a run. Each length fills complete runs and splits at most one of them, at most twice. The result is the same
     as that of the algorithm that handles one sequence at a time, for which the paper reports 87 to 120 s.
     """
-    # Each column describes a run of equal packs by their number, and by how many tokens and sequences each pack can still
-    # take. The last run contains the packs that are not opened yet.
+    # Consecutive packs that are equal so far form a run, with a column for each run. The rows are the number of packs, and
+    # the tokens and sequences that each pack can still take. The last run contains the packs that are not opened yet.
     runs = np.array([[int(length_counts.sum())], [len(length_counts)], [depth]])
     held: list[Strategy] = [()]
     for length in (np.flatnonzero(length_counts)[::-1] + 1).tolist():
@@ -247,7 +252,7 @@ MOST_SEQUENCES = 200_000_000
 
 
 def count_greedy_packs(length_counts: IntArray, depth: int, *, seed: int, separators: int = 0) -> int:
-    """Return the number of packs that `greedy` needs, without listing its strategies.
+    """Return the number of packs that the algorithm `greedy` needs, without listing which lengths share a pack.
 
     Listing them would be slow, because nearly every pack has a strategy of its own.
 
@@ -292,7 +297,7 @@ def _shuffle_lengths(length_counts: IntArray, seed: int) -> Int32Array:
 
 @kernel
 def _pack_by_next_fit(lengths: Int32Array, pack_tokens: int, depth: int, separators: int, pack_starts: IntArray) -> int:
-    """Pack the sequences in the given order by next fit, and return the number of packs.
+    """Pack the sequences in the given order by next fit, which fills one pack at a time, and return the number of packs.
 
     The index of the first sequence of each pack is written to `pack_starts`, unless `pack_starts` is empty.
     """

@@ -187,7 +187,9 @@ def count_lengths(lengths: AnyArray, max_sequence_length: int) -> Histogram:
 
 
 class _SizedFile(Protocol):
-    """A file, or a part of a file, with the sizes that are needed to assign it to a group."""
+    """A file, or a part of a file, with the sizes that are needed to assign it to a group. Each group of files is packed
+    separately.
+    """
 
     @property
     def name(self) -> str:

@@ -31,18 +31,19 @@ from gaudi_bert.packing.long_packs import MANY_LENGTHS
 from gaudi_bert.packing.pricers import LONGEST_TABLE, BoundedPricer, EnumeratedPricer, TablePricer, list_strategies
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
-# The number of operations that a simplex iteration takes per row and column.
+# The operation budget counts this many operations per simplex iteration, for each row and column of the linear program.
 OPERATIONS_PER_ITERATION = 10
 
-# Each strategy that is added later costs this many additional operations per iteration, because the basis is then no longer
-# sparse.
+# A simplex iteration takes this many more operations for each strategy that was added as a column later, because the basis
+# is then no longer sparse.
 OPERATIONS_PER_ADDED_COLUMN = 25
 
-# The number of operations that starting the simplex takes per row and column.
+# Starting the simplex method takes this many operations for each row and column of the linear program.
 OPERATIONS_PER_SOLVE = 50
 
 MOST_ITERATIONS = 2**31 - 1
-# Larger demands are scaled down to this number, because the tolerances of the solver are absolute.
+# If a length has more sequences than this, all right-hand sides of the linear program are scaled down, because the
+# tolerances of the solver are absolute.
 LARGEST_DEMAND = 1e7
 
 
@@ -66,7 +67,8 @@ def _make_silent_solver(highspy: Any) -> Any:
 
 
 class _MasterProgram:
-    """A linear program that minimizes the number of packs, using only the strategies found so far.
+    """The linear program that minimizes the number of packs. Its columns are the strategies found so far, each a tuple of
+    lengths that can share a pack.
 
     After each change, HiGHS solves it again, starting from the last solution.
 
@@ -109,8 +111,8 @@ class _MasterProgram:
         )
 
     def add_strategies(self, strategies: Iterable[Strategy]) -> int:
-        """Add strategies to the program, and return how many of them are new. Each strategy is a sorted tuple of lengths
-        that occur in the histogram.
+        """Add strategies as columns of the linear program, and return how many of them are new. A strategy is the sorted
+        tuple of the lengths in one pack, which must occur in the histogram.
         """
         starts: list[int] = []
         rows: list[int] = []
@@ -137,7 +139,7 @@ class _MasterProgram:
     def _add_columns(
         self, costs: FloatArray, starts: IntArray | Int32Array, rows: IntArray | Int32Array, values: FloatArray
     ) -> None:
-        """Add non-negative variables to the solver, as columns in sparse format."""
+        """Add non-negative variables to the linear program, given by their costs and their columns in sparse format."""
         number = len(costs)
         if number:
             self._solver.addCols(
@@ -152,8 +154,10 @@ class _MasterProgram:
             )
 
     def set_demand(self, demand: FloatArray) -> None:
-        """Set how many sequences of each length must be packed, float64 [rows]. A negative number stands for free slots of
+        """Set how many sequences of each length the linear program must pack. A negative number stands for free slots of
         this length, which shorter sequences may use.
+
+        `demand` is float64 [rows], with a row for each length that occurs.
         """
         rows = len(demand)
         self._unit = max(1.0, float(np.max(np.abs(demand))) / LARGEST_DEMAND)
@@ -161,7 +165,8 @@ class _MasterProgram:
         self._solver.changeRowsBounds(rows, np.arange(rows, dtype=np.int32), demand / self._unit, unlimited)
 
     def minimize_packs(self, *, use_dual_simplex: bool = False) -> float:
-        """Solve the linear program, starting from the last solution, and return the minimum number of packs as a float.
+        """Solve the linear program, starting from the last solution, and return the minimum number of packs, which may be a
+        fraction.
 
         Args:
             use_dual_simplex: use the dual simplex, which suits a changed demand. The primal simplex suits new strategies.
@@ -194,36 +199,42 @@ class _MasterProgram:
         return float(information.objective_function_value) * self._unit
 
     def get_dual_prices(self) -> FloatArray:
-        """Return the dual price of each length, float64 [rows]. Prices are non-negative and do not decrease with length."""
+        """Return the dual price of each length in the solved linear program, float64 [lengths]. Prices are non-negative and
+        do not decrease with length.
+        """
         duals = np.array(self._solver.getSolution().row_dual)
         return np.maximum.accumulate(np.maximum(duals, 0.0))
 
     def get_strategy_usage(self) -> FloatArray:
-        """Return how many packs use each strategy in the last solution, float64 [strategies]. These numbers may be
-        fractions.
+        """Return how many packs use each strategy in the last solution of the linear program, float64 [strategies]. These
+        numbers may be fractions. A strategy is the tuple of lengths in one pack.
         """
         return np.maximum(np.array(self._solver.getSolution().col_value)[self._exchanges :], 0.0) * self._unit
 
 
 # --- pricing and column generation
 
-# Trial prices are a weighted mean of the best proven prices and the current prices of the program. These weights of the
-# proven prices are tried in order, until a strategy is found.
+# Column generation searches for new columns at trial prices, because the dual prices of the program vary too much at first.
+# Trial prices are a weighted mean of the best proven prices and the dual prices. These weights of the proven prices are
+# tried in order until a column is found.
 CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
 
-# A strategy is added only if its worth exceeds 1 by more than this tolerance.
+# Column generation adds a strategy only if the total dual price of its lengths exceeds 1, the cost of a pack, by more than
+# this tolerance.
 REDUCED_COST = 1e-9
 
-# Without a depth limit, the lengths of very long packs are not rounded if (lengths) * (tokens of a pack) is at most this
-# number. Pricing then takes half a second.
+# The linear program of very long packs without a depth limit is solved for exact lengths if (distinct lengths) * (tokens of
+# a pack) is at most this number. Finding new columns then takes half a second.
 MOST_CLOSED = 2**29
 
-# Any of the classes that find strategies to improve the linear program.
+# Any of the classes that find new columns for the linear program.
 Pricer = TablePricer | BoundedPricer | EnumeratedPricer
 
 
 def needs_coarse_grid(length_counts: IntArray, depth: int) -> bool:
-    """Return whether the linear program would take too long, so that lengths must first be rounded to a coarse grid."""
+    """Return whether the linear program would take too long with a row for every distinct length. If so, lengths must first
+    be rounded to a coarse grid of a few hundred values.
+    """
     max_length, lengths = len(length_counts), np.flatnonzero(length_counts) + 1
     if max_length <= MAX_EXACT_LENGTH or len(lengths) > MANY_LENGTHS:
         return len(lengths) > MANY_LENGTHS
@@ -233,7 +244,9 @@ def needs_coarse_grid(length_counts: IntArray, depth: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """A solution of the linear program, which allows fractions of packs, and the lower bound that its prices prove."""
+    """A solution of the linear program that minimizes the number of packs, where fractions of packs are allowed. It includes
+    the lower bound that the dual prices prove.
+    """
 
     objective: float  # packs over the known strategies, with fractions
     bound: float  # proven lower bound with fractions, in floating point; `certify_linear_program` makes it exact
@@ -241,12 +254,14 @@ class Relaxation:
 
     @property
     def rounding_tolerance(self) -> float:
-        """The rounding error that is tolerated in the objective."""
+        """The rounding error that is tolerated in the objective of the linear program, in packs."""
         return max(1e-6, 1e-13 * self.objective)
 
     @property
     def is_gap_closed(self) -> bool:
-        """Whether the bound and the objective leave only one possible number of packs, apart from rounding errors."""
+        """Whether the lower bound and the objective of the linear program round up to the same number of packs, or differ
+        only by a rounding error.
+        """
         small = self.rounding_tolerance
         return bool(self.objective - self.bound < small or np.ceil(self.bound - small) >= np.ceil(self.objective - small))
 
@@ -260,8 +275,8 @@ def run_column_generation(
     target_objective: float = -np.inf,
     max_iterations: float = np.inf,
 ) -> Relaxation:
-    """Solve a linear program by column generation, and return the solution. Improving strategies are added until they can no
-    longer save a pack.
+    """Minimize the number of packs by column generation, and return the solution. Strategies, which are tuples of lengths in
+    one pack, are added as columns until they can no longer save a pack.
 
     Args:
         master: the program. Its strategies must already cover all sequences.
@@ -303,7 +318,8 @@ def run_column_generation(
 
 
 class LinearProgram:
-    """The linear program for packing a histogram, together with its last solution and the pricer that finds new strategies.
+    """The linear program for packing a histogram into as few packs as possible. It keeps its last solution, and the pricer
+    that finds new columns for column generation.
 
     Args:
         counts: int64 [L], the number of sequences of length 1 .. L; at least one sequence.
@@ -332,7 +348,8 @@ class LinearProgram:
 
     @property
     def proven_prices(self) -> FloatArray:
-        """The prices that prove the best lower bound so far, float64 [rows]. At these prices, no pack is worth more than 1.
+        """The dual prices of the lengths that prove the best lower bound so far, float64 [lengths]. At these prices, the
+        sequences in a pack are worth at most 1 in total.
 
         Before the program is solved, the price of a length is length / L.
         """
@@ -340,22 +357,26 @@ class LinearProgram:
 
     @property
     def min_packs(self) -> int:
-        """The smallest number of packs that is possible with the known strategies, or 0 if there is no solution yet."""
+        """The objective of the last solution, rounded up to whole packs, or 0 if there is no solution yet. With the
+        strategies found so far, no packing has fewer packs.
+        """
         if self.relaxation is None or not np.isfinite(self.relaxation.objective):
             return 0
         return int(np.ceil(self.relaxation.objective - self.relaxation.rounding_tolerance))
 
     @classmethod
     def from_heuristic(cls, length_counts: IntArray, depth: int, budget: WorkBudget | None = None) -> LinearProgram:
-        """Create a linear program that starts with the strategies that LPFHP finds at this depth."""
+        """Create a linear program that starts with the columns of a heuristic packing. The LPFHP heuristic packs the
+        histogram with at most `depth` sequences per pack.
+        """
         linear_program = cls(length_counts, depth, budget)
         linear_program.add_strategies(pack_longest_first(length_counts, depth, OpenPacks(depth, np.inf)))
         return linear_program
 
     @classmethod
     def with_bounded_copies(cls, unbounded_program: LinearProgram, budget: WorkBudget) -> LinearProgram:
-        """Create a linear program for the same sequences, with strategies that use each length at most as often as it
-        occurs.
+        """Create a linear program for the same sequences, but with packs that contain each length at most as often as it
+        occurs in the histogram.
         """
         linear_program = cls(unbounded_program.counts, unbounded_program.depth, budget)
         linear_program.pricer = BoundedPricer(
@@ -374,7 +395,8 @@ class LinearProgram:
         return linear_program
 
     def set_remaining_demand(self, uncovered: IntArray, unplaced: IntArray) -> None:
-        """Update the program so that it packs only the sequences that the fixed packs do not contain.
+        """Change the demand of the linear program so that it packs only the remaining sequences. The others are in packs
+        that the rounding heuristic has already fixed.
 
         Args:
             uncovered: int64 [rows]; negative entries are free slots that shorter sequences may use.
@@ -389,15 +411,15 @@ class LinearProgram:
         self.budget = self.master.budget = self.pricer.budget = budget
 
     def add_strategies(self, strategies: Iterable[Strategy]) -> None:
-        """Add strategies to the program. Replace lengths that do not occur in the histogram by the next shorter length that
-        does.
+        """Add strategies, each the lengths in one pack, as columns of the linear program. Replace lengths that do not occur
+        in the histogram by the next shorter length that does.
         """
         rows_of = (tuple(int(self._row_below[length]) for length in strategy) for strategy in strategies)
         shrunk = (tuple(int(self.lengths[row]) for row in rows if row >= 0) for rows in rows_of)
         self.master.add_strategies(strategy for strategy in shrunk if strategy)
 
     def solve(self, max_iterations: float = np.inf) -> Relaxation:
-        """Solve the program by column generation, and return the solution. Stop early after `max_iterations` simplex
+        """Solve the linear program by column generation, and return the solution. Stop early after `max_iterations` simplex
         iterations.
         """
         self.relaxation = run_column_generation(

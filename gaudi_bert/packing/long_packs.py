@@ -36,49 +36,55 @@ from gaudi_bert.packing.strategies import (
 # --- constants of long packs, and the reason for each (measured by `benchmarks/packing.py --parts limits`)
 
 MANY_LENGTHS = 2500  # with more distinct lengths than this, the full linear program is too slow and a grid is used
-# With at most this many distinct lengths, no grid is used, no matter how long the packs are.
+# Long packs with at most this many distinct lengths are planned without rounding the lengths to a coarse grid, unless their
+# linear program would take too long.
 FEW_LENGTHS = 600
 BINS = 512  # bins of a grid: its program takes 1 s, and its prices prove a bound within a pack or two
-# These grids are tried in order until the packing is close to its lower bound. Each entry is (number of bins, multiple of
-# the slack).
+# These coarse grids of rounded lengths are tried in order until the packing is close to its lower bound. Each entry contains
+# the number of bins of a full pack, and the multiple of the slack below.
 GRIDS = ((BINS, 0), (BINS, 1), (BINS, 4), (2 * BINS, 1))
-# On a grid with slack, each sequence is treated as slightly longer, so that the planned packs keep some room. The additional
-# length is 0.003 % of the mean length, or 0.3 pack lengths divided by the number of sequences if that is more.
+# On a grid with slack, each sequence is planned slightly longer than it is, so that the planned packs keep some room. The
+# additional length is 0.003 % of the mean length, or 0.3 pack lengths divided by the number of sequences if that is more.
 SLACK_SHARE, SLACK_PACKS = 3e-5, 0.3
-# A packing counts as near its lower bound if it exceeds the bound by at most 1 / NEAR of it. The search then tries to save
-# only the last few packs.
+# If a packing exceeds its lower bound by at most 1 / NEAR of the bound, only a few packs can still be saved, and the search
+# takes less time.
 NEAR = 10_000
 LAST_PACK_SHARE = 0.3  # fraction of the budget for finding out whether the last pack can be saved
 MATCHED = 200_000  # of more sequences than this only a part is rematched, so that a round takes 20 ms
 
 # The maximum number of sequences that are assigned to slots one by one. More would take gigabytes and minutes.
 MAX_ASSIGNED_SEQUENCES = 2_000_000
-# The size of the subsample that is packed instead if there are more than MAX_ASSIGNED_SEQUENCES sequences. This wastes about
-# 0.002 % of the packs.
+# If there are more than MAX_ASSIGNED_SEQUENCES sequences, only a subsample of this size is planned, and each of its packs is
+# used several times. This wastes about 0.002 % of the packs.
 THINNED = 500_000
-# With more distinct lengths than this, a subsample of this size is packed, because heuristics take microseconds per length.
+# Packing heuristics take microseconds for each distinct length. With more distinct lengths than this, only a subsample of
+# this many sequences is planned, and each of its packs is used several times.
 MOST_LENGTHS = 1 << 17
 
-# An empty pack gets up to MOST_EMPTY empty slots, and a full pack up to LEAST_EMPTY. Sequences can move there without a
-# swap.
+# Packs that were planned for rounded lengths get empty slots, so that sequences can move there without a swap. An empty pack
+# gets up to MOST_EMPTY of them, and a full pack up to LEAST_EMPTY.
 MOST_EMPTY, LEAST_EMPTY = 32, 2
-# If swaps no longer help, empty packs are opened. Their number is limited to 0.02 % of all packs, or 8 if that is more.
+# If swapping sequences can no longer make all packs fit, spare empty packs are opened. At most 0.02 % as many as planned
+# packs are opened, or 8 if that is more.
 SPARE_SHARE, LEAST_SPARE = 0.0002, 8
 MOST_ROUNDS = 1000  # limit of swap rounds, as a safeguard; they normally end earlier
 PROBES, PROBES_OF_A_LENGTH = 3000, 32  # sequences that are examined for one swap, in total and per length
 WIDEST = 200  # a swap may take at most this many tokens more than the excess
 ROOMY = 400  # number of packs with the most room that are examined one by one
 FAILURES = 100  # the round ends after this many consecutive packs without a swap
-# If a round of swaps fixes less than this fraction of the overfull packs, the remaining excess is moved to other packs.
+# If a round of swaps makes less than this fraction of the tried packs fit, the remaining excess tokens are moved to other
+# packs.
 FEW_FITTED = 0.01
 STALLED = 3  # rounds of that kind before an empty pack is opened
 OPERATIONS_PER_ASSIGNED = 500  # operations per sequence, for assigning it to a slot and reading the packs afterwards
-# The number of operations that a round of swaps takes for each pack, and for each overfull pack that it tries.
+# In a round of swaps, the operation budget counts this many operations for each pack, and for each overfull pack that the
+# round tries to reduce.
 OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000
 
 
 class _SlotAssignment(NamedTuple):
-    """An assignment of N sequences, sorted by length, to the slots of P packs. Slots are numbered pack by pack.
+    """An assignment of N sequences, sorted by length, to the slots of P packs. A slot is the place of one sequence in a
+    pack, and slots are numbered pack by pack.
 
     There are as many slots as sequences, because empty slots contain sequences of length 0.
     """
@@ -94,7 +100,7 @@ class _SlotAssignment(NamedTuple):
 
 
 class AssignedPacks(NamedTuple):
-    """The packs that `assign_sequences_to_slots` has filled, and the sequences that did not fit.
+    """The filled packs, and the sequences that did not fit. `assign_sequences_to_slots` returns them.
 
     Attributes:
         strategy_counts: The strategy counts of the packs.
@@ -108,7 +114,7 @@ class AssignedPacks(NamedTuple):
 def assign_sequences_to_slots(
     coarse_plan: Mapping[Strategy, int], length_counts: IntArray, bins: int, depth: int, budget: WorkBudget
 ) -> AssignedPacks:
-    """Assign sequences to packs that were planned for rounded lengths, and swap sequences until no pack is too full. Return
+    """Fill packs that were planned with rounded lengths, and swap sequences until no pack contains too many tokens. Return
     the packs and the sequences that did not fit.
 
     Args:
@@ -120,8 +126,8 @@ def assign_sequences_to_slots(
     """
     max_length = len(length_counts)
     spare = max(LEAST_SPARE, int(SPARE_SHARE * sum(coarse_plan.values())))
-    # Add empty slots to each pack, so that sequences can move there. Packs with more room get more of these slots. The spare
-    # packs, which are empty, come first.
+    # Add empty slots to each planned pack, so that sequences can move there. Packs with more room get more of these slots.
+    # The spare packs, which contain only empty slots, come first.
     with_empty = {(0,) * min(depth, MOST_EMPTY): spare}
     for strategy, count in coarse_plan.items():
         slots = min(depth - len(strategy), max(LEAST_EMPTY, MOST_EMPTY * (bins - sum(strategy)) // bins))
@@ -150,7 +156,8 @@ def assign_sequences_to_slots(
 
 
 def _assign_all_slots(assignment: _SlotAssignment, slot_bins: IntArray, slot_packs: IntArray, tokens_per_bin: float) -> None:
-    """Assign a sequence to every slot, starting with the slots for the longest sequences.
+    """Assign a sequence to every slot of the planned packs, starting with the slots that were planned for the longest
+    sequences.
 
     If a pack contains several slots of the same bin, these are handled one after another.
     """
@@ -161,7 +168,8 @@ def _assign_all_slots(assignment: _SlotAssignment, slot_bins: IntArray, slot_pac
     slots = np.lexsort((copy, slot_bins))
     new = np.diff(slot_bins[slots], prepend=-1) != 0
     group = np.cumsum(new | (np.diff(copy[slots], prepend=-1) != 0))
-    # Distribute the sequences of a bin randomly over its groups, and sort the sequences of each group by length.
+    # A bin contains sequences of nearly the same length, for several groups of slots. Distribute the sequences of a bin
+    # randomly over its groups, and sort the sequences of each group by length.
     shuffled = np.lexsort((random_words(number, 0, "slots"), np.cumsum(new)))
     sequences = shuffled[np.lexsort((shuffled, group))]
     ends = np.append(np.flatnonzero(np.diff(group)) + 1, number)
@@ -177,7 +185,8 @@ def _assign_slot_groups(
     sequences: IntArray,
     group_ends: IntArray,
 ) -> None:
-    """Assign sequences to groups of slots. Within a group, the fullest pack gets the shortest sequence.
+    """Assign sequences to slots, one group of slots with the same planned length at a time. In each group, the fullest pack
+    gets the shortest sequence.
 
     A group contains slots of one bin and as many sequences. `group_ends` are the ends of the groups in `slots` and
     `sequences`.
@@ -198,7 +207,7 @@ def _assign_slot_groups(
 
 
 def _swap_until_packs_fit(assignment: _SlotAssignment, spare_packs: int, budget: WorkBudget) -> None:
-    """Swap sequences between packs until no pack is too full, or until swaps no longer help.
+    """Swap sequences between packs until no pack contains too many tokens, or until swaps no longer help.
 
     The first `spare_packs` packs are empty. They are closed at first, and opened one by one if swaps stall.
     """
@@ -228,8 +237,8 @@ def _swap_until_packs_fit(assignment: _SlotAssignment, spare_packs: int, budget:
 
 @kernel
 def _find_shortest_lengths_covering_excess(assignment: _SlotAssignment, packs: IntArray) -> IntArray:
-    """For each overfull pack, return the length of its shortest sequence that is at least as long as the excess, int64
-    [packs].
+    """For each pack with too many tokens, find the shortest of its sequences that is at least as long as the excess. Return
+    the lengths of these sequences, int64 [packs].
 
     Packs with a large result are handled first.
     """
@@ -246,7 +255,9 @@ def _find_shortest_lengths_covering_excess(assignment: _SlotAssignment, packs: I
 def _remove_excess_by_swaps(
     assignment: _SlotAssignment, overfull_packs: IntArray, underfull_packs: IntArray
 ) -> tuple[int, int]:
-    """Try to make each of `overfull_packs` fit by swaps. Return how many packs were tried, and how many of them now fit."""
+    """Try to remove the excess tokens of each pack in `overfull_packs` by swapping sequences with other packs. Return how
+    many packs were tried, and how many of them now fit.
+    """
     tried = fitted = failures = 0
     for pack in overfull_packs:
         while assignment.excess[pack] > 0 and (
@@ -256,7 +267,8 @@ def _remove_excess_by_swaps(
         tried += 1
         failures += 1
         if assignment.excess[pack] <= 0:
-            # A swap has left much room in this pack, so add it to `underfull_packs`, where it may help later packs.
+            # If a swap has left much room in this pack, add it to `underfull_packs`, because later packs may find room
+            # there.
             if assignment.excess[pack] < -WIDEST:
                 underfull_packs[underfull_packs.size - 1 - fitted % (1 + underfull_packs.size // 2)] = pack
             fitted += 1
@@ -268,8 +280,8 @@ def _remove_excess_by_swaps(
 
 @kernel
 def _move_excess_to_other_packs(assignment: _SlotAssignment, overfull_packs: IntArray) -> None:
-    """Try to swap sequences so that the excess tokens of each overfull pack move to another pack. A later round may find
-    room for them there.
+    """For each pack with too many tokens, try a swap that moves its whole excess to another pack. A later round of swaps may
+    find room for the tokens there.
     """
     for pack in overfull_packs:
         if assignment.excess[pack] > 0:
@@ -278,8 +290,8 @@ def _move_excess_to_other_packs(assignment: _SlotAssignment, overfull_packs: Int
 
 @kernel
 def _swap_with_shorter_sequence(assignment: _SlotAssignment, pack: int) -> bool:
-    """Try to make a pack fit by swapping one of its sequences with a sequence that is shorter by at least the excess. Return
-    whether the pack now fits.
+    """Try to remove the excess tokens of a pack by swapping one of its sequences for one that is shorter by at least the
+    excess. Return whether the pack now fits.
     """
     probes = 0
     for taken in range(assignment.excess[pack], assignment.excess[pack] + WIDEST):
@@ -294,7 +306,8 @@ def _swap_with_shorter_sequence(assignment: _SlotAssignment, pack: int) -> bool:
 
 @kernel
 def _try_swap(assignment: _SlotAssignment, pack: int, length_difference: int, max_excess: int) -> int:
-    """Try to swap a sequence of the pack with one of another pack that is shorter by exactly `length_difference` tokens.
+    """Try to swap a sequence of the pack for a sequence of another pack that is shorter by exactly `length_difference`
+    tokens.
 
     The other pack may exceed its length by at most `max_excess` tokens afterwards. Return -1 after a swap, otherwise the
     number of sequences examined.
@@ -323,8 +336,8 @@ def _try_swap(assignment: _SlotAssignment, pack: int, length_difference: int, ma
 
 @kernel
 def _swap_with_underfull_pack(assignment: _SlotAssignment, pack: int, underfull_packs: IntArray) -> bool:
-    """Swap a sequence with one of `underfull_packs` to remove as much of the excess as possible. Return whether a swap was
-    possible.
+    """Swap a sequence of a pack with too many tokens for a shorter one in `underfull_packs`, to remove as much of the excess
+    as possible. Return whether a swap was possible.
     """
     excess = assignment.excess[pack]
     best, longer, shorter = 0, 0, 0
@@ -360,7 +373,9 @@ def _exchange_sequences(assignment: _SlotAssignment, longer: int, shorter: int, 
 
 
 def _remove_excess_sequences(assignment: _SlotAssignment) -> IntArray:
-    """Remove sequences from packs that are still too full, and return the lengths of the removed sequences, int64."""
+    """Remove sequences from packs that still contain too many tokens, and return the lengths of the removed sequences,
+    int64.
+    """
     result: list[int] = []
     for pack in np.flatnonzero(assignment.excess > 0).tolist():
         held = assignment.sequence[assignment.first_slot[pack] : assignment.first_slot[pack + 1]]
@@ -378,8 +393,8 @@ def _remove_excess_sequences(assignment: _SlotAssignment) -> IntArray:
 
 
 def split_counts_into_bins(length_counts: IntArray, bins: int, slack: float = 0.0) -> IntArray:
-    """Round the lengths of a histogram to a coarse grid of bins, and return the number of sequences in each bin, int64
-    [bins].
+    """Round the lengths of a histogram to a coarse grid of `bins` equally spaced lengths. Return the number of sequences at
+    each of them, int64 [bins].
 
     Bin c stands for c * L / bins tokens. Sequences whose length is between two bins are divided between both, so that the
     numbers of sequences and tokens are preserved to within one bin. Sequences that are shorter than a bin count as one bin.
@@ -407,7 +422,9 @@ def split_counts_into_bins(length_counts: IntArray, bins: int, slack: float = 0.
 
 
 def interpolate_prices(prices: IntArray, max_length: int) -> IntArray:
-    """Interpolate the prices of coarse bins, and return non-decreasing prices of all lengths, int64 [L]."""
+    """Interpolate prices of the rounded lengths on a coarse grid to get prices of all lengths. Return int64 [L], where L is
+    `max_length`; the prices never fall with length.
+    """
     bins = len(prices)
     positions = np.arange(1, max_length + 1) * bins / max_length
     fine = np.interp(positions, np.arange(bins + 1), np.concatenate(([0.0], prices)))
@@ -418,7 +435,7 @@ def interpolate_prices(prices: IntArray, max_length: int) -> IntArray:
 def pack_by_subsample(
     length_counts: IntArray, depth: int, pack_counts: Callable[[IntArray], StrategyCounts], max_subsample: int = THINNED
 ) -> StrategyCounts:
-    """Pack many sequences by packing a subsample of them, and using each of the resulting packs several times.
+    """Pack only a subsample of the sequences, and repeat each of the resulting packs so that they hold all sequences.
 
     Every n-th sequence in the order of length is planned, and each pack is used n times. A slot then holds its own sequence
     or one of the n - 1 next shorter ones. The longest sequences, fewer than n, are added by best fit.
@@ -445,19 +462,20 @@ def pack_by_subsample(
 # packs than the previous one. Room collects in the packs of the smallest parts, until two parts that were alone share a
 # pack. This still works where swaps fail, namely with thousands of packs that must be exactly full.
 
-# Rematching stops after 25 rounds in a row without saving a pack. With few sequences it continues longer, until these rounds
-# have handled 10 million sequences.
+# The search that cuts packs in two and matches the halves again stops after 25 rounds in a row that save no pack. With few
+# sequences, it continues until such rounds have handled 10 million sequences.
 STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
 FEWEST_SEQUENCES = 1000  # a round takes about as long for fewer sequences
-# The number of operations that a round of rematching takes for each sequence, and for each token of a pack, because it uses
-# counting sort.
+# In a round that matches halves of packs, the operation budget counts this many operations for each sequence, and for each
+# token of a pack. Tokens matter because counting sort has a counter for each number of tokens.
 OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 
 def exchange_pack_halves(
     strategy_counts: StrategyCounts, max_length: int, depth: int, target_packs: int, budget: WorkBudget
 ) -> StrategyCounts:
-    """Try to reduce the number of packs by repeatedly cutting every pack in two and combining the halves again.
+    """Try to reduce the number of packs. Each round cuts every pack at random into two parts, and then combines each part
+    with the largest other part that fits.
 
     Args:
         strategy_counts: the packs to improve.
@@ -483,7 +501,8 @@ def exchange_pack_halves(
 
 
 def select_packs_with_room(strategy_counts: StrategyCounts, max_length: int, max_sequences: int) -> StrategyCounts:
-    """Select packs that contain at most `max_sequences` sequences in total, preferring packs with much room.
+    """Select packs with at most `max_sequences` sequences in total, so that a search among them stays fast. Prefer packs
+    with many free tokens.
 
     Half of the sequences come from the packs with the most room, and the rest in proportion from all strategies.
     """
@@ -511,8 +530,8 @@ def select_packs_with_room(strategy_counts: StrategyCounts, max_length: int, max
 def _exchange_halves_once(
     lengths: IntArray, pack_starts: IntArray, random_integers: IntArray, max_length: int, max_half_size: int
 ) -> tuple[IntArray, IntArray]:
-    """Cut every pack at random into two halves, combine the halves again, and return the new packs as two arrays, like
-    `flatten_packs`.
+    """Cut every pack at random into two parts, and combine the parts again into as few packs as possible. Return the new
+    packs as two arrays, like `flatten_packs`.
 
     The order in `lengths` is lost. `random_integers` are non-negative random integers, int64 [sequences]. A part contains at
     most `max_half_size` sequences.

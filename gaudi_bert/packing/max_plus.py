@@ -24,23 +24,26 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel, inner_kernel
 
-# Stands for "impossible" in kernels. It is finite, because the compiler may assume that infinities do not occur.
+# The kernels use this number as the price of an impossible choice. It is finite, because the compiler may assume that
+# infinities do not occur.
 MINUS_INFINITY = -1e300
 
-# Prices and total prices are either integers or floating-point numbers, but never mixed in one call.
+# Prices of lengths and total prices of packs are either integers or floating-point numbers, but never mixed in one call.
 PackValues = TypeVar("PackValues", IntArray, FloatArray)
 
-# The number of operations that a max-plus product takes per pair of totals.
+# The operation budget counts this many operations for each pair of elements in the max-plus product of two arrays.
 OPERATIONS_PER_PRODUCT = 0.2
 
-# Marks M_0, the max-plus power without any sequence, in the result of `plan_max_plus_products`.
+# In a plan of max-plus products, this number stands for power 0, which contains no sequence, instead of a table row.
 NOTHING = -2
-# Marks the max-plus power without a depth limit in the result of `plan_max_plus_products`.
+# In a plan of max-plus products, this number stands for the power without a limit on the number of sequences, instead of a
+# table row.
 CLOSURE = -1
 
 
 def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
-    """Plan how to compute a max-plus power by repeated squaring, and return the products to compute.
+    """List the max-plus products that compute a power of the prices by repeated squaring. The power contains, for each total
+    length, the largest total price of at most `max_items` items.
 
     Args:
         max_items: the exponent, which is the maximum number of items in a strategy.
@@ -59,8 +62,8 @@ def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
     products: list[tuple[int, int]] = []
 
     def plan_power(power: int) -> int:
-        """Return the table row that contains the given power. If the power is not planned yet, first append the products
-        that compute it.
+        """Return the table row for the given max-plus power. If there is no such row yet, first append the products that
+        compute the power.
         """
         if power not in row_of_power:
             products.append((plan_power((power + 1) // 2), plan_power(power // 2)))
@@ -114,7 +117,8 @@ def _multiply_max_plus(left: PackValues, right: PackValues, is_square: int, resu
 
 @borrowing_kernel
 def compute_max_plus_closure(values: PackValues, items: IntArray, result: PackValues) -> None:
-    """Compute the largest worth of any number of items for each total length, and write it to `result`.
+    """Solve an unbounded knapsack problem. For each total length, compute the largest total value of any number of items,
+    and write it to `result`.
 
     Items are handled one by one, in runs of the item's length, because within a run an entry depends only on entries before
     the run. An item that is worth less than shorter items of the same total is skipped.
@@ -139,7 +143,8 @@ def compute_max_plus_closure(values: PackValues, items: IntArray, result: PackVa
 
 
 def fill_max_plus_power_table(product_plan: IntArray, table: PackValues, lengths: IntArray) -> PackValues:
-    """Fill a table with max-plus powers of the prices in its first row, and return the last row.
+    """Fill a table with max-plus powers of the prices in its first row, and return the last row. Power k contains the
+    largest total price of at most k items for each total length.
 
     Args:
         product_plan: the products to compute, from `plan_max_plus_products`.
@@ -161,7 +166,7 @@ def fill_max_plus_power_table(product_plan: IntArray, table: PackValues, lengths
     return last
 
 
-# The same function, compiled for use in other kernels.
+# The compiled version of the function above, for use in other kernels.
 compiled_fill_max_plus_power_table = inlined_kernel(fill_max_plus_power_table)
 
 
@@ -170,7 +175,8 @@ LARGEST_EXACT = 2.0**53
 
 
 def compute_best_pack_worth(prices: PackValues, depth: int) -> int | float:
-    """Return the largest total price of the sequences in one pack of at most `depth` sequences and L tokens.
+    """Return the largest total price of the sequences that fit into one pack. A pack holds at most `depth` sequences and as
+    many tokens as there are prices.
 
     Integer prices are added as floating-point numbers, because those kernels are compiled anyway. No intermediate sum
     exceeds the result, so the result is exact if it is below 2^53. Otherwise it is computed again in integers.
@@ -186,7 +192,9 @@ def compute_best_pack_worth(prices: PackValues, depth: int) -> int | float:
 
 
 def _compute_max_plus_power_worth(prices: PackValues, depth: int) -> int | float:
-    """Return the largest total price of at most `depth` sequences in one pack, computed in the dtype of the prices."""
+    """Return the largest total price of at most `depth` sequences in one pack, computed with the integer or float type of
+    the prices.
+    """
     product_plan = plan_max_plus_products(depth, len(prices))
     table = np.zeros((len(product_plan) + 1, len(prices) + 1), dtype=prices.dtype)
     table[0, 1:] = prices
@@ -196,7 +204,9 @@ def _compute_max_plus_power_worth(prices: PackValues, depth: int) -> int | float
 
 @inner_kernel
 def _find_best_split(left: PackValues, right: PackValues, total: int, min_worth: float) -> int:
-    """Return the smallest index `part` such that left[part] + right[total - part] is at least `min_worth`."""
+    """Find where to split the length `total` between two parts so that their total price reaches `min_worth`. Return the
+    smallest index `part` for which left[part] + right[total - part] is at least `min_worth`.
+    """
     for part in range(total + 1):
         if left[part] + right[total - part] >= min_worth:
             return part
@@ -207,7 +217,8 @@ def _find_best_split(left: PackValues, right: PackValues, total: int, min_worth:
 def trace_best_lengths(
     product_plan: IntArray, table: PackValues, total: int, lengths: IntArray, size: int, pending: IntArray
 ) -> int:
-    """Find the items that produced the entry `total` in the last row of the table, and append them to `lengths`.
+    """Find items with the largest total price at total length `total`, and append them to `lengths`. The table contains only
+    the prices, so the terms of each maximum are searched for again.
 
     Args:
         product_plan: the products that filled the table.

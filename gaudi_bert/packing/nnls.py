@@ -43,16 +43,17 @@ from gaudi_bert.packing.strategies import (
 
 # --- NNLSHP, non-negative least squares histogram-packing (paper 3.1.2 and F.4), solved once
 
-# Lengths up to this number count as short. Their residuals get a smaller weight, because short sequences can be padding.
+# Lengths up to this number count as short. In the least-squares problem, the residuals of short lengths get a smaller
+# weight, because short sequences can be padding.
 SHORT_LENGTH = 8
 
-# The weight of the residual at short lengths.
+# The weight of the least-squares residual of a short length. Other lengths have weight 1.
 SHORT_WEIGHT = 0.09
 
 
 def nnlshp_residual_weights(max_sequence_length: int) -> FloatArray:
-    """Return the weight of the residual at each length for NNLSHP, float64 [L]. The weight is 0.09 up to length 8, and
-    otherwise 1.
+    """Return the weight of each length's residual, which is its sequences minus its slots, in the least-squares problem of
+    NNLSHP. The weight is 0.09 for lengths up to 8, and 1 for all others, float64 [L].
 
     See F.4.5 and F.5 in the paper.
     """
@@ -62,7 +63,8 @@ def nnlshp_residual_weights(max_sequence_length: int) -> FloatArray:
 
 
 def pack_nnlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Pack a histogram with NNLSHP, which solves one least-squares problem over all strategies and rounds the solution.
+    """Pack a histogram with NNLSHP. One non-negative least-squares problem finds how often to use each combination of
+    lengths that fills a pack, and the solution is rounded to integers.
 
     x is rounded to the nearest integers. If there are then more slots of a length than sequences, the surplus becomes
     padding. If there are fewer, each remaining sequence gets a padded pack of its own. The paper's solver needs 22,102
@@ -77,7 +79,7 @@ def pack_nnlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
 
 
 def _pad_uncovered_sequences(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Add a padded pack for each sequence that has no slot, and remove the slots that no sequence fills.
+    """Add a padded pack for each sequence that has no slot in a planned pack. Remove the slots that no sequence fills.
 
     The padded pack of a sequence is (length, L - length). Its second slot is padding, unless a sequence of this length lacks
     a slot as well. A sequence of length L becomes a pack of its own; the published code looks up a strategy with length 0
@@ -105,24 +107,26 @@ def _pad_uncovered_sequences(strategy_counts: StrategyCounts, length_counts: Int
 # solution as far as the objective decreases. Starting with v = 10^6 would stall, so v is increased from 1 to 10^6 in powers
 # of ten.
 
-# The final value of v in the objective above, which is the weight of an uncovered sequence relative to a padding token.
+# The weight of an uncovered sequence relative to a padding token, which is v in the objective above.
 SHORTAGE_WEIGHT = 1e6
 
-# Smaller values of v are tried first, because the Newton steps would stall if they started with the final value.
+# The objective is first minimized with these smaller values of v, the weight of uncovered sequences. Newton's method would
+# stall if it started with the final value.
 EASY_WEIGHTS = (1e0, 1e1, 1e2, 1e3, 1e4, 1e5)
 
-# The maximum number of Newton steps for each value of v.
+# The maximum number of Newton steps for each value of v, the weight of uncovered sequences.
 STEPS_AT_A_WEIGHT = 10
 
-# The number of times that the line search halves its interval.
+# The number of times that the line search for the step size halves its interval.
 LINE_SEARCH_HALVINGS = 60
 
-# The Newton steps for one value of v end if a step reduces the objective by less than this fraction.
+# Newton's method goes on to the next value of v if a step reduces the objective by less than this fraction.
 SMALL_GAIN = 1e-6
 
 
 def _compute_ennls_weights(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> FloatArray:
-    """Return the weight of each length in the ENNLSHP objective (equation 23), float64 [L].
+    """Return the weight of each length's residual in the objective of ENNLSHP (equation 23), float64 [L]. Lengths with
+    uncovered sequences weigh more than lengths with surplus slots.
 
     Args:
         residual: b - A x, float64 [L]; positive if sequences are uncovered.
@@ -134,19 +138,24 @@ def _compute_ennls_weights(residual: FloatArray, shortage_weight: float = SHORTA
 
 
 def _compute_ennls_objective(residual: FloatArray, shortage_weight: float = SHORTAGE_WEIGHT) -> float:
-    """Return the value of the ENNLSHP objective (equation 23) for a residual."""
+    """Return the weighted sum of squares that ENNLSHP minimizes (equation 23). The residual of a length is its number of
+    sequences minus its number of slots.
+    """
     return float(np.sum((_compute_ennls_weights(residual, shortage_weight) * residual) ** 2))
 
 
 class _EnnlsSolution(NamedTuple):
-    """A solution of ENNLSHP: the usage x of each strategy, and the residual b - A x, float64 [L]."""
+    """A solution of the least-squares problem of ENNLSHP. It contains the usage x of each strategy, which is a fractional
+    number of packs, and the residual b - A x, float64 [L].
+    """
 
     usage: dict[Strategy, float]
     residual: FloatArray
 
 
 def _solve_ennls(length_counts: IntArray, depth: int) -> _EnnlsSolution:
-    """Minimize the ENNLSHP objective (equation 23) over all strategies of at most `depth` sequences.
+    """Minimize the least-squares objective of ENNLSHP (equation 23). The variables are numbers of packs, one for each
+    combination of at most `depth` lengths that fills a pack.
 
     For each value of v, Newton steps continue until the assumed signs are right or a step gains almost nothing. The
     objective never increases.
@@ -170,7 +179,9 @@ def _solve_ennls(length_counts: IntArray, depth: int) -> _EnnlsSolution:
 
 
 def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: float) -> float:
-    """Return the step size from 0 to 1 that minimizes the ENNLSHP objective along `change`. It is found by bisection."""
+    """Find the step from 0 to 1 along a Newton direction that minimizes the ENNLSHP objective, by bisection. The full step
+    adds `change` to the residual.
+    """
 
     def is_rising(step: float) -> bool:
         """Return whether the objective would increase if the step size became larger than `step`."""
@@ -187,8 +198,8 @@ def _find_step_size(residual: FloatArray, change: FloatArray, shortage_weight: f
 
 
 def pack_ennlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Pack a histogram with ENNLSHP. Solve the extended least-squares problem, round the usages, and pad the sequences that
-    remain uncovered.
+    """Pack a histogram with ENNLSHP. Solve an extended least-squares problem, round its numbers of packs to integers, and
+    add a padded pack for each uncovered sequence.
     """
     usage = _solve_ennls(length_counts, depth).usage
     strategy_counts: StrategyCounts = {}
@@ -211,24 +222,26 @@ def pack_ennlshp(length_counts: IntArray, depth: int) -> StrategyCounts:
 # The most rounds.
 MAX_ROUNDS = 20
 
-# The rounds end if fewer sequences than this remain uncovered.
+# The rounds of the iterative algorithm end if fewer sequences than this have no slot yet.
 FEW_SEQUENCES = 100
 
-# Packs with more tokens than this count as long, so the algorithm limits its work on them more strictly.
+# Packs with more tokens than this count as long. To save time, the iterative algorithm does less work on long packs.
 LONG = 1280
 
-# For long packs, all rounds after the first together may take this fraction of the operations of the first round. They have
-# few sequences to pack, but would otherwise cost as much as the first round. The published variant has no such limit.
+# For long packs, all least-squares rounds after the first together may take this fraction of the operations of the first.
+# They have few sequences to pack, but would otherwise cost as much as the first round. The published variant has no such
+# limit.
 LATER_ROUNDS = 0.5
 
-# The maximum number of pricing rounds per distinct length when NNLS is solved for long packs. Later rounds took up to three
-# times as long and saved no packs, because small residuals do not matter after rounding to integers.
+# The maximum number of solver iterations per distinct length when the least-squares problem is solved for long packs. More
+# iterations took up to three times as long and saved no packs, because small residuals do not matter after rounding to
+# integers.
 ROUNDS_PER_LENGTH = 0.5
 
 
 def iterative_residual_weights(max_sequence_length: int) -> FloatArray:
-    """Return the weight of the residual at each length for the iterative algorithm, float64 [L]. The weight is sqrt(8 / (2
-    L)) up to length 8, and otherwise 1.
+    """Return the weight of each length's residual, which is its sequences minus its slots, in iterative least squares. The
+    weight is sqrt(8 / (2 L)) for lengths up to 8, and 1 for all others, float64 [L].
     """
     weights = np.ones(max_sequence_length)
     weights[:SHORT_LENGTH] = np.sqrt(min(1.0, SHORT_LENGTH / (2 * max_sequence_length)))
@@ -238,7 +251,8 @@ def iterative_residual_weights(max_sequence_length: int) -> FloatArray:
 def pack_by_nnls(
     length_counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", budget: WorkBudget | None = None
 ) -> AlgorithmResult:
-    """Pack a histogram by iterative NNLS with padding feedback. If LPFHP needs fewer packs, return its packs instead.
+    """Pack a histogram by iterative non-negative least squares with padding feedback, which turns surplus slots into
+    padding. If the LPFHP heuristic needs fewer packs, return its packs instead.
 
     Least squares aims at exact fills. If there are too few sequences to fill with (wikipedia-128), LPFHP is closer to the
     optimum. The published variant ("complement") is never replaced by LPFHP.
@@ -253,7 +267,7 @@ def pack_by_nnls(
         solved: list[AlgorithmResult] = []
 
         def pack_sample(sample_counts: IntArray) -> StrategyCounts:
-            """Pack the subsample, and remember which algorithm was used."""
+            """Pack the subsample, and keep the result, which names the algorithm that was used."""
             solved.append(pack_by_nnls(sample_counts, depth, leftovers, budget))
             return solved[0].strategy_counts
 
@@ -278,7 +292,8 @@ def _pack_iteratively(
     packs_to_beat: int | None = None,
     budget: WorkBudget | None = None,
 ) -> StrategyCounts:
-    """Pack a histogram by iterative NNLS. The packs contain every sequence exactly once.
+    """Pack a histogram by repeatedly solving a non-negative least-squares problem and rounding its solution. The packs
+    contain every sequence exactly once.
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
@@ -308,8 +323,8 @@ def _pack_iteratively(
 
 
 def _is_near_bound(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> bool:
-    """Return whether long packs are already so close to the lower bound that least squares could hardly save a pack. Return
-    False for short packs.
+    """Return whether a packing into long packs is so close to the lower bound that least squares could hardly save a pack.
+    Return False for short packs.
     """
     if len(length_counts) <= LONG:
         return False
@@ -318,7 +333,8 @@ def _is_near_bound(strategy_counts: StrategyCounts, length_counts: IntArray, dep
 
 
 def _pack_on_coarse_grid(length_counts: IntArray, depth: int, leftovers: Leftovers, budget: WorkBudget) -> StrategyCounts:
-    """Pack sequences into long packs by iterative NNLS on rounded lengths.
+    """Pack sequences into very long packs by iterative least squares. Lengths are first rounded to a coarse grid, because
+    the solver cannot treat so many lengths separately.
 
     The sequences are assigned to the slots of the rounded plan. Those that do not fit are added by best fit.
     """
@@ -332,7 +348,7 @@ def _pack_on_coarse_grid(length_counts: IntArray, depth: int, leftovers: Leftove
 
 
 class _Round(NamedTuple):
-    """The packs after a round of the iterative algorithm, and the sequences that still lack a slot.
+    """The packs after a round of iterative least squares, and the sequences that are in none of them yet.
 
     Attributes:
         strategy_counts: All packs so far, which may have surplus slots.
@@ -344,8 +360,8 @@ class _Round(NamedTuple):
 
 
 def _iterate_nnls_rounds(length_counts: IntArray, depth: int, budget: WorkBudget, leftovers: Leftovers) -> Iterator[_Round]:
-    """Repeatedly solve and round an NNLS problem for the uncovered sequences. After each round, yield all packs so far and
-    the sequences that are still uncovered.
+    """Pack a histogram in rounds. Each round solves a least-squares problem for the sequences that are in no pack yet, and
+    rounds its solution. It yields all packs so far and the remaining sequences.
     """
     weights = iterative_residual_weights(len(length_counts))
     is_long = len(length_counts) > LONG and leftovers == "best-fit"

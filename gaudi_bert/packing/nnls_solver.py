@@ -29,8 +29,8 @@ from gaudi_bert.packing.max_plus import (
 )
 from gaudi_bert.packing.strategies import WorkBudget
 
-# If packs have more tokens than this, NNLS cannot treat every length separately, because the Cholesky factor would become
-# too large.
+# The maximum number of tokens in a pack for the least-squares solver. With one row per length, the Cholesky factor would
+# become too large for longer packs.
 MAX_NNLS_LENGTH = 4096
 
 GRADIENT_TOLERANCE = 1e-12  # a column may enter if its gradient exceeds this fraction of the largest w^2 b
@@ -41,7 +41,9 @@ DEEPER = 1  # packs may be this many sequences deeper than the mean; deeper pack
 
 @dataclass(frozen=True)
 class _NnlsSolution:
-    """A solution of the weighted non-negative least-squares problem: the strategies, their usages, and the residual."""
+    """A solution of the weighted non-negative least-squares problem. It contains the combinations of lengths in use, the
+    number of packs of each, and the residual of each length.
+    """
 
     strategies: list[tuple[int, ...]]  # the passive columns: ascending lengths that add up to L
     usage: FloatArray  # float64 [strategies], x of each strategy, > 0
@@ -50,8 +52,8 @@ class _NnlsSolution:
 
 
 class _ActiveSet(NamedTuple):
-    """The passive columns of the active-set method and their Cholesky factor. There is room for K columns with at most W
-    distinct lengths each.
+    """The passive columns of the active-set method, which are the variables that may be positive, and their Cholesky factor.
+    There is room for K columns with at most W distinct lengths each.
     """
 
     lengths: IntArray  # int64 [K, W]
@@ -65,8 +67,8 @@ class _ActiveSet(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """Scratch arrays that are reused in every round. They are allocated in advance because kernels without allocations
-    compile faster.
+    """Scratch arrays of the least-squares solver, which are reused in every round. They are allocated in advance because
+    compiled functions without allocations compile faster.
     """
 
     table: FloatArray  # float64 [products + 1, L + 1], prices and their max-plus powers
@@ -82,8 +84,11 @@ class _Scratch(NamedTuple):
 def solve_nnls(
     target: AnyArray, weights: FloatArray, depth: int, *, max_rounds: int | None = None, budget: WorkBudget | None = None
 ) -> _NnlsSolution:
-    """Minimize || weights (A x - target) || over x >= 0. The columns of A are the strategies with at most `depth` lengths
-    that fill a pack exactly.
+    """Minimize
+
+    weights (A x - target)
+
+    over x >= 0. Each column of A is a combination of at most `depth` lengths that fills a pack exactly.
 
     Args:
         target: counts per length, [L], of any numeric dtype.
@@ -128,7 +133,8 @@ def solve_nnls(
 
 
 def limit_depth_by_bound(length_counts: IntArray, min_packs: float, depth: int) -> int:
-    """Return a depth slightly above the mean number of sequences per pack, but at most `depth`.
+    """Return a smaller depth, which makes the least-squares solver faster. It is slightly above the mean number of sequences
+    per pack, but at most `depth`.
 
     Args:
         length_counts: the number of sequences of each length.
@@ -139,7 +145,7 @@ def limit_depth_by_bound(length_counts: IntArray, min_packs: float, depth: int) 
 
 
 def _allocate_active_set(max_length: int, depth: int) -> _ActiveSet:
-    """Allocate an active set that contains no columns."""
+    """Allocate the arrays of an active set that contains no columns."""
     capacity = max_length + 8
     width = min(depth, int(np.sqrt(2 * max_length)) + 2)
     return _ActiveSet(
@@ -179,8 +185,8 @@ def _run_active_set_method(
     max_rounds: int,
     max_operations: float,
 ) -> int:
-    """Run the active-set method of Lawson and Hanson until it converges or reaches a limit. Return the number of passive
-    columns.
+    """Solve the least-squares problem by the active-set method of Lawson and Hanson, until it converges or reaches a limit.
+    Return the number of passive columns, which are the variables that may be positive.
 
     `residual` [L + 1] is overwritten with b - A x.
     """
@@ -223,8 +229,8 @@ def _append_best_columns(
     scratch: _Scratch,
     size: int,
 ) -> int:
-    """Append the columns with the largest gradients to the passive set, and return the new number of columns. No two
-    appended columns contain the same length.
+    """Add the columns with the largest gradients to the passive set of the active-set method, and return the new number of
+    columns. No two of the added columns contain the same length.
     """
     limit = min(size + ADDITIONS, active_set.usage.size - 1)
     values, taken = scratch.values, scratch.taken
@@ -250,7 +256,8 @@ def _append_best_columns(
 def _write_best_column(
     required_length: int, product_plan: IntArray, active_set: _ActiveSet, scratch: _Scratch, column: int
 ) -> bool:
-    """Write the best strategy that contains `required_length` to the given column, and mark its lengths as taken.
+    """Find the column with the largest gradient that contains `required_length`, write it to the active set, and mark its
+    lengths as taken.
 
     Return False, without writing anything, if one of its lengths is already taken.
     """
@@ -283,8 +290,8 @@ def _write_best_column(
 def _append_passive_column(
     counts: FloatArray, squared_weights: FloatArray, active_set: _ActiveSet, scratch: _Scratch, size: int
 ) -> bool:
-    """Extend the Cholesky factor by column number `size`, which has just been written. Return False if this column is
-    linearly dependent on the others.
+    """Add a newly written column to the passive set by extending the Cholesky factor of the normal equations. Return False
+    if the column is linearly dependent on the others.
     """
     weighted, products = scratch.weighted, scratch.products
     for length in range(weighted.size):
@@ -306,7 +313,8 @@ def _append_passive_column(
 
 @inner_kernel
 def _remove_infeasible_columns(active_set: _ActiveSet, scratch: FloatArray, size: int) -> int:
-    """Move the usages towards the unconstrained optimum, and remove columns with zero usage. Return how many columns remain.
+    """Move the solution towards the unconstrained optimum of the passive columns, and remove columns that reach zero on the
+    way. Return how many columns remain.
 
     The method is the inner loop of Lawson and Hanson.
     """
@@ -339,7 +347,7 @@ def _remove_infeasible_columns(active_set: _ActiveSet, scratch: FloatArray, size
 
 @inner_kernel
 def _shift_columns_down(active_set: _ActiveSet, first: int, size: int) -> None:
-    """Remove column `first` by moving the columns after it down by one. Afterwards, `size` columns remain."""
+    """Remove column `first` from the active set by moving all later columns down by one. Afterwards, `size` columns remain."""
     for column in range(first, size):
         active_set.usage[column] = active_set.usage[column + 1]
         active_set.solution[column] = active_set.solution[column + 1]
@@ -354,8 +362,8 @@ def _shift_columns_down(active_set: _ActiveSet, first: int, size: int) -> None:
 def _recompute_residual(
     counts: FloatArray, squared_weights: FloatArray, active_set: _ActiveSet, size: int, residual: FloatArray
 ) -> float:
-    """Compute residual = counts - A x from scratch, because rounding errors would accumulate. Return its weighted sum of
-    squares.
+    """Compute the least-squares residual, counts - A x, from scratch, because updates would accumulate rounding errors.
+    Return its weighted sum of squares.
     """
     for length in range(counts.size):
         residual[length] = counts[length]
@@ -378,7 +386,8 @@ def _recompute_residual(
 # LLVM vectorizes a loop only if it knows that no index is negative, so the innermost loops are separate kernels on slices.
 # Elsewhere slices are avoided, because each takes as long to compile as four element accesses.
 
-# A column counts as linearly dependent if less than this fraction of its squared norm is independent of the other columns.
+# A column of the least-squares problem counts as linearly dependent if less than this fraction of its squared norm is
+# independent of the other columns.
 SMALLEST_PIVOT = 1e-11
 
 
@@ -386,8 +395,8 @@ SMALLEST_PIVOT = 1e-11
 def _append_cholesky_column(
     factor: FloatArray, size: int, products: FloatArray, diagonal: float, projected: FloatArray, moment: float
 ) -> bool:
-    """Extend the leading [size, size] block of the Cholesky factor by one column. Return False if the column is linearly
-    dependent.
+    """Extend the Cholesky factor, which is the leading [size, size] block of `factor`, by one column. Return False if the
+    new column is linearly dependent on the others.
 
     Args:
         factor: R, float64 [K, K].
@@ -415,7 +424,8 @@ def _append_cholesky_column(
 
 @inner_kernel
 def _substitute_forward(factor: FloatArray, size: int, values: FloatArray) -> None:
-    """Solve R^T y = values[:size] by forward substitution, and overwrite the values with y.
+    """Solve R^T y = values[:size] by forward substitution, where R is the upper triangular Cholesky factor. Overwrite the
+    values with y.
 
     Four rows of R are handled at a time, which saves memory accesses.
     """
@@ -449,8 +459,8 @@ def _subtract_four_scaled_rows(
 
 @inlined_kernel
 def _remove_cholesky_column(factor: FloatArray, size: int, removed: int, projected: FloatArray, carried: FloatArray) -> None:
-    """Remove a column from the leading [size, size] block of the Cholesky factor. `carried` is scratch space, float64 [>=
-    size].
+    """Remove a column from the Cholesky factor, which is the leading [size, size] block of `factor`. The array `carried` is
+    scratch space for at least `size` elements.
     """
     for row in range(removed):
         _shift_left(factor[row, removed:size])
@@ -486,7 +496,8 @@ def _apply_givens_rotation(result: FloatArray, carried: FloatArray, lower: Float
 
 @inlined_kernel
 def _substitute_backward(factor: FloatArray, size: int, projected: FloatArray, solution: FloatArray) -> None:
-    """Solve R x = projected[:size] by back substitution, and write x to `solution`.
+    """Solve R x = projected[:size] by back substitution, where R is the upper triangular Cholesky factor. Write x to
+    `solution`.
 
     The last size % 4 rows are handled first, and the others four at a time.
     """

@@ -57,16 +57,16 @@ from gaudi_bert.packing.strategies import (
 )
 from gaudi_bert.packing.whole_packs import WHOLE, DiveSettings, dive_to_whole_packs
 
-# The maximum number of NNLS rounds per distinct length. If the lengths can fill packs exactly, fewer rounds are needed.
-# Otherwise, more rounds do not help.
+# The maximum number of iterations per distinct length when least squares supplies columns for the linear program. If the
+# lengths can fill packs exactly, fewer are needed. Otherwise, more do not help.
 NNLS_ROUNDS = 1.5
 
-# If the gap is still open after this many simplex iterations per distinct length, strategies are taken from an NNLS
-# solution.
+# If the linear program and its lower bound still allow several numbers of packs after this many simplex iterations per
+# distinct length, its columns are taken from a least-squares solution.
 PATIENCE = 4
 
-# If the packs exceed their lower bound by more than 1 / FAR of it, the budget ended the search early, and `nnls` may find
-# fewer packs.
+# If linear programs leave the packs more than 1 / FAR above their lower bound, the operation budget ended the search early.
+# The algorithm `nnls`, which is tried next, may then find fewer packs.
 FAR = 1_000
 
 # --- how many operations the search for fewer packs may take, depending on what it may save
@@ -77,24 +77,28 @@ NEGLIGIBLE = 1e-5  # a gap below this fraction of the packs is ignored with thou
 FULL_GAIN, FEW_PACKS = 0.02, 10  # FULL_WORK is allowed if the gap exceeds FEW_PACKS by this fraction of the packs
 FEWEST_SEQUENCES = 500  # up to this many sequences FULL_WORK is allowed, because each pack matters
 HEURISTIC_MULTIPLE = 3  # the search may always take this many times as long as LPFHP
-# Before the linear program is solved, halves of packs are rematched with this fraction of NEAR_WORK. With at most
-# FEW_LENGTHS distinct lengths, the second fraction is used, because the linear program is then fast.
+# Before the linear program is solved, packs are cut in two and their halves are matched again, for this fraction of
+# NEAR_WORK operations. The second fraction applies to at most FEW_LENGTHS distinct lengths, because their linear program is
+# fast.
 MATCHING_SHARE, QUICK_MATCHING_SHARE = 0.4, 0.04
-# The fraction of the operations at one depth that linear programs and dives may use. The rest is for `nnls` and rematching.
+# The fraction of the operations that linear programs, and rounding their solutions, may use. The rest is for the algorithm
+# `nnls`, and for cutting packs in two and matching the halves.
 SEARCH_SHARE = 2 / 3
 FEW_SEQUENCES = 1500  # up to this many sequences, seconds are spent on each pack that may be saved
 
 _SHARES = (0.08, 0.15, 0.25, 0.02)
 _FIRST = (DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6))
-# The dives that are tried one after another, until the gap to the lower bound is 0.
+# A dive rounds the fractional solution of the linear program to whole packs. Dives with these settings are tried one after
+# another, until the number of packs reaches its lower bound.
 _DIVES = (*_FIRST, *(DiveSettings(_SHARES[seed % 4], seed=seed) for seed in range(1, 9)))
-# The dives for few sequences, with packs that contain a length at most as often as it occurs.
+# The settings of dives, which round the linear program's solution, for few sequences. Their packs contain a length at most
+# as often as it occurs.
 _BOUNDED_DIVES = tuple(
     DiveSettings(_SHARES[seed % 4], max_failures=12 if seed % 2 else 60, seed=seed) for seed in range(1, 41)
 )
 
-# On a coarse grid, one or two additional packs do not matter. Therefore one short dive and this many simplex iterations per
-# length are enough.
+# If lengths are rounded to a coarse grid, one or two additional packs do not matter. Therefore a single short dive, which
+# rounds the linear program's solution, and this many simplex iterations per distinct length are enough.
 _QUICK_DIVES, _QUICK_ITERATIONS = (DiveSettings(0.25, max_steps=30),), 60
 
 
@@ -149,8 +153,8 @@ def pack_optimally(
 
 
 def _pack_heuristically(length_counts: IntArray, depth: int, budget: WorkBudget) -> _Incumbent:
-    """Pack a histogram by LPFHP, and return the packing with the best lower bound that can be computed without a linear
-    program.
+    """Pack a histogram with the LPFHP heuristic. Return the packing with the best lower bound that can be computed without a
+    linear program.
 
     If only a few packs can be saved, halves of packs are matched again as well.
     """
@@ -171,15 +175,15 @@ def _pack_heuristically(length_counts: IntArray, depth: int, budget: WorkBudget)
 
 
 def _is_gap_negligible(incumbent: _Incumbent, length_counts: IntArray, depth: int) -> bool:
-    """Return whether the packing is so close to its lower bound that a search on a coarse grid of lengths could hardly save
-    a pack.
+    """Return whether the packing is so close to its lower bound that a search could hardly save a pack. Only searches that
+    round lengths to a coarse grid are skipped for this reason.
     """
     return incumbent.gap <= NEGLIGIBLE * count_packs(incumbent.strategy_counts) and needs_coarse_grid(length_counts, depth)
 
 
 def _count_allowed_operations(incumbent: _Incumbent, length_counts: IntArray, depth: int, effort: Effort) -> float:
-    """Return how many operations a search for fewer packs may take. The larger the gap to the bound, the more operations are
-    allowed.
+    """Return how many operations a search for fewer packs may take. The more packs there are above the lower bound, the more
+    operations are allowed.
     """
     if effort == "unlimited":
         return np.inf
@@ -196,8 +200,8 @@ def _count_allowed_operations(incumbent: _Incumbent, length_counts: IntArray, de
 def _search_fewer_packs(
     initial: _Incumbent, length_counts: IntArray, depth: int, budget: WorkBudget, effort: Effort
 ) -> _Incumbent:
-    """Search for a packing with fewer packs by linear programs and by rematching halves of packs. If the gap to the lower
-    bound stays large, also try `nnls`.
+    """Search for a packing with fewer packs by linear programs, and by cutting packs in two and combining the parts again.
+    If the packing stays far above its lower bound, also try the algorithm `nnls`.
     """
     if initial.gap == 0 or budget.is_exhausted:
         return initial
@@ -214,7 +218,8 @@ def _search_fewer_packs(
 
 
 def _exchange_pack_halves(incumbent: _Incumbent, max_length: int, depth: int, budget: WorkBudget) -> _Incumbent:
-    """Try to save packs by cutting packs in two and combining the halves again. Return `incumbent` if no pack is saved.
+    """Try to save packs by cutting packs in two and combining the parts again. Return `incumbent`, the best packing so far,
+    if no pack is saved.
 
     With more than `MATCHED` sequences, only part of the packs is matched.
     """
@@ -243,8 +248,8 @@ def _pack_by_linear_programs(
     max_operations_near_bound: float = np.inf,
     stop_early: bool = False,
 ) -> _Incumbent:
-    """Pack a histogram by linear programs, and return the packing and its bound. If there are thousands of distinct lengths,
-    round them first.
+    """Pack a histogram by solving linear programs and rounding their fractional numbers of packs. Return the best packing
+    and lower bound. Thousands of distinct lengths are first rounded to a coarse grid.
 
     Args:
         length_counts: int64 [L], the number of sequences of length 1 .. L.
@@ -310,7 +315,9 @@ def _pack_by_linear_programs(
 
 
 class _DiveOutcome(NamedTuple):
-    """The best packing after some dives. `is_hopeless` is True if it is proven that no dive can save a pack."""
+    """The best packing after several dives, which round the linear program's solution to whole packs. `is_hopeless` is True
+    if it is proven that no dive can save a pack.
+    """
 
     incumbent: _Incumbent
     is_hopeless: bool
@@ -322,7 +329,8 @@ def _improve_by_dives(
     dive_settings: tuple[DiveSettings, ...],
     max_operations_near_bound: float,
 ) -> _DiveOutcome:
-    """Try to save packs by dives, which round the fractions of the linear program to whole packs.
+    """Try to save packs by dives. A dive rounds the fractional solution of the linear program to whole packs step by step,
+    and solves the program again after each step.
 
     Stop if the gap is closed or provably cannot be closed. Dives aim alternately at the lower bound and at one pack less
     than the incumbent. Once the incumbent is near its bound, further dives have a budget of `max_operations_near_bound`.
@@ -351,7 +359,9 @@ def _improve_by_dives(
 
 
 def _add_threshold_bound(incumbent: _Incumbent, length_counts: IntArray, depth: int) -> _Incumbent:
-    """Compute the threshold bound, and return the incumbent with the larger of this bound and its own."""
+    """Compute the threshold bound on the number of packs. Return the incumbent, which is the best packing so far, with the
+    larger of this bound and its own.
+    """
     if incumbent.gap == 0:
         return incumbent
     proofs = (incumbent.certificate, certify_threshold_bound(length_counts, depth))
@@ -359,17 +369,18 @@ def _add_threshold_bound(incumbent: _Incumbent, length_counts: IntArray, depth: 
 
 
 def _is_near_bound(incumbent: _Incumbent) -> bool:
-    """Return whether the packing exceeds its lower bound by at most one pack, or by at most 1 / `NEAR` of the bound."""
+    """Return whether the best packing exceeds its lower bound by at most one pack, or by at most 1 / `NEAR` of the bound."""
     return incumbent.gap <= _max_gap_near_bound(incumbent.certificate.bound)
 
 
 def _max_gap_near_bound(bound: int) -> int:
-    """Return how far above its lower bound a packing may be, in packs, to count as near the bound."""
+    """Return by how many packs a packing may exceed its lower bound and still count as near it."""
     return max(1, bound // NEAR)
 
 
 def _pack_on_coarse_grids(length_counts: IntArray, depth: int, incumbent: _Incumbent, budget: WorkBudget) -> _Incumbent:
-    """Search for a packing with fewer packs on coarse grids of lengths, and return the best packing and bound.
+    """Search for a packing with fewer packs by rounding lengths to a coarse grid, and return the best packing and lower
+    bound. Several grids are tried.
 
     For each grid, pack the rounded lengths, assign the sequences to the slots of this plan, and swap sequences until no pack
     is too full.
@@ -404,15 +415,17 @@ def _pack_on_coarse_grids(length_counts: IntArray, depth: int, incumbent: _Incum
 
 
 def _pack_subsample_with_bound(length_counts: IntArray, depth: int, max_sequences: int, budget: WorkBudget) -> _Incumbent:
-    """Pack a subsample of the sequences, and use each of its packs several times to pack all sequences. Return the packing
-    with a lower bound.
+    """Pack a subsample of the sequences, and repeat its packs to hold all sequences. Return the packing with a lower bound
+    on the number of packs.
 
     The prices of the subsample prove a bound for all sequences.
     """
     proofs: list[Certificate] = []
 
     def pack_sample(sample_counts: IntArray) -> StrategyCounts:
-        """Pack the subsample, and derive a certificate for all sequences from its prices."""
+        """Pack the subsample, and return its packs. Its dual prices also prove a lower bound for all sequences, so keep a
+        certificate of that bound.
+        """
         planned = _pack_by_linear_programs(sample_counts, depth, budget=budget)
         proofs.append(certify_prices(length_counts, planned.certificate.prices, depth, budget))
         return planned.strategy_counts
@@ -423,8 +436,8 @@ def _pack_subsample_with_bound(length_counts: IntArray, depth: int, max_sequence
 
 
 def _update_incumbent(incumbent: _Incumbent, strategy_counts: StrategyCounts | None, certificate: Certificate) -> _Incumbent:
-    """Combine the incumbent with a new result: return the packing with fewer packs, and the certificate with the larger
-    bound.
+    """Combine the best packing so far with a new result. Keep the packing with fewer packs, and the certificate that proves
+    the larger lower bound.
     """
     if strategy_counts is None or count_packs(strategy_counts) >= count_packs(incumbent.strategy_counts):
         strategy_counts = incumbent.strategy_counts
@@ -436,7 +449,9 @@ def _update_incumbent(incumbent: _Incumbent, strategy_counts: StrategyCounts | N
 def _solve_depth_limited_program(
     length_counts: IntArray, depth: int, unlimited_program: LinearProgram, stop_early: bool, budget: WorkBudget
 ) -> LinearProgram:
-    """Solve the linear program with a depth limit, starting from the prices of the program without this limit."""
+    """Solve the linear program with at most `depth` sequences per pack, and return it. Start from the dual prices of the
+    program without this limit.
+    """
     linear_program = LinearProgram.from_heuristic(length_counts, depth, budget)
     linear_program.relaxation = unlimited_program.relaxation
     iterations = _QUICK_ITERATIONS * len(linear_program.lengths) if stop_early else np.inf

@@ -142,7 +142,8 @@ class PackedLengths(Packs, PackingMetrics):
 
 @dataclass(frozen=True, eq=False)
 class PackedHistogram(PackingMetrics):
-    """The strategies that `pack_histogram` found, how many packs use each strategy, and the metrics of the packing.
+    """The packing that `pack_histogram` found, with its metrics. Packs with the same lengths form a strategy, which is
+    stored once with its number of packs.
 
     Attributes:
         strategies: sorted tuples of lengths that share a pack.

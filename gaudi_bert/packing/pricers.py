@@ -23,13 +23,13 @@ from gaudi_bert.packing.max_plus import (
 )
 from gaudi_bert.packing.strategies import Strategy, WorkBudget
 
-# The maximum number of operations for tracing strategies in one round.
+# The maximum number of operations for reconstructing packs from the table, in one search for new columns.
 TRACING_WORK = 4e9
 
 
 class TablePricer:
-    """A pricer that finds the strategies with the largest total price, using a table. A strategy may contain any number of
-    copies of a length.
+    """Finds new columns for column generation, which are the combinations of lengths with the largest total price. It uses a
+    dynamic-programming table, and a column may contain a length any number of times.
 
     Args:
         lengths: int64 [rows], the lengths that occur, ascending.
@@ -45,8 +45,8 @@ class TablePricer:
         self.depth = depth
         deepest = max_length // int(lengths[0])
         self._closes = depth >= deepest  # without a depth limit, only lengths that occur have to be tried
-        # Tracing a pack scans the table once per sequence. Without a depth limit, the smallest part of a split is found
-        # first, so the work is at most that of two scans.
+        # Reconstructing a pack scans a table row for each sequence in the pack. Without a depth limit, the smallest part of
+        # a split is found first, so the work is at most that of two scans.
         self._operations_per_trace = (2 if self._closes else min(depth, deepest)) * max_length
         self.product_plan = plan_max_plus_products(max_length if self._closes else depth - 1, max_length)
         self._table = np.zeros((len(self.product_plan) + 1, max_length + 1))
@@ -61,7 +61,7 @@ class TablePricer:
         )
 
     def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """For each length, return the largest total price of a pack that contains it, float64 [rows]. Prices must not
+        """For each length, return the largest total price of a pack that contains it, float64 [lengths]. Prices must not
         decrease with length.
         """
         tried = len(self.lengths) if self._closes else len(self.product_plan) * self.max_length
@@ -76,8 +76,9 @@ class TablePricer:
         return self._worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """For the length of each given row, return the best strategy from the last call of `compute_best_pack_worths`, if it
-        is worth more than `min_worth`.
+        """Find the best pack for the length of each given row, using the prices from the last call of
+        `compute_best_pack_worths`. Return the packs with a total of more than `min_worth` at the given prices, as tuples of
+        lengths.
 
         If the budget is short, only the lengths with the best packs are considered.
 
@@ -105,7 +106,9 @@ class TablePricer:
 
 
 class _TracedPacks(NamedTuple):
-    """Output arrays of `_trace_best_packs`, and scratch arrays that it uses. L is the number of tokens of a pack."""
+    """Output and scratch arrays of `_trace_best_packs`, which reconstructs the best packs from a table of prices. L is the
+    number of tokens of a pack.
+    """
 
     items: IntArray  # int64 [4 L + 16], the lengths of all packs one after the other
     ends: IntArray  # int64 [rows], where each pack ends in `items`
@@ -124,8 +127,10 @@ def _trace_best_packs(
     prices: FloatArray,
     traced: _TracedPacks,
 ) -> int:
-    """Write the best pack of each given row to `traced`, and return how many packs were written. Stop if the array `items`
-    is full, but write at least one pack.
+    """Reconstruct, from a table of total prices, the best pack that contains the length of each given row. Write the packs
+    to `traced`, and return how many were written.
+
+    The function stops if the array `items` is full, but writes at least one pack.
 
     Lengths that do not occur are replaced by the next shorter one that does.
     """
@@ -154,12 +159,13 @@ def _trace_best_packs(
 # With many sequences this limit makes no difference. With a few hundred sequences of mostly different lengths, it brings the
 # fractions of the program much closer to integers, at the cost of a table with a row for each length.
 
-# The maximum number of entries in the table of a `BoundedPricer`.
+# The maximum number of entries in the dynamic-programming table of a `BoundedPricer`.
 MOST_ENTRIES = 2**24
 
 
 class BoundedPricer:
-    """A pricer that finds the strategies with the largest total price, but uses each length at most as often as it occurs.
+    """Finds new columns for column generation, which are the combinations of lengths with the largest total price. A column
+    contains each length at most as often as it occurs in the histogram.
 
     For each length, it finds the best pack with this length as its longest. `_table[row, slots, room]` is the worth of
     at most `slots` sequences of the shorter lengths in `room` tokens. Without a depth limit, there is a single entry for any
@@ -183,7 +189,8 @@ class BoundedPricer:
         self._prices = np.zeros(len(lengths))
 
     def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
-        """For each length, return the largest total price of a pack with this length as its longest, float64 [rows].
+        """For each length, return the largest total price of a pack that contains this length and no longer one, float64
+        [lengths].
 
         `prices` are float64 [rows] and must not fall with length.
         """
@@ -193,8 +200,9 @@ class BoundedPricer:
         return worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """For the length of each given row, return the best strategy from the last call of `compute_best_pack_worths`, if it
-        is worth more than `min_worth`.
+        """Find the best pack for the length of each given row, using the prices from the last call of
+        `compute_best_pack_worths`. Return the packs with a total of more than `min_worth` at the given prices, as tuples of
+        lengths.
 
         Args:
             rows: int64, the indices of these lengths, each the longest of its pack.
@@ -230,13 +238,13 @@ def compute_max_sequences_per_pack(lengths: IntArray, counts: IntArray, max_leng
 
 
 def can_use_bounded_pricer(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> bool:
-    """Return whether the table of a `BoundedPricer` would have at most `MOST_ENTRIES` entries."""
+    """Return whether the dynamic-programming table of a `BoundedPricer` would have at most `MOST_ENTRIES` entries."""
     return bool(np.prod(_compute_bounded_table_shape(lengths, max_length, depth, counts), dtype=np.float64) <= MOST_ENTRIES)
 
 
 def _compute_bounded_table_shape(lengths: IntArray, max_length: int, depth: int, counts: IntArray) -> tuple[int, int, int]:
-    """Return the shape (lengths + 1, slots + 1, tokens + 1) of the table in a `BoundedPricer`. Without a depth limit, slots
-    is 0.
+    """Return the shape (lengths + 1, slots + 1, tokens + 1) of the dynamic-programming table in a `BoundedPricer`. `slots`
+    is the depth, or 0 if the depth limits nothing.
     """
     slots = depth if depth < compute_max_sequences_per_pack(lengths, counts, max_length) else 0
     return len(lengths) + 1, slots + 1, max_length + 1
@@ -246,8 +254,8 @@ def _compute_bounded_table_shape(lengths: IntArray, max_length: int, depth: int,
 def _fill_bounded_worth_table(
     lengths: IntArray, counts: IntArray, prices: FloatArray, has_depth_limit: bool, table: FloatArray, worth: FloatArray
 ) -> None:
-    """Fill the table of a `BoundedPricer`. Write to `worth`, for each length, the largest total price of a pack with this
-    length as its longest.
+    """Fill the table of a `BoundedPricer` by dynamic programming, one length after another. For each length, write to
+    `worth` the largest total price of a pack that contains this length and no longer one.
 
     Entry [row, slots, room] becomes the largest total price of at most `slots` sequences of the first `row` lengths in
     `room` tokens. Row 0, which stands for no lengths, is not changed.
@@ -276,8 +284,8 @@ def _trace_bounded_pack(
     longest_row: int,
     pack: IntArray,
 ) -> int:
-    """Find the best pack that has length number `longest_row` as its longest. Write the numbers of its lengths to `pack`,
-    and return how many sequences it contains.
+    """Reconstruct, from the table of a `BoundedPricer`, the best pack with length number `longest_row` as its longest. Write
+    the indices of its lengths to `pack`, and return how many sequences it contains.
     """
     room, slot, size = table.shape[2] - 1, table.shape[1] - 1, 0
     for row in range(longest_row, -1, -1):
@@ -308,15 +316,17 @@ def _trace_bounded_pack(
 # contains the strategies into which no further sequence of the shortest length fits. Any other strategy is a part of one of
 # them and worth no more.
 
-# For packs with more tokens than this, strategies are searched in a list instead of a table, if the list is short enough.
+# For packs with more tokens than this, the best strategies are found in a list of all strategies instead of a table, if the
+# list is short enough. A strategy is the tuple of lengths in a pack.
 LONGEST_TABLE = 1 << 16
 
-# The maximum number of entries in a list of strategies, which has (strategies) * (lengths) entries.
+# The maximum number of entries in the list of all strategies, which contains one entry for each strategy and length.
 MOST_LISTED_ENTRIES = 1 << 22
 
 
 def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray | None:
-    """List all strategies that have no room for another sequence of the shortest length.
+    """List all strategies, which are the combinations of lengths in one pack, that leave no room for another sequence of the
+    shortest length.
 
     Args:
         lengths: int64 [n], ascending.
@@ -342,7 +352,8 @@ def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray 
 
 
 class EnumeratedPricer:
-    """A pricer that finds the strategies with the largest total price by searching a list of all strategies.
+    """Finds new columns for column generation, which are the combinations of lengths with the largest total price. It
+    searches a list of all combinations.
 
     It has the same methods as `TablePricer`.
     """
@@ -356,7 +367,7 @@ class EnumeratedPricer:
 
     def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
         """For each length, return the largest total price of a pack that contains it. The prices and the result are float64
-        [rows].
+        [lengths].
         """
         self.budget.spend(2 * self._copies.size)
         self._worth = self._copies @ prices
@@ -364,8 +375,9 @@ class EnumeratedPricer:
         return worth
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
-        """For the length of each given row, return the best strategy from the last call of `compute_best_pack_worths`, if it
-        is worth more than `min_worth`.
+        """Find the best pack for the length of each given row, using the prices from the last call of
+        `compute_best_pack_worths`. Return the packs with a total of more than `min_worth` at the given prices, as tuples of
+        lengths.
 
         Args:
             rows: int64, the indices of these lengths.

@@ -32,19 +32,20 @@ MOST_LENGTHS = 3
 # compiled graph.
 LEAST_GAIN = 0.05
 
-# The maximum number of candidate row lengths. If there are more multiples of `length_multiple`, candidates are spaced by
-# equal ratios.
+# The maximum number of candidate row lengths. If there are more multiples of `length_multiple`, the candidates grow by a
+# constant ratio.
 _MOST_CANDIDATES = 32
 
-# Combinations of row lengths are sorted by a lower bound on their cost. At most this many of them are examined further.
+# Combinations of row lengths are sorted by a lower bound on their cost. Of these, at most this many are examined further.
 _MOST_PLANNED = 40
 
-# If an interval needs at least this many packs, the lower bound is used as the number of packs.
+# If the sequences for one row length need at least this many rows, the lower bound is used as the number of rows. An optimal
+# packing exceeds the bound by at most a few thousandths.
 _MANY_PACKS = 100
 
 
 # Attention multiplies the cost of a token by 1 + length / (_ATTENTION_SHARE * hidden size), as measured on CPUs. Layers with
-# an attention window cost the same, because they also compute the full mask.
+# an attention window cost as much as other layers, because they also compute the full mask.
 _ATTENTION_SHARE = 2.6
 
 # The hidden size to assume if the model is not known yet.
@@ -162,7 +163,8 @@ def _choose_cheapest_lengths(planner: _RowPlanner, candidates: list[int]) -> tup
 
 
 class _RowPlanner:
-    """Computes and caches how many rows each interval of sequence lengths needs, and what these rows cost.
+    """Computes and caches how many rows the sequences in an interval of lengths need, and what these rows cost. All
+    sequences of an interval go into rows of the same length.
 
     An interval (above, length) contains the sequences of more than `above` and at most `length` tokens, which go into rows
     of `length` tokens.
@@ -174,13 +176,15 @@ class _RowPlanner:
         self._packings: dict[tuple[int, int], Packing] = {}
 
     def list_intervals_with_sequences(self, row_lengths: tuple[int, ...]) -> list[tuple[int, int]]:
-        """Split the sequence lengths at the given row lengths, and return the intervals (above, length) that contain
-        sequences.
+        """Divide the sequence lengths into intervals at the given row lengths, and return the intervals that contain
+        sequences. The interval (above, length) contains the lengths from above + 1 to length.
         """
         return [(above, length) for above, length in pairwise((0, *row_lengths)) if self._counts[above:length].any()]
 
     def plan_interval(self, above: int, row_length: int) -> Packing:
-        """Pack the sequences of an interval into rows of `row_length` tokens, or reuse the packing from an earlier call."""
+        """Pack the sequences in an interval of lengths into rows of `row_length` tokens, or reuse the packing from an
+        earlier call.
+        """
         if (above, row_length) not in self._packings:
             histogram = Histogram(row_length, self._select_counts(above, row_length))
             self._packings[above, row_length] = pack_histogram(histogram, self._algorithm, self._depth)
@@ -201,8 +205,8 @@ class _RowPlanner:
         )
 
     def _estimate_packs(self, above: int, row_length: int) -> int:
-        """Return the number of rows for an interval. If a packing would hardly need more rows than the lower bound, return
-        the bound without packing.
+        """Return the number of rows for the sequences in an interval of lengths. If an optimal packing would hardly need
+        more rows than the lower bound, return the bound without packing.
         """
         bound = self.min_packs(above, row_length)
         return (
@@ -210,7 +214,9 @@ class _RowPlanner:
         )
 
     def min_packs(self, above: int, row_length: int) -> int:
-        """Return a lower bound on the number of rows for an interval."""
+        """Return a lower bound on the number of rows for the sequences with more than `above` and at most `row_length`
+        tokens.
+        """
         if (above, row_length) not in self._bounds:
             part, depth = self._select_counts(above, row_length), resolve_depth(self._depth, row_length)
             proofs = certify_token_or_count_bound(part, depth), certify_threshold_bound(part, depth)
@@ -218,7 +224,9 @@ class _RowPlanner:
         return self._bounds[above, row_length]
 
     def _select_counts(self, above: int, row_length: int) -> IntArray:
-        """Return the histogram counts of the sequences in an interval, int64 [row_length]."""
+        """Return the histogram counts of the sequences with more than `above` and at most `row_length` tokens, int64
+        [row_length]. Counts of shorter sequences are 0.
+        """
         part = np.zeros(row_length, dtype=np.int64)
         own = self._counts[above:row_length]
         part[above : above + len(own)] = own

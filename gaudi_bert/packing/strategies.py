@@ -32,12 +32,14 @@ StrategyCounts = dict[Strategy, int]
 
 
 def count_packs(strategy_counts: Mapping[Strategy, int]) -> int:
-    """Return the total number of packs."""
+    """Return the total number of packs. `strategy_counts` maps each strategy, which is the tuple of lengths in a pack, to
+    the number of such packs.
+    """
     return sum(strategy_counts.values())
 
 
 def add_packs(strategy_counts: StrategyCounts, strategy: Strategy, count: int) -> None:
-    """Add `count` packs of a strategy to the strategy counts. The lengths in the strategy may be in any order."""
+    """Add `count` packs with the lengths in `strategy` to the strategy counts. The lengths may be in any order."""
     if count:
         strategy = tuple(sorted(strategy))
         strategy_counts[strategy] = strategy_counts.get(strategy, 0) + int(count)
@@ -103,8 +105,8 @@ def check_packing(
 def drop_surplus_slots(
     strategy_counts: Mapping[Strategy, int], length_counts: IntArray, *, drop_whole_packs: bool = True
 ) -> StrategyCounts:
-    """Remove slots that no sequence fills, so that the packs contain exactly as many slots of each length as there are
-    sequences.
+    """Remove slots for which there is no sequence, so that the packs contain exactly as many slots of each length as there
+    are sequences. A slot is the place of one sequence in a planned pack.
 
     First whole packs are dropped, which reduces the number of packs, and then single slots, in the order of the strategies.
     Packs that become empty are dropped as well.
@@ -147,8 +149,8 @@ def _drop_surplus_packs(strategy_counts: StrategyCounts, surplus_of_length: dict
 def _drop_slots_of_length(
     strategy_counts: StrategyCounts, strategies_by_length: defaultdict[int, set[Strategy]], length: int, surplus: int
 ) -> None:
-    """Remove `surplus` slots of one length from packs that contain this length. If a pack contains it several times, remove
-    one slot at a time.
+    """Remove `surplus` slots of one length, which no sequence needs, from packs that contain this length. If a pack contains
+    the length several times, remove one slot at a time.
     """
     waiting = sorted(strategies_by_length[length], reverse=True) if surplus else []
     while surplus:
@@ -169,12 +171,13 @@ def _drop_slots_of_length(
 
 # --- from slots to sequences: a slot of a plan may be filled by a shorter sequence, or stay empty
 
-# A pair [length, number of slots]. Sequences of this length fill the slots, which stay empty if the length is 0.
+# A pair [length, number] states that `number` slots hold sequences of this length. The slots stay empty if the length is 0.
 _Share = list[int]
 
 
 def fill_planned_slots(strategy_counts: Mapping[Strategy, int], length_counts: IntArray) -> StrategyCounts:
-    """Put the sequences of a histogram into the slots of planned packs, and return the strategy counts of the filled packs.
+    """Put sequences into planned packs, where a slot may hold a sequence that is shorter than planned. Return the number of
+    packs of each strategy, which is the tuple of lengths in a pack.
 
     From the longest length to the shortest, a sequence takes a slot of its own length or, if there is none, the shortest
     free slot that is longer. Slots that no sequence needs are removed, and so are packs that stay empty.
@@ -199,8 +202,8 @@ def fill_planned_slots(strategy_counts: Mapping[Strategy, int], length_counts: I
 
 
 def _distribute_sequences_over_slots(slots: IntArray, length_counts: IntArray) -> dict[int, list[_Share]]:
-    """Decide which sequences fill the slots of each length. Return lists of [sequence length, number of slots] by slot
-    length, in reverse order of use.
+    """Decide which sequences fill the slots of each planned length. Return, for each planned length, a list of pairs
+    [sequence length, number of slots], in reverse order of use.
     """
     shares: dict[int, list[_Share]] = {}
     free: list[_Share] = []  # [slot length, number of slots], the shortest last
@@ -223,8 +226,8 @@ def _distribute_sequences_over_slots(slots: IntArray, length_counts: IntArray) -
 
 
 def _take_sequences(shares: dict[int, list[_Share]], strategy: Strategy, count: int) -> list[int]:
-    """Take sequences from `shares` to fill `count` equal packs, and return the length of the sequence in each slot of the
-    strategy.
+    """Fill `count` equal packs with sequences from `shares`, which lists pairs [sequence length, number of slots]. Return
+    the length of the sequence in each slot of the strategy.
     """
     sequences = []
     for length in strategy:
@@ -264,7 +267,8 @@ def flatten_packs(strategy_counts: Mapping[Strategy, int]) -> FlatPacks:
 
 
 def count_strategies(lengths: Int32Array | IntArray, starts: IntArray) -> StrategyCounts:
-    """Count how many packs use each strategy. The packs are given as two arrays, as `flatten_packs` returns them.
+    """Count how many packs use each strategy, which is the sorted tuple of lengths in a pack. The packs are given as two
+    arrays, as `flatten_packs` returns them.
 
     Lengths of 0 are ignored, and packs that contain nothing else are dropped.
     """
@@ -327,7 +331,9 @@ Effort = Literal["bounded", "unlimited"]
 
 @dataclass(frozen=True)
 class AlgorithmResult:
-    """The strategy counts that a packing algorithm found, and a certificate if the algorithm proved a bound."""
+    """The packs that an algorithm found, counted by the lengths that they contain. If the algorithm proved a lower bound on
+    the number of packs, its certificate is included.
+    """
 
     strategy_counts: StrategyCounts
     algorithm_used: str
@@ -341,22 +347,27 @@ class AlgorithmResult:
 # bound so far. An operation takes about 1 ns on one core. The published histograms stay far below every budget, so no budget
 # changes their plans.
 
-# The maximum number of operations for all rounds of an NNLS algorithm.
+# The maximum number of operations for all rounds of a least-squares packing algorithm.
 NNLS_WORK = 25e9
 
 # The maximum number of operations for proving a lower bound after packing.
 BOUND_WORK = 6e9
 
-# Limits on the operations of all rows of an estimate together, as (pack length, operations). The first entry that is long
-# enough applies. There is no limit up to 1,024 tokens, so that each row has the same result as a plan of its own.
+# Pairs of pack length and number of operations. The first pair with a sufficient pack length limits the operations of all
+# rows of an estimate table together. Up to 1,024 tokens there is no limit, so that each row has the same result as a plan of
+# its own.
 ESTIMATE_WORK = ((1024, float("inf")), (4096, 180e9), (2**63, 40e9))
 
-# A heuristic written in Python takes about 4,000 operations per strategy, and 100 for each sequence in the strategies.
+# The operation budget assumes that a heuristic written in Python takes 4,000 operations per strategy, and 100 for each
+# sequence in the strategies.
 OPERATIONS_PER_STRATEGY, OPERATIONS_PER_LISTED = 4000, 100
 
 
 class WorkBudget:
-    """A limit on the number of operations that a solver may perform. By default, it is infinite.
+    """A limit on the number of operations that a solver may perform. Operations are counted instead of seconds so that every
+    machine finds the same packing.
+
+    The default limit is infinite.
 
     Operations that are spent from a part of the budget (`take_fraction`, `take_at_most`) are also spent from the whole
     budget.
@@ -385,7 +396,7 @@ class WorkBudget:
         return self.remaining <= 0
 
     def spend(self, operations: float) -> None:
-        """Subtract operations from this budget, and from the budget that it is a part of."""
+        """Subtract operations from this budget, and from the larger budget that it was taken from, if any."""
         self.spent += operations
         if self._whole is not None:
             self._whole.spend(operations)
@@ -395,17 +406,21 @@ class WorkBudget:
         self.spend(OPERATIONS_PER_STRATEGY * len(strategy_counts) + OPERATIONS_PER_LISTED * sum(map(len, strategy_counts)))
 
     def take_fraction(self, fraction: float) -> WorkBudget:
-        """Return a new budget with the given fraction (0 to 1) of the remaining operations."""
+        """Return a new budget with the given fraction (0 to 1) of the remaining operations. Operations that are spent from
+        the new budget also count against this one.
+        """
         return WorkBudget(max(self.remaining, 0.0) * fraction, self)
 
     def take_at_most(self, max_operations: float) -> WorkBudget:
-        """Return a new budget with `max_operations`, or with all remaining operations if they are fewer."""
+        """Return a new budget with `max_operations`, or with all remaining operations if they are fewer. Operations that are
+        spent from the new budget also count against this one.
+        """
         return WorkBudget(min(max_operations, max(self.remaining, 0.0)), self)
 
 
 def create_estimate_budget(max_sequence_length: int) -> WorkBudget | None:
-    """Return the operation budget that all rows of an estimate share. Return None for short packs, because every row then
-    has its own budget.
+    """Return the operation budget that all rows of an estimate table share. Return None for short packs, because each row
+    then has its own budget.
     """
     operations = next(operations for longest, operations in ESTIMATE_WORK if max_sequence_length <= longest)
     return None if operations == float("inf") else WorkBudget(operations)

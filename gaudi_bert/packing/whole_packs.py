@@ -31,28 +31,29 @@ from gaudi_bert.packing.strategies import Strategy, StrategyCounts, WorkBudget, 
 # branch and bound on dual prices, as used by Belov and Scheithauer 2006. Equal sequences are one type, so that no two
 # branches are equal.)
 
-# The largest rounding error that is expected in sums of prices.
+# The largest rounding error that is expected in sums of dual prices.
 ROUNDING = 1e-9
 
-# If the table for the remaining sequences would take more operations than this, do not search, because the search would
-# hardly succeed.
+# The exhaustive search first fills a table for the remaining sequences. If that would take more operations than this, the
+# search is skipped, because it would hardly succeed.
 MOST_TABLE_OPERATIONS = 1e9
 
-# The number of operations that a node of the search takes.
+# The operation budget counts this many operations for each node of the exhaustive search.
 OPERATIONS_PER_NODE = 100
 
-# The table of largest total prices has a row for each number of sequences up to this one. If packs can hold more, the last
-# row allows any number.
+# The table of largest total prices has a row for each number of sequences in a pack, up to this number. If packs can hold
+# more, the last row allows any number.
 MAX_LEVELS = 12
 
-# The settings of each attempt are the longest second sequence relative to the room, and how much of the slack early packs
-# may use. Only the first attempt is exhaustive.
+# Each attempt of the exhaustive search has two settings. The first limits the second sequence of a pack to this fraction of
+# the remaining room. The second limits how much of the allowed waste a pack may use, as a multiple of its even share. Only
+# the first attempt is exhaustive.
 ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4.0), (0.3, 4.0))
 
 
 class _SearchProblem(NamedTuple):
-    """The sequences that an exhaustive search has to pack. Sequences of the same length form one type. There are T types,
-    the longest first.
+    """The sequences that an exhaustive search has to pack. Sequences of the same length are interchangeable, so they form
+    one type. There are T types, the longest first.
     """
 
     lengths: IntArray  # int64 [T]
@@ -64,12 +65,14 @@ class _SearchProblem(NamedTuple):
 
 
 class _SearchPath(NamedTuple):
-    """The packs that an exhaustive search has filled so far, as a stack of the sequences that it placed."""
+    """The packs that an exhaustive search has filled so far. The placed sequences form a stack, so that the search can
+    backtrack.
+    """
 
     counts: IntArray  # int64 [T], sequences of each type that are not placed yet
     stack: IntArray  # int64 [sequences], the types in the order in which they were placed
     opening: IntArray  # int64 [packs + 2], the height of the stack where each pack starts
-    # float64 [packs + 2], the total amount by which the worths of this and all later packs may fall short of 1 per pack
+    # float64 [packs + 2], how much the total prices of this and all later packs together may fall short of 1 per pack
     slack: FloatArray
     free: IntArray  # int64 [packs + 2], how many slots within the depth this pack and all later packs may leave unused
 
@@ -159,8 +162,8 @@ def _search_exhaustively(
 def _fill_best_worth_table(
     lengths: IntArray, prices: FloatArray, best_worths: FloatArray, is_last_row_unlimited: bool
 ) -> None:
-    """Fill all rows but the first of a table. Entry [k, t] becomes the largest total price of at most k sequences in t
-    tokens.
+    """Fill a dynamic-programming table, except its first row. Entry [k, t] becomes the largest total price of at most k
+    sequences in t tokens.
 
     If `is_last_row_unlimited` is set, the last row allows any number of sequences.
     """
@@ -179,7 +182,7 @@ def _fill_best_worth_table(
 def _search_depth_first(
     problem: _SearchProblem, path: _SearchPath, max_second_fraction: float, slack_spending: float, max_nodes: int
 ) -> int:
-    """Search depth-first for packs that contain all sequences, and return the number of packs.
+    """Search depth-first for packs that contain all sequences, and return the number of packs if they are found.
 
     If the sequences do not fit, return `_NONE_EXISTS`. If `max_nodes` is reached, return `_NOTHING`. `kind` is the type to
     try next. While many packs remain, a pack may use only the fraction `slack_spending` / (remaining packs) of the slack, so
@@ -234,8 +237,8 @@ def _search_depth_first(
 def _find_next_fitting_type(
     problem: _SearchProblem, counts: IntArray, type_index: int, used_slots: int, room: int, missing_worth: float
 ) -> tuple[int, bool]:
-    """Find the next sequence type that fits into the pack and leaves a chance to complete it. Return its index, and whether
-    there is such a type.
+    """Find the next sequence type that fits into the current pack of a depth-first search and lets the pack still reach its
+    minimum total price. Return its index, and whether there is such a type.
 
     The pack contains `used_slots` sequences. With the type, it must be able to gain at least `missing_worth` more worth.
     Only the longest remaining sequence may open a pack.
@@ -257,29 +260,36 @@ def _find_next_fitting_type(
 
 # --- from fractions of packs to integers
 
-# A number of packs is rounded up if it is less than this below the next integer.
+# If a number of packs in the linear program's solution is less than this below an integer, the difference is a rounding
+# error, and the number is rounded up.
 WHOLE = 1e-6
 
-# Fractions are rounded up only if the integer parts contain at most this many packs.
+# A step of a dive fixes the integer parts of the linear program's fractional numbers of packs. Only if these are at most
+# this many packs does the step also round fractions up.
 MANY_PACKS = 1000
 
-# If a step makes the target unreachable, the number of fractions that the next step rounds up is divided by this factor.
+# If a step of a dive makes the target number of packs unreachable, the number of fractions that the next step rounds up is
+# divided by this factor.
 FEWER = 3
 
-# If more than this many fractions, each rounded up alone, make the target unreachable, the previous step is undone as well.
+# If rounding up a single fraction makes the target number of packs unreachable, the dive tries another one. After more
+# failures than this in the same state, it also undoes the previous step.
 MOST_BARRED = 2
 
-# In a dive with a seed, each fraction is randomly reduced by up to this part of its value.
+# A dive rounds the largest fractions of the linear program's solution up first. If it has a seed, each fraction is reduced
+# by a random part of its value, up to this part, to vary the order.
 NOISE = 0.5
 
-# The remaining sequences are searched only if there are at most MOST_SEARCHED of them. Each attempt of the search examines
-# at most SEARCH_NODES nodes.
+# A dive packs the last sequences by exhaustive search if at most MOST_SEARCHED of them remain. Each attempt of the search
+# examines at most SEARCH_NODES nodes.
 MOST_SEARCHED, SEARCH_NODES = 2000, 50_000
 
 
 @dataclass(frozen=True)
 class DiveSettings:
-    """Settings of a dive, which rounds the fractions in a solution of the linear program to whole packs step by step."""
+    """Settings of a dive. A dive rounds the fractional solution of the linear program to whole packs step by step, and
+    solves the program again after each step.
+    """
 
     share: float = 0.15  # the part of the sum of all fractions that is rounded up in one step
     threshold: float = 0.5  # smaller fractions are rounded up only if none is larger
@@ -289,7 +299,9 @@ class DiveSettings:
 
 
 class _FixedPacks:
-    """The packs that a dive has fixed so far, and the sequences that still have to be packed."""
+    """The packs that a dive has fixed so far, and the sequences that still have to be packed. A dive rounds the solution of
+    the linear program to whole packs step by step.
+    """
 
     def __init__(self, lengths: IntArray, counts: IntArray) -> None:
         self.lengths = lengths
@@ -298,7 +310,9 @@ class _FixedPacks:
         self.fixed: list[tuple[Strategy, int]] = []
 
     def fix_packs(self, strategies: list[Strategy], counts: IntArray) -> None:
-        """Add `counts[i]` packs of each `strategies[i]` to the fixed packs."""
+        """Add `counts[i]` packs with the lengths in `strategies[i]` to the fixed packs, and subtract their slots from the
+        uncovered sequences.
+        """
         for column in np.flatnonzero(counts).tolist():
             strategy, count = strategies[column], int(counts[column])
             self.fixed.append((strategy, count))
@@ -306,19 +320,21 @@ class _FixedPacks:
             np.subtract.at(self.uncovered, np.searchsorted(self.lengths, strategy), count)
 
     def undo_back_to(self, state: _DiveState) -> None:
-        """Remove the packs that were fixed after the dive left the given state."""
+        """Backtrack to an earlier state of the dive by removing the packs that were fixed after it."""
         del self.fixed[state.fixed :]
         self.packs, self.uncovered = state.packs, state.uncovered.copy()
 
     @property
     def unplaced_sequences(self) -> IntArray:
-        """The number of sequences of each length that do not fit into the free slots of fixed packs, int64 [rows]."""
+        """The number of sequences of each length that still have no slot, int64 [lengths]. Slots of the fixed packs may also
+        hold sequences that are shorter than planned.
+        """
         balance = np.cumsum(self.uncovered[::-1])
         unplaced = np.maximum.accumulate(np.maximum(balance, 0))
         return np.diff(unplaced, prepend=0)[::-1]
 
     def combine_strategy_counts(self, rest: StrategyCounts | None = None) -> StrategyCounts:
-        """Return the strategy counts of the fixed packs together with those in `rest`."""
+        """Return how many packs use each strategy, counting both the fixed packs and those in `rest`."""
         result = dict(rest or {})
         for strategy, count in self.fixed:
             add_packs(result, strategy, count)
@@ -326,8 +342,8 @@ class _FixedPacks:
 
 
 class _DiveState:
-    """A state to which a dive can return. It contains the solution of the linear program and the steps that have failed from
-    there.
+    """A state to which a dive, which rounds the linear program's solution to whole packs, can backtrack. It contains the
+    solution in this state, and the rounding steps from it that have failed.
     """
 
     def __init__(self, fixed_packs: _FixedPacks, usage: FloatArray, share: float) -> None:
@@ -339,7 +355,8 @@ class _DiveState:
         self.is_spent = False
 
     def choose_packs_to_fix(self, settings: DiveSettings) -> IntArray:
-        """Return how many packs of each strategy to fix in the next step of the dive, int64 [strategies].
+        """Return how many packs of each strategy the next step of the dive fixes, int64 [strategies]. A step rounds the
+        linear program's fractional numbers of packs to integers.
 
         Integer parts are always fixed. If they are few, the largest fractions are rounded up as well.
         """
@@ -360,8 +377,8 @@ class _DiveState:
         return steps.astype(np.int64)
 
     def record_lost_target(self) -> None:
-        """Record that the last step made the target unreachable. The next step will round up fewer fractions, or different
-        ones.
+        """Record that the last rounding step made the target number of packs unreachable. The next step from this state will
+        round up fewer fractions, or different ones.
         """
         self._share /= FEWER
         if len(self._raised) <= 1:
@@ -370,7 +387,8 @@ class _DiveState:
 
 
 class DiveResult(NamedTuple):
-    """The packs that a dive has found, and the sequences that it could not place.
+    """The packs that a dive has found by rounding the solution of the linear program, and the sequences that it could not
+    place.
 
     Attributes:
         strategy_counts: The packs. Their slots may hold shorter sequences (see `fill_planned_slots`).
@@ -384,7 +402,8 @@ class DiveResult(NamedTuple):
 
 
 def dive_to_whole_packs(linear_program: LinearProgram, target_packs: int, settings: DiveSettings) -> DiveResult:
-    """Pack the sequences of a solved linear program into whole packs, and try to use at most `target_packs` packs.
+    """Round the fractional solution of a linear program to whole packs step by step, and solve the program again for the
+    rest after each step. Try to use at most `target_packs` packs.
 
     Afterwards, the program's demand is what the dive left uncovered.
 
@@ -428,8 +447,8 @@ def dive_to_whole_packs(linear_program: LinearProgram, target_packs: int, settin
 
 
 def _search_packs_for_rest(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> _SearchResult:
-    """Search exhaustively for a packing of the sequences that are not yet in fixed packs. Together with the fixed packs, it
-    must meet the target.
+    """Search exhaustively for a packing of the sequences that are not in the fixed packs of a dive. The fixed packs and the
+    new ones together must be at most `target_packs`.
     """
     waiting = fixed_packs.unplaced_sequences
     if waiting.sum() > MOST_SEARCHED:
@@ -447,8 +466,8 @@ def _search_packs_for_rest(linear_program: LinearProgram, fixed_packs: _FixedPac
 
 
 def _solve_rest_within_target(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> bool:
-    """Solve the linear program for the sequences that are not yet in fixed packs. Return whether the total number of packs
-    can still meet the target.
+    """Solve the linear program for the sequences that are not in the fixed packs of a dive. Return whether the total number
+    of packs can still be at most `target_packs`.
 
     Return False if they provably need more packs than the target allows.
     """
