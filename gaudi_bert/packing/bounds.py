@@ -33,7 +33,7 @@ from gaudi_bert.packing.pricers import LONGEST_TABLE
 from gaudi_bert.packing.strategies import BOUND_WORK, WorkBudget
 
 # To prove a lower bound in exact integers, dual prices, which are at most 1, are multiplied by this number and rounded down.
-# Deep packs use a smaller factor.
+# If packs hold thousands of sequences, the factor is smaller.
 LARGEST_PRICE = 10**15
 
 # If rounding the dual prices down weakens the lower bound, they are also tried as exact fractions. Their common denominator
@@ -88,8 +88,8 @@ def _prove_by_linear_programs(length_counts: IntArray, depth: int, budget: WorkB
 
 
 def certify_linear_program(linear_program: LinearProgram, depth: int, budget: WorkBudget) -> Certificate:
-    """Round the dual prices of a solved linear program to integers, and return a certificate of the lower bound on the
-    number of packs that they prove.
+    """Round the dual prices of a solved linear program to integers. Return a certificate of the lower bound on the number of
+    packs that these prices prove.
 
     Args:
         linear_program: the program. If it has no relaxation yet, the simple certificate is returned.

@@ -142,8 +142,8 @@ def _compute_max_pack_worth(prices: IntArray, depth: int) -> int:
     if pack_tokens > MAX_EXACT_LENGTH:
         limit = compute_pack_worth_limit(best[rises], rises, pack_tokens, depth)
         if len(rises) * pack_tokens <= MAX_STEPS and int(best[-1]) * (pack_tokens // int(rises[0])) < LARGEST_WORTH:
-            # If it is fast enough, also compute the largest total price without a limit on the number of sequences, because
-            # it may be a smaller upper bound. best[t] then becomes the largest total price in t tokens.
+            # If it is fast enough, also compute the largest total price without a limit on the number of sequences. It may
+            # be a smaller upper bound. best[t] then becomes the largest total price in t tokens.
             for length in rises.tolist():
                 price = prices[length - 1]
                 for start in range(length, len(best), length):

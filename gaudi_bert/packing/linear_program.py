@@ -34,16 +34,16 @@ from gaudi_bert.packing.strategies import Strategy, WorkBudget
 # The operation budget counts this many operations per simplex iteration, for each row and column of the linear program.
 OPERATIONS_PER_ITERATION = 10
 
-# A simplex iteration takes this many more operations for each strategy that was added as a column later, because the basis
-# is then no longer sparse.
+# Column generation adds strategies to the linear program later. A simplex iteration takes this many more operations for each
+# of these columns, because the basis is then no longer sparse.
 OPERATIONS_PER_ADDED_COLUMN = 25
 
 # Starting the simplex method takes this many operations for each row and column of the linear program.
 OPERATIONS_PER_SOLVE = 50
 
 MOST_ITERATIONS = 2**31 - 1
-# If a length has more sequences than this, all right-hand sides of the linear program are scaled down, because the
-# tolerances of the solver are absolute.
+# If a length has more sequences than this, all right-hand sides of the linear program are scaled down. The tolerances of the
+# solver are absolute.
 LARGEST_DEMAND = 1e7
 
 
@@ -214,17 +214,15 @@ class _MasterProgram:
 
 # --- pricing and column generation
 
-# Column generation searches for new columns at trial prices, because the dual prices of the program vary too much at first.
-# Trial prices are a weighted mean of the best proven prices and the dual prices. These weights of the proven prices are
-# tried in order until a column is found.
+# Stabilised column generation searches for new columns at trial prices. They are a weighted mean of the best proven prices
+# and the current dual prices of the program. These weights of the proven prices are tried in order until a column is found.
 CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
 
-# Column generation adds a strategy only if the total dual price of its lengths exceeds 1, the cost of a pack, by more than
-# this tolerance.
+# Column generation adds a strategy only if its total dual price exceeds 1, the cost of a pack, by more than this tolerance.
 REDUCED_COST = 1e-9
 
-# The linear program of very long packs without a depth limit is solved for exact lengths if (distinct lengths) * (tokens of
-# a pack) is at most this number. Finding new columns then takes half a second.
+# Without a depth limit, the linear program of very long packs needs no rounded lengths if (distinct lengths) * (tokens of a
+# pack) is at most this. Finding new columns then takes half a second.
 MOST_CLOSED = 2**29
 
 # Any of the classes that find new columns for the linear program.
@@ -259,8 +257,8 @@ class Relaxation:
 
     @property
     def is_gap_closed(self) -> bool:
-        """Whether the lower bound and the objective of the linear program round up to the same number of packs, or differ
-        only by a rounding error.
+        """Whether the lower bound and the objective of the linear program round up to the same number of packs, apart from
+        rounding errors.
         """
         small = self.rounding_tolerance
         return bool(self.objective - self.bound < small or np.ceil(self.bound - small) >= np.ceil(self.objective - small))

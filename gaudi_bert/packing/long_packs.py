@@ -36,8 +36,8 @@ from gaudi_bert.packing.strategies import (
 # --- constants of long packs, and the reason for each (measured by `benchmarks/packing.py --parts limits`)
 
 MANY_LENGTHS = 2500  # with more distinct lengths than this, the full linear program is too slow and a grid is used
-# Long packs with at most this many distinct lengths are planned without rounding the lengths to a coarse grid, unless their
-# linear program would take too long.
+# Long packs with at most this many distinct lengths are planned without a coarse grid of rounded lengths. The exception is a
+# linear program that would take too long.
 FEW_LENGTHS = 600
 BINS = 512  # bins of a grid: its program takes 1 s, and its prices prove a bound within a pack or two
 # These coarse grids of rounded lengths are tried in order until the packing is close to its lower bound. Each entry contains
@@ -46,11 +46,11 @@ GRIDS = ((BINS, 0), (BINS, 1), (BINS, 4), (2 * BINS, 1))
 # On a grid with slack, each sequence is planned slightly longer than it is, so that the planned packs keep some room. The
 # additional length is 0.003 % of the mean length, or 0.3 pack lengths divided by the number of sequences if that is more.
 SLACK_SHARE, SLACK_PACKS = 3e-5, 0.3
-# If a packing exceeds its lower bound by at most 1 / NEAR of the bound, only a few packs can still be saved, and the search
-# takes less time.
+# If a packing exceeds its lower bound by at most 1 / NEAR of the bound, only a few packs can still be saved. Therefore the
+# search takes less time.
 NEAR = 10_000
 LAST_PACK_SHARE = 0.3  # fraction of the budget for finding out whether the last pack can be saved
-MATCHED = 200_000  # of more sequences than this only a part is rematched, so that a round takes 20 ms
+MATCHED = 200_000  # with more sequences, only some packs are cut and matched again, so that a round takes 20 ms
 
 # The maximum number of sequences that are assigned to slots one by one. More would take gigabytes and minutes.
 MAX_ASSIGNED_SEQUENCES = 2_000_000
@@ -77,8 +77,8 @@ FAILURES = 100  # the round ends after this many consecutive packs without a swa
 FEW_FITTED = 0.01
 STALLED = 3  # rounds of that kind before an empty pack is opened
 OPERATIONS_PER_ASSIGNED = 500  # operations per sequence, for assigning it to a slot and reading the packs afterwards
-# In a round of swaps, the operation budget counts this many operations for each pack, and for each overfull pack that the
-# round tries to reduce.
+# The operation budget counts this many operations in a round of swaps. The first number is for each pack, and the second for
+# each overfull pack that the round tries to reduce.
 OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000
 
 
@@ -422,8 +422,8 @@ def split_counts_into_bins(length_counts: IntArray, bins: int, slack: float = 0.
 
 
 def interpolate_prices(prices: IntArray, max_length: int) -> IntArray:
-    """Interpolate prices of the rounded lengths on a coarse grid to get prices of all lengths. Return int64 [L], where L is
-    `max_length`; the prices never fall with length.
+    """Interpolate prices of the rounded lengths on a coarse grid to get prices of all lengths from 1 to `max_length`, int64.
+    The prices never decrease with length.
     """
     bins = len(prices)
     positions = np.arange(1, max_length + 1) * bins / max_length
@@ -466,8 +466,8 @@ def pack_by_subsample(
 # sequences, it continues until such rounds have handled 10 million sequences.
 STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
 FEWEST_SEQUENCES = 1000  # a round takes about as long for fewer sequences
-# In a round that matches halves of packs, the operation budget counts this many operations for each sequence, and for each
-# token of a pack. Tokens matter because counting sort has a counter for each number of tokens.
+# When halves of packs are matched, the operation budget counts this many operations for each sequence, and for each token of
+# a pack. Tokens matter because counting sort has a counter for each number of tokens.
 OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
 
 

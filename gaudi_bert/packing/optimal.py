@@ -61,8 +61,8 @@ from gaudi_bert.packing.whole_packs import WHOLE, DiveSettings, dive_to_whole_pa
 # lengths can fill packs exactly, fewer are needed. Otherwise, more do not help.
 NNLS_ROUNDS = 1.5
 
-# If the linear program and its lower bound still allow several numbers of packs after this many simplex iterations per
-# distinct length, its columns are taken from a least-squares solution.
+# Columns of the linear program are taken from a least-squares solution if it makes slow progress. The condition is that its
+# lower bound is not reached after this many simplex iterations per distinct length.
 PATIENCE = 4
 
 # If linear programs leave the packs more than 1 / FAR above their lower bound, the operation budget ended the search early.

@@ -316,8 +316,8 @@ def _trace_bounded_pack(
 # contains the strategies into which no further sequence of the shortest length fits. Any other strategy is a part of one of
 # them and worth no more.
 
-# For packs with more tokens than this, the best strategies are found in a list of all strategies instead of a table, if the
-# list is short enough. A strategy is the tuple of lengths in a pack.
+# For packs with more tokens than this, a list of all strategies replaces the dynamic-programming table, if the list is short
+# enough. A strategy is the tuple of lengths in a pack.
 LONGEST_TABLE = 1 << 16
 
 # The maximum number of entries in the list of all strategies, which contains one entry for each strategy and length.

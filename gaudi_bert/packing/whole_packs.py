@@ -260,16 +260,16 @@ def _find_next_fitting_type(
 
 # --- from fractions of packs to integers
 
-# If a number of packs in the linear program's solution is less than this below an integer, the difference is a rounding
-# error, and the number is rounded up.
+# If a number of packs in the linear program's solution is less than this below an integer, it is rounded up. The difference
+# is only a rounding error.
 WHOLE = 1e-6
 
-# A step of a dive fixes the integer parts of the linear program's fractional numbers of packs. Only if these are at most
-# this many packs does the step also round fractions up.
+# A step of a dive fixes the integer parts of the linear program's fractional numbers of packs. If these are at most this
+# many packs, the step also rounds some fractions up.
 MANY_PACKS = 1000
 
-# If a step of a dive makes the target number of packs unreachable, the number of fractions that the next step rounds up is
-# divided by this factor.
+# If a step of a dive makes the target number of packs unreachable, the step is undone. The next step rounds up this many
+# times fewer fractions.
 FEWER = 3
 
 # If rounding up a single fraction makes the target number of packs unreachable, the dive tries another one. After more
