@@ -154,7 +154,7 @@ def run_algorithm(
         length_counts: int64 [L], the number of sequences of length 1 .. L.
         algorithm: a key of `ALGORITHMS`.
         depth: the maximum number of sequences per pack.
-        leftovers: how `nnls` packs what its loop leaves over. Other algorithms ignore it.
+        leftovers: how `nnls` packs the sequences that remain after its last round. Other algorithms ignore it.
         seed: the seed of `greedy`. Other algorithms ignore it.
         budget: the operation budget, or None for the algorithm's default budget.
         effort: how long `optimal` searches. Other algorithms ignore it.
@@ -199,7 +199,7 @@ def pack_histogram(
         histogram: the sequences to pack. An empty histogram gives an empty packing.
         algorithm: a key of `ALGORITHMS`.
         depth: the maximum number of sequences per pack, or "max" for no limit.
-        leftovers: how `nnls` packs the sequences that its loop leaves over: by best fit, or padded as published
+        leftovers: how `nnls` packs the sequences that remain after its last round, by best fit or padded as published
             ("complement").
         max_predictions: the maximum number of masked positions in a sequence (P), for the default number of masked-LM slots.
         masked_slots: masked-LM slots per pack (Q), or None for the smallest number that is sufficient.

@@ -45,7 +45,7 @@ MAX_DENOMINATOR = 4096
 QUICK_ITERATIONS = 3500
 QUICK_ITERATIONS_PER_LENGTH = 4
 # Proving a lower bound takes (distinct prices) * (tokens of a pack) operations. For long packs, prices are rounded to fewer
-# distinct values so that this is at most the following number, which is a few seconds.
+# distinct values, so that a proof takes at most STEP_WORK operations, which is a few seconds.
 STEP_WORK = 2**33
 # Proving a lower bound may take this many operations even if the operation budget is exhausted.
 ALWAYS_PROVEN = 2e8

@@ -63,7 +63,7 @@ def certify_token_or_count_bound(length_counts: IntArray, depth: int) -> Certifi
 
 def certify_threshold_bound(length_counts: IntArray, depth: int) -> Certificate:
     """Find the length threshold that proves the largest lower bound on the number of packs, and return the certificate.
-    Sequences below the threshold are ignored, so that few of the others can share a pack.
+    Sequences shorter than the threshold are ignored, and few of the longer ones fit into one pack.
 
     Let t be the threshold. A sequence that is longer than both L - t and L / 2 cannot share its pack with any other sequence
     of t or more tokens, so it is worth a full pack. A shorter sequence of at least t tokens shares its pack with at most

@@ -53,7 +53,7 @@ class OpenPacks:
 
     @classmethod
     def with_packs(cls, strategy_counts: StrategyCounts, length: int, depth: int) -> OpenPacks:
-        """Create open packs from counts of packs by strategy, which is the tuple of lengths in a pack. Each pack may hold at
+        """Create open packs from `strategy_counts`, the number of packs for each tuple of lengths. Each pack may hold at
         most `length` tokens and `depth` sequences.
         """
         packs = cls(depth)
@@ -112,7 +112,7 @@ class OpenPacks:
             del self._rooms[bisect_left(self._rooms, room)]
 
     def close_all(self) -> StrategyCounts:
-        """Close all open packs, and return the number of packs by strategy, which is the tuple of lengths in a pack."""
+        """Close all open packs, and return the number of packs of each strategy, which is the tuple of lengths in a pack."""
         for room in list(self._stacks):
             for count, pack in self._stacks.pop(room):  # A pack may list millions of sequences, so free each stack at once.
                 add_packs(self._closed, pack, count)
@@ -192,8 +192,8 @@ def fill_open_packs(open_packs: OpenPacks, length: int, sequence_count: int) -> 
 
 
 def add_by_best_fit(strategy_counts: StrategyCounts, length_counts: IntArray, depth: int) -> StrategyCounts:
-    """Add sequences to existing packs by best fit decreasing. Return the counts of all packs by strategy, which is the tuple
-    of lengths in a pack.
+    """Add sequences to existing packs by best fit decreasing. Return the number of packs of each strategy, which is the
+    tuple of lengths in a pack.
 
     Each sequence, longest first, goes into the pack with the least room that can still hold it, or into a new pack. The
     function runs LPFHP on the existing packs, so its cost does not depend on the number of sequences.

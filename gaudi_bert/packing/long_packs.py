@@ -36,8 +36,8 @@ from gaudi_bert.packing.strategies import (
 # --- constants of long packs, and the reason for each (measured by `benchmarks/packing.py --parts limits`)
 
 MANY_LENGTHS = 2500  # with more distinct lengths than this, the full linear program is too slow and a grid is used
-# Long packs with at most this many distinct lengths are planned without a coarse grid of rounded lengths. The exception is a
-# linear program that would take too long.
+# Long packs with at most this many distinct lengths are planned without rounding the lengths, unless their linear program
+# would take too long.
 FEW_LENGTHS = 600
 BINS = 512  # bins of a grid: its program takes 1 s, and its prices prove a bound within a pack or two
 # These coarse grids of rounded lengths are tried in order until the packing is close to its lower bound. Each entry contains
@@ -47,18 +47,18 @@ GRIDS = ((BINS, 0), (BINS, 1), (BINS, 4), (2 * BINS, 1))
 # additional length is 0.003 % of the mean length, or 0.3 pack lengths divided by the number of sequences if that is more.
 SLACK_SHARE, SLACK_PACKS = 3e-5, 0.3
 # If a packing exceeds its lower bound by at most 1 / NEAR of the bound, only a few packs can still be saved. Therefore the
-# search takes less time.
+# search is cut short.
 NEAR = 10_000
 LAST_PACK_SHARE = 0.3  # fraction of the budget for finding out whether the last pack can be saved
 MATCHED = 200_000  # with more sequences, only some packs are cut and matched again, so that a round takes 20 ms
 
 # The maximum number of sequences that are assigned to slots one by one. More would take gigabytes and minutes.
 MAX_ASSIGNED_SEQUENCES = 2_000_000
-# If there are more than MAX_ASSIGNED_SEQUENCES sequences, only a subsample of this size is planned, and each of its packs is
-# used several times. This wastes about 0.002 % of the packs.
+# If there are more than MAX_ASSIGNED_SEQUENCES sequences, only a subsample of at most this size is planned, and each of its
+# packs is used several times. This wastes about 0.002 % of the packs.
 THINNED = 500_000
-# Packing heuristics take microseconds for each distinct length. With more distinct lengths than this, only a subsample of
-# this many sequences is planned, and each of its packs is used several times.
+# Packing heuristics take microseconds for each distinct length. With more distinct lengths than this, only a subsample of at
+# most this many sequences is planned, and each of its packs is used several times.
 MOST_LENGTHS = 1 << 17
 
 # Packs that were planned for rounded lengths get empty slots, so that sequences can move there without a swap. An empty pack
@@ -435,7 +435,8 @@ def interpolate_prices(prices: IntArray, max_length: int) -> IntArray:
 def pack_by_subsample(
     length_counts: IntArray, depth: int, pack_counts: Callable[[IntArray], StrategyCounts], max_subsample: int = THINNED
 ) -> StrategyCounts:
-    """Pack only a subsample of the sequences, and repeat each of the resulting packs so that they hold all sequences.
+    """Pack only a subsample of the sequences, and use each of the resulting packs several times, so that they hold all
+    sequences.
 
     Every n-th sequence in the order of length is planned, and each pack is used n times. A slot then holds its own sequence
     or one of the n - 1 next shorter ones. The longest sequences, fewer than n, are added by best fit.

@@ -130,8 +130,8 @@ def solve_nnls(
 
 
 def limit_depth_by_bound(length_counts: IntArray, min_packs: float, depth: int) -> int:
-    """Return a smaller depth, which makes the least-squares solver faster. It is slightly above the mean number of sequences
-    per pack, but at most `depth`.
+    """Return a smaller limit on the sequences per pack, which makes the least-squares solver faster. It is slightly above
+    the mean number of sequences per pack, but at most `depth`.
 
     Args:
         length_counts: the number of sequences of each length.
@@ -344,7 +344,7 @@ def _remove_infeasible_columns(active_set: _ActiveSet, scratch: FloatArray, size
 
 @inner_kernel
 def _shift_columns_down(active_set: _ActiveSet, first: int, size: int) -> None:
-    """Remove column `first` from the active set by moving all later columns down by one. Afterwards, `size` columns remain."""
+    """Remove column `first` from the active set by moving all later columns down by one, which leaves `size` columns."""
     for column in range(first, size):
         active_set.usage[column] = active_set.usage[column + 1]
         active_set.solution[column] = active_set.solution[column + 1]

@@ -61,8 +61,8 @@ from gaudi_bert.packing.whole_packs import WHOLE, DiveSettings, dive_to_whole_pa
 # lengths can fill packs exactly, fewer are needed. Otherwise, more do not help.
 NNLS_ROUNDS = 1.5
 
-# Columns of the linear program are taken from a least-squares solution if it makes slow progress. The condition is that its
-# lower bound is not reached after this many simplex iterations per distinct length.
+# If column generation makes slow progress, columns are taken from a least-squares solution. Progress is slow if the lower
+# bound is not reached after this many simplex iterations per distinct length.
 PATIENCE = 4
 
 # If linear programs leave the packs more than 1 / FAR above their lower bound, the operation budget ended the search early.
@@ -81,7 +81,7 @@ HEURISTIC_MULTIPLE = 3  # the search may always take this many times as long as 
 # NEAR_WORK operations. The second fraction applies to at most FEW_LENGTHS distinct lengths, because their linear program is
 # fast.
 MATCHING_SHARE, QUICK_MATCHING_SHARE = 0.4, 0.04
-# The fraction of the operations that linear programs, and rounding their solutions, may use. The rest is for the algorithm
+# Linear programs and the rounding of their solutions may use this fraction of the operations. The rest is for the algorithm
 # `nnls`, and for cutting packs in two and matching the halves.
 SEARCH_SHARE = 2 / 3
 FEW_SEQUENCES = 1500  # up to this many sequences, seconds are spent on each pack that may be saved
@@ -91,8 +91,8 @@ _FIRST = (DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSetting
 # A dive rounds the fractional solution of the linear program to whole packs. Dives with these settings are tried one after
 # another, until the number of packs reaches its lower bound.
 _DIVES = (*_FIRST, *(DiveSettings(_SHARES[seed % 4], seed=seed) for seed in range(1, 9)))
-# The settings of dives, which round the linear program's solution, for few sequences. Their packs contain a length at most
-# as often as it occurs.
+# Settings of dives for few sequences, where each pack contains a length at most as often as it occurs. A dive rounds the
+# linear program's solution to whole packs.
 _BOUNDED_DIVES = tuple(
     DiveSettings(_SHARES[seed % 4], max_failures=12 if seed % 2 else 60, seed=seed) for seed in range(1, 41)
 )

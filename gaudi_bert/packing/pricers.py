@@ -28,8 +28,8 @@ TRACING_WORK = 4e9
 
 
 class TablePricer:
-    """Finds new columns for column generation, which are the combinations of lengths with the largest total price. It uses a
-    dynamic-programming table, and a column may contain a length any number of times.
+    """Finds the combinations of lengths with the largest total price, which become new columns in column generation. It uses
+    a dynamic-programming table, and a combination may contain a length any number of times.
 
     Args:
         lengths: int64 [rows], the lengths that occur, ascending.
@@ -77,8 +77,8 @@ class TablePricer:
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
         """Find the best pack for the length of each given row, using the prices from the last call of
-        `compute_best_pack_worths`. Return the packs with a total of more than `min_worth` at the given prices, as tuples of
-        lengths.
+        `compute_best_pack_worths`. Return, as tuples of lengths, the packs that are worth more than `min_worth` at the given
+        prices.
 
         If the budget is short, only the lengths with the best packs are considered.
 
@@ -164,8 +164,8 @@ MOST_ENTRIES = 2**24
 
 
 class BoundedPricer:
-    """Finds new columns for column generation, which are the combinations of lengths with the largest total price. A column
-    contains each length at most as often as it occurs in the histogram.
+    """Finds the combinations of lengths with the largest total price, which become new columns in column generation. A
+    combination contains each length at most as often as it occurs in the histogram.
 
     For each length, it finds the best pack with this length as its longest. `_table[row, slots, room]` is the worth of
     at most `slots` sequences of the shorter lengths in `room` tokens. Without a depth limit, there is a single entry for any
@@ -201,8 +201,8 @@ class BoundedPricer:
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
         """Find the best pack for the length of each given row, using the prices from the last call of
-        `compute_best_pack_worths`. Return the packs with a total of more than `min_worth` at the given prices, as tuples of
-        lengths.
+        `compute_best_pack_worths`. Return, as tuples of lengths, the packs that are worth more than `min_worth` at the given
+        prices.
 
         Args:
             rows: int64, the indices of these lengths, each the longest of its pack.
@@ -352,7 +352,7 @@ def list_strategies(lengths: IntArray, max_length: int, depth: int) -> IntArray 
 
 
 class EnumeratedPricer:
-    """Finds new columns for column generation, which are the combinations of lengths with the largest total price. It
+    """Finds the combinations of lengths with the largest total price, which become new columns in column generation. It
     searches a list of all combinations.
 
     It has the same methods as `TablePricer`.
@@ -376,8 +376,8 @@ class EnumeratedPricer:
 
     def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
         """Find the best pack for the length of each given row, using the prices from the last call of
-        `compute_best_pack_worths`. Return the packs with a total of more than `min_worth` at the given prices, as tuples of
-        lengths.
+        `compute_best_pack_worths`. Return, as tuples of lengths, the packs that are worth more than `min_worth` at the given
+        prices.
 
         Args:
             rows: int64, the indices of these lengths.

@@ -264,12 +264,12 @@ def _find_next_fitting_type(
 # is only a rounding error.
 WHOLE = 1e-6
 
-# A step of a dive fixes the integer parts of the linear program's fractional numbers of packs. If these are at most this
-# many packs, the step also rounds some fractions up.
+# A step of a dive fixes the integer parts of the linear program's fractional numbers of packs. If they add up to at most
+# this many packs, the step also rounds some fractions up.
 MANY_PACKS = 1000
 
-# If a step of a dive makes the target number of packs unreachable, the step is undone. The next step rounds up this many
-# times fewer fractions.
+# If a step of a dive makes the target number of packs unreachable, the step is undone. For the next step, the number of
+# fractions to round up is divided by this factor.
 FEWER = 3
 
 # If rounding up a single fraction makes the target number of packs unreachable, the dive tries another one. After more
