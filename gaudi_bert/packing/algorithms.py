@@ -93,8 +93,8 @@ def _determine_masked_slots(
 # --- the algorithms by name
 
 
-# The maximum number of distinct lengths in a histogram. In the worst case, every length becomes a strategy of its own, and a
-# plan with this many strategies takes 2 GB.
+# The maximum number of distinct lengths in a histogram. In the worst case, a plan lists a different pack for each of them,
+# which takes 2 GB.
 MAX_DISTINCT_LENGTHS = 2**20
 
 # The packing functions by algorithm name. Every function takes the number of sequences of each length (int64 [L]) and the

@@ -23,7 +23,7 @@ from gaudi_bert.packing.strategies import AlgorithmResult, WorkBudget, count_pac
 SEPARATORS = {"greedy+1": 1, "greedy+2": 2}
 # An estimate can compare these algorithms. "sort" is sorted batching, which does not pack.
 ESTIMATE_ALGORITHMS = (*ALGORITHMS, *SEPARATORS, "sort")
-# The number of sequences in a batch of sorted batching.
+# The number of sequences per batch if the sequences are sorted by length before batching.
 SORTED_BATCH_SEQUENCES = 256
 # The pack lengths to try, as multiples of the current `max_sequence_length`.
 LENGTH_FACTORS = (1.0, 1.125, 1.25, 4 / 3, 1.5, 2.0)

@@ -24,8 +24,8 @@ def pack_one_per_pack(length_counts: IntArray, depth: int = 1) -> StrategyCounts
 
 # --- SPFHP, LPFHP, best fit
 
-# The maximum number of sequences in all strategies of a plan together. A plan of this size takes 0.5 GB. Only packs with
-# millions of sequences reach the limit.
+# The maximum number of sequences in all strategies of a plan together. A strategy is the tuple of lengths in a pack. A plan
+# of this size takes 0.5 GB. Only packs with millions of sequences reach the limit.
 MAX_LISTED = 2**26
 
 

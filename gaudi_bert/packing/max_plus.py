@@ -62,8 +62,8 @@ def plan_max_plus_products(max_items: int, max_total: int) -> IntArray:
     products: list[tuple[int, int]] = []
 
     def plan_power(power: int) -> int:
-        """Return the table row for the given max-plus power. If there is no such row yet, first append the products that
-        compute the power.
+        """Return the table row of a max-plus power, which contains the best total prices of at most `power` items. If there
+        is no such row yet, first append the products that compute it.
         """
         if power not in row_of_power:
             products.append((plan_power((power + 1) // 2), plan_power(power // 2)))

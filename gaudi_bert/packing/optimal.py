@@ -359,8 +359,8 @@ def _improve_by_dives(
 
 
 def _add_threshold_bound(incumbent: _Incumbent, length_counts: IntArray, depth: int) -> _Incumbent:
-    """Compute the threshold bound on the number of packs. Return the incumbent, which is the best packing so far, with the
-    larger of this bound and its own.
+    """Compute the threshold bound, which is a lower bound on the number of packs that ignores short sequences. Return the
+    best packing so far with the larger of this bound and its own.
     """
     if incumbent.gap == 0:
         return incumbent

@@ -27,7 +27,7 @@ from gaudi_bert.packing.histogram import Histogram
 # The lengths of the sequences in a pack, in ascending order.
 Strategy = tuple[int, ...]
 
-# The number of packs that use each strategy.
+# Maps each strategy, which is the tuple of lengths in a pack, to the number of such packs.
 StrategyCounts = dict[Strategy, int]
 
 
@@ -39,14 +39,18 @@ def count_packs(strategy_counts: Mapping[Strategy, int]) -> int:
 
 
 def add_packs(strategy_counts: StrategyCounts, strategy: Strategy, count: int) -> None:
-    """Add `count` packs with the lengths in `strategy` to the strategy counts. The lengths may be in any order."""
+    """Add `count` packs with the lengths in `strategy` to a mapping from strategies to numbers of packs. The lengths may be
+    in any order.
+    """
     if count:
         strategy = tuple(sorted(strategy))
         strategy_counts[strategy] = strategy_counts.get(strategy, 0) + int(count)
 
 
 def sort_strategies(strategy_counts: Mapping[Strategy, int]) -> StrategyCounts:
-    """Return the strategy counts sorted by strategy, so that the output does not depend on the order of discovery."""
+    """Return the strategy counts sorted by strategy, which is the tuple of lengths in a pack. The output then does not
+    depend on the order of discovery.
+    """
     return {strategy: int(strategy_counts[strategy]) for strategy in sorted(strategy_counts)}
 
 
@@ -131,8 +135,8 @@ def drop_surplus_slots(
 
 
 def _drop_surplus_packs(strategy_counts: StrategyCounts, surplus_of_length: dict[int, int]) -> StrategyCounts:
-    """Drop packs that consist only of surplus slots, starting with the packs that have the most slots. Subtract the dropped
-    slots from `surplus_of_length`.
+    """Drop packs that consist only of slots for which there is no sequence, starting with the packs that have the most
+    slots. Subtract the dropped slots from `surplus_of_length`.
     """
     result = dict(strategy_counts)
     for strategy in sorted(strategy_counts, key=lambda strategy: (-len(strategy), strategy)):
@@ -358,8 +362,8 @@ BOUND_WORK = 6e9
 # its own.
 ESTIMATE_WORK = ((1024, float("inf")), (4096, 180e9), (2**63, 40e9))
 
-# The operation budget assumes that a heuristic written in Python takes 4,000 operations per strategy, and 100 for each
-# sequence in the strategies.
+# A heuristic written in Python takes 4,000 operations for each distinct combination of lengths in its packs, and 100 for
+# each length in these combinations.
 OPERATIONS_PER_STRATEGY, OPERATIONS_PER_LISTED = 4000, 100
 
 
@@ -402,7 +406,7 @@ class WorkBudget:
             self._whole.spend(operations)
 
     def spend_on_heuristic(self, strategy_counts: Mapping[Strategy, int]) -> None:
-        """Subtract the operations of a heuristic, which are estimated from the strategy counts that it returned."""
+        """Subtract the operations of a packing heuristic, which are estimated from the strategy counts that it returned."""
         self.spend(OPERATIONS_PER_STRATEGY * len(strategy_counts) + OPERATIONS_PER_LISTED * sum(map(len, strategy_counts)))
 
     def take_fraction(self, fraction: float) -> WorkBudget:

@@ -334,7 +334,9 @@ class _FixedPacks:
         return np.diff(unplaced, prepend=0)[::-1]
 
     def combine_strategy_counts(self, rest: StrategyCounts | None = None) -> StrategyCounts:
-        """Return how many packs use each strategy, counting both the fixed packs and those in `rest`."""
+        """Return how many packs use each strategy, which is the tuple of lengths in a pack. Count both the fixed packs and
+        those in `rest`.
+        """
         result = dict(rest or {})
         for strategy, count in self.fixed:
             add_packs(result, strategy, count)
