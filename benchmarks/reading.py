@@ -237,7 +237,7 @@ def our_order(topics: IntArray, epoch: int, streams: int = 32) -> TopicsOf:
     """Our order as it is read; with 512 streams, as many shards are open as a block of py1e has."""
     regions = np.repeat(np.arange(len(topics)), GROUP_SHARDS)
     order = GlobalOrder(np.full(len(regions), TOPIC_PACKS), 1, streams=streams, regions=regions)
-    return lambda first, packs: topics[regions[order.locate(epoch, np.arange(first, first + packs)).shards]]
+    return lambda first, packs: topics[regions[order.locate_packs(epoch, np.arange(first, first + packs)).shards]]
 
 
 def py1e(topics: IntArray, random: np.random.Generator) -> IntArray:

@@ -74,14 +74,16 @@ class Planned:
         self.start = load_start_weights(model, self.task)
         self.rows = tuple(TupleRow(RowPosition(number), pair) for number, pair in enumerate(read_pairs(data), start=1))
         self.sequences = self.tokenized(self.rows)
-        self.paired = self.task.group_rows(self.sequences, self.rows)
+        self.paired = self.task.group_rows_for_loss(self.sequences, self.rows)
         self.stream = RowStream(self.sequences.lengths, self.paired.groups, size, 1, 5)
         self.shape = self.shape_of(999)
 
-    def shape_of(self, most_packs: int) -> UpdateShape:
+    def shape_of(self, max_micro_batch_packs: int) -> UpdateShape:
         """The shape of an update in micro-batches of at most so many packs."""
         hidden_size = self.start.sizes.hidden_size
-        return choose_update_shape(self.stream, most_packs=most_packs, processes=1, hidden_size=hidden_size, longest=512)
+        return choose_update_shape(
+            self.stream, max_micro_batch_packs=max_micro_batch_packs, processes=1, hidden_size=hidden_size, longest=512
+        )
 
     def tokenized(self, rows: tuple[TupleRow, ...]) -> Sequences:
         """The distinct texts of rows."""

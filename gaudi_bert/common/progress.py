@@ -137,16 +137,16 @@ class Task:
         """Record how much work is done at the time `now`. `format_line` computes the speed from such records."""
         with self._lock:
             self._observations.append((now, self.done))
-            self._drop_first_half(now)
+            self._forget_first_half(now)
 
-    def _drop_first_half(self, now: float) -> None:
+    def _forget_first_half(self, now: float) -> None:
         """Remove the progress records from the first half of the elapsed time, except for the last of them."""
         while len(self._observations) > 1 and self._observations[1][0] <= (self._speed_since + now) / 2:
             self._observations.popleft()
 
     def _recent_speed(self, now: float) -> float | None:
         """Return the speed in the second half of the elapsed time, in units per second, or None if it is not reliable."""
-        self._drop_first_half(now)
+        self._forget_first_half(now)
         middle, done = self._observations[0]
         before = (done - self._done_before) / max(middle - self._speed_since, 1e-9)
         lately = (self.done - done) / max(now - middle, 1e-9)

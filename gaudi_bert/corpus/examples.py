@@ -78,7 +78,7 @@ def make_examples(job: BlockJob) -> BlockExamples:
     unknown = int(np.count_nonzero(block.tokens == job.vocabulary.token_id("[UNK]")))
     counts = Counter(
         text_documents=block.document_count,
-        text_sentences=block.sentences,
+        text_sentences=block.sentence_count,
         text_tokens=len(block.tokens),
         unknown_tokens=unknown,
         **dict.fromkeys(("sequences", "tokens", "random_next", "masked"), 0),

@@ -203,7 +203,7 @@ class TokenBlock:
         return len(self.document_starts) - 1
 
     @property
-    def sentences(self) -> int:
+    def sentence_count(self) -> int:
         """The number of sentences."""
         return len(self.sentence_starts) - 1
 

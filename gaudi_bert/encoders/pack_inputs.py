@@ -197,18 +197,18 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
-def build_membership_mask(numbers_BX: Tensor, depth: int) -> Tensor:
+def build_membership_mask(sequence_numbers_BX: Tensor, depth: int) -> Tensor:
     """For each sequence of each pack, return a mask of the positions or slots that belong to it, bool [B, S, X].
 
     Args:
-        numbers_BX: The number of the sequence of each position or slot, from 1, or 0 if it is unused.
+        sequence_numbers_BX: The number of the sequence of each position or slot, from 1, or 0 if it is unused.
         depth: The number of sequences, S.
 
     Returns:
         bool [B, S, X].
     """
-    numbers_S = torch.arange(1, depth + 1, device=numbers_BX.device, dtype=numbers_BX.dtype)
-    return numbers_S[:, None] == numbers_BX[:, None, :]
+    numbers_S = torch.arange(1, depth + 1, device=sequence_numbers_BX.device, dtype=sequence_numbers_BX.dtype)
+    return numbers_S[:, None] == sequence_numbers_BX[:, None, :]
 
 
 def pool_sequences(head: VectorHead, hidden_RH: Tensor, batch: Mapping[str, Tensor]) -> Tensor:

@@ -64,7 +64,7 @@ from gaudi_bert.model.config import NO_PACKS_REMEDY
 from gaudi_bert.model.heads import TASK_BY_PROBLEM_TYPE, TaskHead, TaskKind, VectorHead, check_labels
 
 Tensors = Mapping[str, Tensor]
-_TokensRead = Literal["first", "last", "all"]
+_TokensUsed = Literal["first", "last", "all"]
 _TRIAL_PACK_TOKENS = 40
 _MIN_TRIAL_ROW_TOKENS = 512  # tokens in the longest rows of the first trial, when the length of later rows is unknown
 _ALLOWED_GRADIENT_DIFFERENCE = 1e-3  # allowed difference, relative to the norm of the gradient
@@ -93,7 +93,9 @@ class PackedModel:
             raise InputError(_masked_token_error(module))
         self._encoder, self._head, self.tried_tokens = wrap_model_for_packs(module.base_model, pack_inputs), head, 0
         self._stand_in = None if head is None else _copy_with_encoder_replaced(module)
-        self._tokens_read: _TokensRead = self._find_tokens_read() if head is not None and head.predicts_per_text else "first"
+        self._tokens_read: _TokensUsed = (
+            self._find_tokens_used_by_head() if head is not None and head.predicts_per_text else "first"
+        )
 
     def train(self, training: bool) -> None:
         """Turn training mode on or off. Models use dropout only in training mode."""
@@ -101,7 +103,7 @@ class PackedModel:
             if module is not None and module.training != training:
                 module.train(training)
 
-    def check_tokens(self, batch: BatchArrays) -> None:
+    def check_no_unpackable_token(self, batch: BatchArrays) -> None:
         """Raise an InputError if a batch contains a token that must not be in packs. In some models, such as ESM, the mask
         token affects the other sequences of its pack.
 
@@ -204,7 +206,7 @@ class PackedModel:
 
     # --- Trials before a model is used
 
-    def _find_tokens_read(self) -> _TokensRead:
+    def _find_tokens_used_by_head(self) -> _TokensUsed:
         """Determine which tokens of a text affect the output of the head: "first", "last" or "all"."""
         size = self.module.config.get_text_config().hidden_size
         with temporary_evaluation_mode(self.module), quiet_transformers():
@@ -212,13 +214,13 @@ class PackedModel:
             hidden_RKH = move_to_device(random_RKH, self.device, self._dtype)
             expected = self._run_head(hidden_RKH)
             bound = 1e-4 * float(expected.abs().max())
-            choices: tuple[tuple[_TokensRead, slice], ...] = (("first", slice(0, 1)), ("last", slice(-1, None)))
+            choices: tuple[tuple[_TokensUsed, slice], ...] = (("first", slice(0, 1)), ("last", slice(-1, None)))
             for reads, chosen in choices:
                 if bound and float((self._run_head(hidden_RKH[:, chosen]) - expected).abs().max()) <= bound:
                     return reads
         return "all"
 
-    def check_rows(self, min_tokens: int = 0) -> None:
+    def check_packs_of_length(self, min_tokens: int = 0) -> None:
         """Check the outputs for packs of at least `min_tokens` tokens per row, unless rows of this length were already
         checked with the current weights.
 
@@ -231,12 +233,12 @@ class PackedModel:
         if self.tried_tokens and min_tokens <= self.tried_tokens:
             return
         if self.tried_tokens == 0 and self._head is not None:
-            self.check_head()
+            self.check_head_on_packs()
         length = 1 << (max(min_tokens, _MIN_TRIAL_ROW_TOKENS) - 1).bit_length()
         positions = read_model_sizes(self.module.config, self.pack_inputs).positions
-        self.tried_tokens, _ = self.check_packs(min(positions, length), training=False)
+        self.tried_tokens, _ = self.check_packed_equals_single(min(positions, length), training=False)
 
-    def check_packs(self, row_tokens: int | None = None, *, training: bool) -> PackCheck:
+    def check_packed_equals_single(self, row_tokens: int | None = None, *, training: bool) -> PackCheck:
         """Check that the encoder computes the same outputs for packed and single sequences, with its current weights.
 
         Args:
@@ -274,7 +276,7 @@ class PackedModel:
         batch = {name: torch.from_numpy(values[None].astype(np.int32)) for name, values in features.items()}
         return cast(dict[str, Tensor], move_to_device(batch, self.device))
 
-    def check_head(self) -> float:
+    def check_head_on_packs(self) -> float:
         """Check that the head computes the same outputs for packed and single sequences.
 
         Returns:
@@ -450,10 +452,10 @@ def verify_model_folder(folder: Path, say: Callable[[str], None]) -> FolderVerif
     try:
         pack_inputs = find_pack_inputs(model.base_model)
         packed = PackedModel(model, pack_inputs, head)
-        row_tokens, difference = packed.check_packs(training=True)
+        row_tokens, difference = packed.check_packed_equals_single(training=True)
         differences = {"outputs": difference}
         if head is not None:
-            differences["answers"] = packed.check_head()
+            differences["answers"] = packed.check_head_on_packs()
         length = choose_trial_length(model.config, pack_inputs.position_offset)
         rows, _ = build_trial_packs(model.config, length, pack_inputs.longest_sequence, pack_inputs.unpacked_token)
         differences["gradient"] = _compare_gradients(model.base_model, pack_inputs, rows)

@@ -17,15 +17,15 @@ from gaudi_bert.packing.certificate import (
     Certificate,
     certify_threshold_bound,
     certify_token_or_count_bound,
-    compute_pack_worth_limit,
-    enumerate_max_pack_worth,
+    compute_pack_price_limit,
+    enumerate_max_pack_price,
     sum_prices,
 )
 from gaudi_bert.packing.linear_program import LinearProgram, Relaxation, needs_coarse_grid
 from gaudi_bert.packing.long_packs import BINS, interpolate_prices, split_counts_into_bins
 from gaudi_bert.packing.max_plus import (
     OPERATIONS_PER_PRODUCT,
-    compute_best_pack_worth,
+    compute_max_pack_price,
     compute_max_plus_closure,
     plan_max_plus_products,
 )
@@ -151,10 +151,10 @@ def certify_prices(length_counts: IntArray, prices: IntArray, depth: int, budget
     if divisor > 1:
         prices = prices // divisor
     if length > LONGEST_TABLE:
-        max_pack_worth = _limit_worth_of_long_packs(prices, depth, max_items)
+        max_pack_price = _limit_price_of_long_packs(prices, depth, max_items)
     else:
-        max_pack_worth = int(compute_best_pack_worth(prices, depth if depth < max_items else length))
-    return Certificate(prices, depth, -(-sum_prices(prices, length_counts) // max_pack_worth) if max_pack_worth else 0)
+        max_pack_price = int(compute_max_pack_price(prices, depth if depth < max_items else length))
+    return Certificate(prices, depth, -(-sum_prices(prices, length_counts) // max_pack_price) if max_pack_price else 0)
 
 
 def _reduce_distinct_prices(prices: IntArray, max_operations: float) -> IntArray:
@@ -172,20 +172,20 @@ def _reduce_distinct_prices(prices: IntArray, max_operations: float) -> IntArray
     return np.where(first > 0, prices[np.maximum(first, 1) - 1], 0)
 
 
-def _limit_worth_of_long_packs(prices: IntArray, depth: int, max_items: int) -> int:
+def _limit_price_of_long_packs(prices: IntArray, depth: int, max_items: int) -> int:
     """Return the largest total price of the sequences in one pack. If that would take too long to compute, return an upper
     bound on it.
     """
     length, best = len(prices), np.concatenate(([0], prices))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
-    listed = enumerate_max_pack_worth(best[rises], rises, length, depth)
+    listed = enumerate_max_pack_price(best[rises], rises, length, depth)
     if listed is not None:
         return listed
     if length <= MAX_EXACT_LENGTH and depth < max_items:
-        return int(compute_best_pack_worth(prices, depth))
+        return int(compute_max_pack_price(prices, depth))
     at_any_depth = np.empty_like(best)
     compute_max_plus_closure(best, rises, at_any_depth)
-    return min(int(at_any_depth[-1]), compute_pack_worth_limit(best[rises], rises, length, min(depth, length)))
+    return min(int(at_any_depth[-1]), compute_pack_price_limit(best[rises], rises, length, min(depth, length)))
 
 
 def _find_prices_with_common_denominator(relaxation: Relaxation) -> IntArray | None:

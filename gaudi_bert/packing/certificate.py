@@ -85,8 +85,8 @@ def certify_threshold_bound(length_counts: IntArray, depth: int) -> Certificate:
     by_tokens = -((tokens[thresholds - 1] - tokens[longest_shared]) // length)
     bounds = np.concatenate((alone + by_count, alone + by_tokens))
     is_by_tokens, best = divmod(int(np.argmax(bounds)), len(thresholds))
-    pack_worth = length if is_by_tokens else int(max_sequences[best])
-    prices = np.where(lengths > longest_shared[best], pack_worth, lengths if is_by_tokens else 1) * (
+    pack_price = length if is_by_tokens else int(max_sequences[best])
+    prices = np.where(lengths > longest_shared[best], pack_price, lengths if is_by_tokens else 1) * (
         lengths >= thresholds[best]
     )
     return Certificate(prices, depth, int(np.max(bounds)))
@@ -117,15 +117,15 @@ def check_certificate(certificate: Certificate, length_counts: IntArray) -> int:
         FailedError: the prices prove less than the certificate claims.
         InputError: a price is negative, or so large that sums would overflow.
     """
-    max_pack_worth = _compute_max_pack_worth(certificate.prices, certificate.depth)
+    max_pack_price = _compute_max_pack_price(certificate.prices, certificate.depth)
     worth = sum_prices(certificate.prices, length_counts)
-    bound = -(-worth // max_pack_worth) if max_pack_worth else 0
+    bound = -(-worth // max_pack_price) if max_pack_price else 0
     if bound < certificate.bound:
         raise FailedError(f"the prices prove only {bound} packs, but the certificate claims {certificate.bound}")
     return bound
 
 
-def _compute_max_pack_worth(prices: IntArray, depth: int) -> int:
+def _compute_max_pack_price(prices: IntArray, depth: int) -> int:
     """Return the largest total price of the sequences that fit into one pack. For very long packs, the result may be an
     upper bound, because the exact value would take too long to compute.
     """
@@ -136,11 +136,11 @@ def _compute_max_pack_worth(prices: IntArray, depth: int) -> int:
     # best[t] is the highest price of a single sequence of at most t tokens.
     best = np.maximum.accumulate(np.concatenate(([0], prices)))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
-    listed = enumerate_max_pack_worth(best[rises], rises, pack_tokens, depth) if len(rises) else 0
+    listed = enumerate_max_pack_price(best[rises], rises, pack_tokens, depth) if len(rises) else 0
     if listed is not None:
         return listed
     if pack_tokens > MAX_EXACT_LENGTH:
-        limit = compute_pack_worth_limit(best[rises], rises, pack_tokens, depth)
+        limit = compute_pack_price_limit(best[rises], rises, pack_tokens, depth)
         if len(rises) * pack_tokens <= MAX_STEPS and int(best[-1]) * (pack_tokens // int(rises[0])) < LARGEST_WORTH:
             # If it is fast enough, also compute the largest total price without a limit on the number of sequences. It may
             # be a smaller upper bound. best[t] then becomes the largest total price in t tokens.
@@ -161,7 +161,7 @@ def _compute_max_pack_worth(prices: IntArray, depth: int) -> int:
     return int(best[-1])
 
 
-def enumerate_max_pack_worth(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int | None:
+def enumerate_max_pack_price(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int | None:
     """Enumerate all ways to fill a pack with sequences of the given lengths, and return the largest total price. Return None
     if there are too many ways.
 
@@ -184,7 +184,7 @@ def enumerate_max_pack_worth(prices: IntArray, lengths: IntArray, pack_tokens: i
     return int(np.max(worth + np.minimum(room // int(lengths[0]), slots) * prices[0]))
 
 
-def compute_pack_worth_limit(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int:
+def compute_pack_price_limit(prices: IntArray, lengths: IntArray, pack_tokens: int, depth: int) -> int:
     """Return an upper bound on the total price of the sequences in one pack, without enumerating the ways to fill it.
 
     For each possible longest sequence of the pack, the other sequences (at most `depth` - 1) fill the remaining room at the

@@ -81,7 +81,7 @@ def estimate_packing(
     """
     length, max_depth = histogram.max_sequence_length, resolve_depth(depth, histogram.max_sequence_length)
     started = time.perf_counter()
-    slots, result = _run_and_count_slots(histogram, algorithm, max_depth, budget)
+    slots, result = _pack_and_count_slots(histogram, algorithm, max_depth, budget)
     seconds = time.perf_counter() - started
     packs = -(-slots // length)
     if algorithm == "sort":
@@ -111,7 +111,7 @@ class _SlotUsage(NamedTuple):
     result: AlgorithmResult | None
 
 
-def _run_and_count_slots(histogram: Histogram, algorithm: str, depth: int, budget: WorkBudget | None) -> _SlotUsage:
+def _pack_and_count_slots(histogram: Histogram, algorithm: str, depth: int, budget: WorkBudget | None) -> _SlotUsage:
     """Run an algorithm on a histogram, and return its result together with the total number of token slots in its packs or
     batches, including padding.
     """

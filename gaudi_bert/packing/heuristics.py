@@ -52,7 +52,7 @@ class OpenPacks:
         self._rooms: list[int] = []
 
     @classmethod
-    def with_packs(cls, strategy_counts: StrategyCounts, length: int, depth: int) -> OpenPacks:
+    def from_strategy_counts(cls, strategy_counts: StrategyCounts, length: int, depth: int) -> OpenPacks:
         """Create open packs from `strategy_counts`, the number of packs for each tuple of lengths. Each pack may hold at
         most `length` tokens and `depth` sequences.
         """
@@ -198,7 +198,7 @@ def add_by_best_fit(strategy_counts: StrategyCounts, length_counts: IntArray, de
     Each sequence, longest first, goes into the pack with the least room that can still hold it, or into a new pack. The
     function runs LPFHP on the existing packs, so its cost does not depend on the number of sequences.
     """
-    open_packs = OpenPacks.with_packs(strategy_counts, len(length_counts), depth)
+    open_packs = OpenPacks.from_strategy_counts(strategy_counts, len(length_counts), depth)
     return sort_strategies(pack_longest_first(length_counts, depth, open_packs))
 
 

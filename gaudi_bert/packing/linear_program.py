@@ -287,7 +287,7 @@ def run_column_generation(
     """
     last = master.iterations + max_iterations
     centre = pricer.lengths / pricer.max_length if initial_relaxation is None else initial_relaxation.prices
-    centre = centre / pricer.compute_best_pack_worths(centre).max()
+    centre = centre / pricer.compute_best_pack_prices(centre).max()
     bound = float(centre @ demand)
     while True:
         objective = master.minimize_packs()
@@ -303,7 +303,7 @@ def run_column_generation(
         new: Iterable[Strategy] = ()
         for share in CENTRE_SHARES:
             trial = share * centre + (1.0 - share) * prices
-            worth = pricer.compute_best_pack_worths(trial)
+            worth = pricer.compute_best_pack_prices(trial)
             best = float(worth.max())
             new = pricer.find_improving_strategies(np.flatnonzero((worth > 0) & (demand > 0)), prices, 1.0 + REDUCED_COST)
             if float(trial @ demand) / best > bound:

@@ -174,7 +174,7 @@ compiled_fill_max_plus_power_table = inlined_kernel(fill_max_plus_power_table)
 LARGEST_EXACT = 2.0**53
 
 
-def compute_best_pack_worth(prices: PackValues, depth: int) -> int | float:
+def compute_max_pack_price(prices: PackValues, depth: int) -> int | float:
     """Return the largest total price of the sequences that fit into one pack. A pack holds at most `depth` sequences and as
     many tokens as there are prices.
 
@@ -185,13 +185,13 @@ def compute_best_pack_worth(prices: PackValues, depth: int) -> int | float:
         prices: [L], the prices of lengths 1 .. L, which must not fall with length.
         depth: the maximum number of sequences per pack.
     """
-    worth = _compute_max_plus_power_worth(prices.astype(np.float64), depth)
+    worth = _compute_max_price_by_powers(prices.astype(np.float64), depth)
     if np.issubdtype(prices.dtype, np.floating):
         return worth
-    return int(worth if worth < LARGEST_EXACT else _compute_max_plus_power_worth(prices, depth))
+    return int(worth if worth < LARGEST_EXACT else _compute_max_price_by_powers(prices, depth))
 
 
-def _compute_max_plus_power_worth(prices: PackValues, depth: int) -> int | float:
+def _compute_max_price_by_powers(prices: PackValues, depth: int) -> int | float:
     """Return the largest total price of at most `depth` sequences in one pack, computed with the integer or float type of
     the prices.
     """
@@ -203,12 +203,12 @@ def _compute_max_plus_power_worth(prices: PackValues, depth: int) -> int | float
 
 
 @inner_kernel
-def _find_best_split(left: PackValues, right: PackValues, total: int, min_worth: float) -> int:
-    """Find where to split the length `total` between two parts so that their total price reaches `min_worth`. Return the
-    smallest index `part` for which left[part] + right[total - part] is at least `min_worth`.
+def _find_best_split(left: PackValues, right: PackValues, total: int, min_price: float) -> int:
+    """Find where to split the length `total` between two parts so that their total price reaches `min_price`. Return the
+    smallest index `part` for which left[part] + right[total - part] is at least `min_price`.
     """
     for part in range(total + 1):
-        if left[part] + right[total - part] >= min_worth:
+        if left[part] + right[total - part] >= min_price:
             return part
     return total
 

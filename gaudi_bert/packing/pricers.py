@@ -55,12 +55,12 @@ class TablePricer:
         self._traced = _TracedPacks(
             items=np.empty(4 * max_length + 16, dtype=np.int64),
             ends=np.empty(len(lengths), dtype=np.int64),
-            worths=np.empty(len(lengths)),
+            pack_prices=np.empty(len(lengths)),
             pack=np.empty(max_length + 2, dtype=np.int64),
             pending=np.empty(2 * (max_length + len(self.product_plan) + 5), dtype=np.int64),
         )
 
-    def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
+    def compute_best_pack_prices(self, prices: FloatArray) -> FloatArray:
         """For each length, return the largest total price of a pack that contains it, float64 [lengths]. Prices must not
         decrease with length.
         """
@@ -75,9 +75,9 @@ class TablePricer:
         self._worth = prices + completion[self.max_length - self.lengths]
         return self._worth
 
-    def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
+    def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_price: float) -> list[Strategy]:
         """Find the best pack for the length of each given row, using the prices from the last call of
-        `compute_best_pack_worths`. Return, as tuples of lengths, the packs that are worth more than `min_worth` at the given
+        `compute_best_pack_prices`. Return, as tuples of lengths, the packs that are worth more than `min_price` at the given
         prices.
 
         If the budget is short, only the lengths with the best packs are considered.
@@ -85,7 +85,7 @@ class TablePricer:
         Args:
             rows: int64, the indices of these lengths.
             prices: float64 [rows], prices that decide which of the strategies are returned.
-            min_worth: only strategies that are worth more than this at `prices` are returned.
+            min_price: only strategies that are worth more than this at `prices` are returned.
         """
         affordable = max(1, int(min(max(self.budget.remaining, 0.0) / 4, TRACING_WORK) // self._operations_per_trace))
         if len(rows) > affordable:
@@ -97,8 +97,8 @@ class TablePricer:
                 self.product_plan, self._table, self.lengths, self._row_below, rows, prices, self._traced
             )
             start = 0
-            for end, worth in zip(self._traced.ends[:done].tolist(), self._traced.worths[:done].tolist(), strict=True):
-                if worth > min_worth:
+            for end, worth in zip(self._traced.ends[:done].tolist(), self._traced.pack_prices[:done].tolist(), strict=True):
+                if worth > min_price:
                     strategies.append(tuple(sorted(self._traced.items[start:end].tolist())))
                 start = end
             rows = rows[done:]
@@ -112,7 +112,7 @@ class _TracedPacks(NamedTuple):
 
     items: IntArray  # int64 [4 L + 16], the lengths of all packs one after the other
     ends: IntArray  # int64 [rows], where each pack ends in `items`
-    worths: FloatArray  # float64 [rows], the worth of each pack
+    pack_prices: FloatArray  # float64 [rows], the worth of each pack
     pack: IntArray  # int64 [L + 2], the pack that is being traced
     pending: IntArray  # int64, for `trace_best_lengths`
 
@@ -150,7 +150,7 @@ def _trace_best_packs(
                 items[end] = lengths[below]
                 worth += prices[below]
                 end += 1
-        traced.ends[number], traced.worths[number] = end, worth
+        traced.ends[number], traced.pack_prices[number] = end, worth
     return rows.size
 
 
@@ -188,7 +188,7 @@ class BoundedPricer:
         self._table = np.zeros(_compute_bounded_table_shape(lengths, max_length, depth, counts))
         self._prices = np.zeros(len(lengths))
 
-    def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
+    def compute_best_pack_prices(self, prices: FloatArray) -> FloatArray:
         """For each length, return the largest total price of a pack that contains this length and no longer one, float64
         [lengths].
 
@@ -196,18 +196,18 @@ class BoundedPricer:
         """
         self.budget.spend(self._table.size)
         self._prices, worth = prices.copy(), np.zeros(len(prices))
-        _fill_bounded_worth_table(self.lengths, self.counts, prices, self._has_depth_limit, self._table, worth)
+        _fill_bounded_price_table(self.lengths, self.counts, prices, self._has_depth_limit, self._table, worth)
         return worth
 
-    def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
+    def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_price: float) -> list[Strategy]:
         """Find the best pack for the length of each given row, using the prices from the last call of
-        `compute_best_pack_worths`. Return, as tuples of lengths, the packs that are worth more than `min_worth` at the given
+        `compute_best_pack_prices`. Return, as tuples of lengths, the packs that are worth more than `min_price` at the given
         prices.
 
         Args:
             rows: int64, the indices of these lengths, each the longest of its pack.
             prices: float64 [rows], prices that decide which of the strategies are returned.
-            min_worth: only strategies that are worth more than this at `prices` are returned.
+            min_price: only strategies that are worth more than this at `prices` are returned.
         """
         self.budget.spend(len(rows) * len(self.lengths))
         pack, result = np.empty(self.max_length, dtype=np.int64), []
@@ -215,7 +215,7 @@ class BoundedPricer:
             size = _trace_bounded_pack(
                 self.lengths, self.counts, self._prices, self._has_depth_limit, self._table, row, pack
             )
-            if float(prices[pack[:size]].sum()) > min_worth:
+            if float(prices[pack[:size]].sum()) > min_price:
                 result.append(tuple(self.lengths[pack[:size][::-1]].tolist()))
         return result
 
@@ -251,11 +251,16 @@ def _compute_bounded_table_shape(lengths: IntArray, max_length: int, depth: int,
 
 
 @borrowing_kernel
-def _fill_bounded_worth_table(
-    lengths: IntArray, counts: IntArray, prices: FloatArray, has_depth_limit: bool, table: FloatArray, worth: FloatArray
+def _fill_bounded_price_table(
+    lengths: IntArray,
+    counts: IntArray,
+    prices: FloatArray,
+    has_depth_limit: bool,
+    table: FloatArray,
+    best_prices: FloatArray,
 ) -> None:
     """Fill the table of a `BoundedPricer` by dynamic programming, one length after another. For each length, write to
-    `worth` the largest total price of a pack that contains this length and no longer one.
+    `best_prices` the largest total price of a pack that contains this length and no longer one.
 
     Entry [row, slots, room] becomes the largest total price of at most `slots` sequences of the first `row` lengths in
     `room` tokens. Row 0, which stands for no lengths, is not changed.
@@ -263,7 +268,7 @@ def _fill_bounded_worth_table(
     top, slots = table.shape[2] - 1, table.shape[1] - 1
     for row in range(lengths.size):
         length, most = lengths[row], min(counts[row], top // lengths[row])
-        worth[row] = 0.0
+        best_prices[row] = 0.0
         for slot in range(slots + 1):
             for room in range(top + 1):
                 table[row + 1, slot, room] = table[row, slot, room]
@@ -271,7 +276,7 @@ def _fill_bounded_worth_table(
                 added, before = copies * prices[row], table[row, slot - copies if has_depth_limit else slot]
                 update_elementwise_maximum(table[row + 1, slot, copies * length :], added, before)
                 if slot == slots:
-                    worth[row] = max(worth[row], added + before[top - copies * length])
+                    best_prices[row] = max(best_prices[row], added + before[top - copies * length])
 
 
 @borrowing_kernel
@@ -365,7 +370,7 @@ class EnumeratedPricer:
         self._copies = copies
         self._worth = np.zeros(len(copies))
 
-    def compute_best_pack_worths(self, prices: FloatArray) -> FloatArray:
+    def compute_best_pack_prices(self, prices: FloatArray) -> FloatArray:
         """For each length, return the largest total price of a pack that contains it. The prices and the result are float64
         [lengths].
         """
@@ -374,17 +379,17 @@ class EnumeratedPricer:
         worth: FloatArray = np.max(np.where(self._copies > 0, self._worth[:, None], 0.0), axis=0)
         return worth
 
-    def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_worth: float) -> list[Strategy]:
+    def find_improving_strategies(self, rows: IntArray, prices: FloatArray, min_price: float) -> list[Strategy]:
         """Find the best pack for the length of each given row, using the prices from the last call of
-        `compute_best_pack_worths`. Return, as tuples of lengths, the packs that are worth more than `min_worth` at the given
+        `compute_best_pack_prices`. Return, as tuples of lengths, the packs that are worth more than `min_price` at the given
         prices.
 
         Args:
             rows: int64, the indices of these lengths.
             prices: float64 [rows], prices that decide which of the strategies are returned.
-            min_worth: only strategies that are worth more than this at `prices` are returned.
+            min_price: only strategies that are worth more than this at `prices` are returned.
         """
         self.budget.spend(2 * self._copies.size)
         best = np.argmax(np.where(self._copies[:, rows] > 0, self._worth[:, None], -1.0), axis=0)
         chosen = self._copies[np.unique(best)]
-        return [tuple(np.repeat(self.lengths, row).tolist()) for row in chosen[chosen @ prices > min_worth]]
+        return [tuple(np.repeat(self.lengths, row).tolist()) for row in chosen[chosen @ prices > min_price]]

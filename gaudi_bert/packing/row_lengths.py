@@ -186,7 +186,7 @@ class _RowPlanner:
         earlier call.
         """
         if (above, row_length) not in self._packings:
-            histogram = Histogram(row_length, self._select_counts(above, row_length))
+            histogram = Histogram(row_length, self._select_interval_counts(above, row_length))
             self._packings[above, row_length] = pack_histogram(histogram, self._algorithm, self._depth)
         return self._packings[above, row_length]
 
@@ -218,12 +218,12 @@ class _RowPlanner:
         tokens.
         """
         if (above, row_length) not in self._bounds:
-            part, depth = self._select_counts(above, row_length), resolve_depth(self._depth, row_length)
+            part, depth = self._select_interval_counts(above, row_length), resolve_depth(self._depth, row_length)
             proofs = certify_token_or_count_bound(part, depth), certify_threshold_bound(part, depth)
             self._bounds[above, row_length] = max(proof.bound for proof in proofs)
         return self._bounds[above, row_length]
 
-    def _select_counts(self, above: int, row_length: int) -> IntArray:
+    def _select_interval_counts(self, above: int, row_length: int) -> IntArray:
         """Return the histogram counts of the sequences with more than `above` and at most `row_length` tokens, int64
         [row_length]. Counts of shorter sequences are 0.
         """

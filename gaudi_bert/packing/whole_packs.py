@@ -58,7 +58,7 @@ class _SearchProblem(NamedTuple):
 
     lengths: IntArray  # int64 [T]
     prices: FloatArray  # float64 [T]
-    best: FloatArray  # float64 [k, t], see `_fill_best_worth_table`
+    best: FloatArray  # float64 [k, t], see `_fill_best_price_table`
     packs: int  # the maximum number of packs
     depth: int  # the maximum number of sequences in a pack
     deepest: int  # the maximum number of sequences of these lengths that fit into a pack
@@ -134,7 +134,7 @@ def _search_exhaustively(
         return _SearchResult(None, False)
     budget.spend(table_operations)
     best = np.zeros((levels + 1, max_length + 1))
-    _fill_best_worth_table(lengths, prices, best, levels < deepest)
+    _fill_best_price_table(lengths, prices, best, levels < deepest)
     problem = _SearchProblem(lengths, prices, best, max_packs, depth, deepest)
     for attempt in ATTEMPTS:
         if budget.is_exhausted:
@@ -159,23 +159,23 @@ def _search_exhaustively(
 
 
 @borrowing_kernel
-def _fill_best_worth_table(
-    lengths: IntArray, prices: FloatArray, best_worths: FloatArray, is_last_row_unlimited: bool
+def _fill_best_price_table(
+    lengths: IntArray, prices: FloatArray, best_prices: FloatArray, is_last_row_unlimited: bool
 ) -> None:
     """Fill a dynamic-programming table, except its first row. Entry [k, t] becomes the largest total price of at most k
     sequences in t tokens.
 
     If `is_last_row_unlimited` is set, the last row allows any number of sequences.
     """
-    levels = best_worths.shape[0] - 1
+    levels = best_prices.shape[0] - 1
     for slots in range(1, levels + 1):
-        before = best_worths[slots] if is_last_row_unlimited and slots == levels else best_worths[slots - 1]
-        for room in range(1, best_worths.shape[1]):
-            value = best_worths[slots - 1, room]
+        before = best_prices[slots] if is_last_row_unlimited and slots == levels else best_prices[slots - 1]
+        for room in range(1, best_prices.shape[1]):
+            value = best_prices[slots - 1, room]
             for kind in range(lengths.size):
                 if lengths[kind] <= room:
                     value = max(value, prices[kind] + before[room - lengths[kind]])
-            best_worths[slots, room] = value
+            best_prices[slots, room] = value
 
 
 @borrowing_kernel
@@ -235,12 +235,12 @@ def _search_depth_first(
 
 @inner_kernel
 def _find_next_fitting_type(
-    problem: _SearchProblem, counts: IntArray, type_index: int, used_slots: int, room: int, missing_worth: float
+    problem: _SearchProblem, counts: IntArray, type_index: int, used_slots: int, room: int, missing_price: float
 ) -> tuple[int, bool]:
     """Find the next sequence type that fits into the current pack of a depth-first search and lets the pack still reach its
     minimum total price. Return its index, and whether there is such a type.
 
-    The pack contains `used_slots` sequences. With the type, it must be able to gain at least `missing_worth` more worth.
+    The pack contains `used_slots` sequences. With the type, it must be able to gain at least `missing_price` more worth.
     Only the longest remaining sequence may open a pack.
     """
     levels, slots = problem.best.shape[0] - 1, problem.deepest - used_slots
@@ -249,7 +249,7 @@ def _find_next_fitting_type(
             room_after = room - problem.lengths[type_index]
             if (
                 room_after >= 0
-                and problem.prices[type_index] + problem.best[min(slots - 1, levels), room_after] >= missing_worth
+                and problem.prices[type_index] + problem.best[min(slots - 1, levels), room_after] >= missing_price
             ):
                 return type_index, True
             if used_slots == 0:
@@ -319,7 +319,7 @@ class _FixedPacks:
             self.packs += count
             np.subtract.at(self.uncovered, np.searchsorted(self.lengths, strategy), count)
 
-    def undo_back_to(self, state: _DiveState) -> None:
+    def restore_state(self, state: _DiveState) -> None:
         """Backtrack to an earlier state of the dive by removing the packs that were fixed after it."""
         del self.fixed[state.fixed :]
         self.packs, self.uncovered = state.packs, state.uncovered.copy()
@@ -378,7 +378,7 @@ class _DiveState:
         self.is_spent = not steps.any()
         return steps.astype(np.int64)
 
-    def record_lost_target(self) -> None:
+    def record_unreachable_target(self) -> None:
         """Record that the last rounding step made the target number of packs unreachable. The next step from this state will
         round up fewer fractions, or different ones.
         """
@@ -417,7 +417,7 @@ def dive_to_whole_packs(linear_program: LinearProgram, target_packs: int, settin
     fixed_packs = _FixedPacks(linear_program.lengths, linear_program.demand)
     furthest: StrategyCounts = {}
     not_held = fixed_packs.unplaced_sequences
-    packs, is_certain = _search_packs_for_rest(linear_program, fixed_packs, target_packs)
+    packs, is_certain = _search_packs_for_unplaced_sequences(linear_program, fixed_packs, target_packs)
     if is_certain and packs is None:
         return DiveResult(furthest, not_held, True)
     linear_program.set_remaining_demand(fixed_packs.uncovered, fixed_packs.unplaced_sequences)
@@ -429,26 +429,28 @@ def dive_to_whole_packs(linear_program: LinearProgram, target_packs: int, settin
             break
         fixed_packs.fix_packs(linear_program.master.strategies, levels[-1].choose_packs_to_fix(settings))
         steps += 1
-        packs, is_certain = _search_packs_for_rest(linear_program, fixed_packs, target_packs)
-        if packs is None and not is_certain and _solve_rest_within_target(linear_program, fixed_packs, target_packs):
+        packs, is_certain = _search_packs_for_unplaced_sequences(linear_program, fixed_packs, target_packs)
+        if packs is None and not is_certain and _solve_unplaced_within_target(linear_program, fixed_packs, target_packs):
             levels.append(_DiveState(fixed_packs, linear_program.master.get_strategy_usage(), settings.share))
             if fixed_packs.packs > count_packs(furthest):
                 furthest, not_held = fixed_packs.combine_strategy_counts(), fixed_packs.unplaced_sequences
         elif packs is None:  # undo the step, and those before it for which no other choice is left
             failures += 1
-            levels[-1].record_lost_target()
+            levels[-1].record_unreachable_target()
             while levels and levels[-1].is_spent:
                 levels.pop()
                 if levels:
-                    levels[-1].record_lost_target()
+                    levels[-1].record_unreachable_target()
             if levels:
-                fixed_packs.undo_back_to(levels[-1])
+                fixed_packs.restore_state(levels[-1])
     if packs is None:
         return DiveResult(furthest, not_held, False)
     return DiveResult(fixed_packs.combine_strategy_counts(packs), np.zeros_like(linear_program.demand), False)
 
 
-def _search_packs_for_rest(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> _SearchResult:
+def _search_packs_for_unplaced_sequences(
+    linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int
+) -> _SearchResult:
     """Search exhaustively for a packing of the sequences that are not in the fixed packs of a dive. The fixed packs and the
     new ones together must be at most `target_packs`.
     """
@@ -467,7 +469,7 @@ def _search_packs_for_rest(linear_program: LinearProgram, fixed_packs: _FixedPac
     )
 
 
-def _solve_rest_within_target(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> bool:
+def _solve_unplaced_within_target(linear_program: LinearProgram, fixed_packs: _FixedPacks, target_packs: int) -> bool:
     """Solve the linear program for the sequences that are not in the fixed packs of a dive. Return whether the total number
     of packs can still be at most `target_packs`.
 

@@ -82,7 +82,7 @@ class PackedEncoder:
         head, self.labels = describe_head(model)
         self.task: TaskKind | None = None if head is None else head.kind
         self._packed = PackedModel(model, pack_inputs, head)
-        self._packed.check_rows()
+        self._packed.check_packs_of_length()
 
     def embed(self, texts: Sequence[Text], pooling: Pooling = "mean", *, normalize: bool = False) -> Float32Array:
         """Compute an embedding vector for each text.
@@ -152,7 +152,7 @@ class PackedEncoder:
         settings = TaskSettings(name=task or "classification", too_long="window" if tags else "truncate")
 
         def outputs_of(batch: BatchArrays) -> Float32Array:
-            self._packed.check_tokens(batch)
+            self._packed.check_no_unpackable_token(batch)
             with torch.inference_mode():
                 tensors = {name: torch.from_numpy(values) for name, values in batch.items()}
                 outputs: Float32Array = compute(move_to_device(tensors, self._packed.device)).float().cpu().numpy()
@@ -175,7 +175,7 @@ class PackedEncoder:
                 fixed_row_length=most if self.static_shapes else None,
                 max_row_length=self.positions,
             )
-            self._packed.check_rows(max((part.length for part in plan.parts), default=0))
+            self._packed.check_packs_of_length(max((part.length for part in plan.parts), default=0))
             was_training = self.model.training
             self._packed.train(False)
             try:

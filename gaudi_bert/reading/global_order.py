@@ -243,13 +243,13 @@ class GlobalOrder:
         """Pickle only the constructor arguments. The process that unpickles the order computes the schedules itself."""
         return GlobalOrder, (self.sizes, self.seed, self.window_packs, self.streams, self.sets, self._regions)
 
-    def locate(self, epoch: int, pack_numbers: IntArray) -> PackLocations:
+    def locate_packs(self, epoch: int, pack_numbers: IntArray) -> PackLocations:
         """Locate packs of an epoch. For each pack, return the shard, the position in the shard's reading order, and when the
         pack is read (turn, round, stream).
 
         `pack_numbers` is an int64 array [n] of numbers from 0 to `packs` - 1.
         """
-        return self._get_schedule(epoch).locate(pack_numbers)
+        return self._get_schedule(epoch).locate_packs(pack_numbers)
 
     def compute_shard_order(self, epoch: int, shard: int) -> ShardOrder:
         """Return the reading order of the packs of a shard in an epoch. Any thread may call this method."""
@@ -281,7 +281,7 @@ class GlobalOrder:
         step = _NUMBERS_PER_STEP * world_size
         epochs = (epoch, packs_done), (epoch + 1, 0)
         for visit_epoch, begin in [(number, begin) for number, first in epochs for begin in range(first, self.packs, step)]:
-            locations = self.locate(
+            locations = self.locate_packs(
                 visit_epoch, pack_numbers_of_rank(begin, min(begin + step, self.packs), rank, world_size)
             )
             _, firsts = np.unique(locations.turns * len(self.sizes) + locations.shards, return_index=True)
@@ -365,7 +365,7 @@ class _ShardSchedule(NamedTuple):
         by_segment = (numbers, rounds, stream_counts, ends, first_turns)
         return cls(shards, first_packs, last_packs, stream_firsts, *by_segment, lengths, streams_per_set)
 
-    def locate(self, pack_numbers: IntArray) -> PackLocations:
+    def locate_packs(self, pack_numbers: IntArray) -> PackLocations:
         """Locate packs. For each pack, return the shard, the position in the shard's reading order, and when the pack is
         read (turn, round, stream).
         """

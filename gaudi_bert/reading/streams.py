@@ -134,7 +134,7 @@ class StreamReader(Generic[Prepared]):
         """
         if self._process != os.getpid():  # the background threads do not exist in this process after a fork
             self._reset()
-        locations = self._order.locate(epoch, pack_numbers)
+        locations = self._order.locate_packs(epoch, pack_numbers)
         if len(pack_numbers):
             self._advance_to(epoch, locations, int(pack_numbers[0]))
         records = [
@@ -238,7 +238,7 @@ class StreamReader(Generic[Prepared]):
             content, order = prepared[shard]
             self._files.open_shard(shard, content)
             position, end = int(locations.positions[first]), int(locations.ends[first])
-            window = _find_window(order, position)
+            window = _find_window_index(order, position)
             self._open[shard] = self._closed_shards.pop(shard, _OpenShard(end, order, window, window))
             self._is_open[shard] = True
             waiting_packs = 0 if self._reads_ahead else _FIRST_PACKS // self._shards_at_once
@@ -294,7 +294,7 @@ class StreamReader(Generic[Prepared]):
         In the second half of a window, also prefetch the next window.
         """
         opened = self._open[shard]
-        windows, current = opened.order.windows, _find_window(opened.order, position)
+        windows, current = opened.order.windows, _find_window_index(opened.order, position)
         behind = windows[current + 1 :, 0].tolist() + [len(opened.order.records)] * 2
         middle, next_middle = (int(windows[current, 0]) + behind[0]) // 2, (behind[0] + behind[1]) // 2
         prefetched = current + (2 if position >= middle else 1)
@@ -306,7 +306,7 @@ class StreamReader(Generic[Prepared]):
         self._prefetch_at[shard] = next_middle if position >= middle else middle
 
 
-def _find_window(order: ShardOrder, position: int) -> int:
+def _find_window_index(order: ShardOrder, position: int) -> int:
     """Return the index of the window that contains a position in the reading order of a shard."""
     return int(np.searchsorted(order.windows[:, 0], position, side="right")) - 1
 

@@ -134,7 +134,10 @@ def _build_cut_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     cutting a text could change its tokens.
     """
     content = json.loads(tokenizer.to_str())
-    normalizers, pre_tokenizers = _flatten_steps(content["normalizer"]), _flatten_steps(content["pre_tokenizer"])
+    normalizers, pre_tokenizers = (
+        _flatten_tokenizer_steps(content["normalizer"]),
+        _flatten_tokenizer_steps(content["pre_tokenizer"]),
+    )
     added = [
         token for each in content["added_tokens"] for token in (each["content"], _normalize_text(tokenizer, each["content"]))
     ]
@@ -158,14 +161,14 @@ def _build_cut_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     return re.compile("|".join(patterns)) if patterns else None
 
 
-def _flatten_steps(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+def _flatten_tokenizer_steps(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     """Return the steps of a normalizer or pre-tokenizer as a flat list that includes the steps of nested sequences."""
     if component is None:
         return []
     if component["type"] != "Sequence":
         return [component]
     children = component.get("normalizers") or component.get("pretokenizers") or ()
-    return [step for child in children for step in _flatten_steps(child)]
+    return [step for child in children for step in _flatten_tokenizer_steps(child)]
 
 
 def _is_harmless_replacement(step: Mapping[str, Any]) -> bool:

@@ -152,7 +152,7 @@ class PackedSequences:
     sequences: Sequences
     packs: SampledPacks
 
-    def lay_out(self, pack_numbers: IntArray, shape: BatchShape) -> PackBatch:
+    def build_batch(self, pack_numbers: IntArray, shape: BatchShape) -> PackBatch:
         """Arrange the given packs as a batch with one pack per row, and return the batch.
 
         Args:
@@ -196,7 +196,7 @@ class PackedSequences:
             is_filled = len(remaining) == shape.packs or incomplete == "filled"
             size = shape.packs if is_filled else len(remaining) if incomplete == "smaller" else 1
             for start in range(0, len(remaining), size):
-                yield self.lay_out(remaining[start : start + size], shape._replace(packs=size))
+                yield self.build_batch(remaining[start : start + size], shape._replace(packs=size))
 
 
 def fill_planned_packs(

@@ -122,11 +122,11 @@ class PackRunner:
             batch.scatter_outputs(self.compute(batch.features()), outputs, per_token=self.per_token)
             return batch.pack_count * batch.shape.length
 
-        for slots in self.map_batches(compute_and_scatter, self._batches(sequences, plan)):
+        for slots in self.map_batches(compute_and_scatter, self._iterate_batches(sequences, plan)):
             on_batch_end(slots)
         return outputs
 
-    def _batches(self, sequences: Sequences, plan: WindowPlan) -> Iterator[PackBatch]:
+    def _iterate_batches(self, sequences: Sequences, plan: WindowPlan) -> Iterator[PackBatch]:
         """Yield the batches of all packs of a window."""
         for part in plan.parts:
             shape = BatchShape(max(1, self.batch_tokens // part.length), part.length, part.depth)
@@ -169,7 +169,7 @@ def plan_window(
         alone, alone_cost = _choose_row_lengths(
             _count_lengths(lengths, rounded), rounded, lambda row: estimate_row_cost(row, hidden_size)
         )
-    choices = _candidate_lengths(longest, rounded, fixed_row_length, max_row_length) if packed else ()
+    choices = _iterate_candidate_row_lengths(longest, rounded, fixed_row_length, max_row_length) if packed else ()
     solved = [_pack_into_rows(lengths, row_lengths) for row_lengths in choices]
 
     def cost(mixtures: list[tuple[int, StrategyCounts]]) -> float:
@@ -182,11 +182,11 @@ def plan_window(
     if best is not None and alone_cost >= LEAST_GAIN * cost(best):
         parts, gain = tuple(_assign_sequences(lengths, best)), unpacked_cost / cost(best)
     else:
-        parts, gain = tuple(_put_one_in_each_row(lengths, alone)), 1.0
+        parts, gain = tuple(_put_one_sequence_per_row(lengths, alone)), 1.0
     return WindowPlan(parts, tokens, sum(len(part.packs) * part.length for part in parts), gain)
 
 
-def _put_one_in_each_row(lengths: IntArray, row_lengths: list[int]) -> Iterator[RowLengthPacks]:
+def _put_one_sequence_per_row(lengths: IntArray, row_lengths: list[int]) -> Iterator[RowLengthPacks]:
     """Put every sequence into a row of its own, with the shortest row length that is sufficient. Yield the packs of each row
     length.
     """
@@ -210,7 +210,7 @@ def compute_max_sequences_per_row(row_length: int) -> int:
     return max(1, row_length // _TOKENS_PER_SEQUENCE)
 
 
-def _candidate_lengths(
+def _iterate_candidate_row_lengths(
     longest: int, rounded: int, fixed_row_length: int | None, max_row_length: int | None
 ) -> Iterator[tuple[int, ...]]:
     """Yield the combinations of row lengths to try. A combination is a single length for all rows, or a long and a short
@@ -238,7 +238,7 @@ def _pack_into_rows(lengths: IntArray, row_lengths: tuple[int, ...]) -> list[tup
     must = counts.copy()
     must[: short[0]] = 0
     long_packs = run_algorithm(must, _ALGORITHM, compute_max_sequences_per_row(long)).strategy_counts
-    rows = OpenPacks.with_packs(long_packs, long, compute_max_sequences_per_row(long))
+    rows = OpenPacks.from_strategy_counts(long_packs, long, compute_max_sequences_per_row(long))
     remaining = counts[: short[0]].copy()
     for length in range(short[0], 0, -1):
         remaining[length - 1] = fill_open_packs(rows, length, int(remaining[length - 1]))

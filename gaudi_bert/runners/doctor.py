@@ -30,7 +30,7 @@ from gaudi_bert.config.values import EngineName
 from gaudi_bert.runners.kubernetes.client import KINDS, Cluster, format_object_title
 from gaudi_bert.runners.kubernetes.manifests import Manifests, build_manifests, check_pods_can_read_files
 from gaudi_bert.runners.kubernetes.run import dry_run_objects
-from gaudi_bert.runners.kubernetes.work_claim import find_work_claim
+from gaudi_bert.runners.kubernetes.work_claim import find_work_volume_claim
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class _HostFacts:
     def driver_release(self) -> str:
         """The release of the Gaudi driver, such as `1.24.0`, or "" if `hl-smi` does not report it."""
         # Newer releases of `hl-smi` also print the version of the network driver, so match only at the beginning of a line.
-        return _find_version_after(r"^\|?\s*Driver Version:\s*", self.hl_smi)
+        return _find_version_after_pattern(r"^\|?\s*Driver Version:\s*", self.hl_smi)
 
     @property
     def card_models(self) -> list[str]:
@@ -277,7 +277,7 @@ def _check_engines(facts: _HostFacts, settings: PipelineSettings) -> CheckResult
     return CheckResult("engines", "ok", finding)
 
 
-def _find_version_after(pattern: str, text: str) -> str:
+def _find_version_after_pattern(pattern: str, text: str) -> str:
     """Return the version number, such as `1.24.0`, that follows `pattern` in `text`. Return "" if there is none."""
     match = re.search(rf"{pattern}(\d+\.\d+\.\d+)", text, re.MULTILINE)
     return match[1] if match else ""
@@ -293,7 +293,7 @@ def _check_driver_release(facts: _HostFacts, settings: PipelineSettings) -> Chec
     engine = settings.training.engine
     if engine == "auto":
         engine = "tensorflow" if bridges["tensorflow"] and not bridges["pytorch"] else "pytorch"
-    software, driver = _find_version_after("^", bridges[engine]) or _IMAGE_RELEASES[engine], facts.driver_release
+    software, driver = _find_version_after_pattern("^", bridges[engine]) or _IMAGE_RELEASES[engine], facts.driver_release
     if not driver:
         remedy = f"install the Gaudi driver {software} (habanalabs-dkms)"
         return CheckResult("driver", "failed", "hl-smi is not installed, or fails", remedy)
@@ -425,7 +425,7 @@ def _check_volume_claims(cluster: Cluster, settings: PipelineSettings) -> CheckR
     yet is fine, because the run creates it.
     """
     try:
-        claims = [find_work_claim(cluster, settings)]
+        claims = [find_work_volume_claim(cluster, settings)]
         if settings.kubernetes.data_claim:
             claims.append(cluster.read_object("PersistentVolumeClaim", settings.kubernetes.data_claim))
     except GaudiBertError as error:

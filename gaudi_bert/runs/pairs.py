@@ -87,7 +87,7 @@ class PairUpdates:
             packed, sequences = PackedSequences(self.sequences, packs), np.sort(packs.members)
             for number in range(self.count_micro_batches(update)):
                 chosen = rank + shape.processes * (number * batch_packs + np.arange(batch_packs))
-                batch = packed.lay_out(chosen[chosen < len(packs)], shape.batch)
+                batch = packed.build_batch(chosen[chosen < len(packs)], shape.batch)
                 text_numbers = np.searchsorted(sequences, batch.members).astype(np.int32)
                 yield {**batch.features(), "text_numbers": batch.spread_sequences(text_numbers, -1)}
 
@@ -158,7 +158,7 @@ class PairJob(FineTuneJob):
 
     def __init__(self, section: FineTuneSettings, labelled: LabelledData, out: Path) -> None:
         super().__init__(section, replace(labelled, best_metric=_choose_best_metric(section, labelled)), out)
-        self._rows = _group_rows(section, labelled)
+        self._rows = _group_and_check_rows(section, labelled)
         self._stream = RowStream(
             labelled.data.sequences.lengths, self._rows.groups, section.batch_sequences, section.epochs, section.seed
         )
@@ -168,7 +168,7 @@ class PairJob(FineTuneJob):
         section, stream, labelled = self.section, self._stream, self._labelled
         shape = choose_update_shape(
             stream,
-            most_packs=section.micro_batch_packs,
+            max_micro_batch_packs=section.micro_batch_packs,
             processes=processes,
             hidden_size=labelled.start.sizes.hidden_size,
             longest=labelled.start.sizes.positions,
@@ -260,7 +260,7 @@ def _choose_best_metric(section: FineTuneSettings, labelled: LabelledData) -> st
     return "spearman"
 
 
-def _group_rows(section: FineTuneSettings, labelled: LabelledData) -> RowGroups:
+def _group_and_check_rows(section: FineTuneSettings, labelled: LabelledData) -> RowGroups:
     """Return the training rows as groups of texts, and check that an update contains enough rows for comparisons.
 
     Raises:
@@ -270,10 +270,10 @@ def _group_rows(section: FineTuneSettings, labelled: LabelledData) -> RowGroups:
     largest, width = max(task.settings.dimensions, default=0), labelled.start.sizes.hidden_size
     if largest > width:
         raise InputError(f"task.dimensions: {largest} is larger than the size {width} of the vectors; list smaller numbers")
-    rows = cast(RowGroups, task.group_rows(data.sequences, data.rows))
+    rows = cast(RowGroups, task.group_rows_for_loss(data.sequences, data.rows))
     if held_out is not None and task.name == "reranking":
         try:
-            task.group_rows(held_out.sequences, held_out.rows)
+            task.group_rows_for_loss(held_out.sequences, held_out.rows)
         except InputError as error:
             raise InputError(f"{held_out.path}: {error}") from error
     compares_rows = task.name == "embedding" and task.settings.loss != "cosine"

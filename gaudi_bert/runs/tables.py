@@ -244,12 +244,14 @@ class _TableJob(Job[TableTraining]):
             **loop.collect_result_fields(),
             task=self._task.name,
             model=start.architecture,
-            training=WordMetrics(**_make_metrics(figures["loss"], figures["accuracy"])) if figures is not None else None,
+            training=WordMetrics(**_compute_language_model_metrics(figures["loss"], figures["accuracy"]))
+            if figures is not None
+            else None,
             evaluation=cast(WordEvaluation | None, loop.evaluation),
         )
 
 
-def _make_metrics(loss: float, accuracy: float) -> dict[str, float]:
+def _compute_language_model_metrics(loss: float, accuracy: float) -> dict[str, float]:
     """Return the metrics `loss`, `accuracy` and `perplexity`, computed from the mean loss and the accuracy."""
     loss, accuracy = float(loss), min(float(accuracy), 1.0)
     return {"loss": loss, "accuracy": accuracy, "perplexity": math.exp(min(loss, 700.0))}
@@ -314,7 +316,7 @@ class TableEvaluation(EvaluationSet[WordEvaluation]):
         if not weight:
             raise InputError(f"{self.source.path}: the table contains no token to predict; pass a table with longer texts")
         return WordEvaluation(
-            **_make_metrics(loss / weight, right / weight),
+            **_compute_language_model_metrics(loss / weight, right / weight),
             unigram_baseline=compute_majority_baseline(words),
             sequences=int(sequences),
             words=int(weight),

@@ -105,7 +105,7 @@ def compute_rows(model: ServedModel, sequences: Sequences, rows: Sequence[int], 
     shape, rows = choose_computed_rows(model, sequences.lengths.tolist(), rows, shape)
     starts: IntArray = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
     packed = PackedSequences(sequences, SampledPacks(np.arange(len(sequences), dtype=np.int64), starts))
-    batch = packed.lay_out(np.arange(len(rows)), BatchShape(shape.rows, shape.length, depth))
+    batch = packed.build_batch(np.arange(len(rows)), BatchShape(shape.rows, shape.length, depth))
     out = np.zeros((len(sequences.input_ids) if model.is_per_token else len(sequences), model.width), np.float32)
     batch.scatter_outputs(model.compute_outputs(batch.features()), out, per_token=model.is_per_token)
     return out

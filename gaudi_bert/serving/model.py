@@ -71,10 +71,10 @@ class ServedModel:
     @property
     def max_characters(self) -> int:
         """The maximum number of characters that are tokenized per text. Longer texts are cut before tokenization."""
-        return self.cutter.max_characters
+        return self.text_cutter.max_characters
 
     @cached_property
-    def cutter(self) -> TextCutter:
+    def text_cutter(self) -> TextCutter:
         """Shortens long texts before tokenization. It removes only characters that truncation would remove anyway."""
         return TextCutter(self.loaded.tokenizer.tokenizer, self.max_tokens)
 
@@ -154,12 +154,12 @@ class ServedModel:
     def _cut_row(self, row: TextRow, prompt: str, truncates_left: bool) -> TextRow:
         """Prepend the prompt to a text, and remove what truncation would remove anyway."""
         if row.text_pair is not None:
-            text, pair = self.cutter.cut_pair(prompt + row.text, row.text_pair, from_left=truncates_left)
+            text, pair = self.text_cutter.cut_pair(prompt + row.text, row.text_pair, from_left=truncates_left)
             return row._replace(text=text, text_pair=pair)
         # If truncation removes the beginning of a text, it removes the prompt as well. So do not add the prompt to a text
         # that is cut at the beginning.
         before = "" if truncates_left else prompt
-        cut = self.cutter.cut_text(row.text, before, from_left=truncates_left)
+        cut = self.text_cutter.cut_text(row.text, before, from_left=truncates_left)
         return row._replace(text=(prompt if cut is row.text else before) + cut)
 
     def sequences_from_ids(self, texts: Sequence[Sequence[int]], *, truncates_left: bool = False) -> Sequences:

@@ -227,7 +227,7 @@ class Queue:
         The requests must be either all small or all bulks.
         """
         offered, tokens, largest = list[tuple[PendingRequest, int]](), 0, max(self.batch_seconds)
-        for request, number in _iterate_texts_in_turns(requests):
+        for request, number in _iterate_texts_round_robin(requests):
             offered.append((request, number))
             tokens += request.lengths[number]
             if len(offered) == _MAX_TEXTS_CONSIDERED or tokens > 4 * largest.slots:
@@ -246,7 +246,7 @@ class Queue:
         return batch
 
 
-def _iterate_texts_in_turns(requests: Iterable[PendingRequest]) -> Iterator[tuple[PendingRequest, int]]:
+def _iterate_texts_round_robin(requests: Iterable[PendingRequest]) -> Iterator[tuple[PendingRequest, int]]:
     """Yield the waiting texts of the requests in turn, one text per request at a time. A text is given as (request, sequence
     index).
 

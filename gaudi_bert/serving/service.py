@@ -107,7 +107,7 @@ class Service:
         self.device = DeviceThread(
             open_model,
             self.queue,
-            on_ready=lambda *result: self._call_on_event_loop(self._store_model, *result),
+            on_ready=lambda *result: self._call_on_event_loop(self._set_served_model, *result),
             on_computed=lambda batch, seconds: self._call_on_event_loop(self._count_batch, batch, seconds),
             on_ended=lambda reason: self._call_on_event_loop(self._fail_waiting_requests, reason),
         )
@@ -122,7 +122,7 @@ class Service:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _store_model(self, model: ServedModel, batch_seconds: dict[Shape, float]) -> None:
+    def _set_served_model(self, model: ServedModel, batch_seconds: dict[Shape, float]) -> None:
         """Store the opened model, so that requests are accepted from now on."""
         self.model, self.batch_seconds, self.queue.batch_seconds = model, batch_seconds, batch_seconds
         self._limit_queued_tokens()
@@ -160,10 +160,10 @@ class Service:
         """Make all waiting requests fail, because the device thread has ended."""
         self.reason, self.stopping = reason, True
         for pending in list(self._waiting):
-            self._wake_route(pending, reason or RequestError(503, "unhealthy", "the server is stopping"))
+            self._wake_waiting_request(pending, reason or RequestError(503, "unhealthy", "the server is stopping"))
         self.ended.set()
 
-    def _wake_route(self, pending: PendingRequest, error: Exception | None) -> None:
+    def _wake_waiting_request(self, pending: PendingRequest, error: Exception | None) -> None:
         """Wake the route that waits for the outputs of a request. If the request failed, the route raises the error."""
         future = self._waiting.pop(pending, None)
         if future is None or future.done():
@@ -268,9 +268,9 @@ class Service:
             yield ticket
         finally:
             self._body_bytes -= body_bytes
-            self._end_arrival(ticket)
+            self._mark_arrival_ended(ticket)
 
-    def _end_arrival(self, ticket: Ticket) -> None:
+    def _mark_arrival_ended(self, ticket: Ticket) -> None:
         """Record that a request is no longer being parsed or tokenized."""
         self.arriving -= ticket.is_arriving
         ticket.is_arriving = False
@@ -322,7 +322,7 @@ class Service:
                 request waited for too long.
         """
         begun, parts, tokens, ticket.texts = time.monotonic(), [], 0, len(texts)
-        portions = _divide_into_turns(lengths)
+        portions = _split_texts_into_turns(lengths)
         with self._reserve_characters(sum(lengths)):
             for portion in portions:
                 part = await self.run_in_tokenizer_thread(ticket, sum(lengths[portion]), tokenize_texts, texts[portion])
@@ -402,11 +402,13 @@ class Service:
             RequestError: The queue is full, the request waited for too long, its batch failed, or an output is not finite.
         """
         outputs = np.zeros((len(sequences.input_ids if model.is_per_token else sequences), model.width), np.float32)
-        pending = PendingRequest(sequences, outputs, lambda *done: self._call_on_event_loop(self._wake_route, *done))
+        pending = PendingRequest(
+            sequences, outputs, lambda *done: self._call_on_event_loop(self._wake_waiting_request, *done)
+        )
         future = self._loop.create_future()
         # The device thread waits while requests are still being tokenized. Record that this request is tokenized before its
         # texts enter the queue, because otherwise the thread would wait for it in vain.
-        self._end_arrival(ticket)
+        self._mark_arrival_ended(ticket)
         if not self.queue.add(pending):
             raise self._overloaded_error()
         self._waiting[pending] = future
@@ -450,7 +452,7 @@ async def _wait_for_disconnect(http: Request) -> None:
         pass
 
 
-def _divide_into_turns(lengths: Sequence[int]) -> list[slice]:
+def _split_texts_into_turns(lengths: Sequence[int]) -> list[slice]:
     """Divide the texts of a request into parts that are tokenized one at a time, and return each part as a slice.
 
     Args:

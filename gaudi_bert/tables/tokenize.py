@@ -235,7 +235,7 @@ def _tokenize_part(
     reading, skipped = encoder.settings.row_reading_settings, SkippedRows()
     rows = raise_or_skip_bad_rows(read_part(part, None, reading), reading.on_bad_row, skipped)
     texts = (row for row in rows if isinstance(row, TextRow))
-    for table, counted, size in _encode_ahead(
+    for table, counted, size in _encode_batches_in_background(
         encode, batch_by_size(texts, _count_characters, _BATCH_CHARACTERS, _BATCH_TEXTS)
     ):
         counts.update(counted)
@@ -253,7 +253,7 @@ def _count_characters(row: TextRow) -> int:
     return len(row.text) + len(row.text_pair or "")
 
 
-def _encode_ahead(
+def _encode_batches_in_background(
     encode: Callable[[list[TextRow]], tuple[Any, Counter[str], int]], batches: Iterator[list[TextRow]]
 ) -> Iterator[tuple[Any, Counter[str], int]]:
     """Call `encode` for each batch, and yield the results in order. A few batches are encoded ahead on other threads."""

@@ -216,7 +216,7 @@ class _TableVerifier:
                     f"{path}: the CRC-32C of the file differs from the manifest of its group; {TableMetadata.remedy}"
                 )
             for stored in _read_row_groups(path, layout):
-                members = _find_sequences(stored, rows, sequences, is_there)
+                members = _match_packed_sequences(stored, rows, sequences, is_there)
                 is_there[members] = True
                 packs += stored.offsets.size - 1
                 deepest = max(deepest, int(np.diff(stored.offsets).max(initial=0)))
@@ -250,7 +250,9 @@ class _TableVerifier:
 # --- comparing a row group of a shard with the rows of the table
 
 
-def _find_sequences(stored: _PackedRowGroup, rows: GroupRows, sequences: RowSequences, was_found: BoolArray) -> IntArray:
+def _match_packed_sequences(
+    stored: _PackedRowGroup, rows: GroupRows, sequences: RowSequences, was_found: BoolArray
+) -> IntArray:
     """Return the numbers of the sequences that the packs of one row group contain, int64 [sequences].
 
     Check that the group contains each of these sequences, and that no other pack contains it.

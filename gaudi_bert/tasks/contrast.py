@@ -123,22 +123,22 @@ def in_batch_negatives_loss(
         backward, by_backward_MM = _cross_entropy_of_diagonal(backward_scores_MM)
         loss, by_scores_MC = 0.5 * (loss + backward), 0.5 * by_scores_MC
         by_scores_MC[:, :rows] += 0.5 * by_backward_MM.T
-    by_units_NH = np.zeros_like(units_NH)
-    np.add.at(by_units_NH, anchors_M, scale * by_scores_MC @ candidates_CH)
-    np.add.at(by_units_NH, candidates_C, scale * by_scores_MC.T @ anchors_MH)
-    return LossAndGradient(loss, _gradient_through_norm(by_units_NH, units_NH, norms_N), right)
+    unit_gradient_NH = np.zeros_like(units_NH)
+    np.add.at(unit_gradient_NH, anchors_M, scale * by_scores_MC @ candidates_CH)
+    np.add.at(unit_gradient_NH, candidates_C, scale * by_scores_MC.T @ anchors_MH)
+    return LossAndGradient(loss, _backpropagate_normalization(unit_gradient_NH, units_NH, norms_N), right)
 
 
 def cosent_loss(
-    vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray, scores_M: FloatArray, scale: float
+    vectors_NH: FloatArray, first_texts_M: IntArray, second_texts_M: IntArray, scores_M: FloatArray, scale: float
 ) -> LossAndGradient:
     """Return the CoSENT loss and its gradient. The loss is small if the cosines of all pairs are in the same order as their
     scores.
 
     Args:
         vectors_NH: The embeddings of the texts.
-        firsts_M: The first text of each pair.
-        seconds_M: The second text of each pair.
+        first_texts_M: The first text of each pair.
+        second_texts_M: The second text of each pair.
         scores_M: The score of each pair.
         scale: The factor of the cosines.
     """
@@ -153,18 +153,18 @@ def cosent_loss(
         shares_MM /= total
         return float(np.log(total) + highest), scale * (shares_MM.sum(axis=1) - shares_MM.sum(axis=0))
 
-    return _loss_from_cosines(vectors_NH, firsts_M, seconds_M, loss_of_cosines)
+    return _compute_loss_from_cosines(vectors_NH, first_texts_M, second_texts_M, loss_of_cosines)
 
 
 def cosine_error_loss(
-    vectors_NH: FloatArray, firsts_M: IntArray, seconds_M: IntArray, scores_M: FloatArray
+    vectors_NH: FloatArray, first_texts_M: IntArray, second_texts_M: IntArray, scores_M: FloatArray
 ) -> LossAndGradient:
     """Return the mean squared difference between the cosines of pairs and their scores, and its gradient.
 
     Args:
         vectors_NH: The embeddings of the texts.
-        firsts_M: The first text of each pair.
-        seconds_M: The second text of each pair.
+        first_texts_M: The first text of each pair.
+        second_texts_M: The second text of each pair.
         scores_M: The score of each pair.
     """
 
@@ -173,7 +173,7 @@ def cosine_error_loss(
         errors_M = cosines_M - scores_M
         return float(np.mean(errors_M**2)), 2.0 * errors_M / len(errors_M)
 
-    return _loss_from_cosines(vectors_NH, firsts_M, seconds_M, loss_of_cosines)
+    return _compute_loss_from_cosines(vectors_NH, first_texts_M, second_texts_M, loss_of_cosines)
 
 
 def listwise_loss(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray) -> LossAndGradient:
@@ -197,7 +197,7 @@ def listwise_loss(logits_D1: FloatArray, starts: IntArray, labels_D: FloatArray)
     return LossAndGradient(float(np.sum(losses)) / max(1, len(losses)), gradient_D1 / max(1, len(losses)), right)
 
 
-def sum_over_dimensions(vectors_NH: FloatArray, loss: LossOfVectors, dimensions: Sequence[int]) -> LossAndGradient:
+def matryoshka_loss(vectors_NH: FloatArray, loss: LossOfVectors, dimensions: Sequence[int]) -> LossAndGradient:
     """Compute a loss on several prefixes of the embeddings, such as their first 64 and 256 values, and return the sum.
 
     Embeddings that are trained with this loss are known as Matryoshka embeddings.
@@ -231,10 +231,10 @@ def _cross_entropy_of_diagonal(scores_MC: FloatArray) -> tuple[float, FloatArray
     return loss, shares_MC / len(scores_MC)
 
 
-def _loss_from_cosines(
+def _compute_loss_from_cosines(
     vectors_NH: FloatArray,
-    firsts_M: IntArray,
-    seconds_M: IntArray,
+    first_texts_M: IntArray,
+    second_texts_M: IntArray,
     loss_of_cosines: Callable[[FloatArray], tuple[float, FloatArray]],
 ) -> LossAndGradient:
     """Return a loss of the cosines of pairs of embeddings, and its gradient with respect to the embeddings.
@@ -242,12 +242,12 @@ def _loss_from_cosines(
     `loss_of_cosines` returns the loss of the cosines and its gradient with respect to them.
     """
     units_NH, norms_N = _normalize(vectors_NH)
-    first_MH, second_MH = units_NH[firsts_M], units_NH[seconds_M]
+    first_MH, second_MH = units_NH[first_texts_M], units_NH[second_texts_M]
     loss, by_cosines_M = loss_of_cosines((first_MH * second_MH).sum(axis=1))
-    by_units_NH = np.zeros_like(units_NH)
-    np.add.at(by_units_NH, firsts_M, by_cosines_M[:, np.newaxis] * second_MH)
-    np.add.at(by_units_NH, seconds_M, by_cosines_M[:, np.newaxis] * first_MH)
-    return LossAndGradient(loss, _gradient_through_norm(by_units_NH, units_NH, norms_N))
+    unit_gradient_NH = np.zeros_like(units_NH)
+    np.add.at(unit_gradient_NH, first_texts_M, by_cosines_M[:, np.newaxis] * second_MH)
+    np.add.at(unit_gradient_NH, second_texts_M, by_cosines_M[:, np.newaxis] * first_MH)
+    return LossAndGradient(loss, _backpropagate_normalization(unit_gradient_NH, units_NH, norms_N))
 
 
 def _normalize(vectors_NH: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -256,10 +256,10 @@ def _normalize(vectors_NH: FloatArray) -> tuple[FloatArray, FloatArray]:
     return vectors_NH / norms_N1, norms_N1
 
 
-def _gradient_through_norm(by_units_NH: FloatArray, units_NH: FloatArray, norms_N1: FloatArray) -> FloatArray:
+def _backpropagate_normalization(unit_gradient_NH: FloatArray, units_NH: FloatArray, norms_N1: FloatArray) -> FloatArray:
     """Convert a gradient with respect to normalized embeddings into the gradient with respect to the embeddings
     themselves.
     """
-    along_N1 = (by_units_NH * units_NH).sum(axis=1, keepdims=True)
-    gradient_NH: FloatArray = (by_units_NH - along_N1 * units_NH) / norms_N1
+    along_N1 = (unit_gradient_NH * units_NH).sum(axis=1, keepdims=True)
+    gradient_NH: FloatArray = (unit_gradient_NH - along_N1 * units_NH) / norms_N1
     return gradient_NH

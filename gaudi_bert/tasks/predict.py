@@ -277,7 +277,7 @@ def _load_model(
         model = engine.build_model(ModelSpec(start.config, head), device, seed=None, compiled=compiled)
         model.load_values(start.variables)
         if isinstance(start.config, EncoderConfig):
-            cast("TorchEncoder", model).check_packs()
+            cast("TorchEncoder", model).check_packed_equals_single()
         model.freeze()
     one_shape, width = device.kind == "hpu", start.sizes.hidden_size if task is None else task.output_width
     plan = partial(

@@ -97,7 +97,7 @@ def _compute_ranking_metrics(
 # --- documents that were scored for their query
 
 
-def number_values(values: Iterable[Hashable]) -> IntArray:
+def number_distinct_values(values: Iterable[Hashable]) -> IntArray:
     """Assign the numbers 0, 1, 2, ... to the distinct values in order of first appearance, and return each value's number,
     int64.
     """
@@ -113,7 +113,7 @@ def compute_grouped_ranking_metrics(scores: Float32Array, gains: FloatArray, que
         gains: The gain of each document.
         queries: The query of each document.
     """
-    query_of = number_values(queries)
+    query_of = number_distinct_values(queries)
     order, best = np.lexsort((-scores, query_of)), np.lexsort((-gains, query_of))
     query_R = query_of[order]
     rank_R = np.arange(len(order)) - np.searchsorted(query_R, query_R)
@@ -157,7 +157,7 @@ def compute_search_metrics(
         others = np.setdiff1d(answers[query], nearest_QK[query])
         # A dot product may change slightly if it is computed as part of a matrix of another shape. It may then round to the
         # neighbouring multiple, so allow a difference of one.
-        right = (np.abs(_round_to_steps(documents[others] @ queries[query]) - steps_QK[query, -1]) <= 1).sum()
+        right = (np.abs(_quantize_products(documents[others] @ queries[query]) - steps_QK[query, -1]) <= 1).sum()
         beyond_answers_Q[query] = min(right, beyond_Q[query])
     figures = _compute_ranking_metrics(
         np.repeat(np.arange(len(answers)), nearest_QK.shape[1]),
@@ -196,7 +196,7 @@ def find_nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: in
         best, last_Q = np.zeros((len(block_QH), 0), np.int64), np.zeros(len(block_QH), np.int64)
         as_last_Q = np.zeros(len(block_QH), np.int64)
         for document in range(0, len(documents_NH), _DOCUMENTS_AT_ONCE):
-            steps = _round_to_steps(block_QH @ documents_NH[document : document + _DOCUMENTS_AT_ONCE].T)
+            steps = _quantize_products(block_QH @ documents_NH[document : document + _DOCUMENTS_AT_ONCE].T)
             # Combine each dot product and its document number into one integer, so that a single sort orders by both. The
             # integer is larger if the product is larger or, for equal products, if the document number is lower.
             keys = (steps << 32) + (_LOW_BITS - (document + np.arange(steps.shape[1])))
@@ -214,7 +214,7 @@ def find_nearest(queries_QH: Float32Array, documents_NH: Float32Array, count: in
     return documents_QK, steps_QK, as_last
 
 
-def _round_to_steps(products: Float32Array) -> IntArray:
+def _quantize_products(products: Float32Array) -> IntArray:
     """Express dot products as int64 multiples of 2^-20, rounded to the nearest. NaN is treated as -2, which is less than any
     cosine.
     """

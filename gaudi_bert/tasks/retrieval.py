@@ -35,14 +35,14 @@ from gaudi_bert.tasks.contrast import (
     find_forbidden_candidates,
     in_batch_negatives_loss,
     listwise_loss,
-    sum_over_dimensions,
+    matryoshka_loss,
 )
 from gaudi_bert.tasks.ranking import (
     compute_correlations,
     compute_cosines,
     compute_grouped_ranking_metrics,
     compute_search_metrics,
-    number_values,
+    number_distinct_values,
     search_documents,
 )
 from gaudi_bert.tasks.task import MaskKey, SequenceTask, Task
@@ -83,10 +83,10 @@ class Embedding(Task):
         return VectorHead(self.settings.pooling or "mean", normalize=False)
 
     def make_label_features(self, batch: PackBatch, mask_key: MaskKey) -> BatchArrays:
-        """Return no targets, because the loss is computed from all rows of an update together (see `group_rows`)."""
+        """Return no targets, because the loss is computed from all rows of an update (see `group_rows_for_loss`)."""
         return {}
 
-    def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups:
+    def group_rows_for_loss(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups:
         """Return the texts of each row, and a loss function that compares each text with all texts of the update."""
         table, scores = collect_distinct_texts(self.settings, rows), _get_row_scores(rows)
         return RowGroups(
@@ -102,7 +102,7 @@ class Embedding(Task):
         table, scores = collect_distinct_texts(self.settings, rows), _get_row_scores(rows)
         if scores is not None:
             return compute_correlations(_compute_row_cosines(vectors, table), scores)
-        queries, documents, query_of_row, answer_of_row = _make_search(table)
+        queries, documents, query_of_row, answer_of_row = _build_evaluation_search(table)
         pairs = np.unique(query_of_row * len(documents) + answer_of_row)
         bounds = np.arange(1, len(queries)) * len(documents)
         answers = np.split(pairs % len(documents), np.searchsorted(pairs, bounds))
@@ -121,7 +121,7 @@ class Embedding(Task):
         if _get_row_scores(rows) is not None:
             yield from ({"cosine": float(cosine)} for cosine in alike)
             return
-        queries, documents, query_of_row, answer_of_row = _make_search(table)
+        queries, documents, query_of_row, answer_of_row = _build_evaluation_search(table)
         texts = chain.from_iterable(cast(TupleRow, row).texts for row in rows)
         text_of = dict(zip(table.rows.members.tolist(), texts, strict=True))
         nearest_QK = search_documents(vectors[queries], vectors[documents])
@@ -135,18 +135,29 @@ class Embedding(Task):
             }
 
 
-def _make_search(table: TextTable) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return the queries, the documents and the correct answers of a search that evaluates embeddings.
+class _EvaluationSearch(NamedTuple):
+    """A search that evaluates embeddings.
 
-    Returns:
-        The distinct anchors, the distinct other texts, and for each row the index of its anchor and of its positive in these
-        arrays.
+    Attributes:
+        queries: int64, the distinct anchors.
+        documents: int64, the distinct other texts.
+        query_of_row: int64, for each row, the index of its anchor in `queries`.
+        answer_of_row: int64, for each row, the index of its positive in `documents`.
     """
+
+    queries: IntArray
+    documents: IntArray
+    query_of_row: IntArray
+    answer_of_row: IntArray
+
+
+def _build_evaluation_search(table: TextTable) -> _EvaluationSearch:
+    """Return the queries, the documents and the correct answers of a search that evaluates embeddings."""
     members, firsts = table.rows.members, table.rows.starts[:-1]
     anchors, positives = members[firsts], members[firsts + 1]
     queries, query_of_row = np.unique(anchors, return_inverse=True)
     documents = np.unique(np.delete(members, firsts))
-    return queries, documents, query_of_row, np.searchsorted(documents, positives)
+    return _EvaluationSearch(queries, documents, query_of_row, np.searchsorted(documents, positives))
 
 
 def _compute_loss_over_update(
@@ -185,10 +196,12 @@ def _compute_loss_over_update(
             symmetric=settings.symmetric,
         )
     elif settings.loss == "cosine":
-        of_vectors = partial(cosine_error_loss, firsts_M=anchors, seconds_M=positives, scores_M=scores[rows])
+        of_vectors = partial(cosine_error_loss, first_texts_M=anchors, second_texts_M=positives, scores_M=scores[rows])
     else:
-        of_vectors = partial(cosent_loss, firsts_M=anchors, seconds_M=positives, scores_M=scores[rows], scale=settings.scale)
-    return sum_over_dimensions(outputs_NC, of_vectors, settings.dimensions)
+        of_vectors = partial(
+            cosent_loss, first_texts_M=anchors, second_texts_M=positives, scores_M=scores[rows], scale=settings.scale
+        )
+    return matryoshka_loss(outputs_NC, of_vectors, settings.dimensions)
 
 
 def collect_distinct_texts(settings: TaskSettings, rows: Sequence[Row]) -> TextTable:
@@ -248,7 +261,7 @@ class Reranking(SequenceTask):
             f" for the first time in {other[0]}; the training uses all of these rows"
         )
 
-    def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups | None:
+    def group_rows_for_loss(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups | None:
         """Return the documents of each query as a group, together with the listwise loss function. Return None if another
         loss is used.
         """
@@ -300,7 +313,7 @@ def _group_documents_by_query(sequences: Sequences, rows: Sequence[Row]) -> RowG
     Raises:
         InputError: No query has several documents of which at least one has a label above 0.
     """
-    of_row = number_values(cast(TextRow, row).text for row in rows)
+    of_row = number_distinct_values(cast(TextRow, row).text for row in rows)
     labels, documents = np.asarray(sequences.target, np.float64), np.bincount(of_row)
     if not ((documents > 1) & (np.bincount(of_row, labels) > 0)).any():
         raise InputError("task.loss = listwise: no query has several documents and a label above 0; remove the setting")

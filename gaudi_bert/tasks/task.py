@@ -99,7 +99,7 @@ def check_settings_apply(task: TaskName | None, settings: TaskSettings) -> None:
 EVALUATION_EPOCH = -1
 
 
-def has_update_loss(settings: TaskSettings) -> bool:
+def needs_loss_over_update(settings: TaskSettings) -> bool:
     """Return whether the loss of a task is computed from all rows of an update together. Otherwise, each row has its own
     loss.
     """
@@ -200,7 +200,7 @@ class Task(ABC):
             mask_key: The key from which masks are drawn.
         """
 
-    def group_rows(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups | None:
+    def group_rows_for_loss(self, sequences: Sequences, rows: Sequence[Row]) -> RowGroups | None:
         """Return groups of sequences that must be in the same update, and a function that computes their loss. Return None
         if each sequence has its own loss.
 

@@ -260,7 +260,7 @@ def iterate_training_batches(
 
     def features_and_targets(length_index: int, epoch: int, pack_numbers: IntArray, shape: BatchShape) -> Batch:
         """Return the features and targets of a batch of packs that have the same row length and epoch."""
-        batch = pack_epoch(epoch, length_index).lay_out(pack_numbers, shape)
+        batch = pack_epoch(epoch, length_index).build_batch(pack_numbers, shape)
         return {**batch.features(), **cast(Batch, task.make_label_features(batch, MaskKey(order.seed, epoch)))}
 
     for length_index, begin, end, batch_packs in plan.iterate_micro_batches(order.updates_done, order.packs_done):

@@ -150,7 +150,7 @@ class RowStream:
         sizes = np.bincount(pack_of)
         return SampledPacks(sequences[np.argsort(pack_of, kind="stable")], np.concatenate([[0], np.cumsum(sizes)]))
 
-    def measure_pack_needs(self, lengths: Sequence[int], depth: int, updates: int) -> list[tuple[int, int]]:
+    def find_max_packs_and_depth(self, lengths: Sequence[int], depth: int, updates: int) -> list[tuple[int, int]]:
         """For each pack length, return the largest number of packs in an update and the largest number of sequences in a
         pack.
 
@@ -165,7 +165,7 @@ class RowStream:
             For each length, the largest number of packs of an update, and the largest number of sequences in a pack.
         """
         most, deepest = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
-        for sequences, starts in self._distinct_sequences_in_chunks(updates):
+        for sequences, starts in self._iterate_distinct_sequences(updates):
             needed, pack_of = np.zeros(len(starts) - 1, np.int64), np.zeros(len(sequences), np.int64)
             for number, length in enumerate(lengths):
                 held = _pack_updates(self.lengths[sequences], starts, length, depth, pack_of, needed)
@@ -178,9 +178,9 @@ class RowStream:
 
         A sequence that rows of an update share counts once per update.
         """
-        return sum(int(self.lengths[sequences].sum()) for sequences, _ in self._distinct_sequences_in_chunks(updates))
+        return sum(int(self.lengths[sequences].sum()) for sequences, _ in self._iterate_distinct_sequences(updates))
 
-    def _distinct_sequences_in_chunks(self, updates: int) -> Iterator[tuple[IntArray, IntArray]]:
+    def _iterate_distinct_sequences(self, updates: int) -> Iterator[tuple[IntArray, IntArray]]:
         """Yield the results of `find_distinct_sequences` for the first `updates` updates, a few thousand at a time."""
         for first in range(0, updates, _UPDATES_AT_ONCE):
             yield self.find_distinct_sequences(first, min(first + _UPDATES_AT_ONCE, updates))
@@ -205,13 +205,19 @@ def _order_epoch_rows(stream: RowStream, epoch: int) -> IntArray:
 
 
 def choose_update_shape(
-    stream: RowStream, *, most_packs: int, processes: int, hidden_size: int, longest: int, depth: int | None = None
+    stream: RowStream,
+    *,
+    max_micro_batch_packs: int,
+    processes: int,
+    hidden_size: int,
+    longest: int,
+    depth: int | None = None,
 ) -> UpdateShape:
     """Choose a static shape that is cheap to compute and that all examined updates fit into.
 
     Args:
         stream: The rows.
-        most_packs: The largest number of packs in a micro-batch.
+        max_micro_batch_packs: The largest number of packs in a micro-batch.
         processes: The number of processes.
         hidden_size: The hidden size of the model, from which the cost of a row is estimated.
         longest: The largest number of positions in a pack.
@@ -224,9 +230,9 @@ def choose_update_shape(
         """Return a shape that the first `updates` updates fit into for each pack length, cheapest first."""
         shapes = []
         for length, (packs, deepest) in zip(
-            lengths, stream.measure_pack_needs(lengths, depth or lengths[-1], updates), strict=True
+            lengths, stream.find_max_packs_and_depth(lengths, depth or lengths[-1], updates), strict=True
         ):
-            micro_batches = -(-packs // (most_packs * processes))
+            micro_batches = -(-packs // (max_micro_batch_packs * processes))
             batch = BatchShape(-(-packs // (micro_batches * processes)), length, deepest)
             shapes.append(UpdateShape(batch, micro_batches, processes))
         return sorted(shapes, key=cost)
@@ -282,13 +288,13 @@ def _balance_updates(stream: RowStream, order: IntArray, update: IntArray) -> In
         sequences = np.repeat(pair[update], texts) * len(lengths) + rows.select_sequences(order)
         _, which, uses = np.unique(sequences, return_inverse=True, return_counts=True)
         free[np.repeat(np.arange(len(order)), texts)[uses[which] > 1]] = False
-        if not _swap_rows(order, tokens, free, starts, updates_by_excess, excess):
+        if not _swap_rows_between_updates(order, tokens, free, starts, updates_by_excess, excess):
             break
     return order
 
 
 @kernel
-def _swap_rows(
+def _swap_rows_between_updates(
     order: IntArray,
     tokens: IntArray,
     free: NDArray[np.bool_],

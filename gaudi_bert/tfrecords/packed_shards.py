@@ -88,7 +88,7 @@ class _Layout(NamedTuple):
     position_varints: ByteArray
 
 
-class _MeasuredPack(NamedTuple):
+class _EncodedPackSizes(NamedTuple):
     """The encoded sizes of a pack's features, and the pack's encoded masked positions. Both are computed before the pack is
     written.
 
@@ -155,7 +155,9 @@ def _store_zeros(address: int, count: int) -> int:
 
 
 @borrowing_kernel
-def _compute_pack_sizes(group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _MeasuredPack) -> bool:
+def _compute_pack_sizes(
+    group: IndexedSequences, members: Int32Array, layout: _Layout, encoded_sizes: _EncodedPackSizes
+) -> bool:
     """Compute the encoded size of each feature of a pack, and encode the masked positions.
 
     The plan ensures that the sequences fit into the row and that there are at most `depth` of them, so that only the number
@@ -170,7 +172,7 @@ def _compute_pack_sizes(group: IndexedSequences, members: Int32Array, layout: _L
     Returns:
         False if the sequences have more masked positions than the pack has slots, otherwise True.
     """
-    base, moved = address_of(group.buffer), address_of(measured.positions)
+    base, moved = address_of(group.buffer), address_of(encoded_sizes.positions)
     tokens, masked = as_word(0), as_word(0)
     ids, masked_ids, positions, starts, numbers = 0, 0, 0, 0, 0
     target = moved
@@ -188,7 +190,7 @@ def _compute_pack_sizes(group: IndexedSequences, members: Int32Array, layout: _L
         tokens += token_count
         masked += row.masked
     padding, unused = layout.length - tokens, layout.slots - masked
-    sizes = measured.sizes
+    sizes = encoded_sizes.sizes
     sizes[PackedFeature.INPUT_IDS] = ids + padding
     sizes[PackedFeature.INPUT_MASK] = numbers + padding
     sizes[PackedFeature.MASKED_LM_IDS] = masked_ids + unused
@@ -203,29 +205,43 @@ def _compute_pack_sizes(group: IndexedSequences, members: Int32Array, layout: _L
 
 
 @borrowing_kernel
-def _store_id_and_mask_entries(
-    address: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _MeasuredPack, padding_count: int
+def _encode_id_and_mask_features(
+    address: int,
+    group: IndexedSequences,
+    members: Int32Array,
+    layout: _Layout,
+    encoded_sizes: _EncodedPackSizes,
+    padding_count: int,
 ) -> int:
     """Write the protobuf map entries `input_ids` and `input_mask` of a pack, and return the address after them.
 
     `input_mask` contains the sequence number of each token. `padding_count` is the number of padding tokens.
     """
-    address = store_map_entry_head(address, layout.keys, PackedFeature.INPUT_IDS, measured.sizes[PackedFeature.INPUT_IDS])
+    address = store_map_entry_head(
+        address, layout.keys, PackedFeature.INPUT_IDS, encoded_sizes.sizes[PackedFeature.INPUT_IDS]
+    )
     base = address_of(group.buffer)
     for member in members:
         row = group.rows[member]
         copy_bytes(address, base + group.offsets[member] + row.ids, as_word(row.ids_bytes))
         address += row.ids_bytes
     address = _store_zeros(address, padding_count)
-    address = store_map_entry_head(address, layout.keys, PackedFeature.INPUT_MASK, measured.sizes[PackedFeature.INPUT_MASK])
+    address = store_map_entry_head(
+        address, layout.keys, PackedFeature.INPUT_MASK, encoded_sizes.sizes[PackedFeature.INPUT_MASK]
+    )
     for index in range(members.size):
         address = _store_repeated_varint(address, index + 1, as_word(group.rows[members[index]].length))
     return _store_zeros(address, padding_count)
 
 
 @borrowing_kernel
-def _store_masked_lm_entries(
-    address: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _MeasuredPack, unused_slots: int
+def _encode_masked_lm_features(
+    address: int,
+    group: IndexedSequences,
+    members: Int32Array,
+    layout: _Layout,
+    encoded_sizes: _EncodedPackSizes,
+    unused_slots: int,
 ) -> int:
     """Write the protobuf map entries `masked_lm_ids`, `masked_lm_positions` and `masked_lm_weights` of a pack.
 
@@ -233,7 +249,7 @@ def _store_masked_lm_entries(
     that the pack does not use. Return the address after the entries.
     """
     address = store_map_entry_head(
-        address, layout.keys, PackedFeature.MASKED_LM_IDS, measured.sizes[PackedFeature.MASKED_LM_IDS]
+        address, layout.keys, PackedFeature.MASKED_LM_IDS, encoded_sizes.sizes[PackedFeature.MASKED_LM_IDS]
     )
     base = address_of(group.buffer)
     for member in members:
@@ -241,12 +257,12 @@ def _store_masked_lm_entries(
         copy_bytes(address, base + group.offsets[member] + row.masked_ids, as_word(row.masked_ids_bytes))
         address += row.masked_ids_bytes
     address = _store_zeros(address, unused_slots)
-    size = measured.sizes[PackedFeature.MASKED_LM_POSITIONS]
+    size = encoded_sizes.sizes[PackedFeature.MASKED_LM_POSITIONS]
     address = store_map_entry_head(address, layout.keys, PackedFeature.MASKED_LM_POSITIONS, size)
-    copy_bytes(address, address_of(measured.positions), size - unused_slots)
+    copy_bytes(address, address_of(encoded_sizes.positions), size - unused_slots)
     address = _store_zeros(address + size - unused_slots, unused_slots)
     address = store_map_entry_head(
-        address, layout.keys, PackedFeature.MASKED_LM_WEIGHTS, measured.sizes[PackedFeature.MASKED_LM_WEIGHTS]
+        address, layout.keys, PackedFeature.MASKED_LM_WEIGHTS, encoded_sizes.sizes[PackedFeature.MASKED_LM_WEIGHTS]
     )
     for index in range(members.size):
         bits = as_word(np.float32(index + 1).view(np.int32))
@@ -257,12 +273,12 @@ def _store_masked_lm_entries(
 
 
 @borrowing_kernel
-def _store_next_sentence_entries(
+def _encode_next_sentence_features(
     address: int,
     group: IndexedSequences,
     members: Int32Array,
     layout: _Layout,
-    measured: _MeasuredPack,
+    encoded_sizes: _EncodedPackSizes,
     unused_sequences: int,
 ) -> int:
     """Write the protobuf map entries `next_sentence_labels`, `next_sentence_positions` and `next_sentence_weights` of a
@@ -271,7 +287,7 @@ def _store_next_sentence_entries(
     The position of a sequence is the number of its first token in the row. `unused_sequences` is how many sequences fewer
     than `depth` the pack contains. Return the address after the entries.
     """
-    sizes = measured.sizes
+    sizes = encoded_sizes.sizes
     address = store_map_entry_head(
         address, layout.keys, PackedFeature.NEXT_SENTENCE_LABELS, sizes[PackedFeature.NEXT_SENTENCE_LABELS]
     )
@@ -297,14 +313,21 @@ def _store_next_sentence_entries(
 
 
 @borrowing_kernel
-def _store_position_and_segment_entries(
-    address: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _MeasuredPack, padding_count: int
+def _encode_position_and_segment_features(
+    address: int,
+    group: IndexedSequences,
+    members: Int32Array,
+    layout: _Layout,
+    encoded_sizes: _EncodedPackSizes,
+    padding_count: int,
 ) -> int:
     """Write the protobuf map entries `positions` and `segment_ids` of a pack, and return the address after them.
 
     Positions count from 0 in each sequence. `padding_count` is the number of padding tokens.
     """
-    address = store_map_entry_head(address, layout.keys, PackedFeature.POSITIONS, measured.sizes[PackedFeature.POSITIONS])
+    address = store_map_entry_head(
+        address, layout.keys, PackedFeature.POSITIONS, encoded_sizes.sizes[PackedFeature.POSITIONS]
+    )
     table = address_of(layout.position_varints)
     for member in members:
         size = position_varints_size(as_word(group.rows[member].length))
@@ -312,7 +335,7 @@ def _store_position_and_segment_entries(
         address += size
     address = _store_zeros(address, padding_count)
     address = store_map_entry_head(
-        address, layout.keys, PackedFeature.SEGMENT_IDS, measured.sizes[PackedFeature.SEGMENT_IDS]
+        address, layout.keys, PackedFeature.SEGMENT_IDS, encoded_sizes.sizes[PackedFeature.SEGMENT_IDS]
     )
     base = address_of(group.buffer)
     for member in members:
@@ -323,8 +346,8 @@ def _store_position_and_segment_entries(
 
 
 @borrowing_kernel
-def _store_pack_entries(
-    address: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _MeasuredPack
+def _encode_pack_features(
+    address: int, group: IndexedSequences, members: Int32Array, layout: _Layout, encoded_sizes: _EncodedPackSizes
 ) -> int:
     """Write the ten protobuf map entries of a pack, sorted by name, and return the address after the last entry."""
     tokens, masked = as_word(0), as_word(0)
@@ -332,10 +355,10 @@ def _store_pack_entries(
         tokens += group.rows[member].length
         masked += group.rows[member].masked
     padding, unused, empty = layout.length - tokens, layout.slots - masked, layout.depth - members.size
-    address = _store_id_and_mask_entries(address, group, members, layout, measured, padding)
-    address = _store_masked_lm_entries(address, group, members, layout, measured, unused)
-    address = _store_next_sentence_entries(address, group, members, layout, measured, empty)
-    return _store_position_and_segment_entries(address, group, members, layout, measured, padding)
+    address = _encode_id_and_mask_features(address, group, members, layout, encoded_sizes, padding)
+    address = _encode_masked_lm_features(address, group, members, layout, encoded_sizes, unused)
+    address = _encode_next_sentence_features(address, group, members, layout, encoded_sizes, empty)
+    return _encode_position_and_segment_features(address, group, members, layout, encoded_sizes, padding)
 
 
 @borrowing_kernel
@@ -356,7 +379,7 @@ def _encode_packs(
     first_pack: int,
     end_pack: int,
     layout: _Layout,
-    measured: _MeasuredPack,
+    encoded_sizes: _EncodedPackSizes,
     output: ByteArray,
     record_index: IndexArray,
 ) -> tuple[int, int, int]:
@@ -384,13 +407,13 @@ def _encode_packs(
         if prefetched_pack < end_pack:
             _prefetch_pack(group, members[starts[prefetched_pack] : starts[prefetched_pack + 1]])
         pack_members = members[starts[pack] : starts[pack + 1]]
-        if not _compute_pack_sizes(group, pack_members, layout, measured):
+        if not _compute_pack_sizes(group, pack_members, layout, encoded_sizes):
             return _EncodeStatus.TOO_MANY_MASKED, pack, address - output_start
-        content = map_entries_size(layout.keys, measured.sizes)
+        content = map_entries_size(layout.keys, encoded_sizes.sizes)
         if address + message_size(content) + FRAME_BYTES + SLACK_BYTES > end:
             return _EncodeStatus.OUTPUT_FULL, pack, address - output_start
         after = store_payload_crc(
-            address, _store_pack_entries(store_record_head(address, content), group, pack_members, layout, measured)
+            address, _encode_pack_features(store_record_head(address, content), group, pack_members, layout, encoded_sizes)
         )
         record_index[pack - first_pack, 0] = after - address
         record_index[pack - first_pack, 1] = load_u32(after - 4)
@@ -477,9 +500,11 @@ class PackEncoder:
         Returns:
             (status, the next pack to encode, the number of bytes written).
         """
-        measured = _MeasuredPack(np.zeros(len(PackedFeature), np.int64), np.empty(2 * self._layout.slots + 8, np.uint8))
+        encoded_sizes = _EncodedPackSizes(
+            np.zeros(len(PackedFeature), np.int64), np.empty(2 * self._layout.slots + 8, np.uint8)
+        )
         status, pack, size = _encode_packs(
-            self._group, self._packs, first_pack, end_pack, self._layout, measured, output, record_index
+            self._group, self._packs, first_pack, end_pack, self._layout, encoded_sizes, output, record_index
         )
         return _EncodeStatus(status), pack, size
 

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -250,6 +250,22 @@ class RecordFiles(ShardFiles["_Prepared"]):
         }
 
 
+class _FileAddresses(NamedTuple):
+    """What kernels need to read an open file.
+
+    Attributes:
+        content: The memory address of the file's bytes.
+        starts: The memory address of the positions of the records.
+        record_count: The number of records.
+        checksums: The memory address of the checksums, or 0 if the file has no index.
+    """
+
+    content: int
+    starts: int
+    record_count: int
+    checksums: int
+
+
 class _OpenFile:
     """An open file, mapped into memory, with the positions of its records.
 
@@ -268,14 +284,10 @@ class _OpenFile:
         self.advise(mmap.MADV_RANDOM, 0, len(self.starts) - 1)
 
     @property
-    def addresses(self) -> tuple[int, int, int, int]:
-        """The addresses and the record count that kernels use to read this file, as (bytes, starts, number of records,
-        checksums).
-
-        The address of the checksums is 0 if the file has no index.
-        """
+    def addresses(self) -> _FileAddresses:
+        """The addresses and the record count that kernels use to read this file."""
         checksums = 0 if self._checksums is None else self._checksums.ctypes.data
-        return self._bytes.ctypes.data, self.starts.ctypes.data, len(self.starts) - 1, checksums
+        return _FileAddresses(self._bytes.ctypes.data, self.starts.ctypes.data, len(self.starts) - 1, checksums)
 
     def advise(self, advice: int, first: int, last: int) -> None:
         """Apply an `madvise` flag to the memory pages of the records `first` to `last` - 1."""

@@ -144,7 +144,7 @@ def read_batches_in_order(
             )
             yield _pad_with_empty_packs(batch, int(np.count_nonzero(of_rank < end)), batch_packs)
 
-    return _decode_ahead(batches(), close)
+    return _prefetch_batches(batches(), close)
 
 
 def _pad_with_empty_packs(batch: Batch, kept_packs: int, batch_packs: int) -> Batch:
@@ -204,7 +204,7 @@ def read_each_pack_once(
                 read_packs(shards, numbers - (ends - files.sizes)[shards]), len(numbers), batch_packs
             )
 
-    return _decode_ahead(batches(), lambda: files.close_shards_except(()))
+    return _prefetch_batches(batches(), lambda: files.close_shards_except(()))
 
 
 def _read_checked_packs(
@@ -238,7 +238,7 @@ def _convert_to_packs(unpacked: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
     }
 
 
-def _decode_ahead(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:
+def _prefetch_batches(batches: Iterator[Batch], close: Callable[[], None]) -> Iterator[Batch]:
     """Prefetch the next few batches on a background thread, and yield them in order. Call `close` at the end, even if the
     caller stops early.
     """

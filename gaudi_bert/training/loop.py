@@ -240,7 +240,7 @@ class TrainingLoop:
             **report.metrics.as_json(),
             "learning_rate": compute_learning_rate(update, self._settings),
             "gradient_norm": report.gradient_norm,
-            **self._collect_work_done(),
+            **self._collect_sequence_and_token_counts(),
             **report.collect_throughput(),
         }
         if self._metrics is not None:
@@ -263,12 +263,14 @@ class TrainingLoop:
         if self.handle_evaluation is not None:
             self.handle_evaluation(update, self.evaluation)
         if self._metrics is not None and update not in self._metrics.evaluated_updates:
-            self._metrics.write_report("evaluation", update, {**self.evaluation.as_json(), **self._collect_work_done()})
+            self._metrics.write_report(
+                "evaluation", update, {**self.evaluation.as_json(), **self._collect_sequence_and_token_counts()}
+            )
             self.context.reporter.say(f"evaluation after update {update}: {self.evaluation.format_line()}")
         if self.has_reached_target:
             self.context.reporter.say(f"train: training.target_masked_lm_accuracy = {target:g} is reached, so the run ends")
 
-    def _collect_work_done(self) -> dict[str, float]:
+    def _collect_sequence_and_token_counts(self) -> dict[str, float]:
         """Return how many sequences and tokens the run has read, with the keys used in `metrics.jsonl`."""
         return {"sequences": self.progress.sequences, "tokens": self.progress.tokens}
 

@@ -170,7 +170,7 @@ class LossDenominators:
     kind: Literal["global", "balanced", "local"] = "global"
     expected_weights: tuple[float, float] = (1.0, 1.0)
 
-    def compute_factors(self, weights_M2: FloatArray, packs: int, communicator: Communicator) -> FloatArray:
+    def compute_loss_factors(self, weights_M2: FloatArray, packs: int, communicator: Communicator) -> FloatArray:
         """Return the factors that scale the loss sums of each micro-batch on this process.
 
         Every process calls this at the same time.
@@ -263,7 +263,9 @@ class TrainingStep:
             micro-batches of this process, and the gradient norm over all processes before clipping.
         """
         weights_M2 = np.array([self.objective.compute_denominators(batch) for batch in micro_batches])
-        factors_M2 = self.denominators.compute_factors(weights_M2, len(micro_batches[0]["input_ids"]), self.communicator)
+        factors_M2 = self.denominators.compute_loss_factors(
+            weights_M2, len(micro_batches[0]["input_ids"]), self.communicator
+        )
         seed, rank = self.settings.seed, self.communicator.rank
         seeds_M2 = np.stack([draw_dropout_seed(seed, update, number, rank) for number in range(len(micro_batches))])
         corrections = (1.0 / (1.0 - beta**update) for beta in (self.settings.beta_1, self.settings.beta_2))

@@ -104,7 +104,7 @@ class _PackBlocks(NamedTuple):
     blocks_per_update: Fraction | int
     max_micro_batch_packs: int
 
-    def divide_among(self, processes: int) -> _BlockMicroBatches:
+    def divide_among_processes(self, processes: int) -> _BlockMicroBatches:
         """Divide a block evenly among processes, and the packs of each process into micro-batches of equal size."""
         packs_of_process = -(-self.packs // processes)
         micro_batches = -(-packs_of_process // self.max_micro_batch_packs)
@@ -189,7 +189,7 @@ class RunPlan:
         micro_batches = []
         for index in most_frequent_first:
             blocks = self.pack_blocks[index]
-            per_block, packs = blocks.divide_among(self.processes)
+            per_block, packs = blocks.divide_among_processes(self.processes)
             packs_of_all = packs * self.processes
             for block in range(before[index], after[index]):
                 begin, block_end = block * blocks.packs, (block + 1) * blocks.packs
@@ -393,7 +393,7 @@ def _format_update(plan: RunPlan) -> list[str]:
     key = "training.global_batch_sequences" if in_training else "finetune.batch_sequences"
     text = f"an update contains {plan.sequences_per_update:,.1f} sequences on average: "
     if plan.packs_by_row_length:
-        shared = ((row, *row.divide_among(plan.processes)) for row in plan.pack_blocks)
+        shared = ((row, *row.divide_among_processes(plan.processes)) for row in plan.pack_blocks)
         text += ", ".join(
             f"{float(row.blocks_per_update * micro_batches):,.1f} x {format_count(packs, 'pack')} of {row.row_length:,}"
             for row, micro_batches, packs in shared

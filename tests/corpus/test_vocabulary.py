@@ -97,7 +97,7 @@ def test_tokens_are_those_of_whole_sentences(documents: list[list[str]], lower_c
     tokenizer = _make_wordpiece_tokenizer(VOCABULARY.tokens, lower_case)
     encoded = [[tokenizer.encode(sentence, add_special_tokens=False).ids for sentence in document] for document in documents]
     kept = [[ids for ids in document if ids] for document in encoded if any(document)]
-    found = np.split(block.tokens, block.sentence_starts[1:-1]) if block.sentences else []
+    found = np.split(block.tokens, block.sentence_starts[1:-1]) if block.sentence_count else []
     assert [ids.tolist() for ids in found] == [ids for document in kept for ids in document]
     assert np.diff(block.document_starts).tolist() == [len(document) for document in kept]
     assert (block.tokens.dtype, block.document_count) == (np.int32, len(kept))

@@ -99,7 +99,7 @@ def weighted_nnls(counts: np.ndarray, weights: np.ndarray, depth: int) -> tuple[
     return objective, counts - columns @ usage
 
 
-def compute_best_pack_worth(prices: list[int], depth: int) -> int:
+def compute_max_pack_price(prices: list[int], depth: int) -> int:
     return max(sum(prices[length - 1] for length in pack) for pack in strategies(len(prices), depth, full=False))
 
 

@@ -15,7 +15,7 @@ from gaudi_bert.packing.certificate import (
     certify_threshold_bound,
     certify_token_or_count_bound,
     check_certificate,
-    compute_pack_worth_limit,
+    compute_pack_price_limit,
 )
 from gaudi_bert.packing.histogram import Histogram
 from tests.builders.histograms import small_histograms
@@ -45,7 +45,7 @@ def test_thresholds_prove_what_their_prices_do(histogram: Histogram, depth: int)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=17), st.integers(1, 18), st.sampled_from([0, 2**22]))
 @examples(80)
 def test_limits_of_worth_hold(prices: list[int], depth: int, listed: int) -> None:
-    best = naive.compute_best_pack_worth(prices, depth)
+    best = naive.compute_max_pack_price(prices, depth)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certificate, "MAX_EXACT_LENGTH", 0)
         patch.setattr(certificate, "MAX_LISTED", listed)
@@ -72,5 +72,5 @@ def test_no_pack_is_worth_more_than_its_longest_and_the_most_of_others(price_of:
     prices = np.maximum.accumulate([price_of[length] for length in lengths.tolist()])
     worth_of = dict(zip(lengths.tolist(), prices.tolist(), strict=True))
     packs = [pack for pack in naive.strategies(17, depth, full=False) if worth_of.keys() >= set(pack)]
-    limit = compute_pack_worth_limit(prices, lengths, 17, depth)
+    limit = compute_pack_price_limit(prices, lengths, 17, depth)
     assert max(sum(map(worth_of.__getitem__, pack)) for pack in packs) <= limit <= depth * prices[-1]

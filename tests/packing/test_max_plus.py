@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.packing.max_plus import (
-    compute_best_pack_worth,
+    compute_max_pack_price,
     fill_max_plus_power_table,
     plan_max_plus_products,
     trace_best_lengths,
@@ -28,7 +28,7 @@ def test_a_list_prices_as_the_tables_do(lengths: set[int], depth: int, seed: int
     assert copies is not None
     assert list_strategies(np.array([1, 2, 3]), 10**6, 10**6) is None
     listed, table = EnumeratedPricer(rows, 31, copies, WorkBudget()), TablePricer(rows, 31, depth, WorkBudget())
-    agree(listed.compute_best_pack_worths(prices), table.compute_best_pack_worths(prices), 1e-12, scale=1.0)
+    agree(listed.compute_best_pack_prices(prices), table.compute_best_pack_prices(prices), 1e-12, scale=1.0)
     every = np.arange(len(rows))
     for pricer in (listed, table):
         best = pricer.find_improving_strategies(every, prices, 0.0)
@@ -65,4 +65,4 @@ def test_completions_and_their_items(max_total: int, max_items: int, seed: int) 
 @examples(60)
 def test_best_worth_of_integers(steps: list[int], depth: int) -> None:
     prices = np.cumsum(steps)
-    assert compute_best_pack_worth(prices, depth) == naive.compute_best_pack_worth(prices.tolist(), depth)
+    assert compute_max_pack_price(prices, depth) == naive.compute_max_pack_price(prices.tolist(), depth)

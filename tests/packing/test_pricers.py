@@ -20,7 +20,7 @@ def test_bounded_prices_are_those_of_all_packs(available: dict[int, int], depth:
     counts = np.array([available[length] for length in lengths.tolist()])
     prices = np.sort([random.random() for _ in lengths])
     pricer = BoundedPricer(lengths, 17, depth, counts, WorkBudget())
-    worth = pricer.compute_best_pack_worths(prices)
+    worth = pricer.compute_best_pack_prices(prices)
     price_of = dict(zip(lengths.tolist(), prices.tolist(), strict=True))
     packs = [
         pack

@@ -30,7 +30,7 @@ def epoch_records(order: GlobalOrder, epoch: int) -> list[tuple[int, int]]:
 
 def records_at(order: GlobalOrder, epoch: int, numbers: IntArray) -> list[tuple[int, int]]:
     """(shard, record) of these packs."""
-    located = order.locate(epoch, numbers)
+    located = order.locate_packs(epoch, numbers)
     orders = [order.compute_shard_order(epoch, shard).records.tolist() for shard in range(len(order.sizes))]
     pairs = zip(located.shards.tolist(), located.positions.tolist(), strict=True)
     return [(shard, orders[shard][position]) for shard, position in pairs]
@@ -61,7 +61,7 @@ def test_visits_are_the_shards_of_a_process(
     visits = [visit for epoch, visit in order.iterate_shard_visits(2, done, rank, world_size) if epoch == 2]
     following = [visit for epoch, visit in order.iterate_shard_visits(2, done, rank, world_size) if epoch == 3]
     assert following == [visit for epoch, visit in order.iterate_shard_visits(3, 0, rank, world_size) if epoch == 3]
-    located = order.locate(2, pack_numbers_of_rank(done, order.packs, rank, world_size))
+    located = order.locate_packs(2, pack_numbers_of_rank(done, order.packs, rank, world_size))
     times = list(zip(located.turns.tolist(), located.rounds.tolist(), strict=True))
     assert times == sorted(times)
     first_reads: dict[tuple[int, int], int] = {}

@@ -86,7 +86,7 @@ def test_records_are_those_of_the_order_and_few_shards_are_open(
             now = numbers[first : first + at_once]
             shards, records = reader.locate_and_open(epoch, now)
             assert list(zip(shards.tolist(), records.tolist(), strict=True)) == [dealt[number] for number in now]
-            if order.locate(epoch, now).rounds[-1] < order.count_full_rounds(epoch):
+            if order.locate_packs(epoch, now).rounds[-1] < order.count_full_rounds(epoch):
                 assert len(files.opened - set(shards.tolist())) <= order.count_open_shards(world_size)
             assert len(files.opened - set(shards.tolist())) <= order.streams
             assert set(shards.tolist()) <= files.opened
@@ -126,7 +126,7 @@ def test_each_window_is_prefetched_once_but_not_before_hundreds_of_packs_are_rea
 
 def test_a_shard_that_cannot_be_opened_is_reported_when_it_is_read() -> None:
     order = GlobalOrder([5] * 4, 1, 8, 1)
-    last = int(order.locate(0, np.array([19])).shards[0])
+    last = int(order.locate_packs(0, np.array([19])).shards[0])
     reader = StreamReader(CountedShards(damaged=last), order)
     reader.locate_and_open(0, np.arange(15))
     with pytest.raises(InputError, match="is damaged"):
@@ -153,7 +153,7 @@ def test_packs_move_within_what_is_asked_for_and_what_files_allow(window_rows, s
     stored = StoredPacks(SimpleNamespace(sizes=SIZES), 2, 2, regions, window_rows)
     order, by_hand = stored.make_order(7, shuffle_packs), GlobalOrder(SIZES, 7, expected, 2, 2, regions)
     numbers = np.arange(order.packs)
-    identical(order.locate(2, numbers)._asdict(), by_hand.locate(2, numbers)._asdict())
+    identical(order.locate_packs(2, numbers)._asdict(), by_hand.locate_packs(2, numbers)._asdict())
     for shard in range(len(SIZES)):
         identical(order.compute_shard_order(2, shard)._asdict(), by_hand.compute_shard_order(2, shard)._asdict())
 

@@ -20,7 +20,7 @@ PACKS = SampledPacks(np.array([3, 0, 2, 1]), np.array([0, 2, 4]))
 
 
 def test_a_batch_spelt_out() -> None:
-    batch = PackedSequences(SEQUENCES, PACKS).lay_out(np.array([1, 0]), BatchShape(3, 7, 2))
+    batch = PackedSequences(SEQUENCES, PACKS).build_batch(np.array([1, 0]), BatchShape(3, 7, 2))
     found = {name: values.tolist() for name, values in batch.features().items()}
     assert found == {
         "input_ids": [[31, 21, 22, 23, 0, 0, 0], [41, 42, 43, 11, 12, 0, 0], [0] * 7],
@@ -34,7 +34,7 @@ def test_a_batch_spelt_out() -> None:
 
 
 def test_what_is_said_of_a_sequence_or_a_token_goes_home() -> None:
-    batch = PackedSequences(SEQUENCES, PACKS).lay_out(np.array([1, 0]), BatchShape(3, 7, 2))
+    batch = PackedSequences(SEQUENCES, PACKS).build_batch(np.array([1, 0]), BatchShape(3, 7, 2))
     of_sequences = np.array([[[2.0], [1.0]], [[3.0], [0.0]], [[-1.0], [-1.0]]])
     out = np.full((4, 1), np.nan)
     batch.scatter_outputs(of_sequences, out, per_token=False)
@@ -46,5 +46,5 @@ def test_what_is_said_of_a_sequence_or_a_token_goes_home() -> None:
 
 
 def test_no_packs_are_an_empty_batch() -> None:
-    batch = PackedSequences(SEQUENCES, PACKS).lay_out(np.zeros(0, np.int64), BatchShape(2, 7, 3))
+    batch = PackedSequences(SEQUENCES, PACKS).build_batch(np.zeros(0, np.int64), BatchShape(2, 7, 3))
     assert all(not values.any() for values in batch.features().values())

@@ -16,7 +16,7 @@ from gaudi_bert.tasks.contrast import (
     find_forbidden_candidates,
     in_batch_negatives_loss,
     listwise_loss,
-    sum_over_dimensions,
+    matryoshka_loss,
 )
 from tests.builders.agree import agree
 
@@ -80,7 +80,7 @@ def test_scored_pairs(name: str) -> None:
 
 def test_dimensions() -> None:
     library = library_losses().MultipleNegativesRankingLoss(None)
-    ours = sum_over_dimensions(VECTORS, lambda vectors: by_texts(vectors, COLUMNS[0], COLUMNS[1:3].ravel()), (13, 8, 3))
+    ours = matryoshka_loss(VECTORS, lambda vectors: by_texts(vectors, COLUMNS[0], COLUMNS[1:3].ravel()), (13, 8, 3))
 
     def theirs(vectors: Any) -> Any:
         return sum(
@@ -90,7 +90,7 @@ def test_dimensions() -> None:
 
     check(ours, theirs)
     whole = by_texts(VECTORS, COLUMNS[0], COLUMNS[1:3].ravel())
-    assert sum_over_dimensions(VECTORS, lambda _: whole, ()) is whole
+    assert matryoshka_loss(VECTORS, lambda _: whole, ()) is whole
 
 
 def slow_in_batch_negatives(vectors: Any, rows: list[tuple[int, int, list[int]]], content: np.ndarray) -> Any:

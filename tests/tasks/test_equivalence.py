@@ -116,7 +116,7 @@ def alone(config: BertConfig, task: Task, values: dict, sequences: Sequences, pa
     model.eval()
     logits, total, weight = [], torch.zeros(()), 0.0
     shape = BatchShape(len(packs), LENGTH, len(LENGTHS))
-    batch = PackedSequences(sequences, packs).lay_out(np.arange(len(packs)), shape)
+    batch = PackedSequences(sequences, packs).build_batch(np.arange(len(packs)), shape)
     features = task.make_label_features(batch, MaskKey(5, 0))
     for number in range(len(sequences)):
         span = slice(*sequences.offsets[number : number + 2])
@@ -203,7 +203,9 @@ def test_packed_is_alone(name: str, engine: EngineName) -> None:
     norm = np.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in theirs.gradients.values()))
     for depth in DEPTHS:
         packs = packed_in(depth)
-        batch = PackedSequences(sequences, packs).lay_out(np.arange(len(packs)), BatchShape(len(packs) + 1, LENGTH, depth))
+        batch = PackedSequences(sequences, packs).build_batch(
+            np.arange(len(packs)), BatchShape(len(packs) + 1, LENGTH, depth)
+        )
         features = {**batch.features(), **task.make_label_features(batch, MaskKey(5, 0))}
         logits, (loss_sum, weight, _) = model.evaluate_batch(features)
         assert abs(loss_sum / weight - theirs.loss) <= 1e-5

@@ -43,7 +43,7 @@ def test_every_row_once_an_epoch_in_updates_of_one_size(sizes: tuple[int, int, i
 @given(SIZES)
 def test_packs_hold_every_sequence_of_an_update_once(sizes: tuple[int, int, int]) -> None:
     stream = stream_of(*sizes)
-    shape = choose_update_shape(stream, most_packs=5, processes=2, hidden_size=24, longest=128)
+    shape = choose_update_shape(stream, max_micro_batch_packs=5, processes=2, hidden_size=24, longest=128)
     assert shape.pack_count == shape.batch.packs * shape.micro_batches * 2
     assert shape.batch.packs <= 5
     assert -(-int(stream.lengths.max()) // 8) * 8 <= shape.batch.length <= 128
@@ -68,7 +68,7 @@ def test_a_run_of_many_epochs_is_planned_by_what_it_looks_at_first(monkeypatch: 
     for epochs in (2, 10**6):
         stream = stream_of(40, 8, epochs)
         assert stream.examined_updates == 9
-        shapes.append(choose_update_shape(stream, most_packs=5, processes=2, hidden_size=24, longest=128))
+        shapes.append(choose_update_shape(stream, max_micro_batch_packs=5, processes=2, hidden_size=24, longest=128))
     assert shapes[0] == shapes[1]
 
 
@@ -90,7 +90,7 @@ def test_updates_need_as_many_tokens_and_little_padding(rows: int, contexts: int
     assert tokens.max() <= 1.03 * tokens.mean()
     within_one_epoch = tokens[: rows // batch_rows]
     assert np.ptp(within_one_epoch) <= 2
-    shape = choose_update_shape(stream, most_packs=999, processes=1, hidden_size=384, longest=512)
+    shape = choose_update_shape(stream, max_micro_batch_packs=999, processes=1, hidden_size=384, longest=512)
     assert tokens.sum() >= (0.94 if batch_rows == 32 else 0.98) * complete * shape.pack_count * shape.batch.length
 
 

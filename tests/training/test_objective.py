@@ -130,12 +130,12 @@ THREE = OneOfThree(rank=1, size=3)
     ids=lambda value: getattr(value, "kind", ""),
 )
 def test_what_losses_are_divided_by(denominators: LossDenominators, factors) -> None:
-    agree(denominators.compute_factors(WEIGHTS_M2, 5, THREE), factors, 1e-7)
+    agree(denominators.compute_loss_factors(WEIGHTS_M2, 5, THREE), factors, 1e-7)
 
 
 @pytest.mark.parametrize("kind", ["global", "local"])
 def test_nothing_masked_divides_by_no_zero_and_nothing_of_the_data_is_needed(kind) -> None:
-    assert np.isfinite(LossDenominators(kind).compute_factors(np.zeros((2, 2)), 5, Communicator())).all()
+    assert np.isfinite(LossDenominators(kind).compute_loss_factors(np.zeros((2, 2)), 5, Communicator())).all()
     assert make_loss_denominators(TrainingSettings(loss_normalization=kind), None).kind == kind
 
 

@@ -38,7 +38,7 @@ def build_encoder(
         spec: The config and the head of the model.
         device: The device. None for the CPU in float32.
         seed: The seed with which `transformers` draws the initial values. The model is then tried on packs. None if weights
-            will be loaded, after which `check_packs` tries the model.
+            will be loaded, after which `check_packed_equals_single` tries the model.
         compute_dtype: The dtype of the matrix products. None for that of the device.
         compiler: The backend of torch.compile, or None if the model is not compiled.
 
@@ -59,9 +59,9 @@ def build_encoder(
         ) from error
     packed = PackedModel(module, pack_inputs, spec.head if isinstance(spec.head, TaskHead) else None)
     if seed is not None:
-        packed.check_packs(training=True)
+        packed.check_packed_equals_single(training=True)
         if isinstance(spec.head, TaskHead):
-            packed.check_head()
+            packed.check_head_on_packs()
     return TorchEncoder(spec, device, compute_dtype, packed, compiler)
 
 
@@ -118,23 +118,23 @@ class TorchEncoder(TorchModel):
         Raises:
             InputError: The batch contains a token that changes the other sequences of its pack.
         """
-        self.packed.check_tokens(batch)
+        self.packed.check_no_unpackable_token(batch)
         return batch
 
-    def check_packs(self, row_tokens: int = 0) -> None:
+    def check_packed_equals_single(self, row_tokens: int = 0) -> None:
         """Check that the model, with its current weights, computes the same outputs for packed sequences as for single ones.
 
         The check runs on the CPU.
 
         Args:
-            row_tokens: The minimum number of tokens in the longest rows. See `PackedModel.check_rows`.
+            row_tokens: The minimum number of tokens in the longest rows. See `PackedModel.check_packs_of_length`.
 
         Raises:
             InputError: The outputs differ by more than rounding.
         """
         self.module.to("cpu")
         try:
-            self.packed.check_rows(row_tokens)
+            self.packed.check_packs_of_length(row_tokens)
         finally:
             self.module.to(self.device)
 
@@ -145,7 +145,7 @@ class TorchEncoder(TorchModel):
         """
         row_tokens = batch["input_ids"].shape[1]
         if row_tokens > self.packed.tried_tokens:
-            self.check_packs(row_tokens)
+            self.check_packed_equals_single(row_tokens)
         return super().compute_outputs(batch)
 
     def forward(self, batch: Tensors, training: bool) -> Tensor:

@@ -317,13 +317,13 @@ def _compute_masked_slot_weights(batch: Batch, loss: Loss, dtype: tf.DType) -> t
     return tf.reduce_sum(belongs_BSQ / tf.maximum(slots_BS1, 1.0), axis=1), tf.reduce_sum(tf.minimum(slots_BS1, 1.0))
 
 
-def _build_membership_mask(numbers_BX: tf.Tensor, depth: int, dtype: tf.DType) -> tf.Tensor:
+def _build_membership_mask(sequence_numbers_BX: tf.Tensor, depth: int, dtype: tf.DType) -> tf.Tensor:
     """Return a mask that is 1 if a position or slot belongs to a sequence of the pack, and otherwise 0.
 
     The mask has the shape [B, S, X], where X stands for the positions or slots.
     """
-    numbers_S = tf.cast(tf.range(1, depth + 1), numbers_BX.dtype)
-    return tf.cast(tf.equal(numbers_S[:, tf.newaxis], numbers_BX[:, tf.newaxis, :]), dtype)
+    numbers_S = tf.cast(tf.range(1, depth + 1), sequence_numbers_BX.dtype)
+    return tf.cast(tf.equal(numbers_S[:, tf.newaxis], sequence_numbers_BX[:, tf.newaxis, :]), dtype)
 
 
 def _sum_losses_and_correct(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

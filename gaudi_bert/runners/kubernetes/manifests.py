@@ -109,7 +109,7 @@ def build_manifests(settings: PipelineSettings, server_version: tuple[int, int] 
     use_failure_policy = settings.kubernetes.failure_policy
     if use_failure_policy == "auto":
         use_failure_policy = (server_version or settings.kubernetes.version_tuple) >= _FAILURE_POLICY_SINCE
-    shared, steps = _build_shared_objects(settings), {}
+    shared, steps = _build_objects_shared_by_steps(settings), {}
     builders = {"Job": _build_job, "MPIJob": _build_mpijob, "TrainJob": _build_trainjob}
     for step in list_steps_of_stages(list_pipeline_stages(settings)):
         kind = _TRAINING_KINDS[settings.training_object_kind] if step == "train" else "Job"
@@ -199,7 +199,7 @@ def _build_object(
 # --- shared objects
 
 
-def _build_shared_objects(settings: PipelineSettings) -> list[Manifest]:
+def _build_objects_shared_by_steps(settings: PipelineSettings) -> list[Manifest]:
     """Build the objects that the steps of a pipeline share, and return them in creation order."""
     kubernetes = settings.kubernetes
     # Stages send no requests to the cluster, so their pods do not need the token of the service account.

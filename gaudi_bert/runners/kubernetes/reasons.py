@@ -97,7 +97,7 @@ def find_step_problem(cluster: Cluster, job: Json, pods: Sequence[Json]) -> Prob
         pods: All pods of the step.
     """
     problems = [
-        replace(problem, occurrence=_pod_restart_key(pod))
+        replace(problem, occurrence=_get_pod_restart_id(pod))
         for pod in select_newest_pods(pods)
         if (problem := _find_pod_problem(cluster, pod, pods)) is not None
     ]
@@ -108,7 +108,7 @@ def find_step_problem(cluster: Cluster, job: Json, pods: Sequence[Json]) -> Prob
 
 def select_newest_pods(pods: Sequence[Json]) -> list[Json]:
     """Return the pods of a step that were not replaced by newer pods."""
-    return list({_task_key(pod): pod for pod in sorted(pods, key=_creation_time)}.values())
+    return list({_get_pod_task_id(pod): pod for pod in sorted(pods, key=_creation_time)}.values())
 
 
 def is_mpijob_worker(pod: Json) -> bool:
@@ -121,7 +121,7 @@ def _creation_time(kubernetes_object: Json) -> str:
     return kubernetes_object["metadata"].get("creationTimestamp") or ""
 
 
-def _task_key(pod: Json) -> str:
+def _get_pod_task_id(pod: Json) -> str:
     """Return a key that a pod shares only with the pods that replace it.
 
     It is the index of the part in a Job, the name of the worker in an MPIJob, or "" for the launcher of an MPIJob.
@@ -132,7 +132,7 @@ def _task_key(pod: Json) -> str:
     )
 
 
-def _pod_restart_key(pod: Json) -> str:
+def _get_pod_restart_id(pod: Json) -> str:
     """Return a key that changes if a pod is replaced or one of its containers is restarted."""
     starts = sum(each.get("restartCount", 0) for each in pod.get("status", {}).get("containerStatuses") or ())
     return f"{pod['metadata'].get('uid') or _object_name(pod)}, start {starts}"
@@ -252,7 +252,7 @@ def _find_exit_problem(
     """
     code, where = terminated_state["exitCode"], f"pod {_object_name(pod)}"
     if terminated_state.get("reason") == "OOMKilled":
-        of_the_task = [each.get("status", {}) for each in step_pods if _task_key(each) == _task_key(pod)]
+        of_the_task = [each.get("status", {}) for each in step_pods if _get_pod_task_id(each) == _get_pod_task_id(pod)]
         states = [each.get("state") or {} for status in of_the_task for each in status.get("containerStatuses") or ()]
         again = sum((state.get("terminated") or {}).get("reason") == "OOMKilled" for state in states)
         is_hopeless = max(again, container_status.get("restartCount", 0)) >= _MOST_MEMORY_KILLS

@@ -30,7 +30,7 @@ from gaudi_bert.runners.kubernetes.manifests import (
 )
 from gaudi_bert.runners.kubernetes.pods import STEP_LABEL, Manifest
 from gaudi_bert.runners.kubernetes.reasons import read_job_outcome
-from gaudi_bert.runners.kubernetes.work_claim import find_work_claim, should_recreate_claim
+from gaudi_bert.runners.kubernetes.work_claim import find_work_volume_claim, should_recreate_claim
 from gaudi_bert.runners.stage_table import list_steps_of_stages
 
 StepResult = Literal["done", "skipped"]
@@ -80,7 +80,7 @@ def run_on_kubernetes(
     cluster.check_namespace()
     manifests = build_manifests(settings, cluster.read_server_version())
     steps = {step: manifests.steps[step] for step in list_steps_of_stages(stages)}
-    claim = find_work_claim(cluster, settings)
+    claim = find_work_volume_claim(cluster, settings)
     for dry_run in dry_run_objects(cluster, settings, (*manifests.shared, *steps.values())):
         if dry_run.error is not None:
             raise dry_run.error

@@ -23,7 +23,7 @@ _NETWORK_FILE_SYSTEMS = (
 )
 
 
-def find_work_claim(cluster: Cluster, settings: PipelineSettings) -> Json | None:
+def find_work_volume_claim(cluster: Cluster, settings: PipelineSettings) -> Json | None:
     """Return the volume claim of the work folder, or None if the claim does not exist yet or an object store is used.
 
     Raises:
